@@ -1,0 +1,2 @@
+lock:
+	$(UV) $(LOCK) --extra local --group build --output-file requirements/local.lock

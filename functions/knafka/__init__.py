@@ -1,0 +1,1 @@
+"""Knafka: a Kafka-backed Knative Broker made of serverless functions."""

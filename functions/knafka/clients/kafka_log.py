@@ -1,0 +1,431 @@
+"""The log on real Kafka: confluent-kafka (librdkafka) behind the Protocols of `log`.
+
+librdkafka isn't fork-safe: these classes are made in the process that uses them, never at import.
+Delivery reports are polled on the event loop, and only often while something is in flight; the
+consumer, whose poll blocks, has one thread of its own (docs/decisions/0004).
+
+Refused here: any decision about an event. Configuration comes in as `Connection`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, cast
+
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.cimpl import NewTopic
+
+from knafka.clients.log import Assignment, Lag, Positions, Record, Reported
+from knafka.core.errors import LogError, LogFull
+from knafka.core.kafka_binding import RecordHeaders
+
+log = logging.getLogger(__name__)
+
+POLL_BUSY: Final = 0.001
+"""Seconds between looks for delivery reports while records are in flight: what it adds to an
+answer is half of it; a look costs a microsecond."""
+POLL_IDLE: Final = 1.0
+"""Seconds between looks otherwise: connection errors are logged, nothing else is due."""
+DELIVERY_TIMEOUT: Final = 10.0
+"""Seconds after which an unacknowledged record is given up: longer than a broker's restart."""
+BUFFER_BYTES: Final = 64 * 1024 * 1024
+BUFFER_RECORDS: Final = 50_000
+"""What a writer holds at most while Kafka is away: its memory stays bounded."""
+SESSION_TIMEOUT: Final = 10.0
+"""Seconds until a killed member's partitions go to others; the peer's value."""
+REQUEST_TIMEOUT: Final = 15.0
+"""Seconds for one request of the admin client."""
+REVOKE_TIMEOUT: Final = 30.0
+"""Seconds a rebalance waits for the loop at most; `Assignment.revoked` has a bound of its own."""
+
+Connection = Mapping[str, Any]
+"""librdkafka's configuration of how to reach the cluster: bootstrap.servers, security."""
+
+
+class KafkaWriter:
+    """`LogWriter` on an idempotent producer."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._producer = Producer(
+            {
+                **_client(connection),
+                "acks": "all",
+                "enable.idempotence": True,
+                "partitioner": "murmur2_random",
+                "linger.ms": 1,
+                # The batches that a Java consumer's default fetch serves well (performance.md).
+                "batch.size": 65_536,
+                "message.timeout.ms": int(DELIVERY_TIMEOUT * 1000),
+                "queue.buffering.max.messages": BUFFER_RECORDS,
+                "queue.buffering.max.kbytes": BUFFER_BYTES // 1024,
+                "topic.metadata.propagation.max.ms": 5000,
+                "reconnect.backoff.max.ms": 1000,
+            }
+        )
+        self._loop = asyncio.get_running_loop()
+        self._in_flight = 0
+        self._timer = self._loop.call_later(POLL_IDLE, self._poll)
+        self._busy = False
+        self._closed = False
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    def append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders,
+        reported: Reported,
+    ) -> None:
+        def on_delivery(error: KafkaError | None, _: Message) -> None:
+            self._in_flight -= 1
+            reported(None if error is None else _log_error_of(error))
+
+        try:
+            self._producer.produce(
+                topic,
+                value=value,
+                key=key,
+                headers=headers,  # type: ignore[arg-type]  # its list type is invariant
+                on_delivery=on_delivery,
+            )
+        except BufferError as error:
+            raise LogFull("the buffer for Kafka is full") from error
+        except KafkaException as error:
+            raise _log_error_of(error.args[0]) from error
+        self._in_flight += 1
+        if not self._busy:
+            self._busy = True
+            self._timer.cancel()
+            self._timer = self._loop.call_later(POLL_BUSY, self._poll)
+
+    def _poll(self) -> None:
+        self._producer.poll(0)
+        if self._closed:
+            return
+        self._busy = self._in_flight > 0
+        self._timer = self._loop.call_later(POLL_BUSY if self._busy else POLL_IDLE, self._poll)
+
+    async def reachable(self, timeout: float) -> bool:
+        ask = partial(self._producer.list_topics, timeout=timeout)
+        try:
+            await asyncio.to_thread(ask)
+        except KafkaException:
+            return False
+        return True
+
+    async def close(self, timeout: float) -> None:
+        deadline = self._loop.time() + timeout
+        while self._in_flight and self._loop.time() < deadline:
+            self._producer.poll(0)
+            await asyncio.sleep(POLL_BUSY)
+        self._closed = True
+        self._timer.cancel()
+        if self._in_flight:
+            # What was not acknowledged was not answered with success; its senders try again.
+            self._producer.purge()
+            self._producer.poll(0)
+
+
+class KafkaReader:
+    """`LogReader` on a consumer with cooperative rebalancing."""
+
+    def __init__(
+        self, connection: Connection, group: str, topic: str, assignment: Assignment
+    ) -> None:
+        self._topic = topic
+        self._assignment = assignment
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-reader")
+        self._consumer = Consumer(
+            {
+                **_client(connection),
+                "group.id": group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "earliest",
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": int(SESSION_TIMEOUT * 1000),
+                "heartbeat.interval.ms": int(SESSION_TIMEOUT * 1000 / 4),
+                "fetch.wait.max.ms": 100,
+                "queued.min.messages": 10_000,
+                # Bounds what librdkafka prefetches, so a backlog of large events stays in Kafka.
+                "queued.max.messages.kbytes": 16 * 1024,
+                "reconnect.backoff.max.ms": 1000,
+            }
+        )
+        self._consumer.subscribe(
+            [topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+
+    async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        return await self._loop.run_in_executor(self._thread, self._read, limit, timeout)
+
+    def _read(self, limit: int, timeout: float) -> list[Record]:
+        # consume() alone would wait for the whole batch; the first record alone is worth a return.
+        first = self._consumer.poll(timeout)
+        if first is None:
+            return []
+        batch = [first, *self._consumer.consume(limit - 1, 0)] if limit > 1 else [first]
+        records: list[Record] = []
+        for message in batch:
+            error = message.error()
+            if error is None:
+                records.append(cast(Record, message))
+            elif not error.retriable() and error.code() not in _PASSING:
+                raise _log_error_of(error)
+        return records
+
+    def pause(self, partitions: Sequence[int]) -> None:
+        self._consumer.pause([TopicPartition(self._topic, each) for each in partitions])
+
+    def resume(self, partitions: Sequence[int]) -> None:
+        self._consumer.resume([TopicPartition(self._topic, each) for each in partitions])
+
+    def commit(self, positions: Positions) -> None:
+        with contextlib.suppress(KafkaException):
+            self._consumer.commit(offsets=self._offsets(positions), asynchronous=True)
+
+    async def close(self) -> None:
+        await self._loop.run_in_executor(self._thread, self._consumer.close)
+        self._thread.shutdown(wait=False)
+
+    def _offsets(self, positions: Positions) -> list[TopicPartition]:
+        return [TopicPartition(self._topic, each, offset) for each, offset in positions.items()]
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_assign(partitions)
+        numbers = [each.partition for each in partitions]
+        self._loop.call_soon_threadsafe(self._assignment.assigned, numbers)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        numbers = [each.partition for each in partitions]
+        finished = asyncio.run_coroutine_threadsafe(self._assignment.revoked(numbers), self._loop)
+        try:
+            positions = finished.result(REVOKE_TIMEOUT)
+            if positions:
+                consumer.commit(offsets=self._offsets(positions), asynchronous=False)
+        except KafkaException as error:
+            # The group goes back to its last commit: duplicates, no loss.
+            log.warning("the last commit of a revoked partition failed: %s", error)
+        finally:
+            consumer.incremental_unassign(partitions)
+
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        numbers = [each.partition for each in partitions]
+        self._loop.call_soon_threadsafe(self._assignment.lost, numbers)
+        consumer.incremental_unassign(partitions)
+
+
+class KafkaAdmin:
+    """`LogAdmin` on the admin client; its calls run in threads of librdkafka."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._admin = AdminClient(_client(connection))
+
+    async def cluster_id(self) -> str:
+        described = await _asked(self._admin.describe_cluster(request_timeout=REQUEST_TIMEOUT))
+        return str(described.cluster_id)
+
+    async def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> bool:
+        new = NewTopic(topic, partitions, replication, config=dict(config))
+        made = self._admin.create_topics([new], request_timeout=REQUEST_TIMEOUT)
+        return await _unless(KafkaError.TOPIC_ALREADY_EXISTS, made[topic])
+
+    async def delete_topic(self, topic: str) -> None:
+        gone = self._admin.delete_topics([topic], request_timeout=REQUEST_TIMEOUT)
+        await _unless(KafkaError.UNKNOWN_TOPIC_OR_PART, gone[topic])
+
+    async def topics(self) -> Mapping[str, int]:
+        metadata = await _blocking(partial(self._admin.list_topics, timeout=REQUEST_TIMEOUT))
+        return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
+
+    async def end_offsets(self, topic: str) -> Positions:
+        return await self._list_offsets(await self._partitions(topic), _LATEST)
+
+    async def ensure_committed(self, group: str, topic: str) -> None:
+        partitions = await self._partitions(topic)
+        committed = await self._committed(group, partitions)
+        missing = [each for each in partitions if each.partition not in committed]
+        if not missing:
+            return
+        ends = await self._list_offsets(missing, _LATEST)
+        wanted = [TopicPartition(topic, number, offset) for number, offset in ends.items()]
+        altered = self._admin.alter_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, wanted)], request_timeout=REQUEST_TIMEOUT
+        )
+        await _asked(altered[group])
+
+    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
+        partitions = await self._partitions(topic)
+        starts = await self._list_offsets(partitions, _EARLIEST)
+        ends = await self._list_offsets(partitions, _LATEST)
+        lags = {}
+        for group in groups:
+            committed = await self._committed(group, partitions)
+            lags[group] = Lag(
+                {
+                    number: max(0, end - max(committed.get(number, 0), starts[number]))
+                    for number, end in ends.items()
+                }
+            )
+        return lags
+
+    async def delete_group(self, group: str) -> None:
+        gone = self._admin.delete_consumer_groups([group], request_timeout=REQUEST_TIMEOUT)
+        await _unless(KafkaError.GROUP_ID_NOT_FOUND, gone[group])
+
+    async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+        records: list[Record] = await _blocking(partial(self._read_all, topic, limit))
+        return records
+
+    def _read_all(self, topic: str, limit: int) -> list[Record]:
+        consumer = Consumer(
+            {
+                **_client(self._connection),
+                "group.id": "knafka-unused",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        records: list[Record] = []
+        try:
+            metadata = consumer.list_topics(topic, timeout=REQUEST_TIMEOUT).topics[topic]
+            if metadata.error is not None:
+                raise _log_error_of(metadata.error)
+            waiting = set()
+            assigned = []
+            for number in metadata.partitions:
+                low, high = consumer.get_watermark_offsets(
+                    TopicPartition(topic, number), timeout=REQUEST_TIMEOUT
+                )
+                if low < high:
+                    waiting.add(number)
+                    assigned.append(TopicPartition(topic, number, max(low, high - limit)))
+            consumer.assign(assigned)
+            while waiting:
+                message = consumer.poll(REQUEST_TIMEOUT)
+                if message is None:
+                    raise LogError(f"Kafka did not answer within {REQUEST_TIMEOUT:.0f} s")
+                error = message.error()
+                if error is None:
+                    records.append(cast(Record, message))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    waiting.discard(message.partition())
+                elif not error.retriable():
+                    raise _log_error_of(error)
+        finally:
+            consumer.close()
+        records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
+        return records[-limit:]
+
+    async def close(self) -> None:
+        """Nothing to release: librdkafka lets go when the client is collected."""
+
+    async def _partitions(self, topic: str) -> list[TopicPartition]:
+        described = self._admin.describe_topics(
+            TopicCollection([topic]), request_timeout=REQUEST_TIMEOUT
+        )
+        found = await _asked(described[topic])
+        return [TopicPartition(topic, each.id) for each in found.partitions]
+
+    async def _list_offsets(
+        self, partitions: Sequence[TopicPartition], which: OffsetSpec
+    ) -> dict[int, int]:
+        listed = self._admin.list_offsets(
+            {each: which for each in partitions}, request_timeout=REQUEST_TIMEOUT
+        )
+        return {each.partition: (await _asked(future)).offset for each, future in listed.items()}
+
+    async def _committed(self, group: str, partitions: list[TopicPartition]) -> dict[int, int]:
+        listed = self._admin.list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, partitions)], request_timeout=REQUEST_TIMEOUT
+        )
+        found = await _asked(listed[group])
+        return {
+            each.partition: each.offset
+            for each in found.topic_partitions
+            if each.offset != OFFSET_INVALID and each.offset >= 0
+        }
+
+
+_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+# Conditions that librdkafka mends by itself; they reach the consumer only to be known.
+_PASSING = frozenset(
+    {
+        KafkaError._PARTITION_EOF,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+
+
+def _client(connection: Connection) -> dict[str, Any]:
+    return {**connection, "error_cb": _log_error, "logger": log}
+
+
+def _log_error(error: KafkaError) -> None:
+    log.log(logging.INFO if error.code() in _PASSING else logging.WARNING, "Kafka: %s", error.str())
+
+
+def _log_error_of(error: KafkaError) -> LogError:
+    return LogError(
+        error.str(),
+        retriable=error.code() != KafkaError.MSG_SIZE_TOO_LARGE,
+        too_large=error.code() == KafkaError.MSG_SIZE_TOO_LARGE,
+    )
+
+
+async def _asked(future: Any) -> Any:
+    """The result of one of the admin client's own futures."""
+    try:
+        return await asyncio.wrap_future(future)
+    except KafkaException as error:
+        raise _log_error_of(error.args[0]) from error
+
+
+async def _unless(harmless: int, future: Any) -> bool:
+    """Whether it was done; False if it failed with the code that means it was done before."""
+    try:
+        await asyncio.wrap_future(future)
+    except KafkaException as error:
+        if error.args[0].code() == harmless:
+            return False
+        raise _log_error_of(error.args[0]) from error
+    return True
+
+
+async def _blocking(call: Any) -> Any:
+    try:
+        return await asyncio.to_thread(call)
+    except KafkaException as error:
+        raise _log_error_of(error.args[0]) from error

@@ -1,0 +1,154 @@
+"""The log: what the functions ask of Kafka, as three small Protocols.
+
+`LogWriter` appends, `LogReader` reads one topic as a member of a consumer group, `LogAdmin` looks
+after topics and groups. Two implementations pass one contract suite: `kafka_log` and `memory_log`.
+
+Refused here: CloudEvents. A record is a key, a value and headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from knafka.core.errors import LogError
+from knafka.core.kafka_binding import RecordHeaders
+
+Positions: TypeAlias = Mapping[int, int]
+"""Partition to offset."""
+
+Reported: TypeAlias = Callable[[LogError | None], None]
+"""Called once per appended record, on the event loop: None when it is durable."""
+
+
+class Record(Protocol):
+    """A record as it was read. The methods are those of confluent-kafka's Message, so that the
+    hot path hands it through without a copy."""
+
+    def topic(self) -> str: ...
+    def partition(self) -> int: ...
+    def offset(self) -> int: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> RecordHeaders | None: ...
+    def timestamp(self) -> tuple[int, int]:
+        """(kind, milliseconds since the Unix epoch)."""
+        ...
+
+
+class LogWriter(Protocol):
+    """Appends durably: acks=all, idempotent, in order per partition."""
+
+    def append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders,
+        reported: Reported,
+    ) -> None:
+        """Take one record; `reported` follows. Raises `LogFull`, or `LogError` if it's too large.
+
+        Records with equal keys go to one partition (CE-K9), those without to any.
+        """
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Records taken and not yet reported."""
+        ...
+
+    async def reachable(self, timeout: float) -> bool:
+        """Whether the log answers within `timeout` seconds."""
+        ...
+
+    async def close(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds for what is in flight, then let go."""
+        ...
+
+
+class Assignment(Protocol):
+    """Who is told which partitions a reader owns; called on the event loop."""
+
+    def assigned(self, partitions: Sequence[int]) -> None: ...
+
+    async def revoked(self, partitions: Sequence[int]) -> Positions:
+        """Finish with these partitions and say what to commit before they go."""
+        ...
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """They belong to somebody else already: nothing may be committed."""
+        ...
+
+
+class LogReader(Protocol):
+    """One member of a consumer group on one topic; starts where the group committed, else at the
+    beginning (an offset is committed before a Trigger is Ready, so that nothing is missed)."""
+
+    async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        """Up to `limit` records, as soon as there are any, in order per partition; none after
+        `timeout` seconds. Raises `LogError`."""
+        ...
+
+    def pause(self, partitions: Sequence[int]) -> None:
+        """Read nothing from these until `resume`; what was read is not touched."""
+        ...
+
+    def resume(self, partitions: Sequence[int]) -> None: ...
+
+    def commit(self, positions: Positions) -> None:
+        """Commit without waiting; a failure shows up as lag and is retried by the next commit."""
+        ...
+
+    async def close(self) -> None:
+        """Revoke what is owned (with its last commit) and leave the group."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a group is behind on one topic: records by partition, uncommitted ones counted from
+    the log's start."""
+
+    by_partition: Mapping[int, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_partition.values())
+
+
+class LogAdmin(Protocol):
+    """Topics and groups. Every method raises `LogError`."""
+
+    async def cluster_id(self) -> str: ...
+
+    async def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> bool:
+        """Create the topic unless it exists; whether it was created."""
+        ...
+
+    async def delete_topic(self, topic: str) -> None: ...
+
+    async def topics(self) -> Mapping[str, int]:
+        """Every topic and its number of partitions."""
+        ...
+
+    async def end_offsets(self, topic: str) -> Positions: ...
+
+    async def ensure_committed(self, group: str, topic: str) -> None:
+        """Commit the end of every partition on which the group has no offset yet (KN-TRG-06)."""
+        ...
+
+    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
+        """The lag of each group on one topic, with one look at the topic's offsets."""
+        ...
+
+    async def delete_group(self, group: str) -> None: ...
+
+    async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+        """The last `limit` records of a topic, oldest first, without joining a group."""
+        ...
+
+    async def close(self) -> None: ...

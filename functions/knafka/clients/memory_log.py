@@ -1,0 +1,301 @@
+"""The log in memory: the same Protocols with lists, for tests that need no Kafka.
+
+It passes the contract suite that real Kafka passes (tests/contract/test_log_contract.py).
+Partitions are assigned round robin over the members of a group, in the order of joining. `fail`
+makes appends fail, `hold` makes them wait, which real Kafka does when it is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from knafka.clients.log import Assignment, Lag, Positions, Record, Reported
+from knafka.core.errors import LogError, LogFull
+from knafka.core.kafka_binding import RecordHeaders
+
+MAX_VALUE_BYTES = 1_000_000
+CREATE_TIME = 1
+
+
+class MemoryRecord:
+    """A record with confluent-kafka's accessors."""
+
+    __slots__ = ("_headers", "_key", "_millis", "_offset", "_partition", "_topic", "_value")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders | None,
+        millis: int = 0,
+    ) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._offset = offset
+        self._key = key
+        self._value = value
+        self._headers = headers
+        self._millis = millis
+
+    def topic(self) -> str:
+        return self._topic
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> RecordHeaders | None:
+        return self._headers
+
+    def timestamp(self) -> tuple[int, int]:
+        return (CREATE_TIME, self._millis)
+
+
+@dataclass
+class _Group:
+    committed: dict[tuple[str, int], int] = field(default_factory=dict)
+    members: list[MemoryReader] = field(default_factory=list)
+
+
+class MemoryLog:
+    """Topics and groups, shared by the writers, readers and admins that are made from it."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, list[list[MemoryRecord]]] = {}
+        self.groups: dict[str, _Group] = {}
+        self.failing: LogError | None = None
+        self.held: list[tuple[str, bytes | None, bytes | None, RecordHeaders, Reported]] = []
+        self.holding = False
+        self.capacity = 100_000
+        self.grown = asyncio.Event()
+        self._turn = 0
+
+    def create(self, topic: str, partitions: int = 1) -> None:
+        self.topics.setdefault(topic, [[] for _ in range(partitions)])
+
+    def fail(self, error: LogError | None) -> None:
+        """Every append from now on is reported with `error`; None: no more."""
+        self.failing = error
+
+    def hold(self) -> None:
+        """Appends stay in flight until `release`."""
+        self.holding = True
+
+    def release(self) -> None:
+        self.holding = False
+        held, self.held = self.held, []
+        for topic, key, value, headers, reported in held:
+            self.store(topic, key, value, headers)
+            reported(None)
+
+    def store(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: RecordHeaders | None
+    ) -> MemoryRecord:
+        partitions = self.topics[topic]
+        if key is None:
+            self._turn += 1
+        number = (self._turn if key is None else zlib.crc32(key)) % len(partitions)
+        records = partitions[number]
+        record = MemoryRecord(topic, number, len(records), key, value, headers)
+        records.append(record)
+        self.grown.set()
+        self.grown = asyncio.Event()
+        return record
+
+    def group(self, name: str) -> _Group:
+        return self.groups.setdefault(name, _Group())
+
+
+class MemoryWriter:
+    """`LogWriter` on a `MemoryLog`; reports on the loop's next turn, as Kafka does at best."""
+
+    def __init__(self, memory: MemoryLog) -> None:
+        self._memory = memory
+        self._in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    def append(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders,
+        reported: Reported,
+    ) -> None:
+        memory = self._memory
+        if value is not None and len(value) > MAX_VALUE_BYTES:
+            raise LogError("the record is too large", retriable=False, too_large=True)
+        if self._in_flight >= memory.capacity:
+            raise LogFull("the buffer is full")
+        self._in_flight += 1
+
+        def report(error: LogError | None) -> None:
+            self._in_flight -= 1
+            reported(error)
+
+        error = memory.failing
+        if error is None and topic not in memory.topics:
+            error = LogError(f"the topic {topic} does not exist")
+        if error is None and memory.holding:
+            memory.held.append((topic, key, value, headers, report))
+            return
+        if error is None:
+            memory.store(topic, key, value, headers)
+        asyncio.get_running_loop().call_soon(report, error)
+
+    async def reachable(self, timeout: float) -> bool:
+        return self._memory.failing is None
+
+    async def close(self, timeout: float) -> None:
+        if self._in_flight:
+            await asyncio.sleep(0)
+
+
+class MemoryReader:
+    """`LogReader` on a `MemoryLog`."""
+
+    def __init__(self, memory: MemoryLog, group: str, topic: str, assignment: Assignment) -> None:
+        self._memory = memory
+        self._group = memory.group(group)
+        self._topic = topic
+        self._assignment = assignment
+        self._next: dict[int, int] = {}
+        self._paused: set[int] = set()
+        self._joined = False
+
+    async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        if not self._joined:
+            self._joined = True
+            self._group.members.append(self)
+            await self._rebalance()
+        if records := self._take(limit):
+            return records
+        try:
+            await asyncio.wait_for(self._memory.grown.wait(), timeout)
+        except TimeoutError:
+            return []
+        return self._take(limit)
+
+    def pause(self, partitions: Sequence[int]) -> None:
+        self._paused.update(partitions)
+
+    def resume(self, partitions: Sequence[int]) -> None:
+        self._paused.difference_update(partitions)
+        self._memory.grown.set()
+
+    def commit(self, positions: Positions) -> None:
+        for number, offset in positions.items():
+            self._group.committed[self._topic, number] = offset
+
+    async def close(self) -> None:
+        if self._joined:
+            await self._give_up(set(self._next))
+            self._group.members.remove(self)
+            await self._rebalance()
+
+    def _take(self, limit: int) -> list[Record]:
+        records: list[Record] = []
+        for number, position in self._next.items():
+            if number in self._paused:
+                continue
+            some = self._memory.topics[self._topic][number][position : position + limit]
+            self._next[number] = position + len(some)
+            limit -= len(some)
+            records.extend(some)
+        return records
+
+    async def _rebalance(self) -> None:
+        members = self._group.members
+        if not members:
+            return
+        wanted: dict[MemoryReader, set[int]] = {member: set() for member in members}
+        for number in range(len(self._memory.topics[self._topic])):
+            wanted[members[number % len(members)]].add(number)
+        for member, partitions in wanted.items():
+            await member._give_up(set(member._next) - partitions)
+        for member, partitions in wanted.items():
+            member._take_over(partitions - set(member._next))
+
+    async def _give_up(self, partitions: set[int]) -> None:
+        if partitions:
+            self.commit(await self._assignment.revoked(sorted(partitions)))
+            for number in partitions:
+                del self._next[number]
+
+    def _take_over(self, partitions: set[int]) -> None:
+        if partitions:
+            for number in partitions:
+                self._next[number] = self._group.committed.get((self._topic, number), 0)
+            self._assignment.assigned(sorted(partitions))
+
+
+class MemoryAdmin:
+    """`LogAdmin` on a `MemoryLog`."""
+
+    def __init__(self, memory: MemoryLog) -> None:
+        self._memory = memory
+
+    async def cluster_id(self) -> str:
+        return "memory"
+
+    async def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> bool:
+        new = topic not in self._memory.topics
+        self._memory.create(topic, partitions)
+        return new
+
+    async def delete_topic(self, topic: str) -> None:
+        self._memory.topics.pop(topic, None)
+
+    async def topics(self) -> Mapping[str, int]:
+        return {name: len(partitions) for name, partitions in self._memory.topics.items()}
+
+    async def end_offsets(self, topic: str) -> Positions:
+        return {number: len(records) for number, records in enumerate(self._partitions(topic))}
+
+    async def ensure_committed(self, group: str, topic: str) -> None:
+        committed = self._memory.group(group).committed
+        for number, end in (await self.end_offsets(topic)).items():
+            committed.setdefault((topic, number), end)
+
+    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
+        ends = await self.end_offsets(topic)
+        lags = {}
+        for name in groups:
+            committed = self._memory.group(name).committed
+            lags[name] = Lag(
+                {number: end - committed.get((topic, number), 0) for number, end in ends.items()}
+            )
+        return lags
+
+    async def delete_group(self, group: str) -> None:
+        self._memory.groups.pop(group, None)
+
+    async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+        return [record for records in self._partitions(topic) for record in records][-limit:]
+
+    async def close(self) -> None: ...
+
+    def _partitions(self, topic: str) -> list[list[MemoryRecord]]:
+        try:
+            return self._memory.topics[topic]
+        except KeyError:
+            raise LogError(f"the topic {topic} does not exist") from None

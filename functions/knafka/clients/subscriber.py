@@ -1,0 +1,103 @@
+"""The subscriber: one POST to one destination, as the dispatcher asks for it.
+
+`Subscriber` is the seam; `http_subscriber` speaks HTTP/1.1 and `memory_subscriber` is the fake, and
+both pass one contract suite. Refused here: retries, redirects, proxies and any opinion about a
+status: what an answer means is decided by `core.delivery`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+from knafka.core.errors import InvalidDocument
+
+_PORTS = {"http": 80, "https": 443}
+_VISIBLE = re.compile(r"[\x21-\x7e]+").fullmatch
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]*:[0-9a-f:.]*").fullmatch
+
+
+class Origin(NamedTuple):
+    """Who a connection may be shared with: posts to the same origin use the same pool."""
+
+    tls: bool
+    host: str
+    port: int
+    ca_certs: str | None
+    """PEM to trust beside the system's; None: the system's only."""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (
+            host if self.port == _PORTS["https" if self.tls else "http"] else f"{host}:{self.port}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A destination's URL, taken apart once; the caller keeps it for every attempt."""
+
+    url: str
+    origin: Origin
+    start: bytes
+    """Request line and Host header, ready for the wire."""
+
+    @staticmethod
+    def parse(url: str, ca_certs: str | None = None) -> Target:
+        """Take an absolute http or https URL apart; a fragment is dropped, as it is never sent.
+
+        Raises `InvalidDocument` for another scheme, for credentials in the URL, and for anything
+        that could break out of the request line.
+        """
+        if not _VISIBLE(url):
+            raise _invalid(url, "holds a space, a control or a non-ASCII character")
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+            host.encode("idna")
+        except ValueError as error:
+            raise _invalid(url, f"can't be read: {error}") from None
+        if parts.scheme not in _PORTS:
+            raise _invalid(url, "is not an absolute http or https URL")
+        if "@" in parts.netloc:
+            raise _invalid(url, "holds credentials, which belong in a Secret")
+        if not _HOST(host) or port == 0:
+            raise _invalid(url, "has no usable host and port")
+        origin = Origin(parts.scheme == "https", host, port or _PORTS[parts.scheme], ca_certs)
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        return Target(url, origin, f"POST {path} HTTP/1.1\r\nhost: {origin}\r\n".encode())
+
+
+def _invalid(url: str, problem: str) -> InvalidDocument:
+    return InvalidDocument("", f"the URL {url!r} {problem}")
+
+
+class Response(NamedTuple):
+    """A complete final response; header names are lower-cased, in the order received."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of the lower-cased `name`."""
+        return next((value for each, value in self.headers if each == name), None)
+
+
+class Subscriber(Protocol):
+    """Whoever takes events: a Trigger's subscriber, a dead letter sink."""
+
+    async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
+        """One attempt: send, and wait for the whole response whatever its status.
+
+        `head` is finished header lines, each ended by CRLF, names and values already valid; the
+        client adds the request line, `host` and `content-length`. `timeout` is seconds for all of
+        it, connecting included. Raises `DeliveryError` when there is no response.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close every connection; posts under way, and later ones, fail as `broken`."""
+        ...

@@ -1,0 +1,255 @@
+"""From the syntax tree to closures: what an expression means (§3).
+
+A closure takes the attributes of an event and returns a value, or raises `Failed`; without an
+error nothing is allocated. It refuses to recurse over the length of a chain: only right sides and
+arguments nest, and the parser bounds those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, cast
+
+from knafka.core.cesql.functions import ARITHMETIC, COMPARISONS, negate, resolve
+from knafka.core.cesql.patterns import compile_pattern
+from knafka.core.cesql.syntax import Attribute, Call, Chain, Exists, Literal, Node, Step, Unary
+from knafka.core.cesql.values import CASTS, Failed, Value, as_boolean, as_integer, as_string
+
+Attributes: TypeAlias = Mapping[str, Value]
+Evaluate: TypeAlias = Callable[[Attributes], Value]
+Test: TypeAlias = Callable[[Attributes], bool]
+
+Apply: TypeAlias = Callable[[Value, Attributes], Value]
+"""An infix operator with its right side: takes the value of the left side."""
+
+
+def type_of(node: Node) -> type | None:
+    """The type that `node` returns, None where only the event tells: a bare attribute."""
+    match node:
+        case Literal(value):
+            return type(value)
+        case Attribute():
+            return None
+        case Unary("-"):
+            return int
+        case Call(name, arguments):
+            function = resolve(name, len(arguments))
+            return bool if function is None else function.returns
+        case Chain(_, steps) if steps[-1].operator in ARITHMETIC:
+            return int
+        case _:
+            return bool
+
+
+def compile_node(node: Node) -> Evaluate:
+    match node:
+        case Literal(value):
+            return lambda _: value
+        case Attribute(name):
+            return _attribute(name)
+        case Exists(name):
+            return lambda attributes: name in attributes
+        case Unary("NOT", operand):
+            test = compile_test(operand)
+            return lambda attributes: not test(attributes)
+        case Unary(_, operand):
+            evaluate = compile_node(operand)
+            return lambda attributes: negate(as_integer(evaluate(attributes)))
+        case Call():
+            return _call(node)
+        case Chain():
+            return _chain(node)
+
+
+def compile_test(node: Node) -> Test:
+    """As `compile_node`, with the value cast to a Boolean."""
+    evaluate = compile_node(node)
+    if type_of(node) is bool:
+        return cast(Test, evaluate)
+    return lambda attributes: as_boolean(evaluate(attributes))
+
+
+def _attribute(name: str) -> Evaluate:
+    def evaluate(attributes: Attributes) -> Value:
+        try:
+            return attributes[name]
+        except KeyError:
+            raise Failed("missingAttribute", f"the event has no attribute {name}") from None
+
+    return evaluate
+
+
+def _call(call: Call) -> Evaluate:
+    function = resolve(call.name, len(call.arguments))
+    if function is None:
+        return _missing(f"no function {call.name} takes {len(call.arguments)} arguments")
+    body = function.body
+    rest = [function.rest or as_string] * (len(call.arguments) - len(function.parameters))
+    arguments = [
+        (convert, compile_node(argument))
+        for convert, argument in zip((*function.parameters, *rest), call.arguments, strict=True)
+    ]
+
+    def evaluate(attributes: Attributes) -> Value:
+        values = [convert(argument(attributes)) for convert, argument in arguments]
+        try:
+            return body(*values)
+        except Failed as failure:
+            failure.origin = call
+            raise
+
+    return evaluate
+
+
+def _missing(problem: str) -> Evaluate:
+    def evaluate(attributes: Attributes) -> Value:
+        raise Failed("missingFunction", problem)
+
+    return evaluate
+
+
+def _chain(chain: Chain) -> Evaluate:
+    if chain.joined_by("AND"):
+        return _every(_operands(chain))
+    if chain.joined_by("OR"):
+        return _some(_operands(chain))
+    # A chain that begins with a chain is one longer chain: its depth is not Python's.
+    first: Node = chain
+    runs = []
+    while isinstance(first, Chain):
+        runs.append([_step(step) for step in first.steps])
+        first = first.first
+    steps = [step for run in reversed(runs) for step in run]
+    begin = compile_node(first)
+    if len(steps) == 1:
+        (step,) = steps
+        return lambda attributes: step(begin(attributes), attributes)
+
+    def evaluate(attributes: Attributes) -> Value:
+        value = begin(attributes)
+        for step in steps:
+            value = step(value, attributes)
+        return value
+
+    return evaluate
+
+
+def _operands(chain: Chain) -> list[Test]:
+    return [compile_test(chain.first), *(compile_test(step.operands[0]) for step in chain.steps)]
+
+
+def _every(tests: Sequence[Test]) -> Test:
+    def evaluate(attributes: Attributes) -> bool:
+        for test in tests:
+            if not test(attributes):
+                return False
+        return True
+
+    return evaluate
+
+
+def _some(tests: Sequence[Test]) -> Test:
+    def evaluate(attributes: Attributes) -> bool:
+        for test in tests:
+            if test(attributes):
+                return True
+        return False
+
+    return evaluate
+
+
+def _step(step: Step) -> Apply:
+    right = step.operands[0]
+    match step.operator:
+        case "AND":
+            also = compile_test(right)
+            return lambda value, attributes: as_boolean(value) and also(attributes)
+        case "OR":
+            otherwise = compile_test(right)
+            return lambda value, attributes: as_boolean(value) or otherwise(attributes)
+        case "XOR":
+            other = compile_test(right)
+            return lambda value, attributes: other(attributes) is not as_boolean(value)
+        case "=":
+            return _equality(right, equal=True)
+        case "!=" | "<>":
+            return _equality(right, equal=False)
+        case "LIKE":
+            return _like(right, expected=True)
+        case "NOT LIKE":
+            return _like(right, expected=False)
+        case "IN":
+            return _membership(step.operands, expected=True)
+        case "NOT IN":
+            return _membership(step.operands, expected=False)
+        case operator:
+            return _numeric(ARITHMETIC.get(operator) or COMPARISONS[operator], right)
+
+
+def _equality(right: Node, *, equal: bool) -> Apply:
+    """The right side's type is the one that the left side is cast to (§3.7)."""
+    evaluate = compile_node(right)
+
+    def apply(value: Value, attributes: Attributes) -> bool:
+        wanted = evaluate(attributes)
+        return (CASTS[type(wanted)](value) == wanted) is equal
+
+    return apply
+
+
+def _numeric(operate: Callable[[int, int], Value], right: Node) -> Apply:
+    evaluate = compile_node(right)
+
+    def apply(value: Value, attributes: Attributes) -> Value:
+        other = evaluate(attributes)
+        return operate(as_integer(value), as_integer(other))
+
+    return apply
+
+
+def _like(pattern: Node, *, expected: bool) -> Apply:
+    assert isinstance(pattern, Literal), "the parser takes nothing else"
+    matches = compile_pattern(as_string(pattern.value))
+    return lambda value, _: matches(as_string(value)) is expected
+
+
+def _membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
+    """The left side's type is the one that each element is cast to, up to the first equal one."""
+    literals = [node.value for node in elements if isinstance(node, Literal)]
+    if len(literals) == len(elements):
+        return _literal_membership(literals, expected=expected)
+    evaluates = [compile_node(node) for node in elements]
+
+    def apply(value: Value, attributes: Attributes) -> bool:
+        convert = CASTS[type(value)]
+        for evaluate in evaluates:
+            if convert(evaluate(attributes)) == value:
+                return expected
+        return not expected
+
+    return apply
+
+
+def _literal_membership(literals: Sequence[Value], *, expected: bool) -> Apply:
+    sets = {kind: _castable(literals, kind) for kind in CASTS}
+
+    def apply(value: Value, _: Attributes) -> bool:
+        members, problem = sets[type(value)]
+        if value in members:
+            return expected
+        if problem is not None:
+            raise Failed("cast", problem)
+        return not expected
+
+    return apply
+
+
+def _castable(literals: Sequence[Value], kind: type) -> tuple[frozenset[Value], str | None]:
+    """The literals as `kind`, up to the first that isn't one, and what is wrong with that."""
+    members: set[Value] = set()
+    for literal in literals:
+        try:
+            members.add(CASTS[kind](literal))
+        except Failed as failure:
+            return frozenset(members), failure.error.message
+    return frozenset(members), None

@@ -1,0 +1,82 @@
+"""A compiled expression, and what comes of evaluating it: the package's public face.
+
+It refuses to raise on any event: an evaluation error is a value here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from knafka.core.cesql.evaluation import Evaluate, compile_node, compile_test, type_of
+from knafka.core.cesql.parser import parse
+from knafka.core.cesql.syntax import Chain, Node
+from knafka.core.cesql.values import ZERO, EvaluationError, Failed, Value
+
+
+class Evaluation(NamedTuple):
+    """What an expression returned; with an error, usually its type's zero value (§3.3)."""
+
+    value: Value
+    errors: tuple[EvaluationError, ...] = ()
+
+
+class Expression:
+    """An expression, ready to be evaluated any number of times; `text` is its source."""
+
+    __slots__ = ("_evaluate", "_syntax", "text")
+
+    def __init__(self, text: str, syntax: Node) -> None:
+        self.text = text
+        self._syntax = syntax
+        self._evaluate = compile_node(syntax)
+
+    def __repr__(self) -> str:
+        return f"Expression({self.text!r})"
+
+    def evaluate(self, attributes: Mapping[str, Value]) -> Evaluation:
+        """The value of the expression, and the first error if there is one."""
+        try:
+            return Evaluation(self._evaluate(attributes))
+        except Failed as failure:
+            return Evaluation(self._value_after(failure), (failure.error,))
+
+    def matches(self, attributes: Mapping[str, Value]) -> bool:
+        """Whether the value is the Boolean true, without an error (KN-TRG-10)."""
+        try:
+            return self._evaluate(attributes) is True
+        except Failed:
+            return False
+
+    def explain(self, attributes: Mapping[str, Value]) -> tuple[str, ...]:
+        """The sources of the top-level AND clauses that said no, each with its error if any.
+
+        All of them, as if AND were not short-circuit; empty if and only if the event matches.
+        """
+        objections = []
+        for source, evaluate in self._clauses():
+            try:
+                if evaluate(attributes) is not True:
+                    objections.append(source)
+            except Failed as failure:
+                objections.append(f"{source}: {failure.error.message}")
+        return tuple(objections)
+
+    def _clauses(self) -> list[tuple[str, Evaluate]]:
+        match self._syntax:
+            case Chain(first, steps, start, end) as chain if chain.joined_by("AND"):
+                rest = ((self.text[step.start : step.end], step.operands[0]) for step in steps)
+                clauses = [(self.text[start:end], first), *rest]
+                return [(source, compile_test(clause)) for source, clause in clauses]
+            case _:
+                return [(self.text.strip(), self._evaluate)]
+
+    def _value_after(self, failure: Failed) -> Value:
+        if failure.value is not None and failure.origin is self._syntax:
+            return failure.value
+        return ZERO[type_of(self._syntax) or bool]
+
+
+def compile_expression(text: str) -> Expression:
+    """Compile `text`; raise `InvalidExpression` with the position where it breaks."""
+    return Expression(text, parse(text))

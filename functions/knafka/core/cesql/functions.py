@@ -1,0 +1,160 @@
+"""The arithmetic operators and the built-in functions (§3.4, §3.5).
+
+Arguments come already cast; what is out of range raises `Failed`. It refuses user-defined
+functions, and results that no 32-bit integer holds: they are math errors, never wrapped.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from knafka.core.cesql.values import (
+    INTEGER_MAX,
+    INTEGER_MIN,
+    Failed,
+    Value,
+    as_boolean,
+    as_integer,
+    as_string,
+)
+
+_WHITESPACE: Final = (
+    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+"""Unicode's White_Space; Python's own `strip` also takes the separators U+001C to U+001F."""
+
+Cast = Callable[[Value], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """`rest` casts the arguments after those of `parameters`, None if there may be none."""
+
+    body: Callable[..., Value]
+    parameters: tuple[Cast, ...]
+    returns: type[str] | type[int] | type[bool]
+    rest: Cast | None = None
+
+
+def resolve(name: str, arity: int) -> Function | None:
+    """The function that `name` (upper case) means with so many arguments."""
+    for function in _BUILT_IN.get(name, ()):
+        fixed = len(function.parameters)
+        if arity == fixed or (arity > fixed and function.rest is not None):
+            return function
+    return None
+
+
+def negate(x: int) -> int:
+    return _within(-x)
+
+
+def divide(x: int, y: int) -> int:
+    """Rounds towards zero."""
+    if y == 0:
+        raise Failed("math", f"division of {x} by zero")
+    quotient = abs(x) // abs(y)
+    return _within(quotient if (x < 0) == (y < 0) else -quotient)
+
+
+def remainder(x: int, y: int) -> int:
+    """Has the sign of `x`."""
+    if y == 0:
+        raise Failed("math", f"remainder of {x} by zero")
+    rest = abs(x) % abs(y)
+    return -rest if x < 0 else rest
+
+
+ARITHMETIC: Final[dict[str, Callable[[int, int], int]]] = {
+    "+": lambda x, y: _within(x + y),
+    "-": lambda x, y: _within(x - y),
+    "*": lambda x, y: _within(x * y),
+    "/": divide,
+    "%": remainder,
+}
+
+COMPARISONS: Final[dict[str, Callable[[int, int], bool]]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def _within(number: int) -> int:
+    if not INTEGER_MIN <= number <= INTEGER_MAX:
+        raise Failed("math", f"{number} does not fit into 32 bits")
+    return number
+
+
+def _absolute(x: int) -> int:
+    if x == INTEGER_MIN:
+        raise Failed("math", f"ABS of {x} does not fit into 32 bits", INTEGER_MAX)
+    return abs(x)
+
+
+def _left(text: str, length: int) -> str:
+    if length < 0:
+        raise Failed("functionEvaluation", f"LEFT takes no negative length: {length}", text)
+    return text[:length]
+
+
+def _right(text: str, length: int) -> str:
+    if length < 0:
+        raise Failed("functionEvaluation", f"RIGHT takes no negative length: {length}", text)
+    return text[max(len(text) - length, 0) :]
+
+
+def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
+    """Positions count from 1, or from the end when negative; 0 means nothing at all."""
+    if length < 0:
+        raise Failed("functionEvaluation", f"SUBSTRING takes no negative length: {length}")
+    if not -len(text) <= position <= len(text):
+        raise Failed("functionEvaluation", f"SUBSTRING has no position {position} to start from")
+    if position == 0:
+        return ""
+    start = position - 1 if position > 0 else len(text) + position
+    return text[start : start + length]
+
+
+def _casts(cast: Cast) -> Callable[[Value], bool]:
+    def check(value: Value) -> bool:
+        try:
+            cast(value)
+        except Failed:
+            return False
+        return True
+
+    return check
+
+
+def _same(value: Value) -> Value:
+    return value
+
+
+_BUILT_IN: Final[dict[str, tuple[Function, ...]]] = {
+    "LENGTH": (Function(len, (as_string,), int),),
+    "CONCAT": (Function(lambda *texts: "".join(texts), (), str, rest=as_string),),
+    "CONCAT_WS": (
+        Function(lambda glue, *texts: glue.join(texts), (as_string,), str, rest=as_string),
+    ),
+    "LOWER": (Function(str.lower, (as_string,), str),),
+    "UPPER": (Function(str.upper, (as_string,), str),),
+    "TRIM": (Function(lambda text: text.strip(_WHITESPACE), (as_string,), str),),
+    "LEFT": (Function(_left, (as_string, as_integer), str),),
+    "RIGHT": (Function(_right, (as_string, as_integer), str),),
+    "SUBSTRING": (
+        Function(_substring, (as_string, as_integer), str),
+        Function(_substring, (as_string, as_integer, as_integer), str),
+    ),
+    "ABS": (Function(_absolute, (as_integer,), int),),
+    "INT": (Function(_same, (as_integer,), int),),
+    "BOOL": (Function(_same, (as_boolean,), bool),),
+    "STRING": (Function(_same, (as_string,), str),),
+    "IS_INT": (Function(_casts(as_integer), (_same,), bool),),
+    "IS_BOOL": (Function(_casts(as_boolean), (_same,), bool),),
+}

@@ -1,0 +1,71 @@
+"""From text to tokens: words, keywords, strings and symbols.
+
+A sign is always a symbol here; whether `-1` is a literal or a subtraction only the parser knows.
+It refuses text longer than `MAX_LENGTH` and characters that no CESQL token has.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from knafka.core.errors import InvalidExpression
+
+MAX_LENGTH: Final = 65_536
+"""Characters in an expression: far beyond what people write, and it bounds what one evaluation
+can cost (LIKE takes at most pattern length times value length steps)."""
+
+KEYWORDS: Final = frozenset({"AND", "OR", "XOR", "NOT", "LIKE", "EXISTS", "IN", "TRUE", "FALSE"})
+
+TokenKind: TypeAlias = Literal["word", "keyword", "string", "symbol", "end"]
+
+_token = re.compile(
+    r"""[ \t\r\n]*+ (?:
+        (?P<word>   [A-Za-z0-9_]++)
+      | (?P<string> '(?:[^'\\]++|\\.)*+' | "(?:[^"\\]++|\\.)*+")
+      | (?P<symbol> <= | >= | <> | != | [-+*/%=<>(),])
+      | (?P<end>    \Z)
+      | (?P<wrong>  .)
+    )""",
+    re.VERBOSE | re.DOTALL,
+).match
+
+
+class Token(NamedTuple):
+    """`text` is as written, but upper case for a keyword; `start` and `end` are characters."""
+
+    kind: TokenKind
+    text: str
+    start: int
+    end: int
+
+
+def tokenize(text: str) -> list[Token]:
+    """All tokens of `text`, the last of kind `end`; raise `InvalidExpression`."""
+    if len(text) > MAX_LENGTH:
+        raise InvalidExpression(
+            f"an expression may have {MAX_LENGTH} characters, this has {len(text)}", MAX_LENGTH
+        )
+    tokens: list[Token] = []
+    position = 0
+    while not tokens or tokens[-1].kind != "end":
+        match = _token(text, position)
+        assert match is not None, "`wrong` takes every character"
+        tokens.append(_classify(match))
+        position = match.end()
+    return tokens
+
+
+def _classify(match: re.Match[str]) -> Token:
+    name = match.lastgroup
+    assert name is not None, "every alternative is named"
+    text, (start, end) = match[name], match.span(name)
+    match name:
+        case "word" if text.upper() in KEYWORDS:
+            return Token("keyword", text.upper(), start, end)
+        case "word" | "string" | "symbol" | "end":
+            return Token(name, text, start, end)
+        case _ if text in "'\"":
+            raise InvalidExpression("the string is not closed", start)
+        case _:
+            raise InvalidExpression(f"unexpected character {text!r}", start)

@@ -1,0 +1,198 @@
+"""From tokens to the syntax tree, by precedence climbing (§2, §3.6).
+
+It refuses what nests deeper than `MAX_DEPTH`, so that neither parsing nor evaluation can exhaust
+the stack; a chain of operators is as long as the text allows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NoReturn
+
+from knafka.core.cesql.lexer import Token, tokenize
+from knafka.core.cesql.syntax import Attribute, Call, Chain, Exists, Literal, Node, Step, Unary
+from knafka.core.cesql.values import Failed, as_integer
+from knafka.core.errors import InvalidExpression
+
+MAX_DEPTH: Final = 100
+"""Operands within operands (parentheses, arguments, right sides, NOT). Each level takes up to
+four stack frames, and Python allows a thousand, callers included."""
+
+_PRECEDENCE: Final = {
+    operator: level
+    for level, operators in enumerate(
+        (
+            ("AND", "OR", "XOR"),
+            ("=", "!=", "<>", ">=", "<=", ">", "<"),
+            ("+", "-"),
+            ("*", "/", "%"),
+            ("LIKE", "NOT LIKE", "IN", "NOT IN"),
+        )
+    )
+    for operator in operators
+}
+
+_attribute_name = re.compile(r"[A-Za-z0-9]+").fullmatch
+_function_name = re.compile(r"[A-Za-z][A-Za-z_]*").fullmatch
+_digits = re.compile(r"[0-9]+").fullmatch
+
+
+def parse(text: str) -> Node:
+    """The syntax tree of `text`; raise `InvalidExpression`."""
+    parser = _Parser(text)
+    node = parser.expression()
+    parser.expect_end()
+    return node
+
+
+class _Parser:
+    """A cursor over tokens. The text of a token alone tells what it is: a string's keeps its
+    quotes, a keyword's is upper case, and no word reads like a keyword."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = tokenize(text)
+        self._at = 0
+        self._depth = 0
+
+    def expression(self, lowest: int = 0) -> Node:
+        """An operand and the operators after it that bind at least as tight as `lowest`."""
+        self._descend()
+        start = self._token.start
+        node = self._operand()
+        while (level := self._level()) >= lowest:
+            end = self._previous.end
+            steps = []
+            while self._level() == level:
+                steps.append(self._step(level))
+            node = Chain(node, tuple(steps), start, end)
+        self._depth -= 1
+        return node
+
+    def expect_end(self) -> None:
+        if self._token.kind != "end":
+            self._reject("expected an operator or the end")
+
+    def _level(self) -> int:
+        """The precedence of the operator that comes next, -1 if none does."""
+        operator = self._token.text
+        if operator == "NOT":
+            operator = f"NOT {self._tokens[self._at + 1].text}"
+        return _PRECEDENCE.get(operator, -1)
+
+    def _step(self, level: int) -> Step:
+        operator = self._take().text
+        if operator == "NOT":
+            operator = f"NOT {self._take().text}"
+        start = self._token.start
+        operands: tuple[Node, ...]
+        match operator:
+            case "LIKE" | "NOT LIKE":
+                if self._token.kind != "string":
+                    self._reject("expected the pattern of LIKE, a string literal")
+                operands = (_unquote(self._take()),)
+            case "IN" | "NOT IN":
+                self._expect("(")
+                operands = self._expressions()
+            case _:
+                operands = (self.expression(level + 1),)
+        return Step(operator, operands, start, self._previous.end)
+
+    def _operand(self) -> Node:
+        token = self._take()
+        match token.kind, token.text:
+            case "string", _:
+                return _unquote(token)
+            case "word", _ if self._token.text == "(":
+                return self._call(token)
+            case "word", text if _digits(text):
+                return _integer(text, token.start)
+            case "word", _:
+                return Attribute(_name(token))
+            case "keyword", "TRUE" | "FALSE" as text:
+                return Literal(text == "TRUE")
+            case "keyword", "EXISTS":
+                if self._token.kind != "word":
+                    self._reject("expected the name of an attribute")
+                return Exists(_name(self._take()))
+            case "symbol", "(":
+                node = self.expression()
+                self._expect(")")
+                return node
+            case "symbol", "+" | "-" as sign if self._number_touches(token):
+                return _integer(sign + self._take().text, token.start)
+            case ("keyword", "NOT") | ("symbol", "-"):
+                self._descend()
+                node = Unary(token.text, self._operand())
+                self._depth -= 1
+                return node
+        self._at -= 1
+        self._reject("expected a value")
+
+    def _number_touches(self, sign: Token) -> bool:
+        return self._token.start == sign.end and _digits(self._token.text) is not None
+
+    def _call(self, token: Token) -> Call:
+        if not _function_name(token.text):
+            raise InvalidExpression(f"{token.text!r} cannot name a function", token.start)
+        self._expect("(")
+        if self._token.text == ")":
+            self._take()
+            return Call(token.text.upper(), ())
+        return Call(token.text.upper(), self._expressions())
+
+    def _expressions(self) -> tuple[Node, ...]:
+        """One expression or more, up to and including the closing parenthesis."""
+        nodes = [self.expression()]
+        while self._token.text == ",":
+            self._take()
+            nodes.append(self.expression())
+        self._expect(")")
+        return tuple(nodes)
+
+    @property
+    def _token(self) -> Token:
+        return self._tokens[self._at]
+
+    @property
+    def _previous(self) -> Token:
+        return self._tokens[self._at - 1]
+
+    def _take(self) -> Token:
+        token = self._token
+        self._at += 1
+        return token
+
+    def _expect(self, symbol: str) -> None:
+        if self._token.text != symbol:
+            self._reject(f"expected {symbol!r}")
+        self._take()
+
+    def _reject(self, expectation: str) -> NoReturn:
+        found = "the end" if self._token.kind == "end" else self._token.text[:40]
+        raise InvalidExpression(f"{expectation}, found {found}", self._token.start)
+
+    def _descend(self) -> None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise InvalidExpression(f"nested deeper than {MAX_DEPTH}", self._token.start)
+
+
+def _name(token: Token) -> str:
+    if not _attribute_name(token.text):
+        raise InvalidExpression(f"{token.text!r} cannot name an attribute", token.start)
+    return token.text.lower()
+
+
+def _integer(text: str, position: int) -> Literal:
+    try:
+        return Literal(as_integer(text))
+    except Failed:
+        raise InvalidExpression("the integer does not fit into 32 bits", position) from None
+
+
+def _unquote(token: Token) -> Literal:
+    """Only the delimiter is unescaped; other backslashes stay, for LIKE to read (§2.2)."""
+    quote = token.text[0]
+    return Literal(
+        re.sub(r"\\(.)", lambda m: quote if m[1] == quote else m[0], token.text[1:-1], flags=re.S)
+    )

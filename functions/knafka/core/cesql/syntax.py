@@ -1,0 +1,77 @@
+"""The syntax tree of an expression: what was written, before any meaning.
+
+Parentheses are gone; the shape of the tree holds what they said. It refuses behaviour: parsing
+and evaluation live beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from knafka.core.cesql.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """`operator` is NOT or -."""
+
+    operator: str
+    operand: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function invocation; `name` is upper case, and may name no function."""
+
+    name: str
+    arguments: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An infix operator and its right side: one operand, or the elements of the set of an IN.
+
+    `start` and `end` are the characters of the right side, parentheses included.
+    """
+
+    operator: str
+    operands: tuple[Node, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Infix operators of one precedence, applied left to right: `first op a op b ...`.
+
+    One node however long the chain is, so that its length costs no depth. `start` and `end` are
+    the characters of `first`.
+    """
+
+    first: Node
+    steps: tuple[Step, ...]
+    start: int
+    end: int
+
+    def joined_by(self, operator: str) -> bool:
+        """Whether `operator` is the only one in the chain."""
+        return all(step.operator == operator for step in self.steps)
+
+
+Node: TypeAlias = Literal | Attribute | Exists | Unary | Call | Chain

@@ -1,0 +1,96 @@
+"""The three types of CESQL, the casts between them, and what an evaluation error is (§3.1, §3.7).
+
+It refuses to guess: a string casts to an Integer or a Boolean only in the forms that the spec
+names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+Value: TypeAlias = str | int | bool
+"""A String, an Integer (32 bits, signed) or a Boolean; exactly these types, no subclasses."""
+
+ErrorKind: TypeAlias = Literal[
+    "math", "cast", "missingAttribute", "missingFunction", "functionEvaluation", "generic"
+]
+"""The error types of §3.3, named as its conformance suite names them."""
+
+INTEGER_MIN: Final = -(2**31)
+INTEGER_MAX: Final = 2**31 - 1
+
+ZERO: Final[dict[type, Value]] = {str: "", int: 0, bool: False}
+"""The zero value of each type: what an expression in error returns (§3.1)."""
+
+_QUOTED: Final = 80
+"""Characters of a value that an error message quotes; attributes may be kilobytes long."""
+
+_integer = re.compile(r"([+-]?)0*+([0-9]{1,10})").fullmatch
+_zero = re.compile(r"[+-]?0++").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationError:
+    """Why an evaluation failed; `message` is one sentence fit for a person."""
+
+    kind: ErrorKind
+    message: str
+
+
+class Failed(Exception):
+    """Ends an evaluation; it never leaves this package.
+
+    `value` is what the operation returns beside its error, where the spec names one that is not
+    the zero value. It counts only if `origin`, the syntax node that failed, is the whole
+    expression: every operator around it returns its own type's zero value.
+    """
+
+    def __init__(self, kind: ErrorKind, message: str, value: Value | None = None) -> None:
+        super().__init__(message)
+        self.error = EvaluationError(kind, message)
+        self.value = value
+        self.origin: object = None
+
+
+def as_string(value: Value) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def as_integer(value: Value) -> int:
+    """Raises `Failed` (cast) for a string that isn't a decimal 32-bit integer."""
+    if not isinstance(value, str):
+        return int(value)
+    if parts := _integer(value):
+        # Not int(value): it refuses thousands of leading zeros.
+        number = int(parts[1] + parts[2])
+        if INTEGER_MIN <= number <= INTEGER_MAX:
+            return number
+    elif _zero(value):
+        return 0
+    raise Failed("cast", f"{value[:_QUOTED]!r} is not an Integer")
+
+
+def as_boolean(value: Value) -> bool:
+    """Raises `Failed` (cast) for a string other than true and false, in any case."""
+    if not isinstance(value, str):
+        return bool(value)
+    match value.lower():
+        case "true":
+            return True
+        case "false":
+            return False
+    raise Failed("cast", f"{value[:_QUOTED]!r} is not a Boolean")
+
+
+CASTS: Final[dict[type, Callable[[Value], Value]]] = {
+    str: as_string,
+    int: as_integer,
+    bool: as_boolean,
+}

@@ -1,0 +1,338 @@
+"""The contract: the one thing that both planes know, as JSON in a function's environment.
+
+`Ingress` tells a receiver where one Broker's events go; `Egress` tells a dispatcher everything
+about one Trigger. The operator (or the local mode) writes them, the functions only read them, so
+a change of a Trigger is a new Revision. Field names are camelCase in JSON and snake_case here.
+
+Refused here: secrets (they are mounted as files, `Kafka.secret_path` names the folder), anything
+that changes while a Revision runs, and unresolved references: every URL is a URL already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from knafka.core import cesql
+from knafka.core.errors import InvalidDocument, InvalidExpression
+
+MAX_EVENT_BYTES: Final = 1_000_000
+"""Largest event a receiver takes by default, headers included: Kafka's own limit is 1 MiB."""
+
+_DURATION = re.compile(
+    r"P(?=.)(?:(?P<weeks>\d+(?:\.\d+)?)W)?(?:(?P<days>\d+(?:\.\d+)?)D)?"
+    r"(?:T(?=.)(?:(?P<hours>\d+(?:\.\d+)?)H)?(?:(?P<minutes>\d+(?:\.\d+)?)M)?"
+    r"(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?",
+    re.ASCII,
+).fullmatch
+_UNITS = {"weeks": 604_800.0, "days": 86_400.0, "hours": 3_600.0, "minutes": 60.0, "seconds": 1.0}
+_ATTRIBUTE_NAME = re.compile(r"[a-z][a-z0-9]*").fullmatch
+
+
+class Model(BaseModel):
+    """A frozen document part that knows its JSON spelling and refuses unknown fields."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True
+    )
+
+
+def _seconds(value: object) -> float:
+    """Seconds of an ISO-8601 duration such as `PT0.2S`; years and months have no fixed length."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _problem("a duration is text in ISO-8601 form, such as PT0.2S or PT5M")
+    if isinstance(value, int | float):
+        return float(value)
+    if (match := _DURATION(value)) is None:
+        raise _problem(f"invalid value: {value}: want an ISO-8601 duration, such as PT0.2S or PT5M")
+    return sum(float(count) * _UNITS[unit] for unit, count in match.groupdict().items() if count)
+
+
+def _problem(message: str) -> PydanticCustomError:
+    return PydanticCustomError("knafka", "{message}", {"message": message})
+
+
+Duration: TypeAlias = Annotated[
+    float,
+    BeforeValidator(_seconds),
+    PlainSerializer(lambda seconds: f"PT{seconds:.9f}".rstrip("0").rstrip(".") + "S", str),
+]
+"""Seconds; written and read as an ISO-8601 duration."""
+
+
+def _http_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError as error:
+        raise _problem(f"invalid value: {url}: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_fine:
+        raise _problem(f"invalid value: {url}: want an absolute http or https URL")
+    return url
+
+
+HttpUrl: TypeAlias = Annotated[str, AfterValidator(_http_url)]
+
+
+def _attribute_name(name: str) -> str:
+    if _ATTRIBUTE_NAME(name) is None:
+        raise _problem(
+            f"invalid attribute name: {name!r}: want a-z, then a-z or 0-9 (^[a-z][a-z0-9]*$)"
+        )
+    return name
+
+
+AttributeName: TypeAlias = Annotated[str, AfterValidator(_attribute_name)]
+"""The name of a context attribute in a filter (KN-TRG-09)."""
+Wanted: TypeAlias = Annotated[
+    dict[AttributeName, Annotated[str, Field(min_length=1)]], Field(min_length=1)
+]
+
+
+def _cesql(text: str) -> str:
+    try:
+        cesql.compile_expression(text)
+    except InvalidExpression as error:
+        raise _problem(f"invalid CESQL expression: {error.problem}") from None
+    return text
+
+
+class Exact(Model):
+    exact: Wanted
+
+
+class Prefix(Model):
+    prefix: Wanted
+
+
+class Suffix(Model):
+    suffix: Wanted
+
+
+class All(Model):
+    all: Annotated[tuple[Filter, ...], Field(min_length=1)]
+
+
+class Any_(Model):
+    any: Annotated[tuple[Filter, ...], Field(min_length=1)]
+
+
+class Not(Model):
+    not_: Filter = Field(alias="not")
+
+
+class CESQL(Model):
+    cesql: Annotated[str, AfterValidator(_cesql)]
+
+
+DIALECTS: Final = ("exact", "prefix", "suffix", "all", "any", "not", "cesql")
+
+
+def _dialect(document: object) -> str:
+    if not isinstance(document, dict):
+        by_type: dict[type, str] = {
+            Exact: "exact",
+            Prefix: "prefix",
+            Suffix: "suffix",
+            All: "all",
+            Any_: "any",
+            Not: "not",
+            CESQL: "cesql",
+        }
+        return _tag(by_type.get(type(document), ""))
+    present = [name for name in document if document[name] is not None]
+    unknown = [name for name in present if name not in DIALECTS]
+    if unknown:
+        raise _problem(
+            f"unknown filter dialect {', '.join(map(repr, unknown))}: want one of "
+            + ", ".join(DIALECTS)
+        )
+    if len(present) > 1:
+        raise _problem("multiple dialects found, filters can have only one dialect set")
+    if not present:
+        raise _problem("no dialect found: want one of " + ", ".join(DIALECTS))
+    return _tag(present[0])
+
+
+def _tag(dialect: str) -> str:
+    """Tags show up in pydantic's error paths; the brackets let `_path` drop them again."""
+    return f"<{dialect}>"
+
+
+Filter: TypeAlias = Annotated[
+    Annotated[Exact, Tag("<exact>")]
+    | Annotated[Prefix, Tag("<prefix>")]
+    | Annotated[Suffix, Tag("<suffix>")]
+    | Annotated[All, Tag("<all>")]
+    | Annotated[Any_, Tag("<any>")]
+    | Annotated[Not, Tag("<not>")]
+    | Annotated[CESQL, Tag("<cesql>")],
+    Discriminator(
+        _dialect,
+        custom_error_type="knafka",
+        custom_error_message="a filter is an object with one dialect",
+    ),
+]
+"""One declared filter: exactly one dialect (KN-TRG-10)."""
+
+
+class AttributesFilter(Model):
+    """The older form: every key must be present; an empty value matches any (KN-TRG-08)."""
+
+    attributes: dict[AttributeName, str] = Field(default_factory=dict)
+
+
+class BackoffPolicy(StrEnum):
+    LINEAR = "linear"
+    EXPONENTIAL = "exponential"
+
+
+class Delivery(Model):
+    """How hard to try (KN-DLV-01..06); the defaults are those of an empty delivery spec."""
+
+    retry: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Attempts after the first one."""
+    backoff_policy: BackoffPolicy = BackoffPolicy.EXPONENTIAL
+    backoff_delay: Annotated[Duration, Field(ge=0)] = 1.0
+    """Seconds; upstream's default (BROKER_DEFAULT_BACKOFF_DELAY_MS)."""
+    timeout: Annotated[Duration, Field(gt=0)] = 600.0
+    """Seconds for one attempt, connection included; upstream's default."""
+    retry_after_max: Annotated[Duration, Field(ge=0)] | None = None
+    """Seconds; None or 0: a subscriber's Retry-After is ignored (KN-DLV-04)."""
+    format: Literal["json", "binary"] | None = None
+    """Force structured or binary mode on what is sent; None: as the record is (KN-DLV-05)."""
+
+
+class Order(StrEnum):
+    """What a slow or failing event holds back."""
+
+    KEY = "key"
+    """Only later events of its own key."""
+    PARTITION = "partition"
+    """All later events of its partition (upstream's `ordered`)."""
+    NONE = "none"
+    """Nothing (upstream's `unordered`)."""
+
+
+class Kafka(Model):
+    """How to reach the log."""
+
+    bootstrap_servers: Annotated[str, Field(min_length=1)]
+    """host:port, comma-separated."""
+    secret_path: str | None = None
+    """Folder of the mounted Secret; None: plaintext, no authentication."""
+
+
+class Sink(Model):
+    """A resolved destination."""
+
+    url: HttpUrl
+    ca_certs: str | None = None
+    """PEM to trust for this destination beside the system's."""
+
+
+class Ingress(Model):
+    """One Broker, as its receiver sees it."""
+
+    namespace: str
+    broker: str
+    topic: str
+    kafka: Kafka
+    max_event_bytes: Annotated[int, Field(gt=0)] = MAX_EVENT_BYTES
+    """Body and attributes together; more is answered with 413 (KN-DP-12)."""
+
+    @property
+    def path(self) -> str:
+        """Where the Broker is addressed: `/{namespace}/{broker}` (KN-BRK-20)."""
+        return f"/{self.namespace}/{self.broker}"
+
+
+class Egress(Model):
+    """One Trigger, as its dispatcher sees it."""
+
+    namespace: str
+    broker: str
+    trigger: str
+    topic: str
+    group: str
+    dead_letter_topic: str
+    kafka: Kafka
+    subscriber: Sink
+    dead_letter_sink: Sink | None = None
+    filter: AttributesFilter = AttributesFilter()
+    filters: tuple[Filter, ...] = ()
+    """ANDed; when there are any, `filter` is ignored (KN-TRG-10)."""
+    delivery: Delivery = Delivery()
+    order: Order = Order.KEY
+    max_in_flight: Annotated[int, Field(gt=0, le=10_000)] = 100
+    """Attempts under way at once in one dispatcher; the peer's fixed pool is 100."""
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def parse(model: type[M], document: object, path: str = "") -> M:
+    """Check a declared document (decoded JSON) against `model`.
+
+    Raises `InvalidDocument` whose message names every broken field by its path below `path`.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise _invalid(error, path) from None
+
+
+def parse_json(model: type[M], text: str) -> M:
+    """`parse`, for JSON text such as an environment variable."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise _invalid(error, "") from None
+
+
+def parse_ingresses(text: str) -> Sequence[Ingress]:
+    """A receiver's contract: a JSON array of `Ingress`, one per Broker it serves."""
+    try:
+        return TypeAdapter(tuple[Ingress, ...]).validate_json(text)
+    except ValidationError as error:
+        raise _invalid(error, "") from None
+
+
+def dump(model: Model) -> dict[str, Any]:
+    """The document as JSON values, without what is default."""
+    return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def _invalid(error: ValidationError, root: str) -> InvalidDocument:
+    problems = [(_path(root, each["loc"]), each["msg"]) for each in error.errors()]
+    path, problem = problems[0]
+    others = "".join(f"; {other}: {text}" for other, text in problems[1:])
+    return InvalidDocument(path, problem + others)
+
+
+def _path(root: str, location: Sequence[str | int]) -> str:
+    path = root
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith("<") and part != "[key]":
+            path += f".{part}" if path else part
+    return path

@@ -1,0 +1,78 @@
+"""Dead letters: what an event carries when it could not be delivered.
+
+The CloudEvent stays as it is (specversion, data, partitionkey); attributes are added. Upstream's
+three say where and how it failed (KN-DLV-08), ours, with one prefix, tell the rest of the story. An
+undecodable record keeps its raw bytes and headers and gets the same additions.
+
+Refused here: writing it anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from knafka.core.delivery import Reason
+from knafka.core.kafka_binding import RecordHeaders
+
+ERROR_DATA_BYTES: Final = 768
+"""Bytes of a failing response's body that are kept: 1024 characters of base64, always decodable."""
+
+PREFIX: Final = "knafka"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose event it is and where it lies: the Trigger and the record in the Broker's topic."""
+
+    namespace: str
+    broker: str
+    trigger: str
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How it failed, at last."""
+
+    destination: str
+    """The URL that was tried."""
+    reason: Reason
+    attempts: int
+    first_attempt: float
+    """Seconds since the Unix epoch."""
+    last_attempt: float
+    status: int | None = None
+    body: bytes = b""
+    """The response's body, or a sentence about what went wrong where there was no response."""
+
+
+def buried(headers: RecordHeaders, failure: Failure, origin: Origin) -> RecordHeaders:
+    """The headers of the dead letter: the record's own, and the story of its failure."""
+    story = {
+        "knativeerrordest": failure.destination,
+        "knativeerrorcode": "" if failure.status is None else str(failure.status),
+        "knativeerrordata": base64.b64encode(failure.body[:ERROR_DATA_BYTES]).decode(),
+        f"{PREFIX}reason": failure.reason.value,
+        f"{PREFIX}attempts": str(failure.attempts),
+        f"{PREFIX}firsttime": _timestamp(failure.first_attempt),
+        f"{PREFIX}lasttime": _timestamp(failure.last_attempt),
+        f"{PREFIX}namespace": origin.namespace,
+        f"{PREFIX}broker": origin.broker,
+        f"{PREFIX}trigger": origin.trigger,
+        f"{PREFIX}topic": origin.topic,
+        f"{PREFIX}partition": str(origin.partition),
+        f"{PREFIX}offset": str(origin.offset),
+    }
+    told = {f"ce_{name}": value.encode() for name, value in story.items()}
+    kept = [(name, value) for name, value in headers if name not in told]
+    return kept + [(name, value) for name, value in told.items() if value]
+
+
+def _timestamp(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

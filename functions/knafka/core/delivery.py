@@ -1,0 +1,122 @@
+"""Delivery decisions: what one attempt's outcome means and how long to wait before another.
+
+    Outcome --judge--> Done | Retry(after) | DeadLetter(reason)
+
+Retry as data: `decide` decides, the dispatcher executes. Refused here: clocks (an HTTP date is
+read against a `now` that comes in), sockets, and randomness: waits are exactly what the delivery
+spec says, never less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from typing import Final
+
+from knafka.core.contract import BackoffPolicy, Delivery
+
+MAX_BACKOFF: Final = 3600.0
+"""Seconds; doubling passes any useful wait soon, and an hour still ends within a day's retries."""
+
+RETRIED_4XX: Final = frozenset({404, 408, 409, 429})
+RETRY_AFTER_STATUSES: Final = frozenset({429, 503})
+
+
+class Reason(StrEnum):
+    """Why an event could not be delivered; a closed list, kept with each dead letter."""
+
+    TIMEOUT = "timeout"
+    REFUSED = "refused"
+    BROKEN = "broken"
+    STATUS = "status"
+    MALFORMED_REPLY = "malformed-reply"
+    REPLY_NOT_STORED = "reply-not-stored"
+    UNDECODABLE = "undecodable-record"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one attempt: a status, or the reason why there is none."""
+
+    status: int | None = None
+    failure: Reason | None = None
+    retry_after: float | None = None
+    """Seconds that the subscriber asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try again in `after` seconds."""
+
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Give up for good."""
+
+    reason: Reason
+
+
+Decision = Done | Retry | DeadLetter
+DONE: Final = Done()
+
+
+def decide(outcome: Outcome, attempt: int, delivery: Delivery) -> Decision:
+    """Judge one attempt; `attempt` counts from 0, the first try (KN-DLV-01, data-plane table)."""
+    if outcome.failure is None and is_delivered(outcome.status or 0):
+        return DONE
+    reason = outcome.failure or Reason.STATUS
+    if attempt >= delivery.retry or not _is_retriable(outcome):
+        return DeadLetter(reason)
+    wait = backoff(attempt + 1, delivery)
+    if outcome.retry_after is not None and outcome.status in RETRY_AFTER_STATUSES:
+        wait = max(wait, min(outcome.retry_after, delivery.retry_after_max or 0.0))
+    return Retry(wait)
+
+
+def is_delivered(status: int) -> bool:
+    """Any 2xx (data-plane table)."""
+    return 200 <= status <= 299
+
+
+def _is_retriable(outcome: Outcome) -> bool:
+    if outcome.failure is Reason.MALFORMED_REPLY:
+        return False
+    status = outcome.status
+    if outcome.failure is not None or status is None:
+        return True
+    return status in RETRIED_4XX or not 100 <= status <= 499
+
+
+def backoff(retry: int, delivery: Delivery) -> float:
+    """Seconds before the `retry`-th retry, counted from 1: linear d·n, exponential d·2^(n-1).
+
+    KN-DLV-02 lists three formulas in the field; this one makes the first wait of both policies
+    the declared delay. Capped at `MAX_BACKOFF`, or at the declared delay if that is longer.
+    """
+    delay = delivery.backoff_delay
+    ceiling = max(MAX_BACKOFF, delay)
+    if delivery.backoff_policy is BackoffPolicy.LINEAR:
+        return min(delay * retry, ceiling)
+    return min(delay * 2.0 ** min(retry - 1, 64), ceiling)
+
+
+def retry_after_seconds(value: bytes, now: float) -> float | None:
+    """A Retry-After header as seconds from `now` (Unix time); None if it says nothing usable."""
+    text = value.decode("latin-1").strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:12])
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError):
+        return None
+    if moment.tzinfo is None:
+        return None
+    return max(0.0, moment.timestamp() - now)

@@ -1,0 +1,73 @@
+"""Every error that Knafka raises on purpose, as one tree.
+
+    KnafkaError
+    ├── InvalidEvent        the bytes are no valid CloudEvent; the sender must change them
+    │   └── UnsupportedContentMode  a batch, or an event format that is not read here
+    ├── InvalidDocument     a declared document breaks a rule; it carries the path
+    │   └── InvalidExpression   a CESQL expression that does not parse or check
+    ├── LogError            the log failed; `retriable` says whether to try again
+    │   └── LogFull         the local buffer is full; nothing was taken
+    └── DeliveryError       an attempt ended without an HTTP response; `reason` says how
+
+It refuses to hold errors that a caller can't act on: a bug stays an ordinary Python exception.
+"""
+
+from __future__ import annotations
+
+
+class KnafkaError(Exception):
+    """The root; `str(error)` is one sentence fit for a person."""
+
+
+class InvalidEvent(KnafkaError):
+    """The input is not a valid CloudEvent (CE-H12, KN-DP-09: answered with 400)."""
+
+
+class UnsupportedContentMode(InvalidEvent):
+    """A batch or an event format other than JSON (CE-H2, CE-H11: answered with 415)."""
+
+
+class InvalidDocument(KnafkaError):
+    """A declared document breaks a rule.
+
+    `path` is the field in Kubernetes' notation (`spec.delivery.retry`, `spec.filters[1].exact`);
+    `problem` says what is wrong and what is allowed.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}" if path else problem)
+        self.path = path
+        self.problem = problem
+
+
+class InvalidExpression(InvalidDocument):
+    """A CESQL expression that can't be used; `position` is the 0-based character it breaks at."""
+
+    def __init__(self, problem: str, position: int = 0) -> None:
+        super().__init__("", f"{problem} (at character {position})")
+        self.position = position
+
+
+class LogError(KnafkaError):
+    """The log (Kafka) could not do what was asked."""
+
+    def __init__(self, problem: str, *, retriable: bool = True, too_large: bool = False) -> None:
+        super().__init__(problem)
+        self.retriable = retriable
+        self.too_large = too_large
+
+
+class LogFull(LogError):
+    """The writer's bounded buffer is full: nothing was taken, try again later."""
+
+
+class DeliveryError(KnafkaError):
+    """An attempt that got no HTTP response (KN-DLV-08: it has no status code).
+
+    `reason` is one of `timeout`, `refused` or `broken`: the request timed out, no connection was
+    made, or the connection or the response broke.
+    """
+
+    def __init__(self, reason: str, problem: str) -> None:
+        super().__init__(problem)
+        self.reason = reason

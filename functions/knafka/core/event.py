@@ -1,0 +1,114 @@
+"""An event: a CloudEvent as the rest of the core sees it.
+
+Attributes are plain strings in their canonical form, whatever binding or JSON type they came
+from; data are bytes that nobody parses (CE-H10). The hot path needs no Event object: the
+bindings go from HTTP headers to record headers and back, and filters read a mapping of attributes.
+Refused here: any knowledge of HTTP, Kafka or JSON (see `http_binding` and `kafka_binding`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from knafka.core.errors import InvalidEvent
+
+Attributes: TypeAlias = Mapping[str, str]
+"""CloudEvents attributes by name: `id`, `type`, `datacontenttype`, extensions; never `data`."""
+
+SPEC_VERSIONS: Final = frozenset({"0.3", "1.0"})
+"""What is accepted; a version is never upgraded on the way (KN-DP-14)."""
+
+REQUIRED: Final = ("specversion", "id", "source", "type")
+
+_NAME = re.compile(r"[a-z0-9]+").fullmatch
+_URI_CHARACTERS = r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=\u0080-\U0010ffff]"
+_URI_REFERENCE = re.compile(
+    rf"(?:{_URI_CHARACTERS}|%[0-9A-Fa-f]{{2}}){_URI_CHARACTERS}*(?:%[0-9A-Fa-f]{{2}}{_URI_CHARACTERS}*)*"
+).fullmatch
+_TIMESTAMP = re.compile(
+    r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
+    r"[Tt](?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d+)?"
+    r"(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
+    re.ASCII,
+).fullmatch
+_MEDIA_TYPE = re.compile(r"[!-~](?:[ -~]*[!-~])?").fullmatch
+_NON_CHARACTERS = "".join(
+    chr(plane + last) for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF)
+)
+_FORBIDDEN = re.compile(f"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NON_CHARACTERS}]").search
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One CloudEvent; `data` is None when it has none, which is not the same as empty (CE-K3)."""
+
+    attributes: Attributes
+    data: bytes | None
+
+
+def key_of(attributes: Attributes) -> str | None:
+    """The record key: `partitionkey`, else `subject`, else none (CE-K4, CE-K5, CHN-30)."""
+    return attributes.get("partitionkey") or attributes.get("subject") or None
+
+
+def validate(attributes: Attributes) -> None:
+    """Check the rules of CE-H12; raise `InvalidEvent` that names every broken one."""
+    if problems := problems_of(attributes):
+        raise refusal(problems)
+
+
+def problems_of(attributes: Attributes) -> list[str]:
+    """Every rule of CE-H12 that the attributes break, each as a short clause."""
+    problems = [
+        f"the attribute {name} is required" for name in REQUIRED if not attributes.get(name)
+    ]
+    version = attributes.get("specversion")
+    if version and version not in SPEC_VERSIONS:
+        problems.append(f"specversion {version!r:.80} is not one of 0.3, 1.0")
+    for name, value in attributes.items():
+        if not is_attribute_name(name):
+            problems.append(f"{name!r:.80} is no attribute name (a-z and 0-9, not data)")
+        if not is_legal(value):
+            problems.append(f"the attribute {name!r:.80} holds a control or non-character")
+    if (source := attributes.get("source")) and not is_uri_reference(source):
+        problems.append(f"source {source!r:.80} is not a URI-reference")
+    if (time := attributes.get("time")) is not None and not is_timestamp(time):
+        problems.append(f"time {time!r:.80} is not an RFC 3339 timestamp")
+    content_type = attributes.get("datacontenttype")
+    if content_type is not None and not _MEDIA_TYPE(content_type):
+        problems.append(f"datacontenttype {content_type!r:.80} is not a media type")
+    return problems
+
+
+def refusal(problems: Sequence[str]) -> InvalidEvent:
+    """One error for all problems; a hostile event has too many to name each."""
+    more = f"; and {len(problems) - 16} more" if len(problems) > 16 else ""
+    return InvalidEvent("; ".join(problems[:16]) + more)
+
+
+def is_attribute_name(name: str) -> bool:
+    return name != "data" and _NAME(name) is not None
+
+
+def is_legal(text: str) -> bool:
+    """Whether a string holds nothing that CloudEvents forbids: controls, non-characters."""
+    return (text.isascii() and text.isprintable()) or _FORBIDDEN(text) is None
+
+
+def is_uri_reference(text: str) -> bool:
+    """Non-empty and made of a URI's characters; those outside ASCII are let through (RFC 3987)."""
+    return _URI_REFERENCE(text) is not None
+
+
+def is_timestamp(text: str) -> bool:
+    """RFC 3339, a real day of the calendar; second 60 is a leap second."""
+    if _TIMESTAMP(text) is None:
+        return False
+    if (day := int(text[8:10])) <= 28:
+        return True
+    year, month = int(text[:4]), int(text[5:7])
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    return day <= (31, 29 if leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]

@@ -1,0 +1,144 @@
+"""Filters: from what a Trigger declares to a predicate over attributes, and why it said no.
+
+A predicate is compiled once and called per event; it never raises. Not Kafka's, not HTTP's
+(BRK-24). Refused here: data. A filter sees attributes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias, assert_never
+
+from knafka.core import cesql
+from knafka.core.contract import (
+    CESQL,
+    All,
+    Any_,
+    AttributesFilter,
+    Exact,
+    Filter,
+    Not,
+    Prefix,
+    Suffix,
+)
+from knafka.core.event import Attributes
+
+Predicate: TypeAlias = Callable[[Attributes], bool]
+
+
+def compile_trigger(attributes: AttributesFilter, filters: tuple[Filter, ...]) -> Predicate:
+    """The whole filter of a Trigger: `filters` if there are any, else `filter` (KN-TRG-10)."""
+    if filters:
+        return _all(tuple(compile_filter(each) for each in filters))
+    return compile_attributes(attributes)
+
+
+def compile_attributes(wanted: AttributesFilter) -> Predicate:
+    """Every named attribute present, and equal unless the wanted value is empty (KN-TRG-08)."""
+    if not wanted.attributes:
+        return lambda event: True
+    return _each(wanted.attributes, lambda value, want: bool(value) and want in ("", value))
+
+
+def compile_filter(spec: Filter) -> Predicate:
+    """One declared filter as a predicate (KN-TRG-10)."""
+    match spec:
+        case Exact(exact=wanted):
+            return _each(wanted, str.__eq__)
+        case Prefix(prefix=wanted):
+            return _each(wanted, str.startswith)
+        case Suffix(suffix=wanted):
+            return _each(wanted, str.endswith)
+        case All(all=inner):
+            return _all(tuple(map(compile_filter, inner)))
+        case Any_(any=inner):
+            return _any(tuple(map(compile_filter, inner)))
+        case Not(not_=inner_filter):
+            passes = compile_filter(inner_filter)
+            return lambda event: not passes(event)
+        case CESQL(cesql=expression):
+            return cesql.compile_expression(expression).matches
+        case _:
+            assert_never(spec)
+
+
+def why_not(
+    attributes_filter: AttributesFilter, filters: tuple[Filter, ...], event: Attributes
+) -> tuple[str, ...]:
+    """The clauses that refuse `event`, one sentence each; empty: the Trigger matches."""
+    if filters:
+        return tuple(
+            f"filters[{index}]{clause}"
+            for index, each in enumerate(filters)
+            for clause in _refusals(each, event)
+        )
+    return tuple(
+        f"filter.attributes.{name}: {_found(name, event)}, want {want or 'any value'!r}"
+        for name, want in attributes_filter.attributes.items()
+        if not compile_attributes(AttributesFilter(attributes={name: want}))(event)
+    )
+
+
+def _refusals(spec: Filter, event: Attributes) -> Iterator[str]:
+    if compile_filter(spec)(event):
+        return
+    match spec:
+        case Exact(exact=wanted):
+            yield from _refused("exact", wanted, str.__eq__, event)
+        case Prefix(prefix=wanted):
+            yield from _refused("prefix", wanted, str.startswith, event)
+        case Suffix(suffix=wanted):
+            yield from _refused("suffix", wanted, str.endswith, event)
+        case All(all=inner):
+            for index, each in enumerate(inner):
+                yield from (f".all[{index}]{clause}" for clause in _refusals(each, event))
+        case Any_(any=inner):
+            for index, each in enumerate(inner):
+                yield from (f".any[{index}]{clause}" for clause in _refusals(each, event))
+        case Not():
+            yield ".not: what it negates matches"
+        case CESQL(cesql=text):
+            clauses = cesql.compile_expression(text).explain(event)
+            yield f".cesql: {' and '.join(clauses) or text} is not true"
+        case _:
+            assert_never(spec)
+
+
+def _refused(
+    dialect: str, wanted: Mapping[str, str], test: Callable[[str, str], bool], event: Attributes
+) -> Iterator[str]:
+    for name, want in wanted.items():
+        if name not in event or not test(event[name], want):
+            yield f".{dialect}.{name}: {_found(name, event)}, want {want!r}"
+
+
+def _found(name: str, event: Attributes) -> str:
+    return f"the event has {event[name]!r}" if name in event else "the event has no such attribute"
+
+
+def _each(wanted: Mapping[str, str], test: Callable[[str, str], bool]) -> Predicate:
+    pairs = tuple(wanted.items())
+    if len(pairs) == 1:
+        ((name, want),) = pairs
+        return lambda event: (value := event.get(name)) is not None and test(value, want)
+
+    def passes(event: Attributes) -> bool:
+        for name, want in pairs:
+            value = event.get(name)
+            if value is None or not test(value, want):
+                return False
+        return True
+
+    return passes
+
+
+def _all(predicates: tuple[Predicate, ...]) -> Predicate:
+    if len(predicates) == 1:
+        return predicates[0]
+    return lambda event: all(passes(event) for passes in predicates)
+
+
+def _any(predicates: tuple[Predicate, ...]) -> Predicate:
+    if len(predicates) == 1:
+        return predicates[0]
+    return lambda event: any(passes(event) for passes in predicates)

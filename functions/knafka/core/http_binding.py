@@ -1,0 +1,210 @@
+"""The HTTP binding: requests and responses as records, and records as requests (CE-H1 to CE-H13).
+
+The hot paths go from header bytes to header bytes. Reading has two ways: a fast one that only
+ever says yes, to a binary event whose header values stand for themselves, and a careful one that
+decodes, names every problem and judges all else; where the fast one says yes they agree.
+Refused here: sockets, status codes, and headers of the connection (host, content-length, prefer).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias
+from urllib.parse import quote, unquote_to_bytes
+
+from knafka.core import json_format
+from knafka.core.errors import InvalidEvent, UnsupportedContentMode
+from knafka.core.event import (
+    Attributes,
+    Event,
+    is_attribute_name,
+    is_timestamp,
+    is_uri_reference,
+    problems_of,
+    refusal,
+)
+from knafka.core.kafka_binding import (
+    CONTENT_TYPE,
+    Draft,
+    Envelope,
+    Meanings,
+    Mode,
+    fits_binary,
+    mode_of,
+    passes,
+    to_record,
+)
+
+HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
+"""As an HTTP parser gives them: names in any letter case, order and duplicates kept."""
+
+_PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
+"""What stands for itself in a header value, written and read (CE-H5)."""
+_PLAIN_TEXT = _PLAIN.decode()
+
+_NOT_AN_ATTRIBUTE = "ce-"
+_ORDINARY_CONTENT_TYPE = re.compile(
+    rb"(?!application/cloudevents)[!-~](?:[ -~]*[!-~])?", re.IGNORECASE
+).fullmatch
+_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
+_QUOTED_PAIR = re.compile(rb"\\(.)", re.DOTALL)
+
+
+def record_of(headers: HttpHeaders, body: bytes) -> Draft:
+    """The record of the event in a request: always binary, whichever mode the request is in.
+
+    An empty body in binary mode is no data: HTTP can't tell the two apart. Raises `InvalidEvent`
+    that names every problem, `UnsupportedContentMode` for a batch (CE-H11).
+    """
+    pairs = [(kept, value) for name, value in headers if (kept := _KEPT[name])]
+    found = dict(pairs)
+    is_single = len(found) == len(pairs)
+    content_type = found.pop(CONTENT_TYPE, None)
+    source, time = found.get("ce_source"), found.get("ce_time")
+    if (
+        is_single
+        and _NOT_AN_ATTRIBUTE not in found
+        and found.get("ce_specversion") in (b"1.0", b"0.3")
+        and found.get("ce_id")
+        and found.get("ce_type")
+        and source
+        and not b"".join(found.values()).translate(None, _PLAIN)
+        and (content_type is None or _ORDINARY_CONTENT_TYPE(content_type))
+        and is_uri_reference(source.decode())
+        and (time is None or is_timestamp(time.decode()))
+    ):
+        key = found.get("ce_partitionkey") or found.get("ce_subject") or None
+        return Draft(key, pairs, body or None)
+    return _read_carefully(headers, body)
+
+
+def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
+    """The record of the event in a response; None if the response doesn't claim to hold one.
+
+    It claims to by any `ce-` header or a CloudEvents content type; then `InvalidEvent` is raised
+    for what is malformed, a batch included (CE-H13, KN-DP-08).
+    """
+    for name, value in headers:
+        kept = _KEPT[name]
+        if kept.startswith(("ce_", _NOT_AN_ATTRIBUTE)) or (
+            kept == CONTENT_TYPE and mode_of(value.decode("latin-1")) is not Mode.BINARY
+        ):
+            return record_of(headers, body)
+    return None
+
+
+def request_of(
+    envelope: Envelope, mode: Literal["json", "binary"] | None = None
+) -> tuple[bytes, bytes]:
+    """The event's header lines, each ending in CRLF, and the body of the request that delivers it.
+
+    `mode` None leaves the record's content mode as it is (KN-DLV-05).
+    """
+    attributes, data, passed, document = envelope
+    if mode == "json" or (document is not None and (mode is None or not fits_binary(attributes))):
+        head = b"content-type: application/cloudevents+json\r\n"
+        body = json_format.write(envelope.event) if document is None else document
+    else:
+        head = head_of(attributes)
+        body = data or b""
+    for name, value in passed:
+        head += b"%s: %s\r\n" % (name.encode(), value)
+    return head, body
+
+
+def head_of(attributes: Attributes) -> bytes:
+    """The header lines of valid attributes in binary mode, minimally percent-encoded (CE-H5)."""
+    lines = [
+        f"ce-{name}: {value}\r\n" for name, value in attributes.items() if name != "datacontenttype"
+    ]
+    head = "".join(lines).encode()
+    if len(head.translate(None, _PLAIN)) != 3 * len(lines):
+        head = "".join(
+            f"ce-{name}: {encode(value)}\r\n"
+            for name, value in attributes.items()
+            if name != "datacontenttype"
+        ).encode()
+    if content_type := attributes.get("datacontenttype"):
+        head += f"content-type: {content_type}\r\n".encode()
+    return head
+
+
+def to_http(event: Event) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """The headers and the body of a valid event in binary mode, for those who send by a client."""
+    lines = head_of(event.attributes).split(b"\r\n")[:-1]
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines)], (
+        event.data or b""
+    )
+
+
+def encode(text: str) -> str:
+    """An attribute's value as a header value (CE-H5)."""
+    return quote(text, safe=_PLAIN_TEXT)
+
+
+def decode(value: bytes) -> str:
+    """An attribute's value from a header value (CE-H6). Raises `UnicodeDecodeError`.
+
+    A `%` without two hex digits stands for itself: senders that never encode exist (CE-H7).
+    """
+    if quoted := _QUOTED(value):
+        value = _QUOTED_PAIR.sub(rb"\1", quoted[1])
+    return unquote_to_bytes(value).decode()
+
+
+def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
+    attributes: dict[str, str] = {}
+    passed: dict[str, bytes] = {}
+    content_types: list[str] = []
+    problems: list[str] = []
+    for name, raw in headers:
+        kept, value = _KEPT[name], raw.strip(b" \t")
+        if kept == _NOT_AN_ATTRIBUTE:
+            problems.append(f"the header {name!r:.80} names no attribute")
+        elif kept == CONTENT_TYPE:
+            content_types.append(value.decode("latin-1"))
+        elif kept.startswith("ce_"):
+            if (attribute := kept[3:]) in attributes:
+                problems.append(f"the header ce-{attribute} is given more than once")
+            try:
+                attributes[attribute] = decode(value)
+            except UnicodeDecodeError:
+                problems.append(f"the header ce-{attribute} is not UTF-8")
+        elif kept:
+            passed[kept] = passed[kept] + b", " + value if kept in passed else value
+    if len(content_types) > 1:
+        raise InvalidEvent("the header content-type is given more than once")
+    content_type = content_types[0] if content_types else ""
+    beside = list(passed.items())
+
+    mode = mode_of(content_type)
+    if mode is Mode.BATCH:
+        raise UnsupportedContentMode("batches of events are not taken, send one at a time")
+    if mode is Mode.STRUCTURED:
+        # The body is the whole event, whatever the headers repeat of it (CE-H8).
+        return to_record(json_format.read(body), beside)
+    if mode is Mode.UNREADABLE and not attributes and not problems:
+        raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
+    if content_type:
+        attributes["datacontenttype"] = content_type
+    if problems := problems + problems_of(attributes):
+        raise refusal(problems)
+    return to_record(Event(attributes, body or None), beside)
+
+
+def _kept_as(name: bytes) -> str:
+    """The record header that a request header becomes, or "" if it's dropped.
+
+    `_NOT_AN_ATTRIBUTE` stands for all whose names begin with `ce-` and then go wrong.
+    """
+    lower = name.decode("latin-1").lower()
+    if lower.startswith("ce-"):
+        attribute = lower[3:]
+        if attribute == "datacontenttype" or not is_attribute_name(attribute):
+            return _NOT_AN_ATTRIBUTE
+        return f"ce_{attribute}"
+    return lower if lower == CONTENT_TYPE or passes(lower) else ""
+
+
+_KEPT = Meanings[bytes, str](_kept_as)

@@ -1,0 +1,179 @@
+"""The JSON event format: a whole CloudEvent as one JSON document (structured mode, CE-H8, CE-H9).
+
+Both bindings share it. JSON data cross it byte for byte: they are the very bytes between the
+document's other members, found by scanning and never written anew (CE-H10), so that whitespace,
+key order, big integers and NaN survive.
+Refused here: batches, other event formats, and any look inside the data.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from typing import Final, NoReturn
+
+from knafka.core.errors import InvalidEvent
+from knafka.core.event import Attributes, Event, problems_of, refusal
+
+MEDIA_TYPE: Final = "application/cloudevents+json"
+
+_CORE = frozenset(
+    "id source specversion type datacontenttype dataschema schemaurl subject time".split()
+)
+_PUNCTUATION = re.compile(r"[ \t\n\r]*([{}:,])[ \t\n\r]*").match
+
+
+class _Integer(str):
+    """A JSON integer as it is written: an `int` would refuse long ones and lose `-0`."""
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_SCAN = json.JSONDecoder(parse_int=_Integer).raw_decode
+_CHECK = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_no_constant).decode
+
+
+def is_json(media_type: str) -> bool:
+    """Whether the media type's subtype is `json` or ends in `+json` (CE-H9)."""
+    subtype = media_type.partition(";")[0].rstrip().lower().rpartition("/")[2]
+    return subtype == "json" or subtype.endswith("+json")
+
+
+def read(document: bytes) -> Event:
+    """The valid event in a structured JSON document; `InvalidEvent` names every problem in it.
+
+    Integers and booleans become canonical strings, null is unset, and data without a
+    datacontenttype are `application/json` (CE-H9). A member given twice is refused, since readers
+    differ in which one they believe.
+    """
+    members: dict[str, tuple[object, str]] = {}
+    try:
+        for name, value, source in _members(document.decode()):
+            if name in members:
+                raise ValueError(f"the member {name!r:.80} is given more than once")
+            members[name] = (value, source)
+    except RecursionError:
+        raise InvalidEvent("the structured event is nested too deep") from None
+    except ValueError as error:
+        raise InvalidEvent(f"the structured event is no JSON object: {error}") from None
+
+    attributes: dict[str, str] = {}
+    problems: list[str] = []
+    for name, (value, _) in members.items():
+        if name not in ("data", "data_base64") and value is not None:
+            if (text := _canonical(name, value)) is None:
+                problems.append(f"the attribute {name!r:.80} is of a JSON type it can't have")
+            else:
+                attributes[name] = text
+    try:
+        data = _data_of(members, attributes)
+    except ValueError as error:
+        raise refusal([*problems, str(error), *problems_of(attributes)]) from None
+    if problems := problems + problems_of(attributes):
+        raise refusal(problems)
+    return Event(attributes, data)
+
+
+def write(event: Event) -> bytes:
+    """The event as one JSON document; JSON data are spliced in as they are, others as base64."""
+    attributes, data = event.attributes, event.data
+    if data is None:
+        return _dump(attributes)
+    if is_json(attributes.get("datacontenttype", "")) and _is_json_text(data):
+        return _dump(attributes)[:-1] + b',"data":' + data + b"}"
+    if attributes.get("specversion") != "0.3":
+        return _dump({**attributes, "data_base64": b64encode(data).decode()})
+    # 0.3 has no data_base64. A binary event that declares base64 carries it in its data already.
+    if not (_declares_base64(attributes) and data.isascii()):
+        data = b64encode(data)
+    return _dump({**attributes, "datacontentencoding": "base64", "data": data.decode()})
+
+
+def _members(text: str) -> Iterator[tuple[str, object, str]]:
+    """The members of a JSON object: name, value, and the value's own text. Raises ValueError."""
+    mark, at = _punctuation(text, 0, "{")
+    if text.startswith("}", at):
+        mark, at = _punctuation(text, at, "}")
+    while mark != "}":
+        name, at = _SCAN(text, at)
+        if type(name) is not str:
+            raise ValueError(f"a member without a name before character {at}")
+        _, start = _punctuation(text, at, ":")
+        value, at = _SCAN(text, start)
+        yield name, value, text[start:at]
+        mark, at = _punctuation(text, at, ",}")
+    if at != len(text):
+        raise ValueError(f"something follows it at character {at}")
+
+
+def _punctuation(text: str, at: int, wanted: str) -> tuple[str, int]:
+    """One of the wanted marks and the position after it, whitespace around it skipped."""
+    match = _PUNCTUATION(text, at)
+    if match is None or match[1] not in wanted:
+        raise ValueError(f"want {' or '.join(wanted)} at character {at}")
+    return match[1], match.end()
+
+
+def _canonical(name: str, value: object) -> str | None:
+    """An attribute's value as a string; None when its JSON type isn't allowed."""
+    if type(value) is str:
+        return value
+    if name in _CORE:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, _Integer):
+        return "0" if value == "-0" else str(value)
+    return None
+
+
+def _data_of(members: dict[str, tuple[object, str]], attributes: dict[str, str]) -> bytes | None:
+    """The data's bytes; sets or drops the attribute that describes their encoding in the document.
+
+    Raises ValueError.
+    """
+    value, source = members.get("data", (None, ""))
+    encoded, _ = members.get("data_base64", (None, ""))
+    if source and encoded is not None:
+        raise ValueError("data and data_base64 exclude each other")
+    if source and attributes.get("specversion") == "0.3" and _declares_base64(attributes):
+        del attributes["datacontentencoding"]
+        source, encoded = "", value
+    if encoded is not None:
+        return _from_base64(encoded)
+    if not source:
+        return None
+    media_type = attributes.setdefault("datacontenttype", "application/json")
+    if type(value) is str and not is_json(media_type):
+        return value.encode()
+    return source.encode()
+
+
+def _from_base64(encoded: object) -> bytes:
+    if type(encoded) is not str:
+        raise ValueError("base64 data are not a string")
+    try:
+        return b64decode(encoded, validate=True)
+    except ValueError as error:
+        raise ValueError(f"the data are not base64: {error}") from None
+
+
+def _declares_base64(attributes: Attributes) -> bool:
+    """Whether a 0.3 event says that its data are base64 text."""
+    return attributes.get("datacontentencoding", "").lower() == "base64"
+
+
+def _dump(members: Attributes) -> bytes:
+    return json.dumps(dict(members), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _is_json_text(data: bytes) -> bool:
+    try:
+        _CHECK(data.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,46 @@
+"""Names: topics and consumer groups, derived from Kubernetes names.
+
+The Broker's topic and the Trigger's group carry upstream's names (spec/naming.md). Those join with
+dashes and so can collide (`a-b`/`c` and `a`/`b-c`): whoever creates a topic checks its owner before
+adopting it. Names that only we use end in a digest of their parts and can't collide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+MAX_LENGTH: Final = 249
+"""Kafka's limit for a topic name, in characters."""
+
+DEAD_LETTERS: Final = "knafka-dead-letters-"
+"""What every dead-letter topic's name begins with."""
+
+_LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
+
+
+def broker_topic(namespace: str, broker: str) -> str:
+    """The topic of a Broker: upstream's default template."""
+    return f"knative-broker-{namespace}-{broker}"
+
+
+def trigger_group(namespace: str, trigger: str) -> str:
+    """The consumer group of a Trigger: upstream's default template."""
+    return f"knative-trigger-{namespace}-{trigger}"
+
+
+def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:
+    """The durable dead-letter topic of a Trigger; different parts never give the same name."""
+    return _distinct(DEAD_LETTERS, namespace, broker, trigger)
+
+
+def is_topic(name: str) -> bool:
+    """Whether Kafka takes this as a topic's name."""
+    return _LEGAL(name) is not None and name not in (".", "..")
+
+
+def _distinct(prefix: str, *parts: str) -> str:
+    digest = hashlib.sha256("/".join(parts).encode()).hexdigest()[:10]
+    readable = "-".join(parts)[: MAX_LENGTH - len(prefix) - len(digest) - 1]
+    return f"{prefix}{readable}-{digest}"

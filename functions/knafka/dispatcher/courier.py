@@ -1,0 +1,242 @@
+"""The courier: takes one event one step further, and says what is next.
+
+    SUBSCRIBER --delivered--> settled          --failed for good--> SINK, or TOPIC without one
+    SINK       --delivered--> settled          --failed for good--> TOPIC
+    TOPIC      --stored-----> settled          --not stored-------> TOPIC again, later
+
+One step is one attempt; the waiting in between is the drain's. A reply is stored in the Broker's
+topic before its event is settled (KN-BRK-11, KN-BRK-12). An event that even the dead-letter topic
+does not take stays unsettled for as long as that lasts (KN-DLV-09).
+
+Refused here: order, offsets and clocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from knafka.clients.log import LogWriter
+from knafka.clients.subscriber import Response, Subscriber, Target
+from knafka.core import dead_letter
+from knafka.core.contract import Egress, Sink
+from knafka.core.dead_letter import Failure, Origin
+from knafka.core.delivery import (
+    Done,
+    Outcome,
+    Reason,
+    Retry,
+    decide,
+    is_delivered,
+    retry_after_seconds,
+)
+from knafka.core.errors import DeliveryError, InvalidEvent, LogError
+from knafka.core.http_binding import reply_of, request_of
+from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
+from knafka.dispatcher.unsettled import Stage, Unsettled
+
+log = logging.getLogger(__name__)
+
+BURY_AGAIN: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Seconds between attempts to write a dead letter; the last one repeats."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the events of one drain."""
+
+    read: int = 0
+    filtered: int = 0
+    delivered: int = 0
+    retried: int = 0
+    buried: int = 0
+    replied: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    """Failed attempts by reason and status, such as `status 503` or `timeout`."""
+
+
+class Courier:
+    """Carries the events of one Trigger; `now` gives Unix time for the dead letters' story."""
+
+    def __init__(
+        self,
+        egress: Egress,
+        subscriber: Subscriber,
+        writer: LogWriter,
+        counts: Counts,
+        now: Callable[[], float],
+    ) -> None:
+        self._egress = egress
+        self._delivery = egress.delivery
+        self._subscriber = subscriber
+        self._writer = writer
+        self._counts = counts
+        self._now = now
+        self._target = _target(egress.subscriber)
+        self._sink = _target(egress.dead_letter_sink) if egress.dead_letter_sink else None
+        self._prefix = b"prefer: reply\r\nkn-namespace: %s\r\n" % egress.namespace.encode()
+
+    def prepare(self, event: Unsettled, envelope: Envelope) -> None:
+        """Make the request once, for every attempt to deliver the event (KN-DP-06, KN-DP-11)."""
+        head, event.body = request_of(envelope, self._delivery.format)
+        event.head = self._prefix + head
+        event.size = len(event.head) + len(event.body)
+
+    async def carry(self, event: Unsettled) -> Done | Retry:
+        """One attempt in the event's stage; `Retry` says when the next is due, in any stage."""
+        if event.stage is Stage.TOPIC:
+            return await self._bury(event)
+        if event.stage is Stage.SINK:
+            return await self._deliver_to_sink(event)
+        return await self._deliver(event)
+
+    def undecodable(self, event: Unsettled, error: InvalidEvent) -> None:
+        """The record holds no event: nobody can be sent it, its bytes are buried (CE-K8)."""
+        event.first_attempt = event.last_attempt = self._now()
+        event.failed = Outcome(failure=Reason.UNDECODABLE)
+        event.response_body = str(error).encode()
+        event.stage = Stage.TOPIC
+
+    async def _deliver(self, event: Unsettled) -> Done | Retry:
+        event.last_attempt = self._now()
+        if not event.attempts:
+            event.first_attempt = event.last_attempt
+        event.attempts += 1
+        outcome, body = await self._post(self._target, event)
+        decision = decide(outcome, event.tries, self._delivery)
+        if isinstance(decision, Done):
+            self._counts.delivered += 1
+            return decision
+        self._failed(outcome)
+        event.tries += 1
+        if isinstance(decision, Retry):
+            self._counts.retried += 1
+            return decision
+        event.failed = outcome
+        event.response_body = body
+        self._move(event, Stage.TOPIC if self._sink is None else Stage.SINK)
+        return Retry(0.0)
+
+    async def _deliver_to_sink(self, event: Unsettled) -> Done | Retry:
+        assert self._sink is not None
+        outcome, _ = await self._post(self._sink, event, wants_reply=False)
+        decision = decide(outcome, event.tries, self._delivery)
+        if isinstance(decision, Done):
+            self._counts.buried += 1
+            return decision
+        self._failed(outcome)
+        event.tries += 1
+        if isinstance(decision, Retry):
+            return decision
+        self._move(event, Stage.TOPIC)
+        return Retry(0.0)
+
+    async def _bury(self, event: Unsettled) -> Done | Retry:
+        record = event.record
+        draft = Draft(record.key(), self._story(event), record.value())
+        error = await self._append(self._egress.dead_letter_topic, draft)
+        if error is None:
+            self._counts.buried += 1
+            return Done()
+        event.tries += 1
+        wait = BURY_AGAIN[min(event.tries, len(BURY_AGAIN)) - 1]
+        log.error(
+            "%s is not written, so offset %d of partition %d stays uncommitted; again in %g s: %s",
+            self._egress.dead_letter_topic,
+            event.offset,
+            event.partition.number,
+            wait,
+            error,
+        )
+        return Retry(wait)
+
+    def _move(self, event: Unsettled, stage: Stage) -> None:
+        event.stage = stage
+        event.tries = 0
+        if stage is Stage.SINK:
+            envelope = read(self._story(event), event.record.value())
+            event.head, event.body = request_of(envelope, self._delivery.format)
+
+    def _story(self, event: Unsettled) -> RecordHeaders:
+        failed = event.failed
+        assert failed is not None
+        record = event.record
+        failure = Failure(
+            destination=self._target.url,
+            reason=failed.failure or Reason.STATUS,
+            attempts=event.attempts,
+            first_attempt=event.first_attempt,
+            last_attempt=event.last_attempt,
+            status=failed.status,
+            body=event.response_body,
+        )
+        origin = Origin(
+            self._egress.namespace,
+            self._egress.broker,
+            self._egress.trigger,
+            record.topic(),
+            record.partition(),
+            record.offset(),
+        )
+        return dead_letter.buried(record.headers() or [], failure, origin)
+
+    async def _post(
+        self, target: Target, event: Unsettled, wants_reply: bool = True
+    ) -> tuple[Outcome, bytes]:
+        try:
+            response = await self._subscriber.post(
+                target, event.head, event.body, self._delivery.timeout
+            )
+        except DeliveryError as error:
+            return Outcome(failure=Reason(error.reason)), b""
+        status = response.status
+        if not is_delivered(status):
+            return Outcome(status, retry_after=self._retry_after(response)), response.body
+        # A 202's body is no reply whatever it holds (data-plane table).
+        if not wants_reply or status == 202:
+            return Outcome(status), b""
+        return await self._reply(response), response.body
+
+    async def _reply(self, response: Response) -> Outcome:
+        try:
+            reply = reply_of(response.headers, response.body)
+        except InvalidEvent as error:
+            log.info("a malformed reply from %s: %s", self._target.url, error)
+            return Outcome(response.status, failure=Reason.MALFORMED_REPLY)
+        if reply is None:
+            return Outcome(response.status)
+        if problem := await self._append(self._egress.topic, reply):
+            log.warning("a reply from %s was not stored: %s", self._target.url, problem)
+            return Outcome(response.status, failure=Reason.REPLY_NOT_STORED)
+        self._counts.replied += 1
+        return Outcome(response.status)
+
+    async def _append(self, topic: str, draft: Draft) -> LogError | None:
+        stored: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
+
+        def reported(error: LogError | None) -> None:
+            if not stored.done():
+                stored.set_result(error)
+
+        try:
+            self._writer.append(topic, draft.key, draft.value, draft.headers, reported)
+        except LogError as error:
+            return error
+        return await stored
+
+    def _retry_after(self, response: Response) -> float | None:
+        if (value := response.header(b"retry-after")) is None:
+            return None
+        return retry_after_seconds(value, self._now())
+
+    def _failed(self, outcome: Outcome) -> None:
+        status = "" if outcome.status is None else f" {outcome.status}"
+        what = f"{outcome.failure or Reason.STATUS}{status}"
+        self._counts.failures[what] = self._counts.failures.get(what, 0) + 1
+
+
+def _target(sink: Sink) -> Target:
+    return Target.parse(sink.url, sink.ca_certs)

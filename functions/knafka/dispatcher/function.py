@@ -1,0 +1,213 @@
+"""The dispatcher as a function: `POST /drain` under ASGI (FN-2, FN-4, design: the drain).
+
+A drain is one request: it streams its progress as JSON lines and ends when it has been idle, when
+its budget is spent, when the caller hangs up or when the process is told to end. One process runs
+one drain at a time; a second one is answered 409.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from knafka import settings
+from knafka.clients.http_subscriber import HttpSubscriber
+from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_log import KafkaReader, KafkaWriter
+from knafka.clients.log import Assignment, LogReader, LogWriter
+from knafka.clients.subscriber import Subscriber
+from knafka.core import drain as contract
+from knafka.core.contract import Egress, parse_json
+from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.errors import InvalidDocument
+from knafka.dispatcher.drain import Drain
+from knafka.observability import Metric, prometheus_text
+from knafka.serving import Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+LIVENESS: Final = frozenset({"/health/liveness", "/healthz"})
+READINESS: Final = frozenset({"/health/readiness", "/readyz"})
+METRICS: Final = "/metrics"
+MAX_REQUEST_BYTES: Final = 64 * 1024
+STOP_TIMEOUT: Final = 4.0
+"""Seconds for dead letters and replies that are still being written at the end."""
+COUNTED: Final = ("read", "filtered", "delivered", "retried", "buried", "replied")
+
+
+class Dispatcher:
+    """One dispatcher: `new()` makes it, nothing is opened before `start`."""
+
+    def __init__(self) -> None:
+        self._egress: Egress
+        self._writer: LogWriter
+        self._subscriber: Subscriber
+        self._drain: Drain | None = None
+        self._running: asyncio.Task[DrainProgress] | None = None
+        self._totals: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
+
+    async def start(self, environment: Mapping[str, str]) -> None:
+        """Get ready to drain; raises `InvalidDocument` for a contract that can't be used."""
+        self._egress = settings.egress(environment)
+        self._writer = KafkaWriter(connection(self._egress.kafka))
+        self._subscriber = HttpSubscriber(limit=self._egress.max_in_flight)
+
+    def _open_reader(self, assignment: Assignment) -> LogReader:
+        egress = self._egress
+        return KafkaReader(connection(egress.kafka), egress.group, egress.topic, assignment)
+
+    def state(self) -> Mapping[str, Any]:
+        return {}
+
+    def interrupt(self) -> None:
+        """The process is to end: so is the drain, before the server waits for its response."""
+        if self._drain is not None:
+            self._drain.stop()
+
+    async def stop(self) -> None:
+        """End the drain, and close what was opened."""
+        self.interrupt()
+        if self._running is not None:
+            await asyncio.wait({self._running})
+        await self._writer.close(STOP_TIMEOUT)
+        await self._subscriber.close()
+
+    def alive(self) -> tuple[bool, str]:
+        """Whether a restart would not help."""
+        return True, "alive"
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether a drain may be asked for."""
+        return True, "ready"
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One HTTP request, as ASGI has it."""
+        method, path = scope["method"], scope["path"]
+        if path == contract.PATH:
+            if method != "POST":
+                await _answer(send, 405, b"drain with POST\n")
+            elif self._running is not None:
+                await _answer(send, 409, b"a drain is under way here\n")
+            else:
+                await self._handle_drain(receive, send)
+        elif method == "GET" and path in LIVENESS | READINESS:
+            await _answer(send, 200, b"OK\n")
+        elif method == "GET" and path == METRICS:
+            await _answer(send, 200, prometheus_text(self.metrics()))
+        else:
+            await _answer(send, 404, b"want POST /drain\n")
+
+    async def _handle_drain(self, receive: Receive, send: Send) -> None:
+        try:
+            request = await _request(receive)
+        except InvalidDocument as error:
+            await _answer(send, 400, f"{error}\n".encode())
+            return
+        if self._running is not None:
+            await _answer(send, 409, b"a drain is under way here\n")
+            return
+        drain = Drain(self._egress, self._open_reader, self._writer, self._subscriber, time.time)
+        running = asyncio.create_task(drain.run(request))
+        hung_up = asyncio.create_task(_disconnected(receive))
+        self._drain, self._running = drain, running
+        try:
+            await _start(send, 200, b"application/x-ndjson")
+            while not running.done() and not hung_up.done():
+                await _line(send, drain.progress())
+                await asyncio.wait(
+                    {running, hung_up},
+                    timeout=contract.PROGRESS_INTERVAL,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            drain.stop()
+            await _line(send, await self._last(drain, running))
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            hung_up.cancel()
+            drain.stop()
+            # Cancelled by the server's deadline: the drain still gets to leave its group.
+            await asyncio.wait({running})
+            self._count(drain)
+            self._drain = self._running = None
+
+    async def _last(self, drain: Drain, running: asyncio.Task[DrainProgress]) -> DrainProgress:
+        try:
+            return await asyncio.shield(running)
+        except Exception as error:
+            log.exception("the drain of %s failed", self._egress.group)
+            return drain.progress(Ended.FAILED, f"{type(error).__name__}: {error}")
+
+    def _count(self, drain: Drain) -> None:
+        self._totals.update({name: getattr(drain.counts, name) for name in COUNTED})
+        self._failures.update(drain.counts.failures)
+
+    def metrics(self) -> Iterator[Metric]:
+        """KN-DP-15: what became of this Trigger's events, in this process."""
+        egress, live = self._egress, self._drain.counts if self._drain else None
+        labels = {
+            "namespace": egress.namespace,
+            "broker": egress.broker,
+            "trigger": egress.trigger,
+        }
+        totals, failures = Counter(self._totals), Counter(self._failures)
+        if live is not None:
+            totals.update({name: getattr(live, name) for name in COUNTED})
+            failures.update(live.failures)
+        yield Metric(
+            "knafka_dispatcher_events_total",
+            "Events by what became of them",
+            [({**labels, "outcome": name}, totals[name]) for name in COUNTED],
+        )
+        yield Metric(
+            "knafka_delivery_failures_total",
+            "Failed attempts by reason and status code",
+            [
+                ({**labels, "reason": reason, "code": code}, count)
+                for (reason, _, code), count in (
+                    (what.partition(" "), count) for what, count in sorted(failures.items())
+                )
+            ],
+        )
+
+
+async def _request(receive: Receive) -> DrainRequest:
+    body, more = b"", True
+    while more:
+        part = await receive()
+        body += part.get("body", b"")
+        more = part.get("more_body", False)
+        if len(body) > MAX_REQUEST_BYTES:
+            raise InvalidDocument("", "the request is too large")
+    return parse_json(DrainRequest, body.decode("utf-8", "replace")) if body else DrainRequest()
+
+
+async def _disconnected(receive: Receive) -> None:
+    with suppress(asyncio.CancelledError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+async def _start(send: Send, status: int, content_type: bytes) -> None:
+    headers = [(b"content-type", content_type)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    await _start(send, status, b"text/plain; charset=utf-8")
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _line(send: Send, progress: DrainProgress) -> None:
+    line = progress.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
+    await send({"type": "http.response.body", "body": line, "more_body": True})
+
+
+def new() -> Dispatcher:
+    """What func calls to get an instance (FN-2)."""
+    return Dispatcher()

@@ -1,0 +1,64 @@
+"""Lanes: which event may be sent next.
+
+Events of one lane go one at a time, in the order they were admitted; lanes don't know of each
+other. What makes a lane is the Trigger's order: a key, a partition, or nothing (then the lane is
+None and every event may go at once).
+
+A lane exists only while one of its events is under way, and needs a queue only when another one
+waits behind it: a topic of a million keys costs what is in flight, not a million lanes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Generic, TypeAlias, TypeVar
+
+from knafka.core.contract import Order
+
+Lane: TypeAlias = bytes | None
+T = TypeVar("T")
+
+WHOLE_PARTITION: Final = b""
+
+
+def lane_of(order: Order) -> Callable[[bytes | None], Lane]:
+    """How a record's key names its lane; lanes are kept by partition."""
+    if order is Order.PARTITION:
+        return lambda key: WHOLE_PARTITION
+    if order is Order.NONE:
+        return lambda key: None
+    return lambda key: key or None
+
+
+class Lanes(Generic[T]):
+    """The lanes of one partition."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, deque[T] | None] = {}
+
+    def admit(self, lane: Lane, event: T) -> bool:
+        """Whether `event` may go now; if not, a later `release` returns it."""
+        if lane is None:
+            return True
+        waiting = self._waiting
+        if lane not in waiting:
+            waiting[lane] = None
+            return True
+        queue = waiting[lane]
+        if queue is None:
+            queue = waiting[lane] = deque()
+        queue.append(event)
+        return False
+
+    def release(self, lane: Lane) -> T | None:
+        """The lane's event is settled: the one that may go now, if any waits."""
+        if lane is None:
+            return None
+        queue = self._waiting[lane]
+        if queue:
+            return queue.popleft()
+        del self._waiting[lane]
+        return None

@@ -1,0 +1,212 @@
+"""Child processes: one that runs (`Child`), and one that is kept running (`Supervised`).
+
+Every child has its own process group, so that Ctrl-C reaches only us, and dies with us. What it
+prints goes to its log file, and line by line to whoever wants to show it.
+Refused here: knowing what a child does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Final, Protocol, TypeAlias
+
+from knafka.core.errors import KnafkaError
+from knafka.local.http import HOST
+from knafka.local.processes import die_with_parent
+
+STOP_TIMEOUT: Final = 10.0
+"""Seconds from SIGTERM to SIGKILL: what a receiver or a dispatcher may take to finish."""
+FIRST_BACKOFF: Final = 0.2
+LONGEST_BACKOFF: Final = 5.0
+"""Seconds before a child that ended is started again; doubled each time it ends soon after."""
+STEADY: Final = 10.0
+"""Seconds that a child must run for the next backoff to be the first one again."""
+MAX_LOG_BYTES: Final = 10 * 1024 * 1024
+"""A log file that is larger when a child starts is set aside, so that two of them remain."""
+LONGEST_LINE: Final = 8192
+"""Bytes of one printed line that are shown; the log file has all of it."""
+
+Say: TypeAlias = Callable[[str], None]
+"""Is given one line for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run, and where."""
+
+    arguments: Sequence[str]
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """On top of our own."""
+    folder: Path | None = None
+    listener: socket.socket | None = None
+    """A listening socket to inherit, by the same descriptor."""
+
+
+class Child:
+    """A running process and all of its process group."""
+
+    running: ClassVar[set[Child]] = set()
+    """Every child of this process, for whoever has to end in a hurry."""
+
+    def __init__(self, process: asyncio.subprocess.Process, output: asyncio.Task[None]) -> None:
+        self._process = process
+        self._output = output
+        self.pid = process.pid
+        self.running.add(self)
+
+    @staticmethod
+    async def start(command: Command, show: Say | None = None) -> Child:
+        """Raises `OSError` if the program can't be run."""
+        command.log.parent.mkdir(parents=True, exist_ok=True)
+        if command.log.exists() and command.log.stat().st_size > MAX_LOG_BYTES:
+            command.log.replace(command.log.with_suffix(".old.log"))
+        with command.log.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command.arguments,
+                env={**os.environ, **_PYTHON, **command.environment},
+                cwd=command.folder,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE if show else log,
+                stderr=log,
+                pass_fds=() if command.listener is None else (command.listener.fileno(),),
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+        return Child(process, asyncio.create_task(_forward(process, command.log, show)))
+
+    async def wait(self) -> int:
+        """Wait until it ends; the exit code, negative for a signal."""
+        return await self._process.wait()
+
+    async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        """SIGTERM, and SIGKILL after `timeout` seconds, to the whole group."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._process.wait()
+        self.kill()
+        await self._process.wait()
+        self._output.cancel()
+        self.running.discard(self)
+
+    def kill(self) -> None:
+        """SIGKILL to what is left of the group, its own children included."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+_PYTHON = {
+    "PYTHONUNBUFFERED": "1",  # what a subscriber prints is shown when it prints it
+    # A console script beside our Python is found though its venv isn't activated.
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+}
+
+
+async def _forward(process: asyncio.subprocess.Process, log: Path, show: Say | None) -> None:
+    if show is None or process.stdout is None:
+        return
+    with log.open("ab", buffering=0) as file:
+        rest = b""
+        while data := await process.stdout.read(65_536):
+            file.write(data)
+            *lines, rest = (rest + data).split(b"\n")
+            rest = rest[:LONGEST_LINE]
+            for line in lines:
+                show(line[:LONGEST_LINE].decode(errors="replace"))
+
+
+class Runnable(Protocol):
+    """What can be kept running: a child, or Kafka."""
+
+    async def wait(self) -> int: ...
+    async def stop(self) -> None: ...
+
+
+class Supervised:
+    """Something that is started again, after a bounded backoff, whenever it ends by itself."""
+
+    def __init__(self, name: str, start: Callable[[], Awaitable[Runnable]], say: Say) -> None:
+        self._name = name
+        self._start = start
+        self._say = say
+        self._task = asyncio.create_task(self._run(), name=name)
+        self.restarts = 0
+        self.running = False
+
+    async def stop(self) -> None:
+        """Stop for good."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = FIRST_BACKOFF
+        while True:
+            started = loop.time()
+            how = await self._run_once()
+            if loop.time() - started > STEADY:
+                backoff = FIRST_BACKOFF
+            self._say(f"{self._name} {how}; starting it again in {backoff:g} s")
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, LONGEST_BACKOFF)
+            self.restarts += 1
+
+    async def _run_once(self) -> str:
+        """Run until it ends by itself, and say how."""
+        try:
+            runs = await self._start()
+        except (OSError, KnafkaError) as error:
+            return f"can't be started: {error}"
+        self.running = True
+        try:
+            return ended(await runs.wait())
+        finally:
+            self.running = False
+            await runs.stop()
+
+
+def ended(code: int) -> str:
+    """How a process ended, in words."""
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
+
+
+def listen(port: int = 0) -> socket.socket:
+    """A listening socket on this machine, to be inherited; port 0 takes a free one.
+
+    While we keep it open, connections to it wait, whether or not a child accepts them. Raises
+    `OSError` if the port is taken.
+    """
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen(socket.SOMAXCONN)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def port_of(listener: socket.socket) -> int:
+    return int(listener.getsockname()[1])
+
+
+def free_port() -> int:
+    """A port that was free just now, for a program that wants to bind it itself."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return port_of(probe)

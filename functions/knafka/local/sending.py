@@ -1,0 +1,209 @@
+"""Sending: events from the command line or a file, posted until each is accepted or given up.
+
+Refused here: hurrying a receiver that says 503. Its Retry-After is kept, and a 4xx is final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final
+
+from knafka.clients.http_subscriber import HttpSubscriber
+from knafka.clients.subscriber import Response, Subscriber, Target
+from knafka.core import json_format
+from knafka.core.delivery import retry_after_seconds
+from knafka.core.errors import DeliveryError, InvalidEvent, KnafkaError
+from knafka.core.event import Event, validate
+from knafka.core.http_binding import head_of
+
+CONNECTIONS: Final = 16
+"""Events under way at once: Kafka answers them together, and order is kept per key only for a
+sender who waits, so `--rate` or one connection is for those who need it."""
+TIMEOUT: Final = 30.0
+"""Seconds for one attempt; a receiver gives up on Kafka after ten."""
+RETRIES: Final = 20
+FIRST_BACKOFF: Final = 0.2
+LONGEST_BACKOFF: Final = 5.0
+"""Seconds; twenty of them outlast a restart of Kafka by a minute."""
+RETRIED: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+
+
+class BadInput(KnafkaError):
+    """An event that can't be sent as it is written."""
+
+
+def sample(attributes: Mapping[str, str], data: bytes | None, number: int) -> Event:
+    """The `number`-th event of a row; `{n}` in id, subject and data becomes the number.
+
+    Raises `BadInput` with every rule of CloudEvents that it breaks (CE-H12).
+    """
+    spelt = {name: value.replace("{n}", str(number)) for name, value in attributes.items()}
+    defaults = {
+        "specversion": "1.0",
+        "id": str(uuid.uuid4()),
+        "source": "knafka-cli",
+        "type": "dev.knafka.sample",
+    }
+    filled = None if data is None else data.replace(b"{n}", str(number).encode())
+    if filled is not None:
+        is_json = _is_json(filled)
+        defaults["datacontenttype"] = "application/json" if is_json else "text/plain"
+    event = Event({**defaults, **spelt}, filled)
+    try:
+        validate(event.attributes)
+    except InvalidEvent as error:
+        raise BadInput(str(error)) from None
+    return event
+
+
+def events_of(lines: Iterable[bytes], name: str) -> Iterator[Event]:
+    """The events of NDJSON, one structured event a line; empty lines are skipped.
+
+    Raises `BadInput` that names the line.
+    """
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield json_format.read(line.strip())
+            except InvalidEvent as error:
+                raise BadInput(f"{name}, line {number}: {error}") from None
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one event at last; `status` is None if nobody answered."""
+
+    event: Event
+    status: int | None
+    text: str
+    attempts: int
+
+    @property
+    def accepted(self) -> bool:
+        return self.status == HTTPStatus.ACCEPTED
+
+    def __str__(self) -> str:
+        about = f"{self.event.attributes['type']} {self.event.attributes['id']}"
+        tried = f" after {self.attempts} attempts" if self.attempts > 1 else ""
+        if self.status is None:
+            return f"not sent  {about}: {self.text}{tried}"
+        reason = f": {self.text}" if self.text and not self.accepted else ""
+        return f"{self.status} {HTTPStatus(self.status).phrase}  {about}{reason}{tried}"
+
+
+@dataclass(slots=True)
+class Summary:
+    """All answers, counted."""
+
+    statuses: Counter[int | None] = field(default_factory=Counter)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def all_accepted(self) -> bool:
+        return set(self.statuses) <= {HTTPStatus.ACCEPTED}
+
+    def __str__(self) -> str:
+        seconds = max(time.monotonic() - self.began, 1e-6)
+        total = sum(self.statuses.values())
+        accepted = self.statuses[HTTPStatus.ACCEPTED]
+        others = "".join(
+            f", {count} × {status or 'no answer'}"
+            for status, count in sorted(self.statuses.items(), key=str)
+            if status != HTTPStatus.ACCEPTED
+        )
+        speed = f"{total / seconds:.0f} a second"
+        return f"{accepted} of {total} accepted{others} in {seconds:.1f} s ({speed})"
+
+
+async def send(
+    events: Iterable[Event],
+    url: str,
+    show: Callable[[Answer], None],
+    *,
+    retry: bool = True,
+    rate: float | None = None,
+    connections: int = CONNECTIONS,
+) -> Summary:
+    """Post every event to `url`, at most `rate` a second; `show` is given each answer.
+
+    Raises `InvalidDocument` for a URL that can't be used, and `BadInput` from the events.
+    """
+    target = Target.parse(url)
+    subscriber = HttpSubscriber(limit=connections)
+    summary = Summary()
+    source = _paced(events, rate)
+
+    async def work() -> None:
+        # One generator feeds all workers; they take turns, as it never runs in two at once.
+        while (event := await _next(source, turn)) is not None:
+            answer = await _post(subscriber, target, event, RETRIES if retry else 0)
+            summary.statuses[answer.status] += 1
+            show(answer)
+
+    turn = asyncio.Lock()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(connections):
+                group.create_task(work())
+    except* KnafkaError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await subscriber.close()
+    return summary
+
+
+async def _next(source: AsyncIterator[Event], turn: asyncio.Lock) -> Event | None:
+    async with turn:
+        return await anext(source, None)
+
+
+async def _paced(events: Iterable[Event], rate: float | None) -> AsyncIterator[Event]:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for number, event in enumerate(events):
+        if rate is not None:
+            await asyncio.sleep(began + number / rate - loop.time())
+        yield event
+
+
+async def _post(subscriber: Subscriber, target: Target, event: Event, retries: int) -> Answer:
+    head = head_of(event.attributes)
+    backoff = FIRST_BACKOFF
+    attempt = 1
+    while True:
+        wait = backoff
+        try:
+            response = await subscriber.post(target, head, event.data or b"", TIMEOUT)
+        except DeliveryError as error:
+            answer = Answer(event, None, str(error), attempt)
+        else:
+            text = response.body.decode(errors="replace").strip()
+            answer = Answer(event, response.status, text[:500], attempt)
+            if response.status not in RETRIED:
+                return answer
+            wait = max(wait, _asked_to_wait(response))
+        if attempt > retries:
+            return answer
+        await asyncio.sleep(wait)
+        backoff = min(2 * backoff, LONGEST_BACKOFF)
+        attempt += 1
+
+
+def _asked_to_wait(response: Response) -> float:
+    value = response.header(b"retry-after")
+    return (retry_after_seconds(value, time.time()) or 0.0) if value else 0.0

@@ -1,0 +1,50 @@
+"""Observability: counters in plain integers, shown as Prometheus text.
+
+A hot path adds to an attribute or a dict, nothing else; names and labels are put together when
+somebody asks. Refused here: a registry that everything shares. Each function owns its counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric family and its samples."""
+
+    name: str
+    help: str
+    samples: Iterable[tuple[Labels, float]]
+    kind: Literal["counter", "gauge"] = "counter"
+
+
+def prometheus_text(metrics: Iterable[Metric]) -> bytes:
+    """The text exposition format, version 0.0.4."""
+    lines: list[str] = []
+    for metric in metrics:
+        lines.append(f"# HELP {metric.name} {metric.help}")
+        lines.append(f"# TYPE {metric.name} {metric.kind}")
+        for labels, value in metric.samples:
+            inner = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+            lines.append(f"{metric.name}{{{inner}}} {value:g}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def log_to_stderr(level: str) -> None:
+    """One line per log record, on stderr, for the whole process."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )

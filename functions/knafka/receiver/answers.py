@@ -1,0 +1,83 @@
+"""What a receiver answers (KN-DP-09), each made once and ready for the wire."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+
+class Answer:
+    """A whole HTTP response; `wire` and `closing` are its bytes, the latter for a last answer."""
+
+    __slots__ = ("body", "closing", "headers", "status", "wire")
+
+    def __init__(
+        self, status: HTTPStatus, text: str = "", headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        self.status = status.value
+        self.body = f"{text}\n".encode() if text else b""
+        if self.body:
+            headers = ((b"content-type", b"text/plain; charset=utf-8"), *headers)
+        self.headers = (*headers, (b"content-length", b"%d" % len(self.body)))
+        head = b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
+        head += b"".join(b"%s: %s\r\n" % header for header in self.headers)
+        self.wire = head + b"\r\n" + self.body
+        self.closing = head + b"connection: close\r\n\r\n" + self.body
+
+
+_ALLOW = (b"allow", b"POST, OPTIONS")
+
+ACCEPTED: Final = Answer(HTTPStatus.ACCEPTED)
+OPTIONS: Final = Answer(
+    HTTPStatus.OK,
+    headers=(_ALLOW, (b"webhook-allowed-origin", b"*"), (b"webhook-allowed-rate", b"*")),
+)
+"""The webhook handshake of KN-DP-07."""
+HEALTHY: Final = Answer(HTTPStatus.OK, "OK")
+NOT_READY: Final = Answer(HTTPStatus.SERVICE_UNAVAILABLE, "Kafka has not answered yet")
+NOT_FOUND: Final = Answer(
+    HTTPStatus.NOT_FOUND, "no Broker is served at this path: want /{namespace}/{broker}"
+)
+NOT_ALLOWED: Final = Answer(
+    HTTPStatus.METHOD_NOT_ALLOWED, "send events with POST", headers=(_ALLOW,)
+)
+BATCH: Final = Answer(
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    "batches are not accepted: send each event in binary or structured mode",
+)
+HEADERS_TOO_LARGE: Final = Answer(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request's headers are too large"
+)
+MALFORMED: Final = Answer(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1")
+TIMED_OUT: Final = Answer(HTTPStatus.REQUEST_TIMEOUT, "the rest of the request did not arrive")
+UNAVAILABLE: Final = Answer(
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "Kafka did not take the event: send it again",
+    headers=((b"retry-after", b"2"),),
+)
+BUSY: Final = Answer(
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "too many events wait for Kafka: send this one again",
+    headers=((b"retry-after", b"1"),),
+)
+
+
+def invalid(problem: str) -> Answer:
+    """400 with the reason; bounded, since a sender's own text is quoted in it."""
+    return Answer(HTTPStatus.BAD_REQUEST, problem[:2000])
+
+
+def too_large(limit: int) -> Answer:
+    return Answer(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"an event may have {limit} bytes, headers included"
+    )
+
+
+def plain(body: bytes) -> Answer:
+    """200 with a text for machines."""
+    return Answer(HTTPStatus.OK, body.decode().removesuffix("\n"))
+
+
+def probed(digest: bytes) -> Answer:
+    """The answer to Knative's network probe: it wants its hash back (KN-BRK-21)."""
+    return Answer(HTTPStatus.OK, headers=((b"k-network-hash", digest),))

@@ -1,0 +1,118 @@
+"""The receiver as a function: the ASGI contract of func and functions-framework (FN-2, FN-4).
+
+`start(environment)` connects, `handle(scope, receive, send)` answers one request, `ready()` and
+`alive()` tell the platform, `stop()` finishes what is in flight. The fast way in shares all of it
+but `handle`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from knafka import settings
+from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_log import KafkaWriter
+from knafka.clients.log import LogWriter
+from knafka.core.contract import Kafka
+from knafka.receiver import answers
+from knafka.receiver.answers import Answer
+from knafka.receiver.protocol import Connections
+from knafka.receiver.reception import Reception
+from knafka.serving import Receive, Scope, Send
+
+PROBE_TIMEOUT: Final = 2.0
+"""Seconds to wait for Kafka's first answer before asking again."""
+STOP_TIMEOUT: Final = 5.0
+"""Seconds for what is in flight at the end; with the server's own four it stays below ten."""
+
+
+class Receiver:
+    """One receiver: `new()` makes it, nothing is opened before `start`."""
+
+    reception: Reception
+
+    def __init__(self) -> None:
+        self._writers: dict[Kafka, LogWriter] = {}
+        self._probe: asyncio.Task[None] | None = None
+
+    async def start(self, environment: Mapping[str, str]) -> None:
+        """Connect to Kafka; raises `InvalidDocument` for a contract that can't be used."""
+        ingresses = settings.ingresses(environment)
+        for ingress in ingresses:
+            if ingress.kafka not in self._writers:
+                self._writers[ingress.kafka] = KafkaWriter(connection(ingress.kafka))
+        self.reception = Reception(ingresses, [self._writers[each.kafka] for each in ingresses])
+        self._connections = Connections(self.reception, asyncio.get_running_loop())
+        self._probe = asyncio.create_task(self._wait_for_kafka())
+
+    async def _wait_for_kafka(self) -> None:
+        for writer in self._writers.values():
+            while True:
+                if await writer.reachable(PROBE_TIMEOUT):
+                    break
+                await asyncio.sleep(PROBE_TIMEOUT / 10)
+        self.reception.ready = True
+
+    def state(self) -> Mapping[str, Any]:
+        """What the fast way in needs of a started receiver."""
+        return {"connections": self._connections}
+
+    def interrupt(self) -> None:
+        """Nothing takes long here: connections are answered as Kafka acknowledges."""
+
+    async def stop(self) -> None:
+        """Finish what is in flight, within `STOP_TIMEOUT`."""
+        self._connections.close()
+        if self._probe is not None:
+            self._probe.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._probe
+        await asyncio.gather(*(writer.close(STOP_TIMEOUT) for writer in self._writers.values()))
+
+    def alive(self) -> tuple[bool, str]:
+        """Whether a restart would not help."""
+        return True, "alive"
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether Kafka has answered (UX-3)."""
+        return (True, "ready") if self.reception.ready else (False, "Kafka has not answered yet")
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One HTTP request, as ASGI has it."""
+        path = scope["path"].encode()
+        answer = await self._answer(scope, path, receive)
+        await send(
+            {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
+        )
+        await send({"type": "http.response.body", "body": answer.body})
+
+    async def _answer(self, scope: Scope, path: bytes, receive: Receive) -> Answer:
+        limit, refusal = self.reception.body_limit(path)
+        parts, size, more = [], 0, True
+        while more:
+            part = await receive()
+            if part["type"] == "http.disconnect":
+                return self.reception.refuse(path, answers.MALFORMED)
+            parts.append(part.get("body", b""))
+            size += len(parts[-1])
+            more = part.get("more_body", False)
+            if size > limit:
+                return self.reception.refuse(path, refusal)
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def respond(answer: Answer) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        self.reception.handle(
+            scope["method"].encode(), path, scope["headers"], b"".join(parts), respond
+        )
+        return await answered
+
+
+def new() -> Receiver:
+    """What func calls to get an instance (FN-2)."""
+    return Receiver()

@@ -1,0 +1,264 @@
+"""HTTP/1.1 for the receiver, straight on llhttp: the fast way in.
+
+uvicorn runs it (`Config(http=...)`) and so keeps the sockets, the signals and the graceful stop;
+an event never passes through ASGI (docs/decisions/0003-receiver-below-asgi.md). One request is
+in memory at a time per connection unless the client pipelines; answers leave in the order of the
+requests, whatever order Kafka acknowledges in.
+
+Refused here: HTTP/2, upgrades, TLS (the mesh's or the ingress's), and requests that outgrow
+`Limits` or arrive too slowly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final, cast
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from knafka.receiver import answers
+from knafka.receiver.answers import Answer
+from knafka.receiver.reception import Reception
+
+IDLE_TIMEOUT: Final = 75.0
+"""Seconds that a connection may say nothing: longer than the usual client's keep-alive of 60."""
+REQUEST_TIMEOUT: Final = 30.0
+"""Seconds that a started request may stand still before it is given up."""
+SWEEP_INTERVAL: Final = 5.0
+"""Seconds between looks for silent connections: one timer for all of them."""
+PIPELINED: Final = 64
+"""Requests of one connection that may wait for Kafka; reading stops until they are answered."""
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Connections:
+    """What the connections of one server share: the reception, and one eye on their clocks."""
+
+    def __init__(self, reception: Reception, loop: asyncio.AbstractEventLoop) -> None:
+        self.reception = reception
+        self.loop = loop
+        self.receiving_bytes = 0
+        self.open: set[ReceiverProtocol] = set()
+        self._sweeper = loop.call_later(SWEEP_INTERVAL, self._sweep)
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for connection in list(self.open):
+            connection.expire(now)
+        self._sweeper = self.loop.call_later(SWEEP_INTERVAL, self._sweep)
+
+    def close(self) -> None:
+        self._sweeper.cancel()
+
+
+class _Slot:
+    """One request's place in the order of answers."""
+
+    __slots__ = ("answer", "head_only", "last")
+
+    def __init__(self, head_only: bool, last: bool) -> None:
+        self.answer: Answer | None = None
+        self.head_only = head_only
+        self.last = last
+
+
+class ReceiverProtocol(asyncio.Protocol):
+    """One client connection. uvicorn makes it, with its own keyword arguments."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._shared: Connections = app_state["connections"]
+        self._reception = self._shared.reception
+        self._limits = self._reception.limits
+        self._server = server_state.connections
+        self._time = self._shared.loop.time
+        self._parser = httptools.HttpRequestParser(self)
+        self._slots: deque[_Slot] = deque()
+        self._closing = False
+        self._stopping = False
+        self._reading = True
+        self._in_request = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._header_bytes = 0
+        self._url = b""
+        self._path = b""
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._body_limit = 0
+        self._expects_continue = False
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._heard = self._time()
+        self._shared.open.add(self)
+        self._server.add(self)  # type: ignore[arg-type]  # uvicorn names its own protocols only
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._forget_body()
+        self._shared.open.discard(self)
+        self._server.discard(self)
+
+    def eof_received(self) -> None:
+        pass
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = self._time()
+        if self._closing:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(answers.MALFORMED)
+        except httptools.HttpParserError:
+            if not self._closing:
+                self._refuse(answers.MALFORMED)
+
+    def pause_writing(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._reading and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # uvicorn's server
+
+    def shutdown(self) -> None:
+        """Answer what is under way, take no more, and close."""
+        self._stopping = True
+        if self._in_request:
+            return
+        if self._slots:
+            self._closing = True
+            self._slots[-1].last = True
+        else:
+            self._transport.close()
+
+    # httptools' parser
+
+    def on_message_begin(self) -> None:
+        self._in_request = True
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+        self._count_header(len(name) + len(value))
+        if len(name) == 6 and name.lower() == b"expect":
+            self._expects_continue = value.lower() == b"100-continue"
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > self._limits.header_bytes:
+            self._refuse(answers.HEADERS_TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        if self._closing:
+            return
+        path = self._url
+        if b"?" in path:
+            path = path[: path.index(b"?")]
+        if not path.startswith(b"/"):
+            path = _origin_form(path)
+        self._path = path
+        self._body_limit, _ = self._reception.body_limit(path)
+        if self._expects_continue:
+            self._transport.write(CONTINUE)
+
+    def on_body(self, body: bytes) -> None:
+        if self._closing:
+            return
+        size = len(body)
+        self._body.append(body)
+        self._body_bytes += size
+        shared = self._shared
+        shared.receiving_bytes += size
+        if self._body_bytes > self._body_limit:
+            self._refuse(self._reception.body_limit(self._path)[1])
+        elif shared.receiving_bytes > self._limits.in_flight_bytes:
+            self._refuse(answers.BUSY)
+
+    def on_message_complete(self) -> None:
+        if self._closing:
+            return
+        parts = self._body
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._forget_body()
+        method = self._parser.get_method()
+        last = self._stopping or not self._parser.should_keep_alive()
+        slot = _Slot(method == b"HEAD", last)
+        slots = self._slots
+        slots.append(slot)
+        headers, path = self._headers, self._path
+        self._begin()
+        self._in_request = False
+        self._closing = last
+
+        def respond(answer: Answer) -> None:
+            slot.answer = answer
+            if slots[0] is slot:
+                self._flush()
+
+        self._reception.handle(method, path, headers, body, respond)
+        if len(slots) >= PIPELINED and self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _forget_body(self) -> None:
+        self._shared.receiving_bytes -= self._body_bytes
+        self._body_bytes = 0
+        self._body = []
+
+    def _refuse(self, answer: Answer) -> None:
+        """Answer before the request is whole, and take no more from this connection."""
+        self._forget_body()
+        self._closing = True
+        slot = _Slot(False, True)
+        slot.answer = self._reception.refuse(self._path, answer)
+        self._slots.append(slot)
+        self._flush()
+
+    def _flush(self) -> None:
+        slots, transport = self._slots, self._transport
+        while slots and (answer := slots[0].answer) is not None:
+            slot = slots.popleft()
+            if transport.is_closing():
+                continue
+            wire = answer.closing if slot.last else answer.wire
+            transport.write(wire[: len(wire) - len(answer.body)] if slot.head_only else wire)
+            if slot.last:
+                transport.close()
+        if not self._reading and len(slots) < PIPELINED // 2 and not transport.is_closing():
+            self._reading = True
+            transport.resume_reading()
+
+    def expire(self, now: float) -> None:
+        """Close a connection that has been silent for too long; called every few seconds."""
+        silent = now - self._heard
+        if self._in_request:
+            if silent > REQUEST_TIMEOUT and not self._closing:
+                self._refuse(answers.TIMED_OUT)
+        elif not self._slots and silent > IDLE_TIMEOUT:
+            self._transport.close()
+
+
+def _origin_form(url: bytes) -> bytes:
+    """The path of an absolute-form target, which HTTP/1.1 servers must accept."""
+    _, found, rest = url.partition(b"://")
+    return b"/" + rest.partition(b"/")[2] if found else url

@@ -1,0 +1,206 @@
+"""Reception: what a request to a receiver means and what becomes of it.
+
+The two ways in (`protocol`, `function`) hand over a whole request and a callback; the answer comes
+at once or when Kafka has acknowledged. Memory is bounded by `Limits`: what doesn't fit is answered
+503 with Retry-After, never queued. Nothing is answered 202 that Kafka has not (KN-BRK-07).
+
+Refused here: sockets, parsing HTTP, retrying a failed append (the sender does, and knows better).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from knafka.clients.log import LogWriter
+from knafka.core.contract import Ingress
+from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
+from knafka.core.http_binding import record_of
+from knafka.observability import Labels, Metric, prometheus_text
+from knafka.receiver import answers
+from knafka.receiver.answers import Answer
+
+log = logging.getLogger(__name__)
+
+HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
+Respond: TypeAlias = Callable[[Answer], None]
+
+LIVENESS: Final = frozenset({b"/health/liveness", b"/healthz"})
+READINESS: Final = frozenset({b"/health/readiness", b"/readyz"})
+METRICS: Final = b"/metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a receiver holds at most; together they bound its memory."""
+
+    in_flight: int = 10_000
+    """Events that wait for Kafka; a second's worth at full speed is about this many."""
+    in_flight_bytes: int = 64 * 1024 * 1024
+    """Bodies being received, and bodies that wait for Kafka, each."""
+    header_bytes: int = 64 * 1024
+    """Header names and values of one request; common servers allow 8 to 64 KiB."""
+
+
+class Entrance:
+    """One Broker's way in, and what was answered there by status code."""
+
+    __slots__ = ("answered", "ingress", "too_large")
+
+    def __init__(self, ingress: Ingress) -> None:
+        self.ingress = ingress
+        self.answered: Counter[int] = Counter()
+        self.too_large = answers.too_large(ingress.max_event_bytes)
+
+
+class Reception:
+    """All Brokers that one receiver serves; `writers` has the log of each, in the same order."""
+
+    def __init__(
+        self,
+        ingresses: Sequence[Ingress],
+        writers: Sequence[LogWriter],
+        limits: Limits = Limits(),
+    ) -> None:
+        self.limits = limits
+        self.max_event_bytes = max((each.max_event_bytes for each in ingresses), default=0)
+        self.ready = False
+        self._entrances = {
+            ingress.path.encode(): (Entrance(ingress), writer)
+            for ingress, writer in zip(ingresses, writers, strict=True)
+        }
+        self._waiting_bytes = 0
+        self._unrouted: Counter[int] = Counter()
+
+    def handle(
+        self, method: bytes, path: bytes, headers: HttpHeaders, body: bytes, respond: Respond
+    ) -> None:
+        """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
+        found = self._entrances.get(path) or self._entrances.get(path.removesuffix(b"/"))
+        if found is None:
+            respond(self._elsewhere(method, path))
+            return
+        entrance, writer = found
+        if method == b"POST":
+            self._receive(entrance, writer, headers, body, respond)
+            return
+        answer = _handshake(method, headers)
+        entrance.answered[answer.status] += 1
+        respond(answer)
+
+    def _receive(
+        self,
+        entrance: Entrance,
+        writer: LogWriter,
+        headers: HttpHeaders,
+        body: bytes,
+        respond: Respond,
+    ) -> None:
+        size = len(body)
+        limits = self.limits
+
+        def settle(answer: Answer) -> None:
+            entrance.answered[answer.status] += 1
+            respond(answer)
+
+        def reported(error: LogError | None) -> None:
+            self._waiting_bytes -= size
+            settle(answers.ACCEPTED if error is None else _refusal(entrance, error))
+
+        if size > entrance.ingress.max_event_bytes:
+            settle(entrance.too_large)
+        elif (
+            writer.in_flight >= limits.in_flight
+            or self._waiting_bytes + size > limits.in_flight_bytes
+        ):
+            settle(answers.BUSY)
+        else:
+            try:
+                draft = record_of(headers, body)
+                writer.append(
+                    entrance.ingress.topic, draft.key, draft.value, draft.headers, reported
+                )
+            except UnsupportedContentMode:
+                settle(answers.BATCH)
+            except InvalidEvent as error:
+                settle(answers.invalid(str(error)))
+            except LogError as error:
+                settle(_refusal(entrance, error))
+            else:
+                self._waiting_bytes += size
+
+    def refuse(self, path: bytes, answer: Answer) -> Answer:
+        """Count an answer that a way in gives by itself, before the request is whole."""
+        found = self._entrances.get(path)
+        counts = self._unrouted if found is None else found[0].answered
+        counts[answer.status] += 1
+        return answer
+
+    def body_limit(self, path: bytes) -> tuple[int, Answer]:
+        """How many bytes a request to this path may have, and the answer to more."""
+        found = self._entrances.get(path) or self._entrances.get(path.removesuffix(b"/"))
+        if found is None:
+            return self.max_event_bytes, answers.NOT_FOUND
+        entrance = found[0]
+        return entrance.ingress.max_event_bytes, entrance.too_large
+
+    def _elsewhere(self, method: bytes, path: bytes) -> Answer:
+        if method in (b"GET", b"HEAD"):
+            if path in LIVENESS:
+                return answers.HEALTHY
+            if path in READINESS:
+                return answers.HEALTHY if self.ready else answers.NOT_READY
+            if path == METRICS:
+                return answers.plain(prometheus_text(self.metrics()))
+        self._unrouted[answers.NOT_FOUND.status] += 1
+        return answers.NOT_FOUND
+
+    def metrics(self) -> Iterator[Metric]:
+        """KN-DP-15: what was accepted and what was refused, by Broker and status code."""
+        yield Metric(
+            "knafka_receiver_events_total",
+            "Requests to a Broker's path by the status code they were answered with",
+            [
+                (_labels(entrance.ingress, code), count)
+                for entrance, _ in self._entrances.values()
+                for code, count in sorted(entrance.answered.items())
+            ],
+        )
+        yield Metric(
+            "knafka_receiver_unrouted_total",
+            "Requests to no Broker's path by the status code they were answered with",
+            [({"code": str(code)}, count) for code, count in sorted(self._unrouted.items())],
+        )
+        yield Metric(
+            "knafka_receiver_waiting_bytes",
+            "Bytes of events that wait for Kafka's acknowledgement",
+            [({}, self._waiting_bytes)],
+            kind="gauge",
+        )
+
+
+def _labels(ingress: Ingress, code: int) -> Labels:
+    return {"namespace": ingress.namespace, "broker": ingress.broker, "code": str(code)}
+
+
+def _refusal(entrance: Entrance, error: LogError) -> Answer:
+    if error.too_large:
+        return entrance.too_large
+    if isinstance(error, LogFull):
+        return answers.BUSY
+    log.warning("an event for %s was not stored: %s", entrance.ingress.path, error)
+    return answers.UNAVAILABLE
+
+
+def _handshake(method: bytes, headers: HttpHeaders) -> Answer:
+    """Requests to a Broker's path that bring no event: OPTIONS (KN-DP-07), probes (KN-BRK-21)."""
+    if method == b"OPTIONS":
+        return answers.OPTIONS
+    if method == b"GET":
+        lowered = {name.lower(): value for name, value in headers}
+        if lowered.get(b"k-network-probe") == b"probe":
+            return answers.probed(lowered.get(b"k-network-hash", b""))
+    return answers.NOT_ALLOWED

@@ -1,0 +1,128 @@
+"""Serving: one function under uvicorn, from the command line or a supervisor.
+
+    python -m knafka.receiver               on HOST and PORT
+    python -m knafka.receiver --fd 3        on a listening socket that the parent opened
+
+The same functions start under functions-framework and func without any of this. Refused here: TLS
+and more than one process; Knative has both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from types import FrameType
+from typing import Any, Final, Protocol, TypeAlias
+
+import uvicorn
+
+from knafka import settings
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.observability import log_to_stderr
+
+GRACEFUL_TIMEOUT: Final = 4
+"""Seconds in which connections finish after SIGTERM; with a function's own stop it makes ten."""
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Function(Protocol):
+    """func's contract (FN-2), as far as serving needs it."""
+
+    async def start(self, environment: Mapping[str, str]) -> None: ...
+    async def stop(self) -> None: ...
+
+    def interrupt(self) -> None:
+        """The process is to end: begin with what takes time. Called on the event loop."""
+        ...
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    def state(self) -> Mapping[str, Any]:
+        """What the connections of a started function share (ASGI's lifespan state)."""
+        ...
+
+
+def asgi(function: Function, environment: Mapping[str, str]) -> Any:
+    """The function as an ASGI application with a lifespan."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(function, environment, scope, receive, send)
+        elif scope["type"] == "http":
+            await function.handle(scope, receive, send)
+
+    return application
+
+
+async def _lifespan(
+    function: Function,
+    environment: Mapping[str, str],
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+) -> None:
+    await receive()
+    try:
+        await function.start(environment)
+    except KnafkaError as error:
+        await send({"type": "lifespan.startup.failed", "message": f"error: {error}"})
+        return
+    scope["state"].update(function.state())
+    await send({"type": "lifespan.startup.complete"})
+    await receive()
+    await function.stop()
+    await send({"type": "lifespan.shutdown.complete"})
+
+
+def serve(function: Function, *, protocol: type[asyncio.Protocol] | None = None) -> None:
+    """Run until SIGTERM or SIGINT; `protocol` takes ASGI's place where it is given.
+
+    Exits with 2 and one line on stderr when the settings are not usable, with 3 when the contract
+    is not or the start failed.
+    """
+    options = argparse.ArgumentParser(
+        description=settings.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--fd", type=int, help="serve on this inherited listening socket")
+    fd: int | None = options.parse_args().fd
+    try:
+        listen = settings.listen(os.environ)
+        log_to_stderr(settings.log_level(os.environ))
+    except InvalidDocument as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    config = uvicorn.Config(
+        asgi(function, os.environ),
+        host=listen.host,
+        port=listen.port,
+        http=protocol or "httptools",
+        loop="uvloop",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACEFUL_TIMEOUT,
+    )
+    server = _Server(config, function)
+    server.run(sockets=None if fd is None else [socket.socket(fileno=fd)])
+    if not server.started:
+        sys.exit(3)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which tells the function of a signal before it waits for connections."""
+
+    def __init__(self, config: uvicorn.Config, function: Function) -> None:
+        super().__init__(config)
+        self._function = function
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        asyncio.get_running_loop().call_soon_threadsafe(self._function.interrupt)
+        super().handle_exit(sig, frame)

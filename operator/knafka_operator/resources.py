@@ -1,0 +1,269 @@
+"""Resources: the declared documents, as far as Knafka reads them.
+
+`parse_resource` turns decoded YAML or JSON into a Broker, a Trigger, a ConfigMap or a Knative
+Service, or says by path what is wrong with it, in upstream's words where upstream has some. It is
+as strict as `kubectl`: an unknown field of a spec is refused, what the API server adds to metadata
+and status is not.
+
+Refused here: looking anything up. A reference stays a reference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Final, Self, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from knafka.core.contract import AttributesFilter, Delivery, Filter, Model, parse
+from knafka.core.errors import InvalidDocument
+
+EVENTING: Final = "eventing.knative.dev/v1"
+SERVING: Final = "serving.knative.dev/v1"
+CORE: Final = "v1"
+
+BROKER_CLASS: Final = "eventing.knative.dev/broker.class"
+EXTERNAL_TOPIC: Final = "kafka.eventing.knative.dev/external.topic"
+DELIVERY_ORDER: Final = "kafka.eventing.knative.dev/delivery.order"
+AUTOSCALING: Final = "autoscaling.eventing.knative.dev/"
+"""Prefix of `class`, `min-scale`, `max-scale`, `lag-threshold` and so on: see `scaler`."""
+MAX_IN_FLIGHT: Final = "knafka.dev/max-in-flight"
+"""On a Trigger: attempts under way at once in one dispatcher. Ours, so in our domain."""
+LOCAL_COMMAND: Final = "local.knafka.dev/command"
+"""On a Knative Service: what the local mode runs in place of its image."""
+
+TOPIC_STATUS: Final = "default.topic"
+GROUP_STATUS: Final = "group.id"
+"""Keys of `status.annotations`: the names chosen once, read back for life (KN-BRK-19)."""
+
+BROKER_CLASSES: Final = frozenset({"Kafka", "kafka"})
+"""Classes that are ours: upstream's spelling and the mission's. Case matters, as upstream."""
+
+MAX_NAME: Final = 253
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?").fullmatch
+_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+
+
+def _problem(message: str) -> PydanticCustomError:
+    return PydanticCustomError("knafka", "{message}", {"message": message})
+
+
+def _name(name: str) -> str:
+    if _NAME(name) is None or len(name) > MAX_NAME:
+        raise _problem(f"invalid value: {name:.80}: want a-z, 0-9, '-' or '.', at most {MAX_NAME}")
+    return name
+
+
+def _namespace(name: str) -> str:
+    if _NAMESPACE(name) is None:
+        raise _problem(f"invalid value: {name:.80}: want a-z, 0-9 or '-', at most 63")
+    return name
+
+
+Namespace: TypeAlias = Annotated[str, AfterValidator(_namespace)]
+
+
+class Declared(Model):
+    """Part of a declared document; a field set to null is a field left out, as in the API server."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, document: object) -> object:
+        if isinstance(document, Mapping):
+            return {name: value for name, value in document.items() if value is not None}
+        return document
+
+
+class Observed(Declared):
+    """Part of a document of which others may know more fields than we do."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Metadata(Observed):
+    name: Annotated[str, AfterValidator(_name)]
+    namespace: Namespace = "default"
+    uid: str = ""
+    """Empty for a document that never was in a cluster."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
+    generation: int = 0
+
+
+class Status(Observed):
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class KReference(Declared):
+    """A reference to an object; no namespace: that of the object it stands in (KN-TRG-12)."""
+
+    api_version: Annotated[str, Field(min_length=1)]
+    kind: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1)]
+    namespace: Namespace | None = None
+
+
+class Destination(Declared):
+    """Where to send: a reference, an absolute URL, or a URL relative to the reference (KN-DST)."""
+
+    ref: KReference | None = None
+    uri: str | None = None
+    ca_certs: str | None = Field(default=None, alias="CACerts")
+    """PEM to trust beside the system's."""
+    audience: str | None = None
+
+    @model_validator(mode="after")
+    def _names_a_place(self) -> Self:
+        if self.ref is None and not self.uri:
+            raise _problem("expected at least one, got none: ref, uri")
+        try:
+            parts = urlsplit(self.uri or "")
+        except ValueError as error:
+            raise _problem(f"invalid value: {self.uri:.200}: uri: {error}") from None
+        if self.ref is None and not (parts.scheme in ("http", "https") and parts.netloc):
+            raise _problem(
+                f"invalid value: {self.uri:.200}: uri: want an absolute http or https URL, "
+                "or a ref for it to be relative to"
+            )
+        if self.ref is not None and (parts.scheme or parts.netloc):
+            raise _problem(
+                f"invalid value: {self.uri:.200}: uri: want a URL relative to ref, or no ref"
+            )
+        return self
+
+
+class DeliverySpec(Declared, Delivery):
+    """Declared delivery options; which were declared matters, `retry: 0` too (KN-BRK-15)."""
+
+    dead_letter_sink: Destination | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether any option is declared."""
+        return bool(self.model_fields_set)
+
+
+class Resource(Declared):
+    """What all documents have: a type, metadata, and a status that only operators write."""
+
+    api_version: str
+    kind: str
+    metadata: Metadata
+    status: Status = Status()
+
+    @property
+    def id(self) -> str:
+        """`namespace/name`."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+
+class BrokerSpec(Declared):
+    config: KReference | None = None
+    delivery: DeliverySpec = DeliverySpec()
+
+
+class Broker(Resource):
+    spec: BrokerSpec = BrokerSpec()
+
+
+class TriggerSpec(Declared):
+    broker: str = ""
+    broker_ref: KReference | None = None
+    filter: AttributesFilter = AttributesFilter()
+    filters: tuple[Filter, ...] = ()
+    subscriber: Destination
+    delivery: DeliverySpec = DeliverySpec()
+
+
+class Trigger(Resource):
+    spec: TriggerSpec
+
+    @property
+    def broker(self) -> str:
+        """The Broker's name, however it is referred to; it lives in the Trigger's namespace."""
+        reference = self.spec.broker_ref
+        return reference.name if reference else self.spec.broker
+
+
+class ConfigMap(Resource):
+    data: dict[str, str] = Field(default_factory=dict)
+    binary_data: dict[str, Any] = Field(default_factory=dict)
+    immutable: bool = False
+
+
+class EnvVar(Observed):
+    name: str
+    value: str = ""
+
+
+class Container(Observed):
+    env: tuple[EnvVar, ...] = ()
+
+
+class PodSpec(Observed):
+    containers: tuple[Container, ...] = ()
+
+
+class TemplateMetadata(Observed):
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class Template(Observed):
+    metadata: TemplateMetadata = TemplateMetadata()
+    spec: PodSpec = PodSpec()
+
+
+class ServiceSpec(Observed):
+    template: Template = Template()
+
+
+class Service(Resource):
+    """A Knative Service: only what the local mode needs to run it."""
+
+    spec: ServiceSpec = ServiceSpec()
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Those of the Service and of its template; the template's win."""
+        return {**self.metadata.annotations, **self.spec.template.metadata.annotations}
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment of its containers; what comes from a `valueFrom` is empty."""
+        return {
+            each.name: each.value
+            for container in self.spec.template.spec.containers
+            for each in container.env
+        }
+
+
+KINDS: Final[Mapping[tuple[str, str], type[Broker | Trigger | ConfigMap | Service]]] = {
+    (EVENTING, "Broker"): Broker,
+    (EVENTING, "Trigger"): Trigger,
+    (CORE, "ConfigMap"): ConfigMap,
+    (SERVING, "Service"): Service,
+}
+"""By apiVersion and kind: what is read here."""
+
+
+def parse_resource(document: object) -> Broker | Trigger | ConfigMap | Service | None:
+    """Read one declared document (decoded YAML or JSON); None: a kind that is none of ours.
+
+    Raises `InvalidDocument` with the path of the field: `spec.delivery.retry`.
+    """
+    if not isinstance(document, Mapping):
+        raise InvalidDocument("", "a document is an object with apiVersion, kind and metadata")
+    kind = KINDS.get((document.get("apiVersion"), document.get("kind")))
+    return None if kind is None else parse(kind, document)
+
+
+def is_ours(broker: Broker, classes: Collection[str] = BROKER_CLASSES) -> bool:
+    """Whether the Broker's class is one of `classes` (KN-BRK-04).
+
+    A Broker that names none has the class `""`: in a cluster that is for the default class to
+    settle, where there is only one implementation `classes` may hold it.
+    """
+    return broker.metadata.annotations.get(BROKER_CLASS, "") in classes

