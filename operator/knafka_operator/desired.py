@@ -1,14 +1,63 @@
-"""Desired: from declared documents to the contract and the topics; pure."""
+"""Desired: what should be, from what is declared: topics and the contract's entries.
+
+    Broker, ConfigMap, Defaults -> Topic, Ingress
+    Trigger, Broker, Topic, resolved sinks -> Egress, its dead-letter Topic
+
+Pure. Refused here: looking anything up. References are resolved before (`Sink`), a topic's owner is
+checked after, by whoever creates it (names that only differ in a dash can collide).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
 
-from knafka.core.contract import BackoffPolicy, Delivery, Egress, Ingress, Kafka, Sink
-from knafka_operator.resources import Broker, ConfigMap, Destination, Trigger
+from knafka.core import names
+from knafka.core.contract import BackoffPolicy, Delivery, Egress, Ingress, Kafka, Order, Sink
+from knafka.core.errors import InvalidDocument
+from knafka_operator.resources import (
+    CORE,
+    DELIVERY_ORDER,
+    EXTERNAL_TOPIC,
+    GROUP_STATUS,
+    MAX_IN_FLIGHT,
+    TOPIC_STATUS,
+    Broker,
+    ConfigMap,
+    DeliverySpec,
+    Destination,
+    Trigger,
+    annotation_path,
+)
 
-MAX_REPLICATION = 32_767
+MAX_REPLICATION: Final = 32_767
+"""Kafka keeps the factor in 16 bits."""
+
+DEFAULT_DELIVERY: Final = Delivery(
+    retry=10, backoff_policy=BackoffPolicy.EXPONENTIAL, backoff_delay=0.2
+)
+"""Upstream's `default-br-config` (KN-DLV-01)."""
+
+STORY_BYTES: Final = 16_384
+"""What a dead letter may be larger than its event: the attributes that tell how it failed."""
+
+KEPT_FOR_EVER: Final[Mapping[str, str]] = MappingProxyType(
+    # An event without data is a tombstone to compaction, so a dead letter is never compacted away
+    # (CE-K3). Nor does it expire: only the job that has tabled it deletes it.
+    {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+)
+
+ORDERS: Final[Mapping[str, Order]] = MappingProxyType(
+    {"ordered": Order.PARTITION, "unordered": Order.NONE, "key": Order.KEY}
+)
+"""The values of the annotation; `key` is ours, and the default."""
+
+PARTITIONS: Final = "default.topic.partitions"
+REPLICATION: Final = "default.topic.replication.factor"
+TOPIC_CONFIG: Final = "default.topic.config."
+BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +68,10 @@ class Defaults:
     partitions: int = 10
     replication: int = 3
     max_replication: int = MAX_REPLICATION
-    """No topic gets more copies, whatever is declared: there are no more Kafka nodes."""
+    """No topic gets more copies, whatever is declared; 1 where Kafka is a single node."""
     topic_config: Mapping[str, str] = field(default_factory=dict)
-    delivery: Delivery = Delivery(
-        retry=10, backoff_policy=BackoffPolicy.EXPONENTIAL, backoff_delay=0.2
-    )
+    delivery: Delivery = DEFAULT_DELIVERY
+    """For Triggers that declare no delivery and whose Broker declares none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +83,77 @@ class Topic:
     replication: int
     config: Mapping[str, str] = field(default_factory=dict)
     external: bool = False
-    """Somebody else's: used, never created, changed or deleted."""
+    """Somebody else's: used, but never created, changed or deleted; the counts are guesses."""
 
 
 def config_reference(broker: Broker) -> tuple[str, str] | None:
     """Namespace and name of the Broker's ConfigMap; None if it declares none."""
-    raise NotImplementedError
+    reference = broker.spec.config
+    if reference is None:
+        return None
+    if (reference.api_version, reference.kind) != (CORE, "ConfigMap"):
+        raise InvalidDocument(
+            "spec.config.kind",
+            f"invalid value: {reference.api_version} {reference.kind}: want v1 ConfigMap",
+        )
+    return reference.namespace or broker.metadata.namespace, reference.name
 
 
 def configured(config: ConfigMap | None, defaults: Defaults) -> Defaults:
-    """The defaults with a Broker's ConfigMap over them, `bootstrap.servers` included."""
-    raise NotImplementedError
+    """The defaults with a Broker's ConfigMap over them, its `bootstrap.servers` included.
+
+    Raises `InvalidDocument` with a path such as `data.default.topic.partitions`. A local mode that
+    has a Kafka of its own passes the ConfigMap to `broker_topic` only.
+    """
+    data = {} if config is None else config.data
+    kafka = defaults.kafka
+    if BOOTSTRAP_SERVERS in data:
+        kafka = kafka.model_copy(update={"bootstrap_servers": _servers(data[BOOTSTRAP_SERVERS])})
+    return replace(
+        defaults,
+        kafka=kafka,
+        partitions=_count(data, PARTITIONS, defaults.partitions, 2**31 - 1),
+        replication=_count(data, REPLICATION, defaults.replication, MAX_REPLICATION),
+        topic_config={**defaults.topic_config, **_topic_config(data)},
+    )
 
 
 def broker_topic(broker: Broker, config: ConfigMap | None, defaults: Defaults) -> Topic:
-    raise NotImplementedError
+    """The topic of a Broker: the one it names, the one it always had, or upstream's name for it."""
+    wanted = configured(config, defaults)
+    annotations = broker.metadata.annotations
+    external = annotations.get(EXTERNAL_TOPIC)
+    if external is not None:
+        path = annotation_path(EXTERNAL_TOPIC)
+        name = external
+    else:
+        path = "metadata.name"
+        name = broker.status.annotations.get(TOPIC_STATUS) or names.broker_topic(
+            broker.metadata.namespace, broker.metadata.name
+        )
+    if not names.is_topic(name):
+        raise InvalidDocument(
+            path,
+            f"invalid value: {name:.300}: want a topic's name, at most {names.MAX_LENGTH} of "
+            "A-Z, a-z, 0-9, '.', '_' and '-'",
+        )
+    return Topic(
+        name=name,
+        partitions=wanted.partitions,
+        replication=min(wanted.replication, wanted.max_replication),
+        config=wanted.topic_config,
+        external=external is not None,
+    )
 
 
 def ingress(broker: Broker, topic: Topic, defaults: Defaults) -> Ingress:
-    raise NotImplementedError
+    """What the receiver is told of one Broker."""
+    return Ingress(
+        namespace=broker.metadata.namespace,
+        broker=broker.metadata.name,
+        topic=topic.name,
+        kafka=defaults.kafka,
+    )
 
 
 def egress(
@@ -64,12 +164,67 @@ def egress(
     dead_letter_sink: Sink | None,
     defaults: Defaults,
 ) -> Egress:
-    raise NotImplementedError
+    """What the dispatcher is told of one Trigger.
+
+    `dead_letter_sink` is `dead_letter_destination`, resolved. Raises `InvalidDocument` for an
+    annotation that says nothing usable.
+    """
+    namespace, name = trigger.metadata.namespace, trigger.metadata.name
+    spec = _delivery_spec(trigger, broker)
+    declared = {"filter": trigger.spec.filter, "filters": trigger.spec.filters}
+    return Egress(
+        namespace=namespace,
+        broker=broker.metadata.name,
+        trigger=name,
+        topic=topic.name,
+        group=trigger.status.annotations.get(GROUP_STATUS) or names.trigger_group(namespace, name),
+        dead_letter_topic=names.dead_letter_topic(namespace, broker.metadata.name, name),
+        kafka=defaults.kafka,
+        subscriber=subscriber,
+        dead_letter_sink=dead_letter_sink,
+        delivery=defaults.delivery if spec is None else _delivery(spec),
+        order=_order(trigger),
+        **declared,
+        **_max_in_flight(trigger),
+    )
 
 
 def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | None:
-    raise NotImplementedError
+    """The dead letter sink that applies: the Broker's only if the Trigger declares no delivery."""
+    spec = _delivery_spec(trigger, broker)
+    return None if spec is None else spec.dead_letter_sink
 
 
 def dead_letter_topic(egress: Egress, topic: Topic) -> Topic:
-    raise NotImplementedError
+    """Where a Trigger's dead letters lie: like the Broker's topic, but nothing in it expires."""
+    config = {**topic.config, **KEPT_FOR_EVER}
+    if (limit := config.get("max.message.bytes", "")).isdecimal():
+        config["max.message.bytes"] = str(int(limit) + STORY_BYTES)
+    return Topic(
+        name=egress.dead_letter_topic,
+        partitions=topic.partitions,
+        replication=topic.replication,
+        config=config,
+    )
+
+
+def _delivery_spec(trigger: Trigger, broker: Broker) -> DeliverySpec | None:
+    """The one that applies, as a whole; None: neither declares any option (KN-BRK-15)."""
+    for spec in (trigger.spec.delivery, broker.spec.delivery):
+        if spec.is_set:
+            return spec
+    return None
+
+
+def _delivery(spec: DeliverySpec) -> Delivery:
+    return Delivery(**{name: getattr(spec, name) for name in Delivery.model_fields})
+
+
+def _order(trigger: Trigger) -> Order:
+    declared = trigger.metadata.annotations.get(DELIVERY_ORDER, "key")
+    if declared not in ORDERS:
+        raise InvalidDocument(
+            annotation_path(DELIVERY_ORDER),
+            f"invalid value: {declared:.80}: want {', '.join(ORDERS)}",
+        )
+    return ORDERS[declared]

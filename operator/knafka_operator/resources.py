@@ -15,10 +15,9 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from knafka.core.contract import AttributesFilter, Delivery, Filter, Model, parse
+from knafka.core.contract import AttributesFilter, Delivery, Filter, Model, parse, problem
 from knafka.core.errors import InvalidDocument
 
 EVENTING: Final = "eventing.knative.dev/v1"
@@ -47,27 +46,24 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?").fullmatch
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
-def _problem(message: str) -> PydanticCustomError:
-    return PydanticCustomError("knafka", "{message}", {"message": message})
-
-
 def _name(name: str) -> str:
     if _NAME(name) is None or len(name) > MAX_NAME:
-        raise _problem(f"invalid value: {name:.80}: want a-z, 0-9, '-' or '.', at most {MAX_NAME}")
+        raise problem(f"invalid value: {name:.80}: want a-z, 0-9, '-' or '.', at most {MAX_NAME}")
     return name
 
 
 def _namespace(name: str) -> str:
     if _NAMESPACE(name) is None:
-        raise _problem(f"invalid value: {name:.80}: want a-z, 0-9 or '-', at most 63")
+        raise problem(f"invalid value: {name:.80}: want a-z, 0-9 or '-', at most 63")
     return name
 
 
 Namespace: TypeAlias = Annotated[str, AfterValidator(_namespace)]
+Given: TypeAlias = Annotated[str, Field(min_length=1)]
 
 
 class Declared(Model):
-    """Part of a declared document; a field set to null is a field left out, as in the API server."""
+    """Part of a declared document; a field set to null is left out, as by the API server."""
 
     @model_validator(mode="before")
     @classmethod
@@ -85,7 +81,7 @@ class Observed(Declared):
 
 class Metadata(Observed):
     name: Annotated[str, AfterValidator(_name)]
-    namespace: Namespace = "default"
+    namespace: Annotated[Namespace, BeforeValidator(lambda value: value or "default")] = "default"
     uid: str = ""
     """Empty for a document that never was in a cluster."""
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -100,10 +96,10 @@ class Status(Observed):
 class KReference(Declared):
     """A reference to an object; no namespace: that of the object it stands in (KN-TRG-12)."""
 
-    api_version: Annotated[str, Field(min_length=1)]
-    kind: Annotated[str, Field(min_length=1)]
-    name: Annotated[str, Field(min_length=1)]
-    namespace: Namespace | None = None
+    api_version: Given
+    kind: Given
+    name: Given
+    namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
 
 
 class Destination(Declared):
@@ -118,20 +114,15 @@ class Destination(Declared):
     @model_validator(mode="after")
     def _names_a_place(self) -> Self:
         if self.ref is None and not self.uri:
-            raise _problem("expected at least one, got none: ref, uri")
+            raise problem("expected at least one, got none", "ref", "uri")
         try:
             parts = urlsplit(self.uri or "")
         except ValueError as error:
-            raise _problem(f"invalid value: {self.uri:.200}: uri: {error}") from None
-        if self.ref is None and not (parts.scheme in ("http", "https") and parts.netloc):
-            raise _problem(
-                f"invalid value: {self.uri:.200}: uri: want an absolute http or https URL, "
-                "or a ref for it to be relative to"
-            )
+            raise problem(f"invalid value: {self.uri:.200}, {error}", "uri") from None
         if self.ref is not None and (parts.scheme or parts.netloc):
-            raise _problem(
-                f"invalid value: {self.uri:.200}: uri: want a URL relative to ref, or no ref"
-            )
+            raise problem(f"absolute URL beside a ref: {self.uri:.200}: want a relative one", "uri")
+        if self.ref is None and not (parts.scheme in ("http", "https") and parts.netloc):
+            raise problem(f"relative URL without a ref: {self.uri:.200}: want http or https", "uri")
         return self
 
 
@@ -160,6 +151,11 @@ class Resource(Declared):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
 
+class _Type(Observed):
+    api_version: Given
+    kind: Given
+
+
 class BrokerSpec(Declared):
     config: KReference | None = None
     delivery: DeliverySpec = DeliverySpec()
@@ -170,22 +166,40 @@ class Broker(Resource):
 
 
 class TriggerSpec(Declared):
-    broker: str = ""
+    broker: Given
+    """The Broker's name, `brokerRef`'s if it is referred to that way."""
     broker_ref: KReference | None = None
     filter: AttributesFilter = AttributesFilter()
     filters: tuple[Filter, ...] = ()
     subscriber: Destination
     delivery: DeliverySpec = DeliverySpec()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_broker(cls, document: object) -> object:
+        if not isinstance(document, Mapping):
+            return document
+        given = {name: value for name, value in document.items() if value != ""}
+        match given:
+            case {"broker": _, "brokerRef": _}:
+                raise problem("expected exactly one, got both", "broker", "brokerRef")
+            case {"brokerRef": {"name": str(name)}}:
+                return {**given, "broker": name}
+        return given
+
 
 class Trigger(Resource):
     spec: TriggerSpec
 
-    @property
-    def broker(self) -> str:
-        """The Broker's name, however it is referred to; it lives in the Trigger's namespace."""
+    @model_validator(mode="after")
+    def _same_namespace(self) -> Self:
         reference = self.spec.broker_ref
-        return reference.name if reference else self.spec.broker
+        if reference and reference.namespace not in (None, self.metadata.namespace):
+            raise problem(
+                f"invalid value: {reference.namespace}, a Trigger's Broker is in its own namespace",
+                "spec.brokerRef.namespace",
+            )
+        return self
 
 
 class ConfigMap(Resource):
@@ -256,7 +270,8 @@ def parse_resource(document: object) -> Broker | Trigger | ConfigMap | Service |
     """
     if not isinstance(document, Mapping):
         raise InvalidDocument("", "a document is an object with apiVersion, kind and metadata")
-    kind = KINDS.get((document.get("apiVersion"), document.get("kind")))
+    named = parse(_Type, document)
+    kind = KINDS.get((named.api_version, named.kind))
     return None if kind is None else parse(kind, document)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from knafka.core.cesql import Value, compile_expression
 from knafka.core.errors import InvalidExpression
 

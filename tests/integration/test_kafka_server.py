@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -157,8 +158,12 @@ async def test_a_node_dies_with_its_killed_parent_and_its_directory_is_free_at_o
     parent.kill()
     await parent.wait()
 
-    await make_server(directory).start()
-    assert not runs(orphan)
+    try:
+        await make_server(directory).start()
+        assert not runs(orphan)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(orphan, signal.SIGKILL)
 
 
 async def test_a_node_that_ignores_sigterm_is_killed_in_bounded_time(

@@ -2,6 +2,9 @@
 
 import json
 import string
+from collections.abc import Callable
+from datetime import datetime
+from typing import Literal
 
 from cloudevents import kafka as sdk_kafka
 from cloudevents.conversion import to_binary, to_structured
@@ -13,6 +16,7 @@ from knafka.core import json_format
 from knafka.core.errors import InvalidEvent
 from knafka.core.event import Event, key_of, validate
 from knafka.core.http_binding import (
+    HttpHeaders,
     _read_carefully,  # what the fast path must agree with
     decode,
     encode,
@@ -24,14 +28,11 @@ from knafka.core.http_binding import (
 from knafka.core.kafka_binding import Draft, fits_binary, read, to_record
 
 legal_text = st.text(st.characters(exclude_categories=("Cc", "Cs", "Cn")), max_size=20)
-required_text = legal_text.filter(bool)
 plain_text = st.text(
     "".join(sorted(set(string.printable) - set(string.whitespace) - set('"%'))), min_size=1
 )
 sources = st.sampled_from(["/a/b", "urn:x:1", "https://e.org/ü?q=%20", "#"])
-times = st.datetimes(timezones=st.timezones()).map(
-    lambda time: time.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
-)
+times = st.datetimes(min_value=datetime(1000, 1, 1)).map(lambda time: f"{time.isoformat()}Z")
 media_types = st.sampled_from(
     [
         "application/json",
@@ -82,7 +83,9 @@ def events(draw: st.DrawFn, texts: st.SearchStrategy[str] = legal_text) -> Event
             },
         )
     )
-    data = draw(st.none() | st.binary(min_size=1) | json_bytes())
+    # Whitespace around JSON data belongs to a structured document; empty is none in HTTP.
+    raw = st.binary(min_size=1).map(lambda data: data.strip(b" \t\r\n") or b"x")
+    data = draw(st.none() | raw | json_bytes())
     validate(attributes)
     return Event(attributes, data)
 
@@ -110,7 +113,6 @@ def test_records_lose_nothing(event: Event) -> None:
 
 @given(events())
 def test_structured_to_record_to_binary_keeps_attributes_and_data(event: Event) -> None:
-    """Whitespace around JSON data belongs to the document, none is generated here."""
     document = json_format.write(event)
     draft = record_of([(b"content-type", b"application/cloudevents+json")], document)
     assert read_draft(draft) == event
@@ -118,22 +120,16 @@ def test_structured_to_record_to_binary_keeps_attributes_and_data(event: Event) 
 
 @given(events(), json_bytes())
 def test_spliced_json_data_are_found_again(event: Event, data: bytes) -> None:
-    """CE-H10: also NaN and lone surrogates, which other producers may write."""
-    document = json_format.write(Event(event.attributes, None))
-    whole = document[:-1] + b', "data" :\n' + data + b"\t}"
+    """CE-H10: also NaN, which other producers write."""
     attributes = {**event.attributes, "datacontenttype": "application/json"}
-    found = (
-        json_format.read(whole.replace(b'{"', b'{"datacontenttype":null,"', 1))
-        if ("datacontenttype" not in event.attributes)
-        else json_format.read(
-            json_format.write(Event(attributes, None))[:-1] + b',"data":' + data + b"}"
-        )
-    )
-    assert found == Event(attributes, data)
+    document = json_format.write(Event(attributes, None))[:-1] + b', "data" :\n' + data + b"\t}"
+    assert json_format.read(document) == Event(attributes, data)
 
 
 @given(events(), st.sampled_from([None, "json", "binary"]))
-def test_whatever_the_format_a_subscriber_gets_the_same_event(event: Event, mode: None) -> None:
+def test_whatever_the_format_a_subscriber_gets_the_same_event(
+    event: Event, mode: Literal["json", "binary"] | None
+) -> None:
     """KN-DLV-05"""
     draft = to_record(event)
     head, body = request_of(read(draft.headers, draft.value), mode)
@@ -144,7 +140,7 @@ def test_whatever_the_format_a_subscriber_gets_the_same_event(event: Event, mode
     assert read_draft(record_of(headers, body)) == event
 
 
-@given(st.text(st.characters(exclude_categories=("Cs",))))
+@given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_encoding_and_decoding_are_inverse(text: str) -> None:
     header = encode(text)
     assert decode(header.encode("ascii")) == text
@@ -231,22 +227,14 @@ def test_no_request_or_response_raises_anything_but_invalid_event(
 def test_the_fast_path_and_the_careful_one_agree(
     headers: list[tuple[bytes, bytes]], body: bytes
 ) -> None:
-    try:
-        careful = _read_carefully(headers, body)
-    except InvalidEvent as error:
+    def outcome(take: Callable[[HttpHeaders, bytes], Draft]) -> object:
         try:
-            record_of(headers, body)
-        except InvalidEvent as same:
-            assert str(same) == str(error)
-        else:
-            raise AssertionError("the fast path let it through") from error
-    else:
-        taken = record_of(headers, body)
-        assert (taken.key, sorted(taken.headers), taken.value) == (
-            careful.key,
-            sorted(careful.headers),
-            careful.value,
-        )
+            key, record_headers, value = take(headers, body)
+        except InvalidEvent as error:
+            return type(error), str(error)
+        return key, sorted(record_headers), value
+
+    assert outcome(record_of) == outcome(_read_carefully)
 
 
 @given(documents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from knafka.core.cesql import MAX_LENGTH, compile_expression
 from knafka.core.errors import InvalidExpression
 

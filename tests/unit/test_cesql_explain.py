@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from knafka.core.cesql import compile_expression
 
 EVENT = {"type": "order.created", "subject": "17", "amount": "ten"}

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from knafka.core.cesql import MAX_DEPTH, MAX_LENGTH, Evaluation, compile_expression
 from knafka.core.errors import InvalidExpression
 
-FRAMES = 500
+FRAMES = 450
 """What parsing, compiling and evaluating may take of Python's thousand."""
 
 NESTINGS: dict[str, Callable[[int], str]] = {
@@ -67,9 +68,9 @@ def test_the_deepest_nesting_allowed_fits_into_the_stack(nesting: Callable[[int]
 
 @pytest.mark.parametrize("nesting", NESTINGS.values(), ids=NESTINGS)
 def test_deeper_nesting_is_refused(nesting: Callable[[int], str]) -> None:
-    assert deepest(nesting) >= MAX_DEPTH // 4 - 1
+    assert deepest(nesting) >= MAX_DEPTH // 5
 
-    with pytest.raises(InvalidExpression, match="nested deeper than 100"), few_frames():
+    with pytest.raises(InvalidExpression, match="nested deeper than 64"), few_frames():
         compile_expression(nesting(1000))
 
 
@@ -82,7 +83,7 @@ def test_deeper_nesting_is_refused(nesting: Callable[[int], str]) -> None:
         ("0", " + 1", None),
         ("1", " * 1 + 0", 1),
         ("1", " = 1", True),
-        ("1", " LIKE '%'", False),
+        ("1", " LIKE '%'", True),
         ("TRUE", " IN (TRUE)", True),
         ("TRUE", " AND NOT FALSE", True),
         ("1", " + one", None),
@@ -97,7 +98,7 @@ def test_a_chain_as_long_as_the_text_allows_works(
         evaluation = compile_expression(text).evaluate({"one": "1"})
 
     assert evaluation.errors == ()
-    assert value is None or (value is False and " LIKE" in link) or evaluation == Evaluation(value)
+    assert value is None or evaluation == Evaluation(value)
 
 
 @pytest.mark.timeout(20)
@@ -130,8 +131,9 @@ def test_one_expression_serves_many_threads() -> None:
     def evaluate(n: int) -> None:
         expected = () if n % 2 else ("missingAttribute",)
         for _ in range(200):
-            if tuple(e.kind for e in expression.evaluate({"n": n}).errors) != expected:
-                wrong.append(n)
+            errors = expression.evaluate({"n": n}).errors
+            wrong.extend(n for _ in errors if errors[0].kind not in expected)
+            wrong.extend(n for _ in expected if not errors)
 
     threads = [threading.Thread(target=evaluate, args=(n,)) for n in range(4)]
     for thread in threads:

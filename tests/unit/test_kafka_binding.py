@@ -2,7 +2,6 @@
 
 import pytest
 
-from knafka.core import kafka_binding
 from knafka.core.errors import InvalidEvent, UnsupportedContentMode
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Draft, Envelope, Meanings, Mode, mode_of, read, to_record
@@ -211,8 +210,3 @@ def test_the_table_of_header_names_stays_bounded() -> None:
         assert meanings[f"{number}" * 100]
     assert len(meanings) <= 1024
     assert max(map(len, meanings)) <= 64
-
-
-def test_both_directions_agree_on_what_passes() -> None:
-    assert kafka_binding.passes("x-b3-traceid")
-    assert not kafka_binding.passes("X-B3-TraceId"), "callers lower the case"

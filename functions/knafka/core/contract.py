@@ -10,8 +10,11 @@ that changes while a Revision runs, and unresolved references: every URL is a UR
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -29,10 +32,11 @@ from pydantic import (
     ValidationError,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from knafka.core import cesql
 from knafka.core.errors import InvalidDocument, InvalidExpression
+from knafka.core.event import is_uri_reference
 
 MAX_EVENT_BYTES: Final = 1_000_000
 """Largest event a receiver takes by default, headers included: Kafka's own limit is 1 MiB."""
@@ -58,22 +62,37 @@ class Model(BaseModel):
 def _seconds(value: object) -> float:
     """Seconds of an ISO-8601 duration such as `PT0.2S`; years and months have no fixed length."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise _problem("a duration is text in ISO-8601 form, such as PT0.2S or PT5M")
-    if isinstance(value, int | float):
-        return float(value)
-    if (match := _DURATION(value)) is None:
-        raise _problem(f"invalid value: {value}: want an ISO-8601 duration, such as PT0.2S or PT5M")
+        raise problem("a duration is text in ISO-8601 form, such as PT0.2S or PT5M")
+    try:
+        seconds = float(value) if isinstance(value, int | float) else _parse_duration(value)
+    except OverflowError:
+        seconds = math.inf
+    if not math.isfinite(seconds):
+        raise problem("invalid value: want a finite duration")
+    return seconds
+
+
+def _parse_duration(text: str) -> float:
+    if (match := _DURATION(text)) is None:
+        raise problem(
+            f"invalid value: {text:.80}: want an ISO-8601 duration, such as PT0.2S or PT5M"
+        )
     return sum(float(count) * _UNITS[unit] for unit, count in match.groupdict().items() if count)
 
 
-def _problem(message: str) -> PydanticCustomError:
-    return PydanticCustomError("knafka", "{message}", {"message": message})
+def _format_duration(seconds: float) -> str:
+    """All digits, and no exponent, which ISO-8601 doesn't know: it reads back as the same float."""
+    whole, _, fraction = f"{Decimal(repr(seconds)):f}".partition(".")
+    return f"PT{whole}.{fraction}S" if fraction.strip("0") else f"PT{whole}S"
+
+
+def problem(message: str, *fields: str) -> PydanticCustomError:
+    """What a validator raises; `fields`, relative to what it validates, are told by full path."""
+    return PydanticCustomError("knafka", "{message}", {"message": message, "fields": fields})
 
 
 Duration: TypeAlias = Annotated[
-    float,
-    BeforeValidator(_seconds),
-    PlainSerializer(lambda seconds: f"PT{seconds:.9f}".rstrip("0").rstrip(".") + "S", str),
+    float, BeforeValidator(_seconds), PlainSerializer(_format_duration, str)
 ]
 """Seconds; written and read as an ISO-8601 duration."""
 
@@ -83,9 +102,12 @@ def _http_url(url: str) -> str:
         parts = urlsplit(url)
         port_is_fine = parts.port is None or parts.port > 0
     except ValueError as error:
-        raise _problem(f"invalid value: {url}: {error}") from None
+        raise problem(f"invalid value: {url}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_fine:
-        raise _problem(f"invalid value: {url}: want an absolute http or https URL")
+        raise problem(f"invalid value: {url}: want an absolute http or https URL")
+    if not is_uri_reference(url):
+        # urlsplit overlooks line breaks, an HTTP request would keep them.
+        raise problem(f"invalid value: {url!r}: want a URL without spaces, controls or quotes")
     return url
 
 
@@ -94,7 +116,7 @@ HttpUrl: TypeAlias = Annotated[str, AfterValidator(_http_url)]
 
 def _attribute_name(name: str) -> str:
     if _ATTRIBUTE_NAME(name) is None:
-        raise _problem(
+        raise problem(
             f"invalid attribute name: {name!r}: want a-z, then a-z or 0-9 (^[a-z][a-z0-9]*$)"
         )
     return name
@@ -111,7 +133,7 @@ def _cesql(text: str) -> str:
     try:
         cesql.compile_expression(text)
     except InvalidExpression as error:
-        raise _problem(f"invalid CESQL expression: {error.problem}") from None
+        raise problem(f"invalid CESQL expression: {error.problem}") from None
     return text
 
 
@@ -127,12 +149,19 @@ class Suffix(Model):
     suffix: Wanted
 
 
+def _not_empty(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
+    """Not a `min_length`: that also complains when there were filters, all of them broken."""
+    if not filters:
+        raise problem("want at least one filter")
+    return filters
+
+
 class All(Model):
-    all: Annotated[tuple[Filter, ...], Field(min_length=1)]
+    all: Annotated[tuple[Filter, ...], AfterValidator(_not_empty)]
 
 
 class Any_(Model):
-    any: Annotated[tuple[Filter, ...], Field(min_length=1)]
+    any: Annotated[tuple[Filter, ...], AfterValidator(_not_empty)]
 
 
 class Not(Model):
@@ -146,30 +175,38 @@ class CESQL(Model):
 DIALECTS: Final = ("exact", "prefix", "suffix", "all", "any", "not", "cesql")
 
 
-def _dialect(document: object) -> str:
+def _one_dialect(document: object) -> object:
+    """The document with its one dialect; those set to null are not there."""
     if not isinstance(document, dict):
-        by_type: dict[type, str] = {
-            Exact: "exact",
-            Prefix: "prefix",
-            Suffix: "suffix",
-            All: "all",
-            Any_: "any",
-            Not: "not",
-            CESQL: "cesql",
-        }
-        return _tag(by_type.get(type(document), ""))
-    present = [name for name in document if document[name] is not None]
+        return document
+    present = {name: value for name, value in document.items() if value is not None}
     unknown = [name for name in present if name not in DIALECTS]
     if unknown:
-        raise _problem(
+        raise problem(
             f"unknown filter dialect {', '.join(map(repr, unknown))}: want one of "
             + ", ".join(DIALECTS)
         )
     if len(present) > 1:
-        raise _problem("multiple dialects found, filters can have only one dialect set")
+        raise problem("multiple dialects found, filters can have only one dialect set")
     if not present:
-        raise _problem("no dialect found: want one of " + ", ".join(DIALECTS))
-    return _tag(present[0])
+        raise problem("no dialect found: want one of " + ", ".join(DIALECTS))
+    return present
+
+
+def _dialect(filter_: object) -> str:
+    """Its tag; `_one_dialect` has refused objects with none or several."""
+    if isinstance(filter_, dict):
+        return _tag(next(iter(filter_)))
+    by_type: dict[type, str] = {
+        Exact: "exact",
+        Prefix: "prefix",
+        Suffix: "suffix",
+        All: "all",
+        Any_: "any",
+        Not: "not",
+        CESQL: "cesql",
+    }
+    return _tag(by_type.get(type(filter_), ""))
 
 
 def _tag(dialect: str) -> str:
@@ -190,6 +227,8 @@ Filter: TypeAlias = Annotated[
         custom_error_type="knafka",
         custom_error_message="a filter is an object with one dialect",
     ),
+    # Around the union: what a discriminator raises would come out as it is, without a path.
+    BeforeValidator(_one_dialect),
 ]
 """One declared filter: exactly one dialect (KN-TRG-10)."""
 
@@ -208,7 +247,7 @@ class BackoffPolicy(StrEnum):
 class Delivery(Model):
     """How hard to try (KN-DLV-01..06); the defaults are those of an empty delivery spec."""
 
-    retry: Annotated[int, Field(ge=0, strict=True)] = 0
+    retry: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] = 0
     """Attempts after the first one."""
     backoff_policy: BackoffPolicy = BackoffPolicy.EXPONENTIAL
     backoff_delay: Annotated[Duration, Field(ge=0)] = 1.0
@@ -295,7 +334,7 @@ def parse(model: type[M], document: object, path: str = "") -> M:
     Raises `InvalidDocument` whose message names every broken field by its path below `path`.
     """
     try:
-        return model.model_validate(document)
+        return model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         raise _invalid(error, path) from None
 
@@ -303,7 +342,7 @@ def parse(model: type[M], document: object, path: str = "") -> M:
 def parse_json(model: type[M], text: str) -> M:
     """`parse`, for JSON text such as an environment variable."""
     try:
-        return model.model_validate_json(text)
+        return model.model_validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
         raise _invalid(error, "") from None
 
@@ -311,7 +350,7 @@ def parse_json(model: type[M], text: str) -> M:
 def parse_ingresses(text: str) -> Sequence[Ingress]:
     """A receiver's contract: a JSON array of `Ingress`, one per Broker it serves."""
     try:
-        return TypeAdapter(tuple[Ingress, ...]).validate_json(text)
+        return TypeAdapter(tuple[Ingress, ...]).validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
         raise _invalid(error, "") from None
 
@@ -322,10 +361,50 @@ def dump(model: Model) -> dict[str, Any]:
 
 
 def _invalid(error: ValidationError, root: str) -> InvalidDocument:
-    problems = [(_path(root, each["loc"]), each["msg"]) for each in error.errors()]
-    path, problem = problems[0]
+    missing: list[str] = []
+    problems: list[tuple[str, str]] = []
+    for each in error.errors(include_url=False):
+        path = _path(root, each["loc"])
+        if each["type"] == "missing":
+            missing.append(path)
+        else:
+            problems.append(_told(path, each))
+    if missing:
+        problems.insert(0, (missing[0], f"missing field(s): {', '.join(missing)}"))
+    path, first = problems[0]
     others = "".join(f"; {other}: {text}" for other, text in problems[1:])
-    return InvalidDocument(path, problem + others)
+    return InvalidDocument(path, first + others)
+
+
+_WANTED: Final = {
+    "model_type": "an object",
+    "dict_type": "an object",
+    "tuple_type": "a list",
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "string_too_short": "a string that is not empty",
+    "too_short": "at least one entry",
+}
+"""What pydantic asks for in Python's words, in the words of a YAML file."""
+
+
+def _told(path: str, error: ErrorDetails) -> tuple[str, str]:
+    """The path and the sentence about one broken field, the way upstream words it."""
+    if fields := error.get("ctx", {}).get("fields"):
+        paths = [_path(path, (field,)) for field in fields]
+        named = f": {', '.join(paths)}" if len(paths) > 1 else ""
+        return paths[0], error["msg"] + named
+    if error["type"] == "extra_forbidden":
+        return path, "unknown field"
+    allowed = _WANTED.get(error["type"]) or error["msg"].removeprefix("Input should be ")
+    if allowed == error["msg"]:
+        return path, allowed
+    value = error["input"]
+    if not isinstance(value, str | int | float):
+        return path, f"invalid value: want {allowed}"
+    # Of the wrong type, "1" and 1 must look different.
+    shown = json.dumps(value) if error["type"].endswith("_type") else str(value)
+    return path, f"invalid value: {shown:.80}: want {allowed}"
 
 
 def _path(root: str, location: Sequence[str | int]) -> str:

@@ -44,9 +44,9 @@ _PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
 _PLAIN_TEXT = _PLAIN.decode()
 
 _NOT_AN_ATTRIBUTE = "ce-"
-_ORDINARY_CONTENT_TYPE = re.compile(
-    rb"(?!application/cloudevents)[!-~](?:[ -~]*[!-~])?", re.IGNORECASE
-).fullmatch
+_ORDINARY_CONTENT_TYPE = Meanings[bytes, object](
+    re.compile(rb"(?!application/cloudevents)[!-~](?:[ -~]*[!-~])?", re.IGNORECASE).fullmatch
+)
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
 _QUOTED_PAIR = re.compile(rb"\\(.)", re.DOTALL)
 
@@ -70,7 +70,7 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         and found.get("ce_type")
         and source
         and not b"".join(found.values()).translate(None, _PLAIN)
-        and (content_type is None or _ORDINARY_CONTENT_TYPE(content_type))
+        and (content_type is None or _ORDINARY_CONTENT_TYPE[content_type])
         and is_uri_reference(source.decode())
         and (time is None or is_timestamp(time.decode()))
     ):

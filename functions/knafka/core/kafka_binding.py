@@ -88,9 +88,9 @@ Meaning = TypeVar("Meaning")
 
 
 class Meanings(dict[Name, Meaning], Generic[Name, Meaning]):
-    """What header names mean, each worked out once.
+    """What header names or content types mean, each worked out once.
 
-    Bounded, as names come from outside: long names are not kept, and a full table starts anew.
+    Bounded, as they come from outside: long ones are not kept, and a full table starts anew.
     """
 
     def __init__(self, meaning_of: Callable[[Name], Meaning]) -> None:

@@ -49,6 +49,8 @@ class Command:
     folder: Path | None = None
     listener: socket.socket | None = None
     """A listening socket to inherit, by the same descriptor."""
+    patience: float = STOP_TIMEOUT
+    """Seconds from SIGTERM to SIGKILL."""
 
 
 class Child:
@@ -57,9 +59,12 @@ class Child:
     running: ClassVar[set[Child]] = set()
     """Every child of this process, for whoever has to end in a hurry."""
 
-    def __init__(self, process: asyncio.subprocess.Process, output: asyncio.Task[None]) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, output: asyncio.Task[None], patience: float
+    ) -> None:
         self._process = process
         self._output = output
+        self._patience = patience
         self.pid = process.pid
         self.running.add(self)
 
@@ -81,19 +86,20 @@ class Child:
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
-        return Child(process, asyncio.create_task(_forward(process, command.log, show)))
+        output = asyncio.create_task(_forward(process, command.log, show))
+        return Child(process, output, command.patience)
 
     async def wait(self) -> int:
         """Wait until it ends; the exit code, negative for a signal."""
         return await self._process.wait()
 
-    async def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        """SIGTERM, and SIGKILL after `timeout` seconds, to the whole group."""
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL to the whole group if it takes too long or leaves some behind."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
+                async with asyncio.timeout(self._patience):
                     await self._process.wait()
         self.kill()
         await self._process.wait()

@@ -7,7 +7,7 @@ Refused here: other hosts, TLS, keep-alive, redirects. Events are posted by `cli
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from typing import Final
 
@@ -59,7 +59,7 @@ async def get(port: int, path: str, timeout: float, **headers: str) -> tuple[int
     return parser.status, bytes(parser.body)
 
 
-async def post_for_lines(port: int, path: str, body: bytes) -> AsyncIterator[bytes]:
+async def post_for_lines(port: int, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
     """The lines of a streamed response to JSON, as they come.
 
     Raises `OSError` when the connection breaks before the response has ended, or for any status

@@ -83,7 +83,7 @@ class Installation:
             if held:
                 return contract.parse_json(State, self._state.read_text())
         raise NotRunning(
-            f"nothing runs on {self.data}: start it with `knafka up`, or name its folder with --data"
+            f"nothing runs on {self.data}: start it with `knafka up`, or name another with --data"
         )
 
     def _by_whom(self) -> str:

@@ -26,6 +26,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from knafka.local.kafka_distribution import KafkaDistribution, LocalKafkaError
+from knafka.local.processes import die_with_parent
 
 HOST: Final = "127.0.0.1"
 NODE_ID: Final = "1"
@@ -255,7 +256,7 @@ class KafkaServer:
                 stderr=STDOUT,
                 # Ctrl-C goes to a whole process group; only our parent decides when Kafka stops.
                 start_new_session=True,
-                preexec_fn=None,
+                preexec_fn=die_with_parent(),
             )
 
     async def _until_ready(self, process: Process, log_start: int) -> None:

@@ -144,24 +144,20 @@ def _read(
     for number, document in enumerate(documents, start=1):
         place = Place(file, number)
         for each in _items(document):
-            identity = _identity(each)
+            who = _identity(each)
             try:
                 resource = parse_resource(each)
-                if identity is None and resource is not None:
-                    raise InvalidDocument("metadata.name", "missing")
-                if identity in found:
-                    raise InvalidDocument("", f"{identity} stands in this file twice")
+                if who is None:
+                    raise InvalidDocument("metadata.name", "missing: want a name")
+                if resource is None:
+                    raise InvalidDocument("kind", "none of the kinds that run here, so left out")
+                if who in found:
+                    raise InvalidDocument("metadata.name", "stands in this file already")
+                found[who] = resource, place
             except InvalidDocument as error:
-                name = f"{identity}: " if identity else ""
-                problems.append(Problem(place, f"{name}{error}"))
-                if identity in before and identity not in found:
-                    found[identity] = before[identity]
-                continue
-            if resource is None:
-                kind = identity or "this"
-                problems.append(Problem(place, f"{kind} is none of the kinds that run here"))
-            elif identity is not None:
-                found[identity] = resource, place
+                problems.append(Problem(place, f"{who}: {error}" if who else str(error)))
+                if who is not None and who in before:
+                    found.setdefault(who, before[who])
     return found
 
 

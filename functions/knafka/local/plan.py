@@ -201,12 +201,17 @@ class _Planner:
             broker = self._declared_brokers[broker_is]
             subscriber = self._sink(trigger.spec.subscriber, trigger, "spec.subscriber")
             buried_at = desired.dead_letter_destination(trigger, broker)
+            dead_letter_sink = (
+                self._sink(buried_at, trigger, "spec.delivery.deadLetterSink")
+                if buried_at
+                else None
+            )
             egress = desired.egress(
                 trigger,
                 broker,
                 planned.topic,
                 subscriber,
-                buried_at and self._sink(buried_at, trigger, "spec.delivery.deadLetterSink"),
+                dead_letter_sink,
                 self._defaults,
             )
             owners.claim(egress.group, who, "consumer group")

@@ -8,7 +8,6 @@ new one answers. Counters of processes that are gone are kept.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import socket
@@ -71,12 +70,12 @@ class ReceiverProcess:
     async def _until_served(self) -> None:
         """Both processes take from one socket, but only the new one knows a new Broker."""
         paths = [each.path for each in self._ingresses]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READY_TIMEOUT):
-                while not await self._is_ready(paths):
-                    await asyncio.sleep(PAUSE)
+        deadline = asyncio.get_running_loop().time() + READY_TIMEOUT
+        while not await self._is_ready(paths):
+            if asyncio.get_running_loop().time() > deadline:
+                self._say(f"the receiver doesn't answer yet: see {self._log}")
                 return
-        self._say(f"the receiver doesn't answer yet: see {self._log}")
+            await asyncio.sleep(PAUSE)
 
     async def _is_ready(self, paths: Sequence[str]) -> bool:
         port = port_of(self._listener)
@@ -95,11 +94,9 @@ class ReceiverProcess:
             status, body = await http.get(port_of(self._listener), "/metrics", ASK_TIMEOUT)
         except OSError:
             return self._tally.total
-        return (
-            self._tally.add(Counter(dict(_samples(body.decode()))))
-            if status == 200
-            else (self._tally.total)
-        )
+        if status != HTTPStatus.OK:
+            return self._tally.total
+        return self._tally.add(Counter(dict(_samples(body.decode()))))
 
     async def stop(self) -> None:
         if self._process is not None:

@@ -57,7 +57,7 @@ def compile_node(node: Node) -> Evaluate:
             return lambda attributes: negate(as_integer(evaluate(attributes)))
         case Call():
             return _call(node)
-        case Chain():
+        case _:
             return _chain(node)
 
 

@@ -14,9 +14,9 @@ from knafka.core.cesql.syntax import Attribute, Call, Chain, Exists, Literal, No
 from knafka.core.cesql.values import Failed, as_integer
 from knafka.core.errors import InvalidExpression
 
-MAX_DEPTH: Final = 100
+MAX_DEPTH: Final = 64
 """Operands within operands (parentheses, arguments, right sides, NOT). Each level takes up to
-four stack frames, and Python allows a thousand, callers included."""
+six stack frames, and Python allows a thousand, callers included."""
 
 _PRECEDENCE: Final = {
     operator: level

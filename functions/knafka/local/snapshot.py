@@ -1,0 +1,47 @@
+"""A snapshot: how everything stands at one moment, for whoever shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRow:
+    """One Broker; `refused` says why it isn't served."""
+
+    name: str
+    url: str = ""
+    accepted: int = 0
+    rejected: int = 0
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerRow:
+    """One Trigger; `refused` says why it isn't Ready. Counts are since the start."""
+
+    name: str
+    broker: str = ""
+    lag: int | None = None
+    replicas: int = 0
+    most_replicas: int = 0
+    read: int = 0
+    filtered: int = 0
+    delivered: int = 0
+    retried: int = 0
+    buried: int = 0
+    decision: str = ""
+    """The scaler's last, with its reason."""
+    error: str = ""
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of it."""
+
+    kafka: str
+    brokers: tuple[BrokerRow, ...] = ()
+    triggers: tuple[TriggerRow, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What in the files can't be used, and what else can't run."""

@@ -1,0 +1,32 @@
+"""Offsets never pass an unsettled record, whatever the order of settling."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from knafka.core.offsets import Ledger
+
+offsets = st.sets(st.integers(0, 2**40), min_size=1, max_size=60).map(sorted)
+
+
+@given(offsets, st.data())
+def test_offsets_never_pass_an_unsettled_record(read: list[int], data: st.DataObject) -> None:
+    ledger = Ledger()
+    unsettled = set[int]()
+    unread = list(reversed(read))
+    last = 0
+    while unread or unsettled:
+        if unread and (not unsettled or data.draw(st.booleans())):
+            offset = unread.pop()
+            ledger.track(offset)
+            unsettled.add(offset)
+        else:
+            offset = data.draw(st.sampled_from(sorted(unsettled)))
+            ledger.settle(offset)
+            unsettled.remove(offset)
+        position = ledger.position
+        assert position is not None
+        assert all(position <= each for each in unsettled)
+        assert position >= last, "a position never falls"
+        assert ledger.unsettled == len(unsettled)
+        last = position
+    assert ledger.position == read[-1] + 1

@@ -1,0 +1,83 @@
+"""Dead letters: the event stays as it is, and its story is added."""
+
+import base64
+
+from knafka.core.dead_letter import Failure, Origin, buried
+from knafka.core.delivery import Reason
+from knafka.core.kafka_binding import read
+
+ORIGIN = Origin("shop", "default", "orders", "knative-broker-shop-default", 3, 42)
+HEADERS = [
+    ("ce_specversion", b"0.3"),
+    ("ce_id", b"1"),
+    ("ce_source", b"/s"),
+    ("ce_type", b"t"),
+    ("ce_partitionkey", b"k"),
+    ("content-type", b"text/plain"),
+    ("traceparent", b"00-abc-def-01"),
+]
+
+
+def failure(status: int | None = 503, body: bytes = b"no", **fields: object) -> Failure:
+    return Failure(
+        destination="http://subscriber/",
+        reason=Reason.STATUS if status else Reason.TIMEOUT,
+        attempts=3,
+        first_attempt=0.0,
+        last_attempt=1.5,
+        status=status,
+        body=body,
+    )
+
+
+def test_the_event_keeps_its_version_its_partition_key_and_its_other_headers() -> None:
+    """KN-DP-14, spec trap 8."""
+    assert buried(HEADERS, failure(), ORIGIN)[: len(HEADERS)] == HEADERS
+
+
+def test_the_story_says_where_how_when_and_whose() -> None:
+    """KN-DLV-08, and what issue 5 reads."""
+    attributes = read(buried(HEADERS, failure(), ORIGIN), b"data").attributes
+    story = {
+        name: value for name, value in attributes.items() if name.startswith(("knative", "knafka"))
+    }
+    assert story == {
+        "knativeerrordest": "http://subscriber/",
+        "knativeerrorcode": "503",
+        "knativeerrordata": base64.b64encode(b"no").decode(),
+        "knafkareason": "status",
+        "knafkaattempts": "3",
+        "knafkafirsttime": "1970-01-01T00:00:00.000Z",
+        "knafkalasttime": "1970-01-01T00:00:01.500Z",
+        "knafkanamespace": "shop",
+        "knafkabroker": "default",
+        "knafkatrigger": "orders",
+        "knafkatopic": "knative-broker-shop-default",
+        "knafkapartition": "3",
+        "knafkaoffset": "42",
+    }
+    assert all(len(name) <= 20 for name in story)
+
+
+def test_without_a_response_there_is_no_code_and_no_data() -> None:
+    attributes = read(buried(HEADERS, failure(None, b""), ORIGIN), None).attributes
+    assert "knativeerrorcode" not in attributes
+    assert "knativeerrordata" not in attributes
+    assert attributes["knafkareason"] == "timeout"
+
+
+def test_error_data_of_any_size_stays_within_1024_characters_and_decodable() -> None:
+    """KN-DLV-08."""
+    attributes = read(buried(HEADERS, failure(500, bytes(range(256)) * 9), ORIGIN), None).attributes
+    text = attributes["knativeerrordata"]
+    assert len(text) <= 1024
+    assert base64.b64decode(text, validate=True) == (bytes(range(256)) * 9)[:768]
+
+
+def test_burying_a_replayed_event_again_replaces_its_story() -> None:
+    once = buried(HEADERS, failure(), ORIGIN)
+    again = buried(once, failure(None, b""), ORIGIN)
+    names = [name for name, _ in again]
+    assert len(names) == len(set(names))
+    assert ("ce_knafkareason", b"timeout") in again
+    assert "ce_knativeerrorcode" not in names
