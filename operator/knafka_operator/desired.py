@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Final
 
 from knafka.core import names
@@ -30,6 +29,7 @@ from knafka_operator.resources import (
     Destination,
     Trigger,
     annotation_path,
+    whole_number,
 )
 
 MAX_REPLICATION: Final = 32_767
@@ -43,16 +43,23 @@ DEFAULT_DELIVERY: Final = Delivery(
 STORY_BYTES: Final = 16_384
 """What a dead letter may be larger than its event: the attributes that tell how it failed."""
 
-KEPT_FOR_EVER: Final[Mapping[str, str]] = MappingProxyType(
+KEPT_FOR_EVER: Final[Mapping[str, str]] = {
     # An event without data is a tombstone to compaction, so a dead letter is never compacted away
     # (CE-K3). Nor does it expire: only the job that has tabled it deletes it.
-    {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-)
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+}
 
-ORDERS: Final[Mapping[str, Order]] = MappingProxyType(
-    {"ordered": Order.PARTITION, "unordered": Order.NONE, "key": Order.KEY}
-)
+ORDERS: Final[Mapping[str, Order]] = {
+    "ordered": Order.PARTITION,
+    "unordered": Order.NONE,
+    "key": Order.KEY,
+}
 """The values of the annotation; `key` is ours, and the default."""
+
+MAX_IN_FLIGHT_DEFAULT: Final[int] = Egress.model_fields["max_in_flight"].default
+MAX_MAX_IN_FLIGHT: Final = 10_000
 
 PARTITIONS: Final = "default.topic.partitions"
 REPLICATION: Final = "default.topic.replication.factor"
@@ -171,7 +178,6 @@ def egress(
     """
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
     spec = _delivery_spec(trigger, broker)
-    declared = {"filter": trigger.spec.filter, "filters": trigger.spec.filters}
     return Egress(
         namespace=namespace,
         broker=broker.metadata.name,
@@ -183,9 +189,10 @@ def egress(
         subscriber=subscriber,
         dead_letter_sink=dead_letter_sink,
         delivery=defaults.delivery if spec is None else _delivery(spec),
+        filter=trigger.spec.filter,
+        filters=trigger.spec.filters,
         order=_order(trigger),
-        **declared,
-        **_max_in_flight(trigger),
+        max_in_flight=_max_in_flight(trigger),
     )
 
 
@@ -228,3 +235,29 @@ def _order(trigger: Trigger) -> Order:
             f"invalid value: {declared:.80}: want {', '.join(ORDERS)}",
         )
     return ORDERS[declared]
+
+
+def _max_in_flight(trigger: Trigger) -> int:
+    declared = trigger.metadata.annotations.get(MAX_IN_FLIGHT)
+    if declared is None:
+        return MAX_IN_FLIGHT_DEFAULT
+    return whole_number(declared, annotation_path(MAX_IN_FLIGHT), 1, MAX_MAX_IN_FLIGHT)
+
+
+def _count(data: Mapping[str, str], key: str, default: int, maximum: int) -> int:
+    return whole_number(data[key], f"data.{key}", 1, maximum) if key in data else default
+
+
+def _topic_config(data: Mapping[str, str]) -> Mapping[str, str]:
+    return {
+        key.removeprefix(TOPIC_CONFIG): value.strip()
+        for key, value in data.items()
+        if key.startswith(TOPIC_CONFIG)
+    }
+
+
+def _servers(declared: str) -> str:
+    servers = [server.strip() for server in declared.split(",") if server.strip()]
+    if not servers:
+        raise InvalidDocument(f"data.{BOOTSTRAP_SERVERS}", "want host:port, comma-separated")
+    return ",".join(servers)

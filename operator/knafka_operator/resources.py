@@ -282,3 +282,20 @@ def is_ours(broker: Broker, classes: Collection[str] = BROKER_CLASSES) -> bool:
     settle, where there is only one implementation `classes` may hold it.
     """
     return broker.metadata.annotations.get(BROKER_CLASS, "") in classes
+
+
+def annotation_path(key: str) -> str:
+    """The path of an annotation in an `InvalidDocument`."""
+    return f"metadata.annotations.{key}"
+
+
+def whole_number(text: str, path: str, minimum: int, maximum: int) -> int:
+    """An integer out of an annotation or a ConfigMap, where every value is text."""
+    digits = text.strip()
+    # ASCII, since int() reads other scripts' digits too; short, since it refuses very long ones.
+    if digits.isascii() and digits.isdigit() and len(digits) <= 10:
+        if minimum <= (number := int(digits)) <= maximum:
+            return number
+    raise InvalidDocument(
+        path, f"invalid value: {text:.80}: want a whole number from {minimum} to {maximum}"
+    )

@@ -29,15 +29,18 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 UNTIL_CLOSE = b"HTTP/1.1 200 OK\r\n\r\n"
 BIG = b"b" * 8_000_000
 LOOPS = ["asyncio", "uvloop"]
-LONG = 30.0
+LONG = 10.0
 """Seconds; a timeout that must not pass in a test."""
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(new_loop: Callable[[], asyncio.AbstractEventLoop], **arguments: Any) -> None:
+        mishaps: list[dict[str, Any]] = []
         with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.get_loop().set_exception_handler(lambda _, mishap: mishaps.append(mishap))
             runner.run(asyncio.wait_for(test(**arguments), LONG))
+        assert mishaps == []
 
     parameters = inspect.signature(test).parameters
     extra = inspect.Parameter("new_loop", inspect.Parameter.KEYWORD_ONLY)
@@ -45,6 +48,12 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
     loops = [asyncio.new_event_loop, uvloop.new_event_loop]
     both: Callable[..., None] = pytest.mark.parametrize("new_loop", loops, ids=LOOPS)(run)
     return both
+
+
+@pytest.fixture(autouse=True)
+def idle_connections_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a connection which is closed was closed for the reason under test."""
+    monkeypatch.setattr(http_subscriber, "IDLE_SECONDS", 1000.0)
 
 
 class Connection:
@@ -238,17 +247,19 @@ KEPT = {
         Response(200, [(b"connection", b"keep-alive"), (b"content-length", b"1")], b"a"),
     ),
 }
-CLOSED = {
+LAST = {
     "connection: close": (
         b"HTTP/1.1 500 Oops\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbody",
         Response(500, [(b"connection", b"close"), (b"content-length", b"4")], b"body"),
     ),
-    "until close": (UNTIL_CLOSE + b"body", Response(200, [], b"body")),
-    "until close, empty": (UNTIL_CLOSE, Response(200, [], b"")),
     "HTTP/1.0": (
         b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nok",
         Response(200, [(b"content-length", b"2")], b"ok"),
     ),
+}
+UNTIL = {
+    "until close": (UNTIL_CLOSE + b"body", Response(200, [], b"body")),
+    "until close, empty": (UNTIL_CLOSE, Response(200, [], b"")),
     "HTTP/1.0 until close": (
         b"HTTP/1.0 200 OK\r\na: b\r\n\r\nok",
         Response(200, [(b"a", b"b")], b"ok"),
@@ -269,7 +280,17 @@ async def test_a_response_that_ends_cleanly_keeps_its_connection(
         assert server.accepted == 1
 
 
-@pytest.mark.parametrize(("raw", "expected"), CLOSED.values(), ids=CLOSED)
+@pytest.mark.parametrize(("raw", "expected"), LAST.values(), ids=LAST)
+@on_both_loops
+async def test_a_response_that_announces_to_be_the_last_is(raw: bytes, expected: Response) -> None:
+    """Even if the server leaves its connection open."""
+    async with serving(answering(raw)) as (server, post):
+        assert await post() == expected
+        assert await post() == expected
+        await server.until_finished(2)
+
+
+@pytest.mark.parametrize(("raw", "expected"), UNTIL.values(), ids=UNTIL)
 @on_both_loops
 async def test_a_response_that_ends_with_its_connection_is_complete(
     raw: bytes, expected: Response
@@ -322,8 +343,8 @@ async def test_an_early_answer_is_used_and_its_connection_dropped() -> None:
     async with serving(script, accept_everything) as (server, post):
         response = await post(BIG)
         assert (response.status, response.body) == (413, b"no")
-        await server.until_finished(1)
         assert (await post()).status == 202
+        await server.until_finished(1)
         assert server.accepted == 2
 
 
@@ -399,45 +420,48 @@ async def reset_in_a_body(connection: Connection) -> None:
     connection.reset()
 
 
+ENDED, INVALID = "before its response ended", "no valid HTTP response"
+HEAD, BODY, WRAPPING = "head longer", "body longer", "too many bytes"
+UPGRADE = b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
 BROKEN = {
-    "a reset": reset_in_a_body,
-    "garbage": answering_once(b"garbage\r\n\r\n"),
-    "nothing": answering_once(b""),
-    "half a head": answering_once(b"HTTP/1.1 200 OK\r\nconte"),
-    "half a body": answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbo"),
-    "half a chunk": answering_once(CHUNKED + b"4\r\nbo"),
-    "no last chunk": answering_once(CHUNKED + b"2\r\nbo\r\n"),
-    "only an interim response": answering_once(b"HTTP/1.1 100 Continue\r\n\r\n"),
-    "a bad content-length": answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n"),
-    "a bad chunk size": answering_once(CHUNKED + b"zz\r\n"),
-    "two lengths": answering_once(
-        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    "a reset": (reset_in_a_body, ENDED),
+    "nothing": (answering_once(b""), ENDED),
+    "half a head": (answering_once(b"HTTP/1.1 200 OK\r\nconte"), ENDED),
+    "half a body": (answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbo"), ENDED),
+    "half a chunk": (answering_once(CHUNKED + b"4\r\nbo"), ENDED),
+    "no last chunk": (answering_once(CHUNKED + b"2\r\nbo\r\n"), ENDED),
+    "only an interim response": (answering_once(b"HTTP/1.1 100 Continue\r\n\r\n"), ENDED),
+    "another encoding": (
+        answering_once(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nx"),
+        ENDED,
     ),
-    "another encoding": answering_once(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nx"),
-    "101": answering_once(b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + ACCEPTED),
-    "101 with upgrade": answering_once(
-        b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    "garbage": (answering_once(b"garbage\r\n\r\n"), INVALID),
+    "a bad length": (answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n"), INVALID),
+    "a bad chunk size": (answering_once(CHUNKED + b"zz\r\n"), INVALID),
+    "two lengths": (answering_once(CHUNKED[:-2] + b"content-length: 1\r\n\r\n0\r\n\r\n"), INVALID),
+    "101": (answering_once(b"HTTP/1.1 101 Switching\r\n\r\n" + ACCEPTED), "switched"),
+    "101 with upgrade": (answering_once(b"HTTP/1.1 101 Switching\r\n" + UPGRADE), "switched"),
+    "endless status line": (endless(b"HTTP/1.1 200 ", b"x" * 1000), HEAD),
+    "endless header": (endless(b"HTTP/1.1 200 OK\r\na: ", b"x" * 1000), HEAD),
+    "endless headers": (endless(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n" * 100), HEAD),
+    "endless interim responses": (endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), HEAD),
+    "endless body": (endless(UNTIL_CLOSE, b"x" * 1000), BODY),
+    "endless chunks": (endless(CHUNKED, b"5\r\nabcde\r\n" * 100), BODY),
+    "a body that announces too much": (
+        endless(b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999\r\n\r\n", b"x" * 1000),
+        BODY,
     ),
-    "endless status line": endless(b"HTTP/1.1 200 ", b"x" * 1000),
-    "endless header": endless(b"HTTP/1.1 200 OK\r\na: ", b"x" * 1000),
-    "endless headers": endless(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n" * 100),
-    "endless interim responses": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
-    "endless body": endless(UNTIL_CLOSE, b"x" * 1000),
-    "endless chunks": endless(CHUNKED, b"5\r\nabcde\r\n" * 100),
-    "endless chunk extension": endless(CHUNKED + b"5;", b"x" * 1000),
-    "endless trailer": endless(CHUNKED + b"0\r\na: ", b"x" * 1000),
-    "a body that announces too much": endless(
-        b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999\r\n\r\n", b"x" * 1000
-    ),
+    "endless chunk extension": (endless(CHUNKED + b"5;", b"x" * 1000), WRAPPING),
+    "endless trailer": (endless(CHUNKED + b"0\r\na: ", b"x" * 1000), WRAPPING),
 }
 
 
-@pytest.mark.parametrize("script", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize(("script", "problem"), BROKEN.values(), ids=BROKEN)
 @on_both_loops
-async def test_what_is_no_complete_response_is_broken(script: Script) -> None:
+async def test_what_is_no_complete_response_is_broken(script: Script, problem: str) -> None:
     """Endless ones show that memory is bounded: the server gets cut off."""
     async with serving(script, max_response_bytes=10_000) as (server, post):
-        with pytest.raises(DeliveryError) as caught:
+        with pytest.raises(DeliveryError, match=problem) as caught:
             await post()
         assert caught.value.reason == "broken"
         await server.until_finished(1)
@@ -665,9 +689,16 @@ async def test_a_connection_that_was_idle_for_long_is_closed(
 
 @on_both_loops
 async def test_a_connection_that_the_server_closes_while_idle_is_replaced() -> None:
-    async with serving(answering_once(ACCEPTED)) as (server, post):
-        for _ in range(3):
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(ACCEPTED)
+        connection.writer.write_eof()
+        await connection.ended()
+
+    async with serving(script) as (server, post):
+        for round_ in range(1, 4):
             assert (await post()).status == 202
+            await server.until_finished(round_)
         assert server.accepted == 3
 
 

@@ -73,7 +73,7 @@ class HttpSubscriber:
             if pool.idle:
                 try:
                     return await pool.idle.pop().exchange(head, body, deadline)
-                except _Stale:
+                except _Unanswered:
                     pass
             connection = await pool.connect(deadline)
             return await connection.exchange(head, body, deadline)
@@ -106,8 +106,8 @@ class HttpSubscriber:
             await asyncio.wait(lost)
 
 
-class _Stale(DeliveryError):
-    """A reused connection ended before any byte of a response."""
+class _Unanswered(DeliveryError):
+    """The connection ended before any byte of a response."""
 
 
 def _client_closed() -> DeliveryError:
@@ -208,7 +208,6 @@ class _Connection(asyncio.Protocol):
         "_pool",
         "_received",
         "_response",
-        "_served",
         "_status",
         "_timer",
         "_transport",
@@ -222,7 +221,6 @@ class _Connection(asyncio.Protocol):
         self._pool = pool
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[Response] | None = None
-        self._served = False
         self._deadline = self._wakes_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._reset()
@@ -350,7 +348,6 @@ class _Connection(asyncio.Protocol):
             and not self._transport.get_write_buffer_size()
             and not self._transport.is_closing()
         ):
-            self._served = True
             self._reset()
             self._expire_at(self._pool.loop.time() + IDLE_SECONDS)
             self._pool.idle.append(self)
@@ -375,14 +372,13 @@ class _Connection(asyncio.Protocol):
     def _end(self, error: Exception | None) -> None:
         if self._waiter is None:
             self._pool.forget(self)
-        elif self._served and not self._received:
-            self.fail(_Stale("broken", f"{self._pool.origin} closed an idle connection"))
         elif error is None and self._status and not self._is_framed():
             self._keep_alive = False
             self._finish(Response(self._status, self._headers, bytes(self._body)))
         else:
-            detail = f": {error}" if error is not None else ""
-            self.fail(self._broken(f"closed the connection before its response ended{detail}"))
+            problem = f"{self._pool.origin} closed the connection before its response ended"
+            kind = DeliveryError if self._received else _Unanswered
+            self.fail(kind("broken", f"{problem}: {error}" if error is not None else problem))
 
     def _is_framed(self) -> bool:
         """Whether the response says where it ends; otherwise it ends with the connection."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, cast
 
 from confluent_kafka import (
-    OFFSET_INVALID,
     Consumer,
     ConsumerGroupTopicPartitions,
     KafkaError,
@@ -52,6 +52,8 @@ SESSION_TIMEOUT: Final = 10.0
 """Seconds until a killed member's partitions go to others; the peer's value."""
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request of the admin client."""
+ASK_AGAIN: Final = 0.1
+"""Seconds before a request is repeated whose coordinator or leader is on its way."""
 REVOKE_TIMEOUT: Final = 30.0
 """Seconds a rebalance waits for the loop at most; `Assignment.revoked` has a bound of its own."""
 
@@ -245,19 +247,25 @@ class KafkaAdmin:
         self._admin = AdminClient(_client(connection))
 
     async def cluster_id(self) -> str:
-        described = await _asked(self._admin.describe_cluster(request_timeout=REQUEST_TIMEOUT))
+        described = await _asked(
+            lambda: self._admin.describe_cluster(request_timeout=REQUEST_TIMEOUT)
+        )
         return str(described.cluster_id)
 
     async def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
         new = NewTopic(topic, partitions, replication, config=dict(config))
-        made = self._admin.create_topics([new], request_timeout=REQUEST_TIMEOUT)
-        return await _unless(KafkaError.TOPIC_ALREADY_EXISTS, made[topic])
+        return await _unless(
+            KafkaError.TOPIC_ALREADY_EXISTS,
+            lambda: self._admin.create_topics([new], request_timeout=REQUEST_TIMEOUT)[topic],
+        )
 
     async def delete_topic(self, topic: str) -> None:
-        gone = self._admin.delete_topics([topic], request_timeout=REQUEST_TIMEOUT)
-        await _unless(KafkaError.UNKNOWN_TOPIC_OR_PART, gone[topic])
+        await _unless(
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            lambda: self._admin.delete_topics([topic], request_timeout=REQUEST_TIMEOUT)[topic],
+        )
 
     async def topics(self) -> Mapping[str, int]:
         metadata = await _blocking(partial(self._admin.list_topics, timeout=REQUEST_TIMEOUT))
@@ -274,10 +282,12 @@ class KafkaAdmin:
             return
         ends = await self._list_offsets(missing, _LATEST)
         wanted = [TopicPartition(topic, number, offset) for number, offset in ends.items()]
-        altered = self._admin.alter_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, wanted)], request_timeout=REQUEST_TIMEOUT
+        offsets = ConsumerGroupTopicPartitions(group, wanted)
+        await _asked(
+            lambda: self._admin.alter_consumer_group_offsets(
+                [offsets], request_timeout=REQUEST_TIMEOUT
+            )[group]
         )
-        await _asked(altered[group])
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         partitions = await self._partitions(topic)
@@ -295,8 +305,12 @@ class KafkaAdmin:
         return lags
 
     async def delete_group(self, group: str) -> None:
-        gone = self._admin.delete_consumer_groups([group], request_timeout=REQUEST_TIMEOUT)
-        await _unless(KafkaError.GROUP_ID_NOT_FOUND, gone[group])
+        await _unless(
+            KafkaError.GROUP_ID_NOT_FOUND,
+            lambda: self._admin.delete_consumer_groups([group], request_timeout=REQUEST_TIMEOUT)[
+                group
+            ],
+        )
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         records: list[Record] = await _blocking(partial(self._read_all, topic, limit))
@@ -347,30 +361,29 @@ class KafkaAdmin:
         """Nothing to release: librdkafka lets go when the client is collected."""
 
     async def _partitions(self, topic: str) -> list[TopicPartition]:
-        described = self._admin.describe_topics(
-            TopicCollection([topic]), request_timeout=REQUEST_TIMEOUT
+        names = TopicCollection([topic])
+        found = await _asked(
+            lambda: self._admin.describe_topics(names, request_timeout=REQUEST_TIMEOUT)[topic]
         )
-        found = await _asked(described[topic])
         return [TopicPartition(topic, each.id) for each in found.partitions]
 
     async def _list_offsets(
         self, partitions: Sequence[TopicPartition], which: OffsetSpec
     ) -> dict[int, int]:
-        listed = self._admin.list_offsets(
-            {each: which for each in partitions}, request_timeout=REQUEST_TIMEOUT
+        wanted = {each: which for each in partitions}
+        listed = await _all_asked(
+            lambda: self._admin.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT)
         )
-        return {each.partition: (await _asked(future)).offset for each, future in listed.items()}
+        return {each.partition: result.offset for each, result in listed.items()}
 
     async def _committed(self, group: str, partitions: list[TopicPartition]) -> dict[int, int]:
-        listed = self._admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(group, partitions)], request_timeout=REQUEST_TIMEOUT
+        wanted = ConsumerGroupTopicPartitions(group, partitions)
+        found = await _asked(
+            lambda: self._admin.list_consumer_group_offsets(
+                [wanted], request_timeout=REQUEST_TIMEOUT
+            )[group]
         )
-        found = await _asked(listed[group])
-        return {
-            each.partition: each.offset
-            for each in found.topic_partitions
-            if each.offset != OFFSET_INVALID and each.offset >= 0
-        }
+        return {each.partition: each.offset for each in found.topic_partitions if each.offset >= 0}
 
 
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -385,6 +398,17 @@ _PASSING = frozenset(
         KafkaError._RESOLVE,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+
+
+_ON_ITS_WAY = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
     }
 )
 
@@ -405,22 +429,35 @@ def _log_error_of(error: KafkaError) -> LogError:
     )
 
 
-async def _asked(future: Any) -> Any:
+async def _all_asked(ask: Callable[[], Mapping[Any, Any]]) -> dict[Any, Any]:
+    """The results of several of the admin client's own futures, by key.
+
+    Asked again while a coordinator or a leader is on its way: that passes by itself.
+    """
+    deadline = time.monotonic() + REQUEST_TIMEOUT
+    while True:
+        try:
+            return {key: await asyncio.wrap_future(each) for key, each in ask().items()}
+        except KafkaException as error:
+            if error.args[0].code() not in _ON_ITS_WAY or time.monotonic() > deadline:
+                raise _log_error_of(error.args[0]) from error
+        await asyncio.sleep(ASK_AGAIN)
+
+
+async def _asked(ask: Callable[[], Any]) -> Any:
     """The result of one of the admin client's own futures."""
-    try:
-        return await asyncio.wrap_future(future)
-    except KafkaException as error:
-        raise _log_error_of(error.args[0]) from error
+    return (await _all_asked(lambda: {None: ask()}))[None]
 
 
-async def _unless(harmless: int, future: Any) -> bool:
+async def _unless(harmless: int, ask: Callable[[], Any]) -> bool:
     """Whether it was done; False if it failed with the code that means it was done before."""
     try:
-        await asyncio.wrap_future(future)
-    except KafkaException as error:
-        if error.args[0].code() == harmless:
+        await _asked(ask)
+    except LogError as error:
+        cause = error.__cause__
+        if isinstance(cause, KafkaException) and cause.args[0].code() == harmless:
             return False
-        raise _log_error_of(error.args[0]) from error
+        raise
     return True
 
 

@@ -8,7 +8,6 @@ Refused here: what the objects mean together (see `plan`).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +111,7 @@ class Manifests:
                     seen.add(file)
                     yield file
 
-    async def changes(self, stop: asyncio.Event) -> AsyncIterator[None]:
+    async def changes(self) -> AsyncIterator[None]:
         """Yields each time files may have changed, a moment after an editor has written them."""
         # Editors replace files, which only the folder tells.
         folders = {path if path.is_dir() else path.parent for path in self.paths}
@@ -124,7 +123,6 @@ class Manifests:
         async for _ in awatch(
             *folders,
             watch_filter=concerns_us,
-            stop_event=stop,
             recursive=False,
             debounce=400,
             step=50,

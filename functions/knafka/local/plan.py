@@ -73,6 +73,8 @@ class PlannedTrigger:
     egress: Egress
     autoscaling: Autoscaling
     dead_letters: Topic
+    partitions: int
+    """Of its Broker's topic: more replicas than that would have nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ class _Planner:
     def trigger(self, trigger: Trigger, owners: _Owners) -> None:
         who = identity(trigger)
         try:
-            broker_is = Identity("Broker", trigger.metadata.namespace, trigger.broker)
+            broker_is = Identity("Broker", trigger.metadata.namespace, trigger.spec.broker)
             planned = self.brokers.get(broker_is)
             if planned is None:
                 raise InvalidDocument("spec.broker", self._no_broker(broker_is))
@@ -219,6 +221,7 @@ class _Planner:
                 egress,
                 Autoscaling.from_annotations(trigger.metadata.annotations, AUTOSCALING),
                 desired.dead_letter_topic(egress, planned.topic),
+                planned.topic.partitions,
             )
         except InvalidDocument as error:
             self.refused[who] = str(error)

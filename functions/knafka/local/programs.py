@@ -38,7 +38,9 @@ class Programs:
 
     async def run(self, wanted: Mapping[Identity, Program]) -> None:
         """Start what is new, start anew what has changed, stop what is gone."""
-        unwanted = [who for who, (program, _) in self._running.items() if wanted.get(who) != program]
+        unwanted = [
+            who for who, (program, _) in self._running.items() if wanted.get(who) != program
+        ]
         stopped = [self._running.pop(who)[1].stop() for who in unwanted]
         await asyncio.gather(*stopped)
         for who, program in wanted.items():

@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+import signal
+import socket
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_log import KafkaAdmin
@@ -34,7 +36,8 @@ from knafka.local.manifests import Identity, Manifests
 from knafka.local.plan import Plan, PlannedTrigger, defaults, has_command, identity, make_plan
 from knafka.local.programs import Programs
 from knafka.local.receiver_process import Answered, ReceiverProcess
-from knafka.local.snapshot import BrokerRow, Snapshot, TriggerRow
+from knafka.local.snapshot import Snapshot, take
+from knafka.local.view import View
 from knafka_operator.desired import Topic
 from knafka_operator.resources import Service
 from knafka_operator.scaler import Scaler
@@ -49,16 +52,8 @@ class PortTaken(KnafkaError):
     """The address that Brokers should be served at belongs to somebody else."""
 
 
-class View(Protocol):
-    """Who shows what happens."""
-
-    def say(self, line: str) -> None:
-        """Something happened, for a person."""
-        ...
-
-    def printed(self, program: str, line: str) -> None:
-        """A subscriber's program printed a line."""
-        ...
+class NoKafka(KnafkaError):
+    """The Kafka that should be used does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +70,7 @@ class Options:
 
 
 class Supervisor:
-    """One `knafka up`: `async with supervisor.running():` and it is up."""
+    """One `knafka up`: inside `async with supervisor.running():` it is up."""
 
     def __init__(self, options: Options, view: View) -> None:
         """Raises `NoManifests` if a file isn't there."""
@@ -86,7 +81,8 @@ class Supervisor:
         self._plan = Plan()
         self._problems: tuple[str, ...] = ()
         self._answered: Answered = Answered()
-        self._ensured: set[object] = set()
+        self._ensured: set[str | tuple[str, str]] = set()
+        """Topics that are there, and groups that have offsets on one."""
         self._changed = asyncio.Event()
         self._server: KafkaServer | None = None
         self.url = f"http://{HOST}:{options.port}"
@@ -107,22 +103,45 @@ class Supervisor:
             self._programs = Programs(logs, say, self._view.printed)
             stack.push_async_callback(self._programs.stop)
             self._receiver = ReceiverProcess(listener, logs, say)
+            stack.push_async_callback(self._receiver.stop)
             self._scaler = Scaler(self._admin, DispatcherProcesses(logs))
-            scaling = asyncio.create_task(self._scaler.run(), name="scaler")
-            stack.push_async_callback(self._finish, scaling)
-            complete = await self._reconcile()
-            for work in (self._keep_reconciling(complete), self._watch_files(), self._look()):
-                stack.push_async_callback(_cancelled, asyncio.create_task(work))
-            yield
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._scaler.run(), name="scaler")]
+                try:
+                    complete = await self._reconcile()
+                    works = (self._follow_files(), self._repeat(complete), self._look())
+                    tasks += [group.create_task(work) for work in works]
+                    yield
+                finally:
+                    for task in reversed(tasks):
+                        task.cancel()
 
     def kill(self) -> None:
         """End every process at once, for somebody who won't wait."""
         for child in Child.running:
             child.kill()
         if self._server is not None and self._server.pid is not None:
-            os.kill(self._server.pid, 9)
+            os.kill(self._server.pid, signal.SIGKILL)
 
-    def _listen(self) -> contextlib.AbstractContextManager[object]:
+    def snapshot(self) -> Snapshot:
+        """How everything stands."""
+        return take(
+            self._plan,
+            self._scaler.statuses(),
+            self._answered,
+            self._problems,
+            self.kafka,
+            self.url,
+        )
+
+    @property
+    def kafka(self) -> str:
+        """Where Kafka is, and whether it is ours."""
+        if self._server is None:
+            return f"{self._kafka.bootstrap_servers} (not ours)"
+        return f"{self._kafka.bootstrap_servers} ({'up' if self._server.pid else 'down'})"
+
+    def _listen(self) -> socket.socket:
         port = self._options.port
         try:
             return listen(port)
@@ -130,3 +149,139 @@ class Supervisor:
             raise PortTaken(
                 f"{HOST}:{port} can't be used ({error.strerror}): choose another with --port"
             ) from error
+
+    async def _start_kafka(self, stack: AsyncExitStack) -> str:
+        """Bootstrap servers of the Kafka that we were given, or of our own."""
+        if self._options.bootstrap_servers is not None:
+            return self._options.bootstrap_servers
+        say = self._view.say
+        distribution = await asyncio.to_thread(kafka_distribution.obtain, progress=say)
+        server = KafkaServer(distribution, self._installation.kafka, port=self._options.kafka_port)
+        say(f"starting Kafka on {server.directory}")
+        await server.start()
+        self._server = server
+
+        async def running() -> KafkaServer:
+            if server.pid is None:
+                await server.start()
+            return server
+
+        supervised = Supervised("Kafka", running, say)
+        stack.push_async_callback(supervised.stop)
+        return server.bootstrap_servers
+
+    async def _check_kafka(self) -> None:
+        try:
+            await self._admin.cluster_id()
+        except LogError as error:
+            raise NoKafka(
+                f"no Kafka answers at {self._kafka.bootstrap_servers} ({error}): start it, or "
+                "leave --bootstrap-servers out to have one started"
+            ) from error
+
+    async def _reconcile(self) -> bool:
+        """Make it so; False if Kafka refused a part of it, which is worth another try."""
+        declared = self._manifests.read()
+        self._problems = tuple(map(str, declared.problems))
+        services = [identity(each) for each in declared.all(Service) if has_command(each)]
+        wanted = make_plan(
+            declared,
+            defaults(self._kafka),
+            self.url,
+            self._programs.ports(services),
+            self._plan,
+        )
+        plan = await self._ensure(wanted)
+        await self._programs.run(plan.programs)
+        await self._receiver.serve([each.ingress for each in plan.brokers.values()])
+        await self._scale(plan.triggers)
+        self._plan = plan
+        self._installation.write(
+            State(
+                pid=os.getpid(),
+                url=self.url,
+                bootstrap_servers=self._kafka.bootstrap_servers,
+                manifests=tuple(map(str, self._manifests.paths)),
+                ingresses=tuple(each.ingress for each in plan.brokers.values()),
+            )
+        )
+        return len(plan.refused) == len(wanted.refused)
+
+    async def _ensure(self, plan: Plan) -> Plan:
+        """Topics and offsets, before anybody writes or reads them (KN-TRG-06).
+
+        What Kafka refuses is refused in the plan that comes back, and nothing else.
+        """
+        brokers, triggers, refused = {}, {}, dict(plan.refused)
+        for who, broker in plan.brokers.items():
+            try:
+                await self._ensure_topic(broker.topic)
+                brokers[who] = broker
+            except LogError as error:
+                refused[who] = f"Kafka refused the topic {broker.topic.name}: {error}"
+        topics = {broker.topic.name for broker in brokers.values()}
+        for who, trigger in plan.triggers.items():
+            try:
+                if trigger.egress.topic not in topics:
+                    raise LogError(f"its Broker's topic {trigger.egress.topic} isn't there")
+                await self._ensure_topic(trigger.dead_letters)
+                await self._ensure_committed(trigger.egress.group, trigger.egress.topic)
+                triggers[who] = trigger
+            except LogError as error:
+                refused[who] = f"Kafka refused its dead-letter topic or its offsets: {error}"
+        return replace(plan, brokers=brokers, triggers=triggers, refused=refused)
+
+    async def _ensure_topic(self, topic: Topic) -> None:
+        if topic.name in self._ensured:
+            return
+        if not topic.external:
+            await self._admin.ensure_topic(
+                topic.name, topic.partitions, topic.replication, topic.config
+            )
+        elif topic.name not in await self._admin.topics():
+            raise LogError("it is external and does not exist")
+        self._ensured.add(topic.name)
+
+    async def _ensure_committed(self, group: str, topic: str) -> None:
+        if (group, topic) not in self._ensured:
+            await self._admin.ensure_committed(group, topic)
+            self._ensured.add((group, topic))
+
+    async def _scale(self, wanted: Mapping[Identity, PlannedTrigger]) -> None:
+        """Tell the scaler what has changed; what has ended is waited for."""
+        before = self._plan.triggers
+        await asyncio.gather(
+            *(self._scaler.forget(_id(who)) for who in before if who not in wanted),
+            *(
+                self._scaler.watch(_id(who), trigger.egress, trigger.autoscaling)
+                for who, trigger in wanted.items()
+                if before.get(who) != trigger
+            ),
+        )
+
+    async def _follow_files(self) -> None:
+        async for _ in self._manifests.changes():
+            self._changed.set()
+
+    async def _repeat(self, complete: bool) -> None:
+        """Reconcile after each change, and after a while if a part was refused."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if complete else RETRY_INTERVAL):
+                    await self._changed.wait()
+            self._changed.clear()
+            complete = await self._reconcile()
+
+    async def _look(self) -> None:
+        """Wake the Triggers of a Broker as soon as it has accepted something."""
+        while True:
+            before, self._answered = self._answered, await self._receiver.answered()
+            for who, broker in self._plan.brokers.items():
+                accepted = who.namespace, who.name, HTTPStatus.ACCEPTED.value
+                if self._answered[accepted] > before[accepted]:
+                    self._scaler.wake(broker.topic.name)
+            await asyncio.sleep(LOOK_INTERVAL)
+
+
+def _id(who: Identity) -> str:
+    return f"{who.namespace}/{who.name}"
