@@ -2,9 +2,9 @@
 
 import base64
 
-from knafka.core.dead_letter import Failure, Origin, buried
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka.core.kafka_binding import read
+from knafka.core.kafka_binding import RecordHeaders, read
 
 ORIGIN = Origin("shop", "default", "orders", "knative-broker-shop-default", 3, 42)
 HEADERS = [
@@ -28,6 +28,15 @@ def failure(status: int | None = 503, body: bytes = b"no", **fields: object) -> 
         status=status,
         body=body,
     )
+
+
+def buried(
+    headers: RecordHeaders, why: Failure, origin: Origin, value: bytes | None = b"data"
+) -> RecordHeaders:
+    """The headers of a dead letter whose value stays as it is."""
+    told, kept = dead_letter_of(headers, value, why, origin)
+    assert kept == value
+    return told
 
 
 def test_the_event_keeps_its_version_its_partition_key_and_its_other_headers() -> None:
@@ -81,3 +90,30 @@ def test_burying_a_replayed_event_again_replaces_its_story() -> None:
     assert len(names) == len(set(names))
     assert ("ce_knafkareason", b"timeout") in again
     assert "ce_knativeerrorcode" not in names
+
+
+def test_a_structured_record_is_buried_in_binary_mode_with_its_data_untouched() -> None:
+    """CE-K7: in structured mode the headers would not be part of the event."""
+    document = b'{"specversion":"1.0","id":"1","source":"/s","type":"t","data":{"a":  1.10}}'
+    headers, value = dead_letter_of(
+        [("content-type", b"application/cloudevents+json"), ("traceparent", b"00-a-b-01")],
+        document,
+        failure(),
+        ORIGIN,
+    )
+    assert value == b'{"a":  1.10}'
+    assert ("traceparent", b"00-a-b-01") in headers
+    attributes = read(headers, value).attributes
+    assert attributes["id"] == "1"
+    assert attributes["datacontenttype"] == "application/json"
+    assert attributes["knafkareason"] == "status"
+
+
+def test_an_undecodable_record_keeps_its_raw_bytes_and_headers() -> None:
+    """CE-K8."""
+    raw = [("ce_id", b"\xff"), ("whatever", b"\x00")]
+    why = Failure("http://subscriber/", Reason.UNDECODABLE, 0, 0.0, 0.0, body=b"not UTF-8")
+    headers, value = dead_letter_of(raw, b"\x00garbage", why, ORIGIN)
+    assert value == b"\x00garbage"
+    assert headers[:2] == raw
+    assert ("ce_knafkareason", b"undecodable-record") in headers

@@ -398,6 +398,23 @@ async def test_a_new_connection_that_is_closed_without_an_answer_is_broken() -> 
         assert server.accepted == 2
 
 
+@pytest.mark.parametrize("greeting", [b"", b"220 ready\r\n"])
+@on_both_loops
+async def test_a_connection_that_ends_before_the_request_is_broken_at_once(greeting: bytes) -> None:
+    """Its end may be noticed before, while or after the request is written."""
+
+    async def script(connection: Connection) -> None:
+        await connection.send(greeting)
+        if greeting:
+            await connection.ended()
+
+    async with serving(script) as (_, post):
+        for _ in range(20):
+            with pytest.raises(DeliveryError) as caught:
+                await post()
+            assert caught.value.reason == "broken"
+
+
 @on_both_loops
 async def test_a_request_that_got_a_first_byte_is_not_sent_again() -> None:
     async def script(connection: Connection) -> None:

@@ -237,6 +237,9 @@ class _Connection(asyncio.Protocol):
 
         Raises `DeliveryError`; a connection that is left in any other way is dropped.
         """
+        if self._transport.is_closing():
+            # Its end came before this exchange began, and nothing more will.
+            raise _Unanswered("broken", f"{self._pool.origin} closed the connection")
         waiter: asyncio.Future[Response] = self._pool.loop.create_future()
         self._waiter = waiter
         self._expire_at(deadline)

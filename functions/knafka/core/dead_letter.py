@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from knafka.core.delivery import Reason
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.kafka_binding import RecordHeaders, read, to_record
 
 ERROR_DATA_BYTES: Final = 768
 """Bytes of a failing response's body that are kept: 1024 characters of base64, always decodable."""
@@ -51,8 +51,14 @@ class Failure:
     """The response's body, or a sentence about what went wrong where there was no response."""
 
 
-def buried(headers: RecordHeaders, failure: Failure, origin: Origin) -> RecordHeaders:
-    """The headers of the dead letter: the record's own, and the story of its failure."""
+def dead_letter_of(
+    headers: RecordHeaders, value: bytes | None, failure: Failure, origin: Origin
+) -> tuple[RecordHeaders, bytes | None]:
+    """Headers and value of the dead letter: the record's own, and the story of its failure.
+
+    A record that holds its event as JSON is written anew in binary mode, as there the headers are
+    the event (CE-K7); every other record keeps its value byte for byte, decodable or not.
+    """
     story = {
         "knativeerrordest": failure.destination,
         "knativeerrorcode": "" if failure.status is None else str(failure.status),
@@ -68,9 +74,13 @@ def buried(headers: RecordHeaders, failure: Failure, origin: Origin) -> RecordHe
         f"{PREFIX}partition": str(origin.partition),
         f"{PREFIX}offset": str(origin.offset),
     }
-    told = {f"ce_{name}": value.encode() for name, value in story.items()}
-    kept = [(name, value) for name, value in headers if name not in told]
-    return kept + [(name, value) for name, value in told.items() if value]
+    if failure.reason is not Reason.UNDECODABLE:
+        envelope = read(headers, value)
+        if envelope.document is not None:
+            headers, value = to_record(envelope.event, envelope.passed)[1:]
+    told = {f"ce_{name}": text.encode() for name, text in story.items()}
+    kept = [(name, raw) for name, raw in headers if name not in told]
+    return kept + [(name, raw) for name, raw in told.items() if raw], value
 
 
 def _timestamp(seconds: float) -> str:

@@ -21,9 +21,8 @@ from typing import Final
 
 from knafka.clients.log import LogWriter
 from knafka.clients.subscriber import Response, Subscriber, Target
-from knafka.core import dead_letter
 from knafka.core.contract import Egress, Sink
-from knafka.core.dead_letter import Failure, Origin
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import (
     Done,
     Outcome,
@@ -136,7 +135,8 @@ class Courier:
 
     async def _bury(self, event: Unsettled) -> Done | Retry:
         record = event.record
-        draft = Draft(record.key(), self._story(event), record.value())
+        headers, value = self._dead_letter(event)
+        draft = Draft(record.key(), headers, value)
         error = await self._append(self._egress.dead_letter_topic, draft)
         if error is None:
             self._counts.buried += 1
@@ -157,10 +157,10 @@ class Courier:
         event.stage = stage
         event.tries = 0
         if stage is Stage.SINK:
-            envelope = read(self._story(event), event.record.value())
+            envelope = read(*self._dead_letter(event))
             event.head, event.body = request_of(envelope, self._delivery.format)
 
-    def _story(self, event: Unsettled) -> RecordHeaders:
+    def _dead_letter(self, event: Unsettled) -> tuple[RecordHeaders, bytes | None]:
         failed = event.failed
         assert failed is not None
         record = event.record
@@ -181,7 +181,7 @@ class Courier:
             record.partition(),
             record.offset(),
         )
-        return dead_letter.buried(record.headers() or [], failure, origin)
+        return dead_letter_of(record.headers() or [], record.value(), failure, origin)
 
     async def _post(
         self, target: Target, event: Unsettled, wants_reply: bool = True
