@@ -1,2 +1,54 @@
-lock:
-	$(UV) $(LOCK) --extra local --group build --output-file requirements/local.lock
+# Everything starts here: `make run` shows the Broker at work, `make test` shows that it works.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hashes \
+	--python-version 3.11 --custom-compile-command "make lock"
+
+.PHONY: help run test lint types unit lock clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: $(VENV)/.local ## Start Kafka and the quickstart's Broker, send events, show them arrive
+	$(BIN)/knafka up -f examples/quickstart --send examples/quickstart/events.ndjson
+
+test: lint types unit ## Check style, types and imports, and run all tests
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest --cov=knafka.core --cov-report=term-missing:skip-covered $(ARGS)
+
+lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
+	$(LOCK) --extra local --group build -o requirements/local.lock
+	$(LOCK) --extra local --group dev -o requirements/dev.lock
+
+clean: ## Remove the virtual environment, caches and local data
+	rm -rf $(VENV) .knafka .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Knafka needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "error: Python's venv module is missing: install it (Debian: python3-venv)"; exit 1; }
+
+$(VENV)/.local: requirements/local.lock pyproject.toml | $(VENV)/bin/python
+	@echo "installing Knafka and what it needs to run (about 20 s)"
+	@test -e $(VENV)/.dev || $(PIP) install --require-hashes -r requirements/local.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.lock pyproject.toml | $(VENV)/bin/python
+	@echo "installing Knafka and what its tests need (about 30 s)"
+	@$(PIP) install --require-hashes -r requirements/dev.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@ $(VENV)/.local

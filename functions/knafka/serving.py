@@ -44,6 +44,14 @@ class Function(Protocol):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
+    def alive(self) -> tuple[bool, str]:
+        """Whether a restart would not help, and why."""
+        ...
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether requests may come, and why not."""
+        ...
+
     def state(self) -> Mapping[str, Any]:
         """What the connections of a started function share (ASGI's lifespan state)."""
         ...

@@ -179,7 +179,7 @@ class TriggerSpec(Declared):
     def _one_broker(cls, document: object) -> object:
         if not isinstance(document, Mapping):
             return document
-        given = {name: value for name, value in document.items() if value != ""}
+        given = {name: value for name, value in document.items() if value not in ("", None)}
         match given:
             case {"broker": _, "brokerRef": _}:
                 raise problem("expected exactly one, got both", "broker", "brokerRef")

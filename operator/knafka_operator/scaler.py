@@ -1,40 +1,133 @@
-"""Scaler: how many drains each Trigger needs, and holding them open.
+"""Scaler: how many drains each Trigger needs, and holding that many open.
 
-`decide` is the decision, pure; `Scaler` is the loop. Signatures first: being filled in.
+    lag --decide--> Scale --hold--> drains, each of which ends by itself
+
+A drain is never cut to scale down: it ends when it has been idle or its budget is spent, and then
+isn't opened again. Only a Trigger that changes or goes loses its drains at once, and it is waited
+for their clean end. Time is the event loop's.
+
+Refused here: Kafka and HTTP. `Lags` and `Drains` bring them in, so the operator (Knative Services)
+and the local mode (processes) share this loop. One Scaler serves one Kafka.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import asyncio
+import math
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, DrainRequest
+from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.errors import InvalidDocument
+from knafka_operator.resources import AUTOSCALING, annotation_path, whole_number
+
+BUDGET: Final = 570.0
+"""Seconds for one drain: below a Knative Service's timeoutSeconds of 600."""
+GRACE: Final = 60.0
+"""Seconds past its budget after which a silent drain is given up: a cold start, a slow end."""
+MIN_BACKOFF: Final = 0.5
+MAX_BACKOFF: Final = 10.0
+"""Seconds between a drain that failed and the next: doubled each time, and short enough that a
+subscriber's recovery shows soon."""
+WAKE_SPACING: Final = 0.25
+"""Seconds between two looks at one topic however often it is woken."""
+
+KEDA_CLASS: Final = "keda.autoscaling.knative.dev"
+"""Upstream's default class: scaling on lag by these annotations, which is what we do."""
+DISABLED: Final = "disabled"
+
+_KEYS: Final[Mapping[str, tuple[str, int]]] = {
+    "min-scale": ("min_scale", 0),
+    "max-scale": ("max_scale", 1),
+    "lag-threshold": ("lag_threshold", 1),
+    "activation-lag-threshold": ("activation_lag_threshold", 0),
+    "polling-interval": ("polling_interval", 1),
+    "cooldown-period": ("cooldown_period", 0),
+}
+"""Annotation to field and least value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
+    """How a Trigger scales; the defaults are upstream's."""
+
     min_scale: int = 0
+    """Drains held even without lag."""
     max_scale: int = 50
+    """Drains at most; never more than partitions either."""
     lag_threshold: int = 100
+    """Records of lag for each drain."""
     activation_lag_threshold: int = 0
+    """Records of lag that don't wake a Trigger at zero."""
     polling_interval: float = 10.0
+    """Seconds between two looks at the lag."""
     cooldown_period: float = 30.0
+    """Seconds without anything to do after which a drain ends."""
 
     @classmethod
     def from_annotations(cls, annotations: Mapping[str, str], defaults: Autoscaling) -> Autoscaling:
-        raise NotImplementedError
+        """What `autoscaling.eventing.knative.dev/...` says, else `defaults`.
+
+        The class `disabled` holds one drain, always. Raises `InvalidDocument`.
+        """
+        given: dict[str, Any] = {}
+        for key, (name, minimum) in _KEYS.items():
+            if (text := annotations.get(AUTOSCALING + key)) is not None:
+                path = annotation_path(AUTOSCALING + key)
+                given[name] = whole_number(text, path, minimum, 2**31 - 1)
+        autoscaling = replace(defaults, **given)
+        if autoscaling.min_scale > autoscaling.max_scale:
+            raise InvalidDocument(
+                annotation_path(AUTOSCALING + "min-scale"),
+                f"invalid value: {autoscaling.min_scale}: want at most max-scale, "
+                f"{autoscaling.max_scale}",
+            )
+        scaled_by = annotations.get(AUTOSCALING + "class", KEDA_CLASS)
+        if scaled_by not in (KEDA_CLASS, DISABLED):
+            raise InvalidDocument(
+                annotation_path(AUTOSCALING + "class"),
+                f"invalid value: {scaled_by:.80}: want {KEDA_CLASS} or {DISABLED}",
+            )
+        if scaled_by == DISABLED:
+            return replace(autoscaling, min_scale=1, max_scale=1)
+        return autoscaling
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
+    """A decision: how many drains, and why."""
+
     replicas: int
     reason: str
 
 
+def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Scale:
+    """How many drains a Trigger needs now; `held` are open already.
+
+    ceil(lag / lag-threshold), within min-scale, max-scale and the number of partitions. Fewer than
+    `held` means only that those which end aren't opened again.
+    """
+    needed = -(-lag // autoscaling.lag_threshold)
+    reason = f"lag {lag}, {autoscaling.lag_threshold} per drain"
+    if lag == 0:
+        reason = "no lag"
+    elif held == 0 and lag <= autoscaling.activation_lag_threshold:
+        needed = 0
+        reason = f"lag {lag}, activation-lag-threshold {autoscaling.activation_lag_threshold}"
+    replicas = min(max(needed, autoscaling.min_scale), autoscaling.max_scale, partitions)
+    if replicas > needed:
+        reason += f", min-scale {autoscaling.min_scale}"
+    elif replicas < needed and replicas == autoscaling.max_scale:
+        reason += f", max-scale {autoscaling.max_scale}"
+    elif replicas < needed:
+        reason += f", partitions {partitions}"
+    return Scale(replicas, reason)
+
+
 class Lag(Protocol):
-    """`knafka.clients.log.Lag` is one."""
+    """How far a group is behind on a topic, in records; `knafka.clients.log.Lag` is one."""
 
     @property
     def by_partition(self) -> Mapping[int, int]: ...
@@ -43,18 +136,21 @@ class Lag(Protocol):
 
 
 class Lags(Protocol):
-    """A `LogAdmin` is one."""
+    """Who knows; a `knafka.clients.log.LogAdmin` is one."""
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]: ...
 
 
 class Drains(Protocol):
+    """Who gets dispatchers to drain."""
+
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest
     ) -> AsyncIterator[DrainProgress]:
-        """Ask a dispatcher of this Trigger to drain, and give what it tells until it is over.
+        """Ask a dispatcher of this Trigger to drain; gives what it tells, until it has ended.
 
-        Cancelled: hang up and return once the drain has ended (or can't be waited for any more).
+        Several may be held for one Trigger, each by a dispatcher of its own. Raises whatever went
+        wrong. Cancelled: hangs up, and returns when the dispatcher is done.
         """
         ...
 
@@ -64,7 +160,7 @@ class TriggerStatus:
     """What the scaler knows of one Trigger."""
 
     lag: int | None
-    """Records; None: not known (yet)."""
+    """Records; None: not known yet."""
     replicas: int
     """Drains open right now."""
     scale: Scale
@@ -72,28 +168,248 @@ class TriggerStatus:
     counts: DrainProgress
     """Sums over all its drains, ended and open; `unsettled` and `partitions` of the open ones."""
     error: str | None
-    """What went wrong last and has not gone right since."""
+    """What went wrong last and hasn't gone right since."""
+
+
+@dataclass(eq=False, slots=True)
+class _Trigger:
+    id: str
+    egress: Egress
+    autoscaling: Autoscaling
+    lag: int | None = None
+    scale: Scale = Scale(0, "the lag is not known yet")
+    floor: int = 0
+    """Drains held even when they end idle."""
+    holds: set[asyncio.Task[None]] = field(default_factory=set)
+    """Each holds one drain after another, with a pause between them when one fails."""
+    open: dict[asyncio.Task[None], DrainProgress] = field(default_factory=dict)
+    ended: DrainProgress = field(default_factory=DrainProgress)
+    lag_error: str | None = None
+    drain_error: str | None = None
+
+    def status(self) -> TriggerStatus:
+        return TriggerStatus(
+            lag=self.lag,
+            replicas=len(self.open),
+            scale=self.scale,
+            counts=_sum([self.ended], list(self.open.values())),
+            error=self.drain_error or self.lag_error,
+        )
+
+
+@dataclass(eq=False, slots=True)
+class _Topic:
+    triggers: dict[str, _Trigger] = field(default_factory=dict)
+    looked: float = -math.inf
+    due: float = math.inf
 
 
 class Scaler:
-    def __init__(self, lags: Lags, drains: Drains, *, budget: float = 570.0) -> None: ...
+    """Looks at lags and holds drains; all methods belong to the event loop that runs `run`."""
+
+    def __init__(self, lags: Lags, drains: Drains, *, budget: float = BUDGET) -> None:
+        self._lags = lags
+        self._drains = drains
+        self._budget = budget
+        self._triggers: dict[str, _Trigger] = {}
+        self._topics: dict[str, _Topic] = {}
+        self._ending: dict[str, set[asyncio.Task[None]]] = {}
+        self._sooner = asyncio.Event()
 
     async def run(self) -> None:
-        """Look and hold until cancelled; then end every drain."""
-        raise NotImplementedError
+        """Look and hold until cancelled; then end every drain and wait for it."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._sooner.clear()
+                now = loop.time()
+                due = [name for name, topic in self._topics.items() if topic.due <= now]
+                await asyncio.gather(*map(self._look, due))
+                at = min((topic.due for topic in self._topics.values()), default=math.inf)
+                try:
+                    async with asyncio.timeout_at(None if at == math.inf else at):
+                        await self._sooner.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            for trigger in self._triggers.values():
+                self._cancel(trigger)
+            if ending := set().union(*self._ending.values()):
+                await asyncio.wait(ending)
 
     async def watch(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> None:
-        """Scale a Trigger from now on; one that changed: first end its drains, and wait for it."""
-        raise NotImplementedError
+        """Scale this Trigger from now on, or by what has changed.
+
+        A changed egress ends its drains; returns when they are over. Its counts go on.
+        """
+        trigger = self._triggers.get(trigger_id)
+        if trigger is None:
+            trigger = self._triggers[trigger_id] = _Trigger(trigger_id, egress, autoscaling)
+        elif trigger.egress != egress:
+            self._unlist(trigger)
+            self._cancel(trigger)
+            trigger.egress = egress
+            trigger.lag = trigger.drain_error = None
+        trigger.autoscaling = autoscaling
+        self._topics.setdefault(egress.topic, _Topic()).triggers[trigger_id] = trigger
+        self._soon(egress.topic)
+        await self._until_ended(trigger_id)
 
     async def forget(self, trigger_id: str) -> None:
-        """Scale it no more: end its drains, and wait for it."""
-        raise NotImplementedError
+        """Scale this Trigger no more; returns when its drains are over."""
+        if trigger := self._triggers.pop(trigger_id, None):
+            self._unlist(trigger)
+            self._cancel(trigger)
+        await self._until_ended(trigger_id)
 
     def wake(self, topic: str) -> None:
-        """There are new events: ask for the lags of this topic's Triggers now."""
-        raise NotImplementedError
+        """There are new events: look at this topic now, if any of its Triggers is at zero."""
+        found = self._topics.get(topic)
+        if found and any(not trigger.holds for trigger in found.triggers.values()):
+            self._soon(topic)
 
     def statuses(self) -> Mapping[str, TriggerStatus]:
         """By Trigger id."""
-        raise NotImplementedError
+        return {each.id: each.status() for each in self._triggers.values()}
+
+    def _soon(self, name: str) -> None:
+        if topic := self._topics.get(name):
+            soon = max(asyncio.get_running_loop().time(), topic.looked + WAKE_SPACING)
+            if soon < topic.due:
+                topic.due = soon
+                self._sooner.set()
+
+    def _unlist(self, trigger: _Trigger) -> None:
+        topic = self._topics[trigger.egress.topic]
+        del topic.triggers[trigger.id]
+        if not topic.triggers:
+            del self._topics[trigger.egress.topic]
+
+    def _cancel(self, trigger: _Trigger) -> None:
+        """Begin to end its drains; until they are over, `_look` opens none for this id."""
+        holds, trigger.holds = trigger.holds, set()
+        for hold in holds:
+            self._ending.setdefault(trigger.id, set()).add(hold)
+            hold.add_done_callback(lambda hold: self._is_over(trigger, hold))
+            hold.cancel()
+
+    def _is_over(self, trigger: _Trigger, hold: asyncio.Task[None]) -> None:
+        ending = self._ending[trigger.id]
+        ending.discard(hold)
+        if not ending:
+            del self._ending[trigger.id]
+            if successor := self._triggers.get(trigger.id):
+                self._soon(successor.egress.topic)
+
+    async def _until_ended(self, trigger_id: str) -> None:
+        if ending := self._ending.get(trigger_id):
+            await asyncio.wait(set(ending))
+
+    async def _look(self, name: str) -> None:
+        """Ask once for the lags of all Triggers of one topic, decide, and open what is missing."""
+        topic = self._topics[name]
+        asked = [(trigger, trigger.egress) for trigger in topic.triggers.values()]
+        topic.looked = asyncio.get_running_loop().time()
+        # Before the question: who wakes the topic meanwhile has events that the answer may miss.
+        topic.due = topic.looked + min(each.autoscaling.polling_interval for each, _ in asked)
+        try:
+            lags = await self._lags.lags([egress.group for _, egress in asked], name)
+        except Exception as error:  # Whatever it is, the other topics need their drains.
+            for trigger, _ in asked:
+                trigger.lag_error = f"the lag is not known: {_say(error)}"
+            return
+        for trigger, egress in asked:
+            if self._triggers.get(trigger.id) is trigger and trigger.egress is egress:
+                self._apply(trigger, lags.get(egress.group))
+
+    def _apply(self, trigger: _Trigger, lag: Lag | None) -> None:
+        if lag is None:
+            trigger.lag_error = f"the lag is not known: no group {trigger.egress.group}"
+            return
+        partitions = len(lag.by_partition)
+        trigger.lag_error = None
+        trigger.lag = lag.total
+        trigger.floor = decide(0, partitions, trigger.autoscaling, 0).replicas
+        trigger.scale = decide(lag.total, partitions, trigger.autoscaling, len(trigger.holds))
+        if trigger.id in self._ending:
+            return
+        while len(trigger.holds) < trigger.scale.replicas:
+            trigger.holds.add(asyncio.create_task(self._hold(trigger)))
+
+    async def _hold(self, trigger: _Trigger) -> None:
+        """One drain after another, as long as that many are wanted."""
+        task = _current()
+        loop = asyncio.get_running_loop()
+        failures = 0
+        try:
+            while True:
+                began = loop.time()
+                ended = await self._drain(trigger)
+                lasted = loop.time() - began
+                if ended in (Ended.IDLE, Ended.BUDGET):
+                    failures = 0
+                    pause = max(0.0, MIN_BACKOFF - lasted)
+                else:
+                    failures = failures + 1 if lasted < MAX_BACKOFF else 1
+                    pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_BACKOFF)
+                await asyncio.sleep(pause)
+                wanted = trigger.floor if ended is Ended.IDLE else trigger.scale.replicas
+                if len(trigger.holds) > wanted:
+                    return
+        finally:
+            trigger.holds.discard(task)
+            # What arrived since the drain last read, and had nobody to wake it, is looked for now.
+            self._soon(trigger.egress.topic)
+
+    async def _drain(self, trigger: _Trigger) -> Ended:
+        """Hold one drain until it ends, and keep what it tells; never raises but if cancelled."""
+        task = _current()
+        needless = len(trigger.holds) > trigger.floor
+        request = DrainRequest(
+            # One that min-scale wants has no reason to end when idle, only to begin anew.
+            idle=trigger.autoscaling.cooldown_period if needless else self._budget,
+            budget=self._budget,
+        )
+        progress = trigger.open[task] = DrainProgress()
+        try:
+            async with asyncio.timeout(self._budget + GRACE):
+                async for progress in self._drains.hold(trigger.id, trigger.egress, request):
+                    trigger.open[task] = progress
+                    if progress.filtered or progress.delivered or progress.buried:
+                        trigger.drain_error = None
+        except Exception as error:  # Whatever it is, it is told in the status and tried again.
+            trigger.drain_error = f"the drain failed: {_say(error)}"
+            return Ended.FAILED
+        finally:
+            trigger.ended = _sum([trigger.ended, trigger.open.pop(task)], [])
+        match progress.ended:
+            case Ended.IDLE | Ended.BUDGET:
+                trigger.drain_error = None
+            case Ended.FAILED:
+                trigger.drain_error = f"the drain failed: {progress.error or 'it did not say why'}"
+            case None:
+                trigger.drain_error = "the drain failed: it broke off"
+        return progress.ended or Ended.FAILED
+
+
+def _current() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def _say(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _sum(ended: Iterable[DrainProgress], open_: Collection[DrainProgress]) -> DrainProgress:
+    everything = [*ended, *open_]
+    counts: dict[str, Any] = {
+        name: sum(getattr(each, name) for each in everything)
+        for name in ("read", "filtered", "delivered", "retried", "buried", "replied")
+    }
+    return DrainProgress(
+        **counts,
+        unsettled=sum(each.unsettled for each in open_),
+        partitions=tuple(sorted({number for each in open_ for number in each.partitions})),
+    )

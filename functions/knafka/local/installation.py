@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from knafka.core import contract
-from knafka.core.contract import Ingress, Model
+from knafka.core.contract import Egress, Ingress, Model
 from knafka.core.errors import InvalidDocument, KnafkaError
 
 DEFAULT_DATA: Final = Path(".knafka")
@@ -39,6 +39,7 @@ class State(Model):
     manifests: tuple[str, ...] = ()
     """Absolute paths of the files and folders that it was started with."""
     ingresses: tuple[Ingress, ...] = ()
+    egresses: tuple[Egress, ...] = ()
 
 
 class Installation:
@@ -83,7 +84,8 @@ class Installation:
             if held:
                 return contract.parse_json(State, self._state.read_text())
         raise NotRunning(
-            f"nothing runs on {self.data}: start it with `knafka up`, or name another with --data"
+            f"nothing runs on {self.data}: start it with `knafka up`, or name the --data of one "
+            "that runs with --installation"
         )
 
     def _by_whom(self) -> str:

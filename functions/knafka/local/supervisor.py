@@ -203,6 +203,7 @@ class Supervisor:
                 bootstrap_servers=self._kafka.bootstrap_servers,
                 manifests=tuple(map(str, self._manifests.paths)),
                 ingresses=tuple(each.ingress for each in plan.brokers.values()),
+                egresses=tuple(each.egress for each in plan.triggers.values()),
             )
         )
         return len(plan.refused) == len(wanted.refused)

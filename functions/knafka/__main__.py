@@ -1,0 +1,17 @@
+"""`python -m knafka`: the function that FUNCTION_TARGET names; what the image starts."""
+
+import os
+import runpy
+import sys
+
+MODULES = {"receive": "knafka.receiver", "dispatch": "knafka.dispatcher"}
+
+if __name__ == "__main__":
+    target = os.environ.get("FUNCTION_TARGET", "")
+    if target not in MODULES:
+        print(
+            f"error: FUNCTION_TARGET: invalid value: {target!r}: want {' or '.join(MODULES)}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    runpy.run_module(MODULES[target], run_name="__main__", alter_sys=True)

@@ -1,0 +1,316 @@
+"""The contract: what is refused, where, and in which words; and that it survives JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from knafka.core.contract import (
+    CESQL,
+    All,
+    Any_,
+    AttributesFilter,
+    BackoffPolicy,
+    Delivery,
+    Egress,
+    Exact,
+    Ingress,
+    Kafka,
+    Model,
+    Not,
+    Order,
+    Prefix,
+    Sink,
+    Suffix,
+    dump,
+    parse,
+    parse_ingresses,
+    parse_json,
+)
+from knafka.core.errors import InvalidDocument
+
+KAFKA = {"bootstrapServers": "kafka:9092"}
+EGRESS: dict[str, Any] = {
+    "namespace": "shop",
+    "broker": "orders",
+    "trigger": "mail",
+    "topic": "knative-broker-shop-orders",
+    "group": "knative-trigger-shop-mail",
+    "deadLetterTopic": "dead",
+    "kafka": KAFKA,
+    "subscriber": {"url": "http://mail.shop.svc/"},
+}
+DURATION = "want an ISO-8601 duration, such as PT0.2S or PT5M"
+DIALECTS = "want one of exact, prefix, suffix, all, any, not, cesql"
+NAME = "want a-z, then a-z or 0-9 (^[a-z][a-z0-9]*$)"
+
+
+def refusal(model: type[Model], document: object, path: str = "") -> InvalidDocument:
+    with pytest.raises(InvalidDocument) as raised:
+        parse(model, document, path)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("retry", -1, "invalid value: -1: want greater than or equal to 0"),
+        ("retry", 2**31, "invalid value: 2147483648: want less than or equal to 2147483647"),
+        ("retry", "1", 'invalid value: "1": want a whole number'),
+        ("retry", True, "invalid value: true: want a whole number"),
+        ("retry", 1.5, "invalid value: 1.5: want a whole number"),
+        ("backoffPolicy", "x", "invalid value: x: want 'linear' or 'exponential'"),
+        ("backoffDelay", "1s", f"invalid value: 1s: {DURATION}"),
+        ("backoffDelay", "", f"invalid value: : {DURATION}"),
+        ("backoffDelay", "P", f"invalid value: P: {DURATION}"),
+        ("backoffDelay", "PT", f"invalid value: PT: {DURATION}"),
+        ("backoffDelay", "P1Y", f"invalid value: P1Y: {DURATION}"),
+        ("backoffDelay", "P1M", f"invalid value: P1M: {DURATION}"),
+        ("backoffDelay", "-PT1S", f"invalid value: -PT1S: {DURATION}"),
+        ("backoffDelay", "PT１S", f"invalid value: PT１S: {DURATION}"),
+        ("backoffDelay", "PT" + "9" * 400 + "S", "invalid value: want a finite duration"),
+        ("backoffDelay", math.inf, "invalid value: want a finite duration"),
+        ("backoffDelay", math.nan, "invalid value: want a finite duration"),
+        ("backoffDelay", 10**400, "invalid value: want a finite duration"),
+        ("backoffDelay", -1, "invalid value: -1: want greater than or equal to 0"),
+        ("timeout", "PT0S", "invalid value: PT0S: want greater than 0"),
+        ("timeout", True, "a duration is text in ISO-8601 form, such as PT0.2S or PT5M"),
+        ("timeout", [], "a duration is text in ISO-8601 form, such as PT0.2S or PT5M"),
+        ("retryAfterMax", "soon", f"invalid value: soon: {DURATION}"),
+        ("format", "avro", "invalid value: avro: want 'json' or 'binary'"),
+        ("retries", 3, "unknown field"),
+        ("backoff_delay", "PT1S", "unknown field"),
+    ],
+)
+def test_a_bad_delivery_option_is_refused_by_path(option: str, value: object, problem: str) -> None:
+    """KN-DLV-06; a field in Python's spelling is unknown, as it is to the API server."""
+    error = refusal(Delivery, {option: value}, "spec.delivery")
+    assert (error.path, error.problem) == (f"spec.delivery.{option}", problem)
+    assert str(error) == f"spec.delivery.{option}: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("PT0S", 0.0),
+        ("PT0.2S", 0.2),
+        ("PT5M", 300.0),
+        ("PT1H30M", 5400.0),
+        ("P1D", 86_400.0),
+        ("P2W", 1_209_600.0),
+        ("P1DT1S", 86_401.0),
+    ],
+)
+def test_a_duration_is_read_as_seconds(text: str, seconds: float) -> None:
+    """KN-DLV-02."""
+    assert parse(Delivery, {"backoffDelay": text}).backoff_delay == seconds
+
+
+@given(st.floats(min_value=0, allow_infinity=False, exclude_min=True))
+def test_a_duration_survives_being_written(seconds: float) -> None:
+    written = dump(Delivery(timeout=seconds))
+    assert parse(Delivery, written).timeout == seconds
+    assert "e" not in str(written.get("timeout", "")).lower()
+
+
+@pytest.mark.parametrize(
+    ("filters", "path", "problem"),
+    [
+        ([{}], "[0]", f"no dialect found: {DIALECTS}"),
+        ([{"not": None}], "[0]", f"no dialect found: {DIALECTS}"),
+        ([{"equals": {}}], "[0]", f"unknown filter dialect 'equals': {DIALECTS}"),
+        ([{"not_": {"cesql": "TRUE"}}], "[0]", f"unknown filter dialect 'not_': {DIALECTS}"),
+        ([{1: 2}], "[0]", f"unknown filter dialect 1: {DIALECTS}"),
+        (
+            [{"cesql": "TRUE"}, {"exact": {"type": "a"}, "prefix": {"type": "a"}}],
+            "[1]",
+            "multiple dialects found, filters can have only one dialect set",
+        ),
+        (["type = 'a'"], "[0]", "a filter is an object with one dialect"),
+        ([None], "[0]", "a filter is an object with one dialect"),
+        ([{"not": []}], "[0].not", "a filter is an object with one dialect"),
+        ({"exact": {"type": "a"}}, "", "invalid value: want a list"),
+        ([{"exact": {}}], "[0].exact", "invalid value: want at least one entry"),
+        ([{"exact": "a"}], "[0].exact", 'invalid value: "a": want an object'),
+        (
+            [{"prefix": {"type": ""}}],
+            "[0].prefix.type",
+            "invalid value: : want a string that is not empty",
+        ),
+        ([{"suffix": {"n": 1}}], "[0].suffix.n", "invalid value: 1: want a string"),
+        ([{"all": []}], "[0].all", "want at least one filter"),
+        ([{"any": []}], "[0].any", "want at least one filter"),
+        ([{"all": {}}], "[0].all", "invalid value: want a list"),
+        (
+            [{"all": [{"any": [{"not": {"exact": {"S": "x"}}}]}]}],
+            "[0].all[0].any[0].not.exact.S",
+            f"invalid attribute name: 'S': {NAME}",
+        ),
+        ([{"any": [{"cesql": "TRUE"}, {}]}], "[0].any[1]", f"no dialect found: {DIALECTS}"),
+        ([{"cesql": 1}], "[0].cesql", "invalid value: 1: want a string"),
+    ],
+)
+def test_a_bad_filter_is_refused_by_path(filters: object, path: str, problem: str) -> None:
+    """KN-TRG-10."""
+    error = refusal(Egress, {**EGRESS, "filters": filters})
+    assert (error.path, error.problem) == (f"filters{path}", problem)
+
+
+def test_invalid_cesql_is_refused_with_where_it_breaks() -> None:
+    """KN-TRG-10: rejected at admission, not per event."""
+    error = refusal(Egress, {**EGRESS, "filters": [{"not": {"cesql": "type ="}}]})
+    assert error.path == "filters[0].not.cesql"
+    assert error.problem.startswith("invalid CESQL expression: ")
+    assert "at character" in error.problem
+
+
+def test_a_filter_nested_without_end_is_refused_not_followed() -> None:
+    endless: dict[str, Any] = {"cesql": "TRUE"}
+    for _ in range(5000):
+        endless = {"not": endless}
+    assert "maximum" in refusal(Egress, {**EGRESS, "filters": [endless]}).problem
+
+
+def test_a_dialect_set_to_null_is_not_there() -> None:
+    """The API server drops nulls; so a second, null dialect is no second dialect."""
+    filters = [{"exact": {"type": "a"}, "prefix": None}]
+    assert parse(Egress, {**EGRESS, "filters": filters}).filters == (Exact(exact={"type": "a"}),)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SOURCE", "Source", "souRce", "s pace s", "s_pace_s", "s-pace-s", "123", "😀", "a.b", "", "a\n"],
+)
+def test_a_filter_on_what_is_no_attribute_name_is_refused(name: str) -> None:
+    """KN-TRG-09: rekt's negative cases."""
+    error = refusal(AttributesFilter, {"attributes": {name: "x"}}, "spec.filter")
+    assert error.path == f"spec.filter.attributes.{name}"
+    assert error.problem == f"invalid attribute name: {name!r}: {NAME}"
+
+
+@pytest.mark.parametrize("name", ["source", "a", "c1d2e3", "abcdefghijklmnopqrst", "partitionkey"])
+def test_a_filter_on_an_attribute_name_is_taken(name: str) -> None:
+    """KN-TRG-09: rekt's positive cases; KN-TRG-08: an empty value is fine here."""
+    assert parse(AttributesFilter, {"attributes": {name: ""}}).attributes == {name: ""}
+
+
+ABSOLUTE = "want an absolute http or https URL"
+CLEAN = "want a URL without spaces, controls or quotes"
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("", f"invalid value: : {ABSOLUTE}"),
+        ("/path", f"invalid value: /path: {ABSOLUTE}"),
+        ("ftp://host/", f"invalid value: ftp://host/: {ABSOLUTE}"),
+        ("http://", f"invalid value: http://: {ABSOLUTE}"),
+        ("http:///path", f"invalid value: http:///path: {ABSOLUTE}"),
+        ("http://host:0/", f"invalid value: http://host:0/: {ABSOLUTE}"),
+        ("http://host:70000/", "invalid value: http://host:70000/: Port out of range 0-65535"),
+        ("http://[::1/", "invalid value: http://[::1/: Invalid IPv6 URL"),
+        ("http://host/a b", f"invalid value: 'http://host/a b': {CLEAN}"),
+        ("http://host/\r\nX: y", f"invalid value: 'http://host/\\r\\nX: y': {CLEAN}"),
+        ("http://host\\evil/", f"invalid value: 'http://host\\\\evil/': {CLEAN}"),
+    ],
+)
+def test_a_bad_url_is_refused(url: str, problem: str) -> None:
+    """A line break in a URL would become one in the request."""
+    error = refusal(Sink, {"url": url})
+    assert (error.path, error.problem) == ("url", problem)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h", "https://h:8443/a?b=c", "http://[::1]:80/", "HTTP://H/", "http://h/%20"]
+)
+def test_a_good_url_is_kept_as_it_is(url: str) -> None:
+    assert parse(Sink, {"url": url}).url == url
+
+
+def test_missing_fields_are_named_together() -> None:
+    """The words are upstream's: `missing field(s): spec.subscriber`."""
+    error = refusal(Ingress, {"namespace": "shop", "kafka": {}}, "spec")
+    assert error.path == "spec.broker"
+    assert error.problem == "missing field(s): spec.broker, spec.topic, spec.kafka.bootstrapServers"
+
+
+def test_every_broken_field_is_told_not_only_the_first() -> None:
+    error = refusal(Delivery, {"retry": -1, "format": "x", "b": 1})
+    assert str(error) == (
+        "retry: invalid value: -1: want greater than or equal to 0; "
+        "format: invalid value: x: want 'json' or 'binary'; b: unknown field"
+    )
+
+
+@pytest.mark.parametrize("document", [None, [], 1, "text"])
+def test_a_document_that_is_no_object_is_refused(document: object) -> None:
+    assert refusal(Egress, document).problem.endswith("want an object")
+
+
+def test_a_hostile_value_is_not_repeated_in_full() -> None:
+    assert len(str(refusal(Delivery, {"backoffPolicy": "x" * 1_000_000}))) < 300
+    assert len(str(refusal(Delivery, {"timeout": "x" * 1_000_000}))) < 300
+
+
+@pytest.mark.parametrize("limit", [0, 10_001])
+def test_in_flight_attempts_are_bounded(limit: int) -> None:
+    assert refusal(Egress, {**EGRESS, "maxInFlight": limit}).path == "maxInFlight"
+
+
+def test_json_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidDocument, match="Invalid JSON"):
+        parse_json(Egress, "{")
+    with pytest.raises(InvalidDocument, match="Invalid JSON"):
+        parse_ingresses("")
+
+
+def test_a_receiver_reads_an_array_of_ingresses() -> None:
+    """KN-BRK-20: each knows its path."""
+    document = {"namespace": "shop", "broker": "orders", "topic": "t", "kafka": KAFKA}
+    (ingress,) = parse_ingresses(json.dumps([document]))
+    assert ingress.path == "/shop/orders"
+    assert parse_ingresses("[]") == ()
+
+
+def test_a_broken_ingress_is_refused_by_its_place_in_the_array() -> None:
+    document = {"namespace": "shop", "broker": "orders", "topic": "t", "kafka": KAFKA}
+    with pytest.raises(InvalidDocument) as raised:
+        parse_ingresses(json.dumps([document, {**document, "maxEventBytes": 0}]))
+    assert raised.value.path == "[1].maxEventBytes"
+
+
+def test_an_egress_survives_being_written_and_read() -> None:
+    leaf = Exact(exact={"type": "a"})
+    egress = Egress(
+        namespace="shop",
+        broker="orders",
+        trigger="mail",
+        topic="t",
+        group="g",
+        dead_letter_topic="d",
+        kafka=Kafka(bootstrap_servers="kafka:9092", secret_path="/secrets"),
+        subscriber=Sink(url="https://mail/", ca_certs="PEM"),
+        dead_letter_sink=Sink(url="http://dead/"),
+        filter=AttributesFilter(attributes={"type": ""}),
+        filters=(
+            All(all=(leaf, Prefix(prefix={"source": "/"}))),
+            Any_(any=(Suffix(suffix={"subject": ".png"}), CESQL(cesql="EXISTS id"))),
+            Not(not_=leaf),
+        ),
+        delivery=Delivery(retry=3, backoff_policy=BackoffPolicy.LINEAR, retry_after_max=1.5),
+        order=Order.PARTITION,
+    )
+    written = json.dumps(dump(egress))
+    assert parse_json(Egress, written) == egress
+    assert '"not"' in written
+    assert '"retryAfterMax": "PT1.5S"' in written
+
+
+def test_what_is_default_is_not_written() -> None:
+    """A contract lives in an environment variable: it stays as short as the Trigger is plain."""
+    assert dump(parse(Egress, EGRESS)) == EGRESS
