@@ -184,7 +184,19 @@ def test_a_dialect_set_to_null_is_not_there() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["SOURCE", "Source", "souRce", "s pace s", "s_pace_s", "s-pace-s", "123", "😀", "a.b", "", "a\n"],
+    [
+        "SOURCE",
+        "Source",
+        "souRce",
+        "s pace s",
+        "s_pace_s",
+        "s-pace-s",
+        "123",
+        "😀",
+        "a.b",
+        "",
+        "a\n",
+    ],
 )
 def test_a_filter_on_what_is_no_attribute_name_is_refused(name: str) -> None:
     """KN-TRG-09: rekt's negative cases."""

@@ -1,7 +1,7 @@
 """HTTP/1.1 for the receiver, straight on llhttp: the fast way in.
 
 uvicorn runs it (`Config(http=...)`) and so keeps the sockets, the signals and the graceful stop;
-an event never passes through ASGI (docs/decisions/0003-receiver-below-asgi.md). One request is
+an event never passes through ASGI (docs/decisions/0005). One request is
 in memory at a time per connection unless the client pipelines; answers leave in the order of the
 requests, whatever order Kafka acknowledges in.
 

@@ -1,0 +1,327 @@
+"""From what is declared to topics and the contract's entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from knafka.core import names
+from knafka.core.contract import (
+    AttributesFilter,
+    BackoffPolicy,
+    Delivery,
+    Exact,
+    Kafka,
+    Order,
+    Sink,
+)
+from knafka.core.errors import InvalidDocument
+from knafka_operator import desired
+from knafka_operator.desired import Defaults, Topic
+from knafka_operator.resources import (
+    DELIVERY_ORDER,
+    EXTERNAL_TOPIC,
+    MAX_IN_FLIGHT,
+    Broker,
+    ConfigMap,
+    Destination,
+    Trigger,
+    parse_resource,
+)
+
+DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="local:9092"))
+MAIL = Sink(url="http://mail.shop.svc/")
+TOPIC = Topic("t", 6, 3)
+
+
+def broker(
+    spec: dict[str, Any] | None = None,
+    status: dict[str, str] | None = None,
+    name: str = "orders",
+    **annotations: str,
+) -> Broker:
+    parsed = parse_resource(
+        {
+            "apiVersion": "eventing.knative.dev/v1",
+            "kind": "Broker",
+            "metadata": {"name": name, "namespace": "shop", "annotations": annotations},
+            "spec": spec or {},
+            "status": {"annotations": status or {}},
+        }
+    )
+    assert isinstance(parsed, Broker)
+    return parsed
+
+
+def trigger(
+    spec: dict[str, Any] | None = None,
+    status: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+) -> Trigger:
+    parsed = parse_resource(
+        {
+            "apiVersion": "eventing.knative.dev/v1",
+            "kind": "Trigger",
+            "metadata": {"name": "mail", "namespace": "shop", "annotations": annotations or {}},
+            "spec": {"broker": "orders", "subscriber": {"uri": "http://mail/"}, **(spec or {})},
+            "status": {"annotations": status or {}},
+        }
+    )
+    assert isinstance(parsed, Trigger)
+    return parsed
+
+
+def config(**data: str) -> ConfigMap:
+    parsed = parse_resource(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "kafka-broker-config"},
+            "data": {key.replace("_", "."): value for key, value in data.items()},
+        }
+    )
+    assert isinstance(parsed, ConfigMap)
+    return parsed
+
+
+def egress_of(of_trigger: Trigger, of_broker: Broker | None = None) -> Any:
+    return desired.egress(of_trigger, of_broker or broker(), TOPIC, MAIL, None, DEFAULTS)
+
+
+def test_a_broker_without_config_gets_the_defaults() -> None:
+    topic = desired.broker_topic(broker(), None, DEFAULTS)
+    assert topic == Topic("knative-broker-shop-orders", 10, 3, {}, external=False)
+
+
+def test_a_config_map_sets_the_topic_up() -> None:
+    """naming.md: Broker config map."""
+    data = config(
+        default_topic_partitions="4",
+        default_topic_replication_factor="2",
+        default_topic_config_retention_ms="1000",
+    )
+    defaults = Defaults(DEFAULTS.kafka, topic_config={"min.insync.replicas": "2"})
+    assert desired.broker_topic(broker(), data, defaults) == Topic(
+        "knative-broker-shop-orders", 4, 2, {"min.insync.replicas": "2", "retention.ms": "1000"}
+    )
+
+
+def test_a_single_node_gets_no_more_copies_than_it_can_keep() -> None:
+    """The local mode runs a cluster's manifests unchanged."""
+    data = config(default_topic_replication_factor="3")
+    local = Defaults(DEFAULTS.kafka, max_replication=1)
+    assert desired.broker_topic(broker(), data, local).replication == 1
+    assert desired.broker_topic(broker(), None, local).replication == 1
+
+
+def test_the_name_that_a_broker_got_once_is_kept() -> None:
+    """KN-BRK-19: for life, whatever today's rule would call it."""
+    kept = broker(status={"default.topic": "old-name"})
+    assert desired.broker_topic(kept, None, DEFAULTS).name == "old-name"
+
+
+def test_an_external_topic_is_used_and_never_made() -> None:
+    external = broker(**{EXTERNAL_TOPIC: "legacy"}, status={"default.topic": "other"})
+    topic = desired.broker_topic(external, None, DEFAULTS)
+    assert (topic.name, topic.external) == ("legacy", True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("default_topic_partitions", "0", "0: want a whole number from 1 to 2147483647"),
+        ("default_topic_partitions", "many", "many: want a whole number from 1 to 2147483647"),
+        ("default_topic_partitions", "", ": want a whole number from 1 to 2147483647"),
+        ("default_topic_replication_factor", "-1", "-1: want a whole number from 1 to 32767"),
+        ("default_topic_replication_factor", "32768", "32768: want a whole number from 1 to 32767"),
+    ],
+)
+def test_garbage_in_a_config_map_is_refused_by_its_key(key: str, value: str, problem: str) -> None:
+    with pytest.raises(InvalidDocument) as raised:
+        desired.broker_topic(broker(), config(**{key: value}), DEFAULTS)
+    assert raised.value.path == "data." + key.replace("_", ".")
+    assert raised.value.problem == f"invalid value: {problem}"
+
+
+def test_a_config_maps_kafka_is_used_once_it_is_applied() -> None:
+    applied = desired.configured(config(bootstrap_servers=" a:9092 , b:9092,"), DEFAULTS)
+    assert applied.kafka.bootstrap_servers == "a:9092,b:9092"
+    assert desired.ingress(broker(), TOPIC, applied).kafka == applied.kafka
+    assert desired.configured(None, DEFAULTS) == DEFAULTS
+
+
+def test_a_config_map_that_names_no_server_is_refused() -> None:
+    with pytest.raises(InvalidDocument, match=r"data\.bootstrap\.servers: want host:port"):
+        desired.configured(config(bootstrap_servers=" , "), DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("bad", "path"),
+    [
+        (broker(name="x" * 240), "metadata.name"),
+        (broker(**{EXTERNAL_TOPIC: "a topic"}), f"metadata.annotations.{EXTERNAL_TOPIC}"),
+        (broker(**{EXTERNAL_TOPIC: ""}), f"metadata.annotations.{EXTERNAL_TOPIC}"),
+    ],
+)
+def test_a_name_that_kafka_would_refuse_is_refused_first(bad: Broker, path: str) -> None:
+    with pytest.raises(InvalidDocument, match="want a topic's name") as raised:
+        desired.broker_topic(bad, None, DEFAULTS)
+    assert raised.value.path == path
+
+
+def test_a_brokers_config_is_a_config_map_in_its_namespace_unless_it_says_otherwise() -> None:
+    """KN-BRK-15."""
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c"}
+    assert desired.config_reference(broker()) is None
+    assert desired.config_reference(broker({"config": reference})) == ("shop", "c")
+    elsewhere = broker({"config": {**reference, "namespace": "knative-eventing"}})
+    assert desired.config_reference(elsewhere) == ("knative-eventing", "c")
+
+
+def test_a_config_of_another_kind_is_refused() -> None:
+    other = broker({"config": {"apiVersion": "v1", "kind": "Secret", "name": "c"}})
+    with pytest.raises(InvalidDocument, match=r"spec\.config\.kind: .* want v1 ConfigMap"):
+        desired.config_reference(other)
+
+
+def test_an_ingress_says_where_a_brokers_events_go() -> None:
+    entry = desired.ingress(broker(), TOPIC, DEFAULTS)
+    assert (entry.path, entry.topic, entry.kafka) == ("/shop/orders", "t", DEFAULTS.kafka)
+
+
+def test_an_egress_says_all_about_a_trigger() -> None:
+    dead = Sink(url="http://dead/")
+    declared = trigger(
+        {"filter": {"attributes": {"type": "a"}}, "filters": [{"exact": {"a": "b"}}]}
+    )
+    egress = desired.egress(declared, broker(), TOPIC, MAIL, dead, DEFAULTS)
+    assert (egress.namespace, egress.broker, egress.trigger) == ("shop", "orders", "mail")
+    assert (egress.topic, egress.group) == ("t", "knative-trigger-shop-mail")
+    assert egress.dead_letter_topic == names.dead_letter_topic("shop", "orders", "mail")
+    assert (egress.subscriber, egress.dead_letter_sink) == (MAIL, dead)
+    assert egress.filter == AttributesFilter(attributes={"type": "a"})
+    assert egress.filters == (Exact(exact={"a": "b"}),)
+
+
+def test_the_group_that_a_trigger_got_once_is_kept() -> None:
+    """KN-BRK-19: another group would begin elsewhere."""
+    assert egress_of(trigger(status={"group.id": "old"})).group == "old"
+
+
+BROKERS = {"retry": 3, "timeout": "PT5S", "deadLetterSink": {"uri": "http://brokers/"}}
+
+
+@pytest.mark.parametrize(
+    ("triggers", "brokers", "want"),
+    [
+        pytest.param(
+            {},
+            {},
+            Delivery(retry=10, backoff_policy=BackoffPolicy.EXPONENTIAL, backoff_delay=0.2),
+            id="neither: KN-DLV-01's defaults",
+        ),
+        pytest.param({}, BROKERS, Delivery(retry=3, timeout=5), id="the Broker's"),
+        pytest.param(
+            {"backoffDelay": "PT1S"}, BROKERS, Delivery(backoff_delay=1), id="replaced as a whole"
+        ),
+        pytest.param({"retry": 0}, BROKERS, Delivery(retry=0), id="retry 0 wins"),
+        pytest.param(
+            {"deadLetterSink": {"uri": "http://triggers/"}}, BROKERS, Delivery(), id="a sink counts"
+        ),
+    ],
+)
+def test_any_option_on_the_trigger_replaces_the_brokers_delivery(
+    triggers: dict[str, Any], brokers: dict[str, Any], want: Delivery
+) -> None:
+    """KN-BRK-15."""
+    egress = egress_of(trigger({"delivery": triggers}), broker({"delivery": brokers}))
+    assert egress.delivery == want
+    assert type(egress.delivery) is Delivery
+
+
+@pytest.mark.parametrize(
+    ("triggers", "brokers", "want"),
+    [
+        ({}, {}, None),
+        ({}, BROKERS, "http://brokers/"),
+        ({"retry": 1}, BROKERS, None),
+        ({"deadLetterSink": {"uri": "http://triggers/"}}, BROKERS, "http://triggers/"),
+    ],
+)
+def test_the_dead_letter_sink_follows_the_same_rule(
+    triggers: dict[str, Any], brokers: dict[str, Any], want: str | None
+) -> None:
+    """KN-BRK-15, KN-DLV-07."""
+    found = desired.dead_letter_destination(
+        trigger({"delivery": triggers}), broker({"delivery": brokers})
+    )
+    assert found == (None if want is None else Destination(uri=want))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "order"),
+    [
+        ({}, Order.KEY),
+        ({DELIVERY_ORDER: "key"}, Order.KEY),
+        ({DELIVERY_ORDER: "ordered"}, Order.PARTITION),
+        ({DELIVERY_ORDER: "unordered"}, Order.NONE),
+    ],
+)
+def test_the_annotation_chooses_the_order(annotations: dict[str, str], order: Order) -> None:
+    assert egress_of(trigger(annotations=annotations)).order is order
+
+
+def test_an_order_that_there_isnt_is_refused() -> None:
+    with pytest.raises(InvalidDocument) as raised:
+        egress_of(trigger(annotations={DELIVERY_ORDER: "Ordered"}))
+    assert raised.value.path == f"metadata.annotations.{DELIVERY_ORDER}"
+    assert raised.value.problem == "invalid value: Ordered: want ordered, unordered, key"
+
+
+def test_a_trigger_may_bound_its_attempts_in_flight() -> None:
+    assert egress_of(trigger(annotations={MAX_IN_FLIGHT: "7"})).max_in_flight == 7
+    assert egress_of(trigger()).max_in_flight == 100
+
+
+@pytest.mark.parametrize("bound", ["0", "10001", "lots"])
+def test_a_bound_that_the_contract_would_refuse_is_refused_by_its_annotation(bound: str) -> None:
+    with pytest.raises(InvalidDocument, match="want a whole number from 1 to 10000") as raised:
+        egress_of(trigger(annotations={MAX_IN_FLIGHT: bound}))
+    assert raised.value.path == f"metadata.annotations.{MAX_IN_FLIGHT}"
+
+
+def test_a_dead_letter_topic_neither_compacts_nor_expires() -> None:
+    """Trap 9: an event without data is a tombstone to compaction."""
+    topic = Topic(
+        "t",
+        6,
+        2,
+        {
+            "cleanup.policy": "compact,delete",
+            "retention.ms": "60000",
+            "retention.bytes": "1",
+            "min.insync.replicas": "2",
+        },
+        external=True,
+    )
+    dead = desired.dead_letter_topic(egress_of(trigger()), topic)
+    assert dead == Topic(
+        names.dead_letter_topic("shop", "orders", "mail"),
+        6,
+        2,
+        {
+            "cleanup.policy": "delete",
+            "retention.ms": "-1",
+            "retention.bytes": "-1",
+            "min.insync.replicas": "2",
+        },
+        external=False,
+    )
+
+
+def test_a_dead_letter_topic_has_room_for_the_story_of_the_failure() -> None:
+    """An event as large as its topic takes must still be buriable."""
+    topic = Topic("t", 6, 2, {"max.message.bytes": "1000"})
+    dead = desired.dead_letter_topic(egress_of(trigger()), topic)
+    assert int(dead.config["max.message.bytes"]) == 1000 + desired.STORY_BYTES
