@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_log import KafkaAdmin
@@ -398,9 +396,8 @@ def _print_table(columns: list[str], rows: list[list[str]], otherwise: str) -> N
     if not rows:
         typer.echo(otherwise)
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*map(dead_letters.shown, row))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    lines = [columns, *([dead_letters.shown(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())

@@ -34,6 +34,9 @@ subscriber's recovery shows soon."""
 WAKE_SPACING: Final = 0.25
 """Seconds between two looks at one topic however often it is woken."""
 
+TIMER_SLACK: Final = 0.001
+"""Seconds by which a timer may go off early; asking again whether it is due yet would spin."""
+
 KEDA_CLASS: Final = "keda.autoscaling.knative.dev"
 """Upstream's default class: scaling on lag by these annotations, which is what we do."""
 DISABLED: Final = "disabled"
@@ -222,7 +225,7 @@ class Scaler:
         try:
             while True:
                 self._sooner.clear()
-                now = loop.time()
+                now = loop.time() + TIMER_SLACK
                 due = [name for name, topic in self._topics.items() if topic.due <= now]
                 await asyncio.gather(*map(self._look, due))
                 at = min((topic.due for topic in self._topics.values()), default=math.inf)

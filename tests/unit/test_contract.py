@@ -312,7 +312,7 @@ def test_an_egress_survives_being_written_and_read() -> None:
         filters=(
             All(all=(leaf, Prefix(prefix={"source": "/"}))),
             Any_(any=(Suffix(suffix={"subject": ".png"}), CESQL(cesql="EXISTS id"))),
-            Not(not_=leaf),
+            Not(**{"not": leaf}),
         ),
         delivery=Delivery(retry=3, backoff_policy=BackoffPolicy.LINEAR, retry_after_max=1.5),
         order=Order.PARTITION,

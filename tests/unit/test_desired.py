@@ -38,14 +38,14 @@ TOPIC = Topic("t", 6, 3)
 def broker(
     spec: dict[str, Any] | None = None,
     status: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
     name: str = "orders",
-    **annotations: str,
 ) -> Broker:
     parsed = parse_resource(
         {
             "apiVersion": "eventing.knative.dev/v1",
             "kind": "Broker",
-            "metadata": {"name": name, "namespace": "shop", "annotations": annotations},
+            "metadata": {"name": name, "namespace": "shop", "annotations": annotations or {}},
             "spec": spec or {},
             "status": {"annotations": status or {}},
         }
@@ -122,7 +122,7 @@ def test_the_name_that_a_broker_got_once_is_kept() -> None:
 
 
 def test_an_external_topic_is_used_and_never_made() -> None:
-    external = broker(**{EXTERNAL_TOPIC: "legacy"}, status={"default.topic": "other"})
+    external = broker(annotations={EXTERNAL_TOPIC: "legacy"}, status={"default.topic": "other"})
     topic = desired.broker_topic(external, None, DEFAULTS)
     assert (topic.name, topic.external) == ("legacy", True)
 
@@ -160,8 +160,8 @@ def test_a_config_map_that_names_no_server_is_refused() -> None:
     ("bad", "path"),
     [
         (broker(name="x" * 240), "metadata.name"),
-        (broker(**{EXTERNAL_TOPIC: "a topic"}), f"metadata.annotations.{EXTERNAL_TOPIC}"),
-        (broker(**{EXTERNAL_TOPIC: ""}), f"metadata.annotations.{EXTERNAL_TOPIC}"),
+        (broker(annotations={EXTERNAL_TOPIC: "a topic"}), f"metadata.annotations.{EXTERNAL_TOPIC}"),
+        (broker(annotations={EXTERNAL_TOPIC: ""}), f"metadata.annotations.{EXTERNAL_TOPIC}"),
     ],
 )
 def test_a_name_that_kafka_would_refuse_is_refused_first(bad: Broker, path: str) -> None:

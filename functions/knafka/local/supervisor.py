@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -24,6 +24,7 @@ from typing import Final
 
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_log import KafkaAdmin
+from knafka.clients.log import Lag, LogAdmin
 from knafka.core.contract import Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka.local import kafka_distribution
@@ -44,6 +45,8 @@ from knafka_operator.scaler import Scaler
 
 LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks at the receiver's counters: new events wake their Triggers."""
+LAG_TIMEOUT: Final = 3.0
+"""Seconds for one answer about lags, which takes some milliseconds."""
 RETRY_INTERVAL: Final = 5.0
 """Seconds until what Kafka refused is tried again."""
 
@@ -104,7 +107,7 @@ class Supervisor:
             stack.push_async_callback(self._programs.stop)
             self._receiver = ReceiverProcess(listener, logs, say)
             stack.push_async_callback(self._receiver.stop)
-            self._scaler = Scaler(self._admin, DispatcherProcesses(logs))
+            self._scaler = Scaler(_PromptLags(self._admin), DispatcherProcesses(logs))
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._scaler.run(), name="scaler")]
                 try:
@@ -282,6 +285,20 @@ class Supervisor:
                 if self._answered[accepted] > before[accepted]:
                     self._scaler.wake(broker.topic.name)
             await asyncio.sleep(LOOK_INTERVAL)
+
+
+class _PromptLags:
+    """Lags soon or not at all: a question that dies with Kafka is asked again, not waited for."""
+
+    def __init__(self, admin: LogAdmin) -> None:
+        self._admin = admin
+
+    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
+        try:
+            async with asyncio.timeout(LAG_TIMEOUT):
+                return await self._admin.lags(groups, topic)
+        except TimeoutError:
+            raise LogError(f"Kafka did not answer within {LAG_TIMEOUT:.0f} s") from None
 
 
 def _id(who: Identity) -> str:

@@ -28,7 +28,12 @@ async def up(options: Options, view: View, send: Path | None = None) -> None:
     try:
         async with supervisor.running(), asyncio.TaskGroup() as group:
             group.create_task(view.follow(supervisor.snapshot))
+            await asyncio.sleep(0)  # what there is is shown before what happens
             view.say(f"up after {time.monotonic() - began:.1f} s; Ctrl-C stops everything")
+            if not supervisor.snapshot().brokers:
+                view.say(
+                    "no Broker is declared: name its YAML with -f, such as examples/quickstart"
+                )
             if send is not None:
                 await _send(supervisor, send, view)
             await asyncio.Event().wait()
@@ -66,7 +71,10 @@ async def _send(supervisor: Supervisor, file: Path, view: View) -> None:
     with file.open("rb") as lines:
         try:
             summary = await sending.send(
-                sending.events_of(lines, str(file)), brokers[0], lambda each: view.say(str(each))
+                sending.events_of(lines, str(file)),
+                brokers[0],
+                lambda each: view.say(str(each)),
+                connections=1,
             )
         except sending.BadInput as error:
             view.say(str(error))
