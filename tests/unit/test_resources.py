@@ -198,6 +198,7 @@ def test_other_kinds_are_none_of_ours(api_version: str, kind: str) -> None:
         ),
         (document(specs={}), "specs", "unknown field"),
         (document(spec=None), "spec", "missing field(s): spec"),
+        (document(spec="mail"), "spec", 'invalid value: "mail": want an object'),
         (document(spec={}), "spec.broker", "missing field(s): spec.broker, spec.subscriber"),
         (
             document(spec={"broker": "b"}),
@@ -325,9 +326,7 @@ def test_a_broker_without_a_class_is_ours_where_there_is_no_other() -> None:
     assert is_ours(broker, BROKER_CLASSES | {""})
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-1", "1.5", "1e3", "٣", "0x1", "9" * 99, "0", "101", "1 0"]
-)
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "1e3", "٣", "0x1", "9" * 99, "0", "101", "1 0"])
 def test_what_is_no_whole_number_in_range_is_refused(text: str) -> None:
     with pytest.raises(InvalidDocument, match="want a whole number from 1 to 100") as raised:
         whole_number(text, "data.n", 1, 100)

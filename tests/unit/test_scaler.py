@@ -24,6 +24,10 @@ from knafka_operator.scaler import (
     decide,
 )
 
+# looptime asks for the current event loop in tests without one too, and so would have asyncio make
+# a loop that nobody closes; once it was set, to none, asyncio makes none.
+asyncio.set_event_loop(None)
+
 SCALING = Autoscaling()
 
 
@@ -453,6 +457,21 @@ async def test_what_comes_while_a_drain_ends_is_looked_for_at_once(
         drains.open[0].end(Ended.IDLE)
         await asyncio.sleep(0.1)
         assert len(drains.open) == 1
+
+
+@pytest.mark.looptime
+async def test_a_drain_that_ended_idle_is_not_opened_again_on_an_old_decision(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 150
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(2)
+        lags.by_group["group-mail"] = 0
+        for drain in drains.open:
+            drain.end(Ended.IDLE)
+        await asyncio.sleep(100)
+        assert len(drains.all) == 2
 
 
 @pytest.mark.looptime

@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -25,7 +25,7 @@ from typing import Final
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_log import KafkaAdmin
 from knafka.clients.log import Lag, LogAdmin
-from knafka.core.contract import Kafka
+from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka.local import kafka_distribution
 from knafka.local.children import Child, Supervised, listen
@@ -100,14 +100,13 @@ class Supervisor:
             stack.enter_context(self._installation.held())
             listener = stack.enter_context(self._listen())
             self._kafka = Kafka(bootstrap_servers=await self._start_kafka(stack))
-            self._admin = KafkaAdmin(connection(self._kafka))
             await self._check_kafka()
             logs, say = self._installation.logs, self._view.say
             self._programs = Programs(logs, say, self._view.printed)
             stack.push_async_callback(self._programs.stop)
             self._receiver = ReceiverProcess(listener, logs, say)
             stack.push_async_callback(self._receiver.stop)
-            self._scaler = Scaler(_PromptLags(self._admin), DispatcherProcesses(logs))
+            self._scaler = Scaler(_PromptLags(self._connect), DispatcherProcesses(logs))
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._scaler.run(), name="scaler")]
                 try:
@@ -173,9 +172,12 @@ class Supervisor:
         stack.push_async_callback(supervised.stop)
         return server.bootstrap_servers
 
+    def _connect(self) -> LogAdmin:
+        return KafkaAdmin(connection(self._kafka))
+
     async def _check_kafka(self) -> None:
         try:
-            await self._admin.cluster_id()
+            await self._connect().cluster_id()
         except LogError as error:
             raise NoKafka(
                 f"no Kafka answers at {self._kafka.bootstrap_servers} ({error}): start it, or "
@@ -194,7 +196,7 @@ class Supervisor:
             self._programs.ports(services),
             self._plan,
         )
-        plan = await self._ensure(wanted)
+        plan = await self._ensure(wanted, self._connect())
         await self._programs.run(plan.programs)
         await self._receiver.serve([each.ingress for each in plan.brokers.values()])
         await self._scale(plan.triggers)
@@ -211,7 +213,7 @@ class Supervisor:
         )
         return len(plan.refused) == len(wanted.refused)
 
-    async def _ensure(self, plan: Plan) -> Plan:
+    async def _ensure(self, plan: Plan, admin: LogAdmin) -> Plan:
         """Topics and offsets, before anybody writes or reads them (KN-TRG-06).
 
         What Kafka refuses is refused in the plan that comes back, and nothing else.
@@ -219,7 +221,7 @@ class Supervisor:
         brokers, triggers, refused = {}, {}, dict(plan.refused)
         for who, broker in plan.brokers.items():
             try:
-                await self._ensure_topic(broker.topic)
+                await self._ensure_topic(broker.topic, admin)
                 brokers[who] = broker
             except LogError as error:
                 refused[who] = f"Kafka refused the topic {broker.topic.name}: {error}"
@@ -228,28 +230,26 @@ class Supervisor:
             try:
                 if trigger.egress.topic not in topics:
                     raise LogError(f"its Broker's topic {trigger.egress.topic} isn't there")
-                await self._ensure_topic(trigger.dead_letters)
-                await self._ensure_committed(trigger.egress.group, trigger.egress.topic)
+                await self._ensure_topic(trigger.dead_letters, admin)
+                await self._ensure_committed(trigger.egress, admin)
                 triggers[who] = trigger
             except LogError as error:
                 refused[who] = f"Kafka refused its dead-letter topic or its offsets: {error}"
         return replace(plan, brokers=brokers, triggers=triggers, refused=refused)
 
-    async def _ensure_topic(self, topic: Topic) -> None:
+    async def _ensure_topic(self, topic: Topic, admin: LogAdmin) -> None:
         if topic.name in self._ensured:
             return
         if not topic.external:
-            await self._admin.ensure_topic(
-                topic.name, topic.partitions, topic.replication, topic.config
-            )
-        elif topic.name not in await self._admin.topics():
+            await admin.ensure_topic(topic.name, topic.partitions, topic.replication, topic.config)
+        elif topic.name not in await admin.topics():
             raise LogError("it is external and does not exist")
         self._ensured.add(topic.name)
 
-    async def _ensure_committed(self, group: str, topic: str) -> None:
-        if (group, topic) not in self._ensured:
-            await self._admin.ensure_committed(group, topic)
-            self._ensured.add((group, topic))
+    async def _ensure_committed(self, egress: Egress, admin: LogAdmin) -> None:
+        if (egress.group, egress.topic) not in self._ensured:
+            await admin.ensure_committed(egress.group, egress.topic)
+            self._ensured.add((egress.group, egress.topic))
 
     async def _scale(self, wanted: Mapping[Identity, PlannedTrigger]) -> None:
         """Tell the scaler what has changed; what has ended is waited for."""
@@ -288,17 +288,26 @@ class Supervisor:
 
 
 class _PromptLags:
-    """Lags soon or not at all: a question that dies with Kafka is asked again, not waited for."""
+    """Lags soon or not at all, by a new client after each failure.
 
-    def __init__(self, admin: LogAdmin) -> None:
-        self._admin = admin
+    librdkafka's admin client never finds the coordinator of a group again after Kafka has been
+    restarted under it (2.16.1: list_consumer_group_offsets times out for ever).
+    """
+
+    def __init__(self, connect: Callable[[], LogAdmin]) -> None:
+        self._connect = connect
+        self._admin = connect()
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
                 return await self._admin.lags(groups, topic)
         except TimeoutError:
+            self._admin = self._connect()
             raise LogError(f"Kafka did not answer within {LAG_TIMEOUT:.0f} s") from None
+        except LogError:
+            self._admin = self._connect()
+            raise
 
 
 def _id(who: Identity) -> str:
