@@ -1,1 +1,13 @@
+"""What all tests share: a real Kafka on demand, and no event loop that nobody closes."""
+
+import asyncio
+
+import pytest
+
 pytest_plugins = ["support.kafka"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # looptime asks for the current event loop in tests without one too, and asyncio would make one
+    # that nobody closes; once it was set, to none, it makes none.
+    asyncio.set_event_loop(None)

@@ -212,7 +212,7 @@ def test_a_filter_on_an_attribute_name_is_taken(name: str) -> None:
 
 
 ABSOLUTE = "want an absolute http or https URL"
-CLEAN = "want a URL without spaces, controls or quotes"
+CLEAN = "want ASCII without spaces, controls or quotes"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +229,8 @@ CLEAN = "want a URL without spaces, controls or quotes"
         ("http://host/a b", f"invalid value: 'http://host/a b': {CLEAN}"),
         ("http://host/\r\nX: y", f"invalid value: 'http://host/\\r\\nX: y': {CLEAN}"),
         ("http://host\\evil/", f"invalid value: 'http://host\\\\evil/': {CLEAN}"),
+        ("http://host/é", f"invalid value: 'http://host/é': {CLEAN}"),
+        ("http://user:word@host/", "the URL holds credentials, which belong in a Secret"),
     ],
 )
 def test_a_bad_url_is_refused(url: str, problem: str) -> None:

@@ -24,10 +24,6 @@ from knafka_operator.scaler import (
     decide,
 )
 
-# looptime asks for the current event loop in tests without one too, and so would have asyncio make
-# a loop that nobody closes; once it was set, to none, asyncio makes none.
-asyncio.set_event_loop(None)
-
 SCALING = Autoscaling()
 
 

@@ -8,12 +8,12 @@ from cloudevents.http import CloudEvent
 
 @functions_framework.cloud_event
 def orders(event: CloudEvent) -> None:
-    show(f"order {event['id']} of {event['subject']}: {event.data}")
+    show(f"order {event['id']} of {event.get('subject')}: {event.data}")
 
 
 @functions_framework.cloud_event
 def large_orders(event: CloudEvent) -> None:
-    show(f"a large order, {event['id']}: {event['amount']}")
+    show(f"a large order, {event['id']}: {event.get('amount')}")
 
 
 @functions_framework.cloud_event

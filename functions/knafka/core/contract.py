@@ -105,9 +105,11 @@ def _http_url(url: str) -> str:
         raise problem(f"invalid value: {url}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_fine:
         raise problem(f"invalid value: {url}: want an absolute http or https URL")
-    if not is_uri_reference(url):
+    if not url.isascii() or not is_uri_reference(url):
         # urlsplit overlooks line breaks, an HTTP request would keep them.
-        raise problem(f"invalid value: {url!r}: want a URL without spaces, controls or quotes")
+        raise problem(f"invalid value: {url!r}: want ASCII without spaces, controls or quotes")
+    if "@" in parts.netloc:
+        raise problem("the URL holds credentials, which belong in a Secret")
     return url
 
 

@@ -35,7 +35,8 @@ class InvalidDocument(KnafkaError):
     """
 
     def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path}: {problem}" if path else problem)
+        says_where = not path or path in problem
+        super().__init__(problem if says_where else f"{path}: {problem}")
         self.path = path
         self.problem = problem
 

@@ -1,0 +1,161 @@
+"""Manifests: what is read, what is said of broken files, and what stays when they break."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from knafka.local.manifests import Declared, Identity, Manifests, NoManifests
+
+BROKER = """\
+apiVersion: eventing.knative.dev/v1
+kind: Broker
+metadata: {name: shop}
+"""
+TRIGGER = """\
+apiVersion: eventing.knative.dev/v1
+kind: Trigger
+metadata: {name: orders}
+spec:
+  broker: shop
+  subscriber: {uri: "http://127.0.0.1:1/"}
+  delivery: {retry: 3}
+"""
+BROKEN = TRIGGER.replace("retry: 3", "retry: -1")
+THE_BROKER = Identity("Broker", "default", "shop")
+THE_TRIGGER = Identity("Trigger", "default", "orders")
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+
+
+def problems(declared: Declared) -> list[str]:
+    return list(map(str, declared.problems))
+
+
+def test_every_document_of_every_file_in_a_folder_is_read(tmp_path: Path) -> None:
+    write(tmp_path, a=f"{BROKER}---\n---\n{TRIGGER}", b=BROKER.replace("shop", "other"))
+    (tmp_path / "events.ndjson").write_text("{}")
+    (tmp_path / "inner").mkdir()
+    write(tmp_path / "inner", c=BROKER.replace("shop", "deeper"))
+
+    declared = Manifests([tmp_path]).read()
+
+    assert {str(each) for each in declared.resources} == {
+        "Broker default/shop",
+        "Trigger default/orders",
+        "Broker default/other",
+    }
+    assert declared.problems == ()
+
+
+def test_a_problem_names_the_file_the_document_and_the_field(tmp_path: Path) -> None:
+    """KN-DLV-06: rejected with the field path."""
+    write(tmp_path, shop=f"{BROKER}---\n{BROKEN}")
+
+    (problem,) = problems(Manifests([tmp_path]).read())
+
+    assert problem.startswith(f"{tmp_path}/shop.yaml, document 2: Trigger default/orders: ")
+    assert "spec.delivery.retry" in problem
+
+
+def test_a_broken_object_stays_as_it_last_was(tmp_path: Path) -> None:
+    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}")
+    manifests = Manifests([tmp_path])
+    before = manifests.read()
+
+    write(tmp_path, shop=f"{BROKER}---\n{BROKEN}")
+    for _ in range(2):
+        declared = manifests.read()
+        assert declared.resources == before.resources
+        assert len(declared.problems) == 1
+
+
+def test_a_file_that_is_no_yaml_stays_as_it_last_was(tmp_path: Path) -> None:
+    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}")
+    manifests = Manifests([tmp_path])
+    before = manifests.read()
+
+    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}   - [")
+
+    declared = manifests.read()
+    assert declared.resources == before.resources
+    assert "shop.yaml: can't be read" in problems(declared)[0]
+
+
+def test_an_object_or_a_file_that_is_gone_is_gone(tmp_path: Path) -> None:
+    write(tmp_path, shop=f"{BROKER}---\n{TRIGGER}", other=BROKER.replace("shop", "other"))
+    manifests = Manifests([tmp_path])
+    manifests.read()
+
+    write(tmp_path, shop=BROKER)
+    (tmp_path / "other.yaml").unlink()
+
+    assert set(manifests.read().resources) == {THE_BROKER}
+
+
+def test_an_object_that_was_never_good_is_not_there(tmp_path: Path) -> None:
+    write(tmp_path, shop=f"{BROKER}---\n{BROKEN}")
+    assert set(Manifests([tmp_path]).read().resources) == {THE_BROKER}
+
+
+def test_the_same_object_twice_is_a_problem_and_the_first_counts(tmp_path: Path) -> None:
+    write(tmp_path, a=TRIGGER, b=TRIGGER.replace("retry: 3", "retry: 4"))
+
+    declared = Manifests([tmp_path]).read()
+
+    assert declared.resources[THE_TRIGGER][1].file == tmp_path / "a.yaml"
+    assert "is declared in" in problems(declared)[0]
+
+
+def test_twice_in_one_file_is_a_problem_too(tmp_path: Path) -> None:
+    write(tmp_path, a=f"{BROKER}---\n{BROKER}")
+    assert "stands in this file already" in problems(Manifests([tmp_path]).read())[0]
+
+
+def test_a_list_is_its_items(tmp_path: Path) -> None:
+    items = "\n".join(f"  {line}" for line in BROKER.splitlines())
+    write(tmp_path, shop=f"apiVersion: v1\nkind: List\nitems:\n- {items.lstrip()}\n")
+    assert set(Manifests([tmp_path]).read().resources) == {THE_BROKER}
+
+
+def test_other_kinds_are_told_and_left_out(tmp_path: Path) -> None:
+    write(tmp_path, shop="apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n")
+
+    declared = Manifests([tmp_path]).read()
+
+    assert not declared.resources
+    assert "Deployment default/web: kind: none of the kinds" in problems(declared)[0]
+
+
+@pytest.mark.parametrize("text", ["just text", "- 1\n- 2", "kind: Broker", "42"])
+def test_what_is_no_object_is_a_problem_and_no_crash(tmp_path: Path, text: str) -> None:
+    write(tmp_path, shop=text)
+    assert len(problems(Manifests([tmp_path]).read())) == 1
+
+
+def test_what_looks_like_a_date_is_text_as_the_api_server_has_it(tmp_path: Path) -> None:
+    write(tmp_path, c="apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: 2026-01-02}")
+    assert Manifests([tmp_path]).read().problems == ()
+
+
+def test_a_path_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(NoManifests, match="doesn't exist"):
+        Manifests([tmp_path / "nothing.yaml"])
+
+
+async def test_a_change_is_told(tmp_path: Path) -> None:
+    write(tmp_path, shop=BROKER)
+    changes = Manifests([tmp_path / "shop.yaml"]).changes()
+    waiting = anext(changes)
+    import asyncio
+
+    task = asyncio.ensure_future(waiting)
+    async with asyncio.timeout(20):
+        while not task.done():
+            write(tmp_path, shop=TRIGGER)
+            await asyncio.wait({task}, timeout=0.5)
+    await task
