@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def test_other_kinds_are_told_and_left_out(tmp_path: Path) -> None:
     declared = Manifests([tmp_path]).read()
 
     assert not declared.resources
-    assert "Deployment default/web: kind: none of the kinds" in problems(declared)[0]
+    assert "Deployment default/web: kind: none of those" in problems(declared)[0]
 
 
 @pytest.mark.parametrize("text", ["just text", "- 1\n- 2", "kind: Broker", "42"])
@@ -150,12 +151,9 @@ def test_a_path_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
 async def test_a_change_is_told(tmp_path: Path) -> None:
     write(tmp_path, shop=BROKER)
     changes = Manifests([tmp_path / "shop.yaml"]).changes()
-    waiting = anext(changes)
-    import asyncio
-
-    task = asyncio.ensure_future(waiting)
+    changed = asyncio.ensure_future(anext(changes))
     async with asyncio.timeout(20):
-        while not task.done():
+        while not changed.done():  # nobody tells when the watching has begun
             write(tmp_path, shop=TRIGGER)
-            await asyncio.wait({task}, timeout=0.5)
-    await task
+            await asyncio.wait({changed}, timeout=0.5)
+    await changed

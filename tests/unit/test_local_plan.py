@@ -84,9 +84,8 @@ def test_a_broker_of_another_class_is_refused_and_its_triggers_say_why() -> None
 
 def test_a_knative_service_is_its_command_in_the_manifests_folder() -> None:
     """KN-DST-01, KN-TRG-12."""
-    plan = plan_of(
-        service("functions-framework --target 'a b'"), broker(), trigger("orders", {"ref": SERVICE})
-    )
+    command = "functions-framework --target 'a b'"
+    plan = plan_of(service(command), broker(), trigger("orders", {"ref": SERVICE}))
     (program,) = plan.programs.values()
     assert program.arguments == ("functions-framework", "--target", "a b")
     assert program.folder == Path("/manifests")

@@ -148,7 +148,7 @@ def _read(
                 if who is None:
                     raise InvalidDocument("metadata.name", "missing: want a name")
                 if resource is None:
-                    raise InvalidDocument("kind", "none of the kinds that run here, so left out")
+                    raise InvalidDocument("kind", "none of those that run here, so it is left out")
                 if who in found:
                     raise InvalidDocument("metadata.name", "stands in this file already")
                 found[who] = resource, place

@@ -1,0 +1,159 @@
+"""Child processes: kept running, ended with all that is theirs, and never in each other's way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from knafka.local import children
+from knafka.local.children import Child, Command, Supervised, listen, port_of
+from knafka.local.http import get
+
+SERVER = """
+import os, socket, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    connection, _ = listener.accept()
+    connection.recv(4096)
+    body = str(os.getpid()).encode()
+    connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: %d\\r\\n\\r\\n%b" % (len(body), body))
+    connection.close()
+"""
+
+
+def python(code: str, log: Path, *arguments: str, patience: float = 10) -> Command:
+    return Command((sys.executable, "-c", code, *arguments), log / "log", patience=patience)
+
+
+@asynccontextmanager
+async def running(
+    command: Command, show: Callable[[str], None] | None = None
+) -> AsyncIterator[Child]:
+    child = await Child.start(command, show)
+    try:
+        yield child
+    finally:
+        await child.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_what_a_child_prints_is_shown_line_by_line_and_logged(tmp_path: Path) -> None:
+    shown: list[str] = []
+    command = python("print('one'); print('x' * 100_000); print('two')", tmp_path)
+    async with running(command, shown.append) as child:
+        assert await child.wait() == 0
+        await until(lambda: len(shown) == 3)
+    assert shown == ["one", "x" * children.LONGEST_LINE, "two"]
+    assert (tmp_path / "log").read_text().startswith("one\nxxx")
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_when_patience_ends(tmp_path: Path) -> None:
+    shown: list[str] = []
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(60)"
+    child = await Child.start(python(code, tmp_path, patience=0.1), shown.append)
+    await until(lambda: shown == ["up"])
+    await child.stop()
+    assert await child.wait() == -signal.SIGKILL
+    assert child not in Child.running
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+async def test_a_childs_own_children_end_with_it(tmp_path: Path) -> None:
+    shown: list[str] = []
+    code = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid); time.sleep(60)"
+    async with running(python(code, tmp_path), shown.append):
+        await until(lambda: len(shown) == 1)
+        assert is_alive(int(shown[0]))
+    await until(lambda: not is_alive(int(shown[0])))
+
+
+async def test_whoever_is_supervised_is_started_again_after_a_growing_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "FIRST_BACKOFF", 0.01)
+    said: list[str] = []
+    supervised = Supervised(
+        "it", lambda: Child.start(python("raise SystemExit(3)", tmp_path)), said.append
+    )
+    try:
+        await until(lambda: len(said) == 3)
+    finally:
+        await supervised.stop()
+    assert said == [
+        f"it ended with code 3; starting it again in {wait} s" for wait in (0.01, 0.02, 0.04)
+    ]
+
+
+async def test_what_cannot_be_started_is_said_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "FIRST_BACKOFF", 0.01)
+    said: list[str] = []
+    command = Command(("no-such-program",), tmp_path / "log")
+    supervised = Supervised("it", lambda: Child.start(command), said.append)
+    try:
+        await until(lambda: len(said) == 2)
+    finally:
+        await supervised.stop()
+    assert "it can't be started: [Errno 2]" in said[0]
+
+
+async def test_connections_wait_while_a_killed_child_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 3, "What it must show", 1: after `kill -9` of the receiver the system heals."""
+    monkeypatch.setattr(children, "FIRST_BACKOFF", 0.2)
+    said: list[str] = []
+    with listen() as listener:
+        command = Command(
+            (sys.executable, "-c", SERVER, str(listener.fileno())),
+            tmp_path / "log",
+            listener=listener,
+        )
+        supervised = Supervised("the server", lambda: Child.start(command), said.append)
+        try:
+            _, first = await get(port_of(listener), "/", 20)
+            os.kill(int(first), signal.SIGKILL)
+            await until(lambda: len(said) == 1)
+            _, second = await get(port_of(listener), "/", 20)
+        finally:
+            await supervised.stop()
+    assert first != second
+    assert said == ["the server was ended by SIGKILL; starting it again in 0.2 s"]
+
+
+async def test_a_large_log_is_set_aside_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "MAX_LOG_BYTES", 3)
+    for _ in range(2):
+        async with running(
+            Command((sys.executable, "-c", "print(12345)"), tmp_path / "it.log")
+        ) as it:
+            await it.wait()
+    assert (tmp_path / "it.log").read_text() == "12345\n"
+    assert (tmp_path / "it.old.log").read_text() == "12345\n"
+
+
+def test_a_port_that_is_taken_is_an_os_error() -> None:
+    with listen() as listener, pytest.raises(OSError, match="in use"):
+        listen(port_of(listener))
