@@ -49,7 +49,12 @@ class Hosted:
         signal.signal(signal.SIGTERM, interrupt)
 
     def stop(self) -> None:
+        """Begin to stop; called on the event loop, by func when requests have ended."""
         self._stopping = asyncio.create_task(self._function.stop())
+
+    async def stopped(self) -> None:
+        """Wait for what `stop` began."""
+        await self._stopping
 
     def alive(self) -> tuple[bool, str]:
         return self._function.alive()

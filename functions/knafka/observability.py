@@ -29,11 +29,12 @@ def prometheus_text(metrics: Iterable[Metric]) -> bytes:
     """The text exposition format, version 0.0.4."""
     lines: list[str] = []
     for metric in metrics:
-        lines.append(f"# HELP {metric.name} {metric.help}")
+        explained = metric.help.replace("\\", r"\\").replace("\n", r"\n")
+        lines.append(f"# HELP {metric.name} {explained}")
         lines.append(f"# TYPE {metric.name} {metric.kind}")
         for labels, value in metric.samples:
             inner = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
-            lines.append(f"{metric.name}{{{inner}}} {value:g}")
+            lines.append(f"{metric.name}{{{inner}}} {value}")
     return ("\n".join(lines) + "\n").encode()
 
 

@@ -35,8 +35,8 @@ class Listen:
 def listen(environment: Environment) -> Listen:
     """Raises `InvalidDocument` if PORT is no port."""
     port = environment.get("PORT", "8080")
-    if not port.isdecimal() or int(port) > 65_535:
-        raise InvalidDocument("PORT", f"invalid value: {port}: want a port number")
+    if not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
+        raise InvalidDocument("PORT", f"invalid value: {port:.80}: want a port number")
     return Listen(environment.get("HOST", "0.0.0.0"), int(port))
 
 
@@ -44,19 +44,27 @@ def log_level(environment: Environment) -> str:
     level = environment.get(LOG_LEVEL, "warning").lower()
     if level not in ("debug", "info", "warning", "error"):
         raise InvalidDocument(
-            LOG_LEVEL, f"invalid value: {level}: want debug, info, warning, error"
+            LOG_LEVEL, f"invalid value: {level:.80}: want debug, info, warning, error"
         )
     return level
 
 
 def ingresses(environment: Environment) -> Sequence[Ingress]:
-    """Raises `InvalidDocument` that names the broken field."""
-    return parse_ingresses(_required(environment, INGRESSES))
+    """Raises `InvalidDocument` that names the variable and the broken field."""
+    text = _required(environment, INGRESSES)
+    try:
+        return parse_ingresses(text)
+    except InvalidDocument as error:
+        raise InvalidDocument(INGRESSES, str(error)) from error
 
 
 def egress(environment: Environment) -> Egress:
-    """Raises `InvalidDocument` that names the broken field."""
-    return parse_json(Egress, _required(environment, EGRESS))
+    """Raises `InvalidDocument` that names the variable and the broken field."""
+    text = _required(environment, EGRESS)
+    try:
+        return parse_json(Egress, text)
+    except InvalidDocument as error:
+        raise InvalidDocument(EGRESS, str(error)) from error
 
 
 def _required(environment: Environment, name: str) -> str:

@@ -32,6 +32,15 @@ class FunctionProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: asyncio.subprocess.Process
 
+    @staticmethod
+    def of(process: asyncio.subprocess.Process, port: int) -> FunctionProcess:
+        """A process that somebody else started and that serves `port` by itself."""
+        function = FunctionProcess.__new__(FunctionProcess)
+        function.process = process
+        function.port = port
+        function.url = f"http://127.0.0.1:{port}"
+        return function
+
     @property
     def log(self) -> str:
         """What the process wrote to stderr, over all its starts."""
@@ -50,12 +59,15 @@ class FunctionProcess:
         """Wait for GET /health/readiness to say 200; fails if the process ends instead."""
         async with asyncio.timeout(within):
             while (await self.get("/health/readiness"))[0] != 200:
-                assert self.process.returncode is None, self.log
+                assert self.process.returncode is None, f"{self.url} ended"
                 await asyncio.sleep(0.05)
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body of a GET."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        """Status and body of a GET; status 0 while nobody answers."""
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return 0, b""
         writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
         response = await reader.read()
         writer.close()

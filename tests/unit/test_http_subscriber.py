@@ -445,7 +445,6 @@ async def reset_in_a_body(connection: Connection) -> None:
 
 ENDED, INVALID = "before its response ended", "no valid HTTP response"
 HEAD, BODY, WRAPPING = "head longer", "body longer", "too many bytes"
-UPGRADE = b"connection: upgrade\r\nupgrade: h2c\r\n\r\n"
 BROKEN = {
     "a reset": (reset_in_a_body, ENDED),
     "nothing": (answering_once(b""), ENDED),
@@ -462,8 +461,6 @@ BROKEN = {
     "a bad length": (answering_once(b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n"), INVALID),
     "a bad chunk size": (answering_once(CHUNKED + b"zz\r\n"), INVALID),
     "two lengths": (answering_once(CHUNKED[:-2] + b"content-length: 1\r\n\r\n0\r\n\r\n"), INVALID),
-    "101": (answering_once(b"HTTP/1.1 101 Switching\r\n\r\n" + ACCEPTED), "switched"),
-    "101 with upgrade": (answering_once(b"HTTP/1.1 101 Switching\r\n" + UPGRADE), "switched"),
     "endless status line": (endless(b"HTTP/1.1 200 ", b"x" * 1000), HEAD),
     "endless header": (endless(b"HTTP/1.1 200 OK\r\na: ", b"x" * 1000), HEAD),
     "endless headers": (endless(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n" * 100), HEAD),
@@ -487,6 +484,19 @@ async def test_what_is_no_complete_response_is_broken(script: Script, problem: s
         with pytest.raises(DeliveryError, match=problem) as caught:
             await post()
         assert caught.value.reason == "broken"
+        await server.until_finished(1)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"\r\n" + ACCEPTED, b"connection: upgrade\r\nupgrade: h2c\r\n\r\n", b"\r\n"],
+    ids=["a response behind it", "with upgrade", "alone"],
+)
+@on_both_loops
+async def test_101_is_a_response_and_ends_its_connection(rest: bytes) -> None:
+    """Nobody asked for another protocol, so nothing more is read."""
+    async with serving(answering_once(b"HTTP/1.1 101 Switching\r\n" + rest)) as (server, post):
+        assert (await post()).status == 101
         await server.until_finished(1)
 
 

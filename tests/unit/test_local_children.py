@@ -34,7 +34,7 @@ def python(code: str, log: Path, *arguments: str, patience: float = 10) -> Comma
 
 @asynccontextmanager
 async def running(
-    command: Command, show: Callable[[str], None] | None = None
+    command: Command, show: Callable[[str], None] = lambda line: None
 ) -> AsyncIterator[Child]:
     child = await Child.start(command, show)
     try:
@@ -45,7 +45,7 @@ async def running(
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # what other processes do sets no event
             await asyncio.sleep(0.01)
 
 

@@ -295,7 +295,7 @@ class _Connection(asyncio.Protocol):
         self._received += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             # Bytes after a complete response spoil the connection, not the response.
             self._keep_alive = False
             if self._response is None:
@@ -322,7 +322,9 @@ class _Connection(asyncio.Protocol):
         assert self._parser is not None
         self._status = self._parser.get_status_code()
         if self._status == 101:
-            raise self._broken("switched to a protocol that nobody asked for")
+            # Final, unlike the other 1xx: what follows is no HTTP (data-plane table).
+            self._keep_alive = False
+            self._response = Response(101, self._headers, b"")
 
     def on_body(self, data: bytes) -> None:
         if len(self._body) + len(data) > self._pool.max_response_bytes:
@@ -387,7 +389,7 @@ class _Connection(asyncio.Protocol):
         """Whether the response says where it ends; otherwise it ends with the connection."""
         return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
 
-    def _unusable(self, error: httptools.HttpParserError) -> DeliveryError:
+    def _unusable(self, error: Exception) -> DeliveryError:
         if isinstance(error.__context__, DeliveryError):
             return error.__context__
         return self._broken(f"sent no valid HTTP response: {error}")

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from confluent_kafka import (
     Consumer,
@@ -37,6 +38,7 @@ from knafka.core.errors import LogError, LogFull
 from knafka.core.kafka_binding import RecordHeaders
 
 log = logging.getLogger(__name__)
+_librdkafka = logging.getLogger("librdkafka")
 
 POLL_BUSY: Final = 0.001
 """Seconds between looks for delivery reports while records are in flight: what it adds to an
@@ -52,20 +54,48 @@ SESSION_TIMEOUT: Final = 10.0
 """Seconds until a killed member's partitions go to others; the peer's value."""
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request of the admin client."""
+COORDINATOR_TIMEOUT: Final = 3.0
+"""Seconds for a group's offsets, which takes milliseconds; see `KafkaAdmin._committed`."""
 ASK_AGAIN: Final = 0.1
 """Seconds before a request is repeated whose coordinator or leader is on its way."""
+QUIET: Final = 10.0
+"""Seconds between two log lines of librdkafka that differ in their numbers only."""
 REVOKE_TIMEOUT: Final = 30.0
 """Seconds a rebalance waits for the loop at most; `Assignment.revoked` has a bound of its own."""
 
+C = TypeVar("C", Producer, Consumer, AdminClient)
+
 Connection = Mapping[str, Any]
 """librdkafka's configuration of how to reach the cluster: bootstrap.servers, security."""
+
+
+class _Seldom(logging.Filter):
+    """Lets one line of a kind through every `QUIET` seconds: librdkafka repeats itself many times
+    a second while Kafka is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[tuple[int, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.levelno, _NUMBERS.sub("", record.getMessage())
+        if record.created - self._said.get(kind, 0.0) < QUIET:
+            return False
+        if len(self._said) > 100:
+            self._said.clear()
+        self._said[kind] = record.created
+        return True
+
+
+_librdkafka.addFilter(_Seldom())
 
 
 class KafkaWriter:
     """`LogWriter` on an idempotent producer."""
 
     def __init__(self, connection: Connection) -> None:
-        self._producer = Producer(
+        self._producer = _open(
+            Producer,
             {
                 **_client(connection),
                 "acks": "all",
@@ -77,9 +107,11 @@ class KafkaWriter:
                 "message.timeout.ms": int(DELIVERY_TIMEOUT * 1000),
                 "queue.buffering.max.messages": BUFFER_RECORDS,
                 "queue.buffering.max.kbytes": BUFFER_BYTES // 1024,
+                # What is too large is for the topic to say: its limit may be raised for a Broker.
+                "message.max.bytes": BUFFER_BYTES,
                 "topic.metadata.propagation.max.ms": 5000,
                 "reconnect.backoff.max.ms": 1000,
-            }
+            },
         )
         self._loop = asyncio.get_running_loop()
         self._in_flight = 0
@@ -103,6 +135,8 @@ class KafkaWriter:
             self._in_flight -= 1
             reported(None if error is None else _log_error_of(error))
 
+        if self._closed:
+            raise LogError("the writer is closed")
         try:
             self._producer.produce(
                 topic,
@@ -122,11 +156,13 @@ class KafkaWriter:
             self._timer = self._loop.call_later(POLL_BUSY, self._poll)
 
     def _poll(self) -> None:
-        self._producer.poll(0)
-        if self._closed:
-            return
-        self._busy = self._in_flight > 0
-        self._timer = self._loop.call_later(POLL_BUSY if self._busy else POLL_IDLE, self._poll)
+        try:
+            self._producer.poll(0)
+        finally:  # one callback that breaks must not silence all that follow
+            if not self._closed:
+                self._busy = self._in_flight > 0
+                delay = POLL_BUSY if self._busy else POLL_IDLE
+                self._timer = self._loop.call_later(delay, self._poll)
 
     async def reachable(self, timeout: float) -> bool:
         ask = partial(self._producer.list_topics, timeout=timeout)
@@ -137,12 +173,12 @@ class KafkaWriter:
         return True
 
     async def close(self, timeout: float) -> None:
+        self._closed = True
+        self._timer.cancel()
         deadline = self._loop.time() + timeout
         while self._in_flight and self._loop.time() < deadline:
             self._producer.poll(0)
             await asyncio.sleep(POLL_BUSY)
-        self._closed = True
-        self._timer.cancel()
         if self._in_flight:
             # What was not acknowledged was not answered with success; its senders try again.
             self._producer.purge()
@@ -159,7 +195,9 @@ class KafkaReader:
         self._assignment = assignment
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-reader")
-        self._consumer = Consumer(
+        self._failure: LogError | None = None
+        self._consumer = _open(
+            Consumer,
             {
                 **_client(connection),
                 "group.id": group,
@@ -174,7 +212,7 @@ class KafkaReader:
                 # Bounds what librdkafka prefetches, so a backlog of large events stays in Kafka.
                 "queued.max.messages.kbytes": 16 * 1024,
                 "reconnect.backoff.max.ms": 1000,
-            }
+            },
         )
         self._consumer.subscribe(
             [topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -184,19 +222,25 @@ class KafkaReader:
         return await self._loop.run_in_executor(self._thread, self._read, limit, timeout)
 
     def _read(self, limit: int, timeout: float) -> list[Record]:
-        # consume() alone would wait for the whole batch; the first record alone is worth a return.
-        first = self._consumer.poll(timeout)
-        if first is None:
-            return []
-        batch = [first, *self._consumer.consume(limit - 1, 0)] if limit > 1 else [first]
         records: list[Record] = []
-        for message in batch:
+        for message in self._batch(limit, timeout) if self._failure is None else ():
             error = message.error()
             if error is None:
                 records.append(cast(Record, message))
             elif not error.retriable() and error.code() not in _PASSING:
-                raise _log_error_of(error)
+                self._failure = _log_error_of(error)
+        if self._failure is not None and not records:
+            failure, self._failure = self._failure, None
+            raise failure
+        # What was read before it failed comes first: the position is beyond it already.
         return records
+
+    def _batch(self, limit: int, timeout: float) -> list[Message]:
+        # consume() alone would wait for the whole batch; the first record alone is worth a return.
+        first = self._consumer.poll(timeout)
+        if first is None:
+            return []
+        return [first, *self._consumer.consume(limit - 1, 0)] if limit > 1 else [first]
 
     def pause(self, partitions: Sequence[int]) -> None:
         self._consumer.pause([TopicPartition(self._topic, each) for each in partitions])
@@ -217,6 +261,8 @@ class KafkaReader:
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)
+        # librdkafka remembers a pause beyond a revoke; to its next owner a partition is new.
+        consumer.resume(partitions)
         numbers = [each.partition for each in partitions]
         self._loop.call_soon_threadsafe(self._assignment.assigned, numbers)
 
@@ -227,9 +273,9 @@ class KafkaReader:
             positions = finished.result(REVOKE_TIMEOUT)
             if positions:
                 consumer.commit(offsets=self._offsets(positions), asynchronous=False)
-        except KafkaException as error:
+        except (KafkaException, TimeoutError) as error:
             # The group goes back to its last commit: duplicates, no loss.
-            log.warning("the last commit of a revoked partition failed: %s", error)
+            log.warning("the last commit of a revoked partition failed: %r", error)
         finally:
             consumer.incremental_unassign(partitions)
 
@@ -244,7 +290,12 @@ class KafkaAdmin:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._admin = AdminClient(_client(connection))
+        self._connect()
+
+    def _connect(self) -> None:
+        # A logger makes the admin client crash now and then (2.16.1), and without one it writes to
+        # stderr; what goes wrong comes back with each request anyway.
+        self._admin = _open(AdminClient, {**self._connection, "log_level": 0})
 
     async def cluster_id(self) -> str:
         described = await _asked(
@@ -378,14 +429,20 @@ class KafkaAdmin:
 
     async def _committed(self, group: str, partitions: list[TopicPartition]) -> dict[int, int]:
         wanted = ConsumerGroupTopicPartitions(group, partitions)
-        found = await _asked(
-            lambda: self._admin.list_consumer_group_offsets(
-                [wanted], request_timeout=REQUEST_TIMEOUT
-            )[group]
-        )
+        try:
+            found = await _asked(
+                lambda: self._admin.list_consumer_group_offsets(
+                    [wanted], request_timeout=COORDINATOR_TIMEOUT
+                )[group]
+            )
+        except LogError:
+            # After Kafka was restarted, a client may never find a group's coordinator again.
+            self._connect()
+            raise
         return {each.partition: each.offset for each in found.topic_partitions if each.offset >= 0}
 
 
+_NUMBERS = re.compile(r"\d+")
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
@@ -414,7 +471,15 @@ _ON_ITS_WAY = frozenset(
 
 
 def _client(connection: Connection) -> dict[str, Any]:
-    return {**connection, "error_cb": _log_error, "logger": log}
+    return {**connection, "error_cb": _log_error, "logger": _librdkafka}
+
+
+def _open(client: Callable[[dict[str, Any]], C], configuration: dict[str, Any]) -> C:
+    """A client; raises `LogError` for what librdkafka can't use, such as a broken certificate."""
+    try:
+        return client(configuration)
+    except KafkaException as error:
+        raise _log_error_of(error.args[0]) from error
 
 
 def _log_error(error: KafkaError) -> None:

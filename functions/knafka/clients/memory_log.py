@@ -8,15 +8,19 @@ makes appends fail, `hold` makes them wait, which real Kafka does when it is awa
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from knafka.clients.log import Assignment, Lag, Positions, Record, Reported
 from knafka.core.errors import LogError, LogFull
 from knafka.core.kafka_binding import RecordHeaders
 
-MAX_VALUE_BYTES = 1_000_000
+MAX_RECORD_BYTES = 1_048_588
+"""Kafka's default (max.message.bytes): key, value and headers together."""
 CREATE_TIME = 1
 
 
@@ -69,6 +73,16 @@ class MemoryRecord:
 class _Group:
     committed: dict[tuple[str, int], int] = field(default_factory=dict)
     members: list[MemoryReader] = field(default_factory=list)
+    rebalancing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class _Held(NamedTuple):
+    writer: MemoryWriter
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: RecordHeaders
+    reported: Reported
 
 
 class MemoryLog:
@@ -78,7 +92,7 @@ class MemoryLog:
         self.topics: dict[str, list[list[MemoryRecord]]] = {}
         self.groups: dict[str, _Group] = {}
         self.failing: LogError | None = None
-        self.held: list[tuple[str, bytes | None, bytes | None, RecordHeaders, Reported]] = []
+        self.held: list[_Held] = []
         self.holding = False
         self.capacity = 100_000
         self.grown = asyncio.Event()
@@ -98,9 +112,9 @@ class MemoryLog:
     def release(self) -> None:
         self.holding = False
         held, self.held = self.held, []
-        for topic, key, value, headers, reported in held:
-            self.store(topic, key, value, headers)
-            reported(None)
+        for each in held:
+            self.store(each.topic, each.key, each.value, each.headers)
+            each.reported(None)
 
     def store(
         self, topic: str, key: bytes | None, value: bytes | None, headers: RecordHeaders | None
@@ -110,11 +124,16 @@ class MemoryLog:
             self._turn += 1
         number = (self._turn if key is None else zlib.crc32(key)) % len(partitions)
         records = partitions[number]
-        record = MemoryRecord(topic, number, len(records), key, value, headers)
+        millis = time.time_ns() // 1_000_000
+        record = MemoryRecord(topic, number, len(records), key, value, headers or None, millis)
         records.append(record)
+        self.wake()
+        return record
+
+    def wake(self) -> None:
+        """Let the readers that wait look again."""
         self.grown.set()
         self.grown = asyncio.Event()
-        return record
 
     def group(self, name: str) -> _Group:
         return self.groups.setdefault(name, _Group())
@@ -126,6 +145,8 @@ class MemoryWriter:
     def __init__(self, memory: MemoryLog) -> None:
         self._memory = memory
         self._in_flight = 0
+        self._settled = asyncio.Event()
+        self._closed = False
 
     @property
     def in_flight(self) -> int:
@@ -140,7 +161,14 @@ class MemoryWriter:
         reported: Reported,
     ) -> None:
         memory = self._memory
-        if value is not None and len(value) > MAX_VALUE_BYTES:
+        if self._closed:
+            raise LogError("the writer is closed")
+        size = (
+            len(key or b"")
+            + len(value or b"")
+            + sum(len(name) + len(x or b"") for name, x in headers)
+        )
+        if size > MAX_RECORD_BYTES:
             raise LogError("the record is too large", retriable=False, too_large=True)
         if self._in_flight >= memory.capacity:
             raise LogFull("the buffer is full")
@@ -148,13 +176,15 @@ class MemoryWriter:
 
         def report(error: LogError | None) -> None:
             self._in_flight -= 1
+            if not self._in_flight:
+                self._settled.set()
             reported(error)
 
         error = memory.failing
         if error is None and topic not in memory.topics:
             error = LogError(f"the topic {topic} does not exist")
         if error is None and memory.holding:
-            memory.held.append((topic, key, value, headers, report))
+            memory.held.append(_Held(self, topic, key, value, headers, report))
             return
         if error is None:
             memory.store(topic, key, value, headers)
@@ -164,8 +194,15 @@ class MemoryWriter:
         return self._memory.failing is None
 
     async def close(self, timeout: float) -> None:
+        self._closed = True
         if self._in_flight:
-            await asyncio.sleep(0)
+            self._settled.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), timeout)
+        given_up = [each for each in self._memory.held if each.writer is self]
+        self._memory.held = [each for each in self._memory.held if each.writer is not self]
+        for each in given_up:
+            each.reported(LogError("the writer was closed"))
 
 
 class MemoryReader:
@@ -185,20 +222,20 @@ class MemoryReader:
             self._joined = True
             self._group.members.append(self)
             await self._rebalance()
-        if records := self._take(limit):
-            return records
         try:
-            await asyncio.wait_for(self._memory.grown.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                while not (records := self._take(limit)):
+                    await self._memory.grown.wait()
         except TimeoutError:
             return []
-        return self._take(limit)
+        return records
 
     def pause(self, partitions: Sequence[int]) -> None:
         self._paused.update(partitions)
 
     def resume(self, partitions: Sequence[int]) -> None:
         self._paused.difference_update(partitions)
-        self._memory.grown.set()
+        self._memory.wake()
 
     def commit(self, positions: Positions) -> None:
         for number, offset in positions.items():
@@ -206,9 +243,9 @@ class MemoryReader:
 
     async def close(self) -> None:
         if self._joined:
-            await self._give_up(set(self._next))
             self._group.members.remove(self)
             await self._rebalance()
+            self._joined = False
 
     def _take(self, limit: int) -> list[Record]:
         records: list[Record] = []
@@ -222,28 +259,31 @@ class MemoryReader:
         return records
 
     async def _rebalance(self) -> None:
-        members = self._group.members
-        if not members:
-            return
-        wanted: dict[MemoryReader, set[int]] = {member: set() for member in members}
-        for number in range(len(self._memory.topics[self._topic])):
-            wanted[members[number % len(members)]].add(number)
-        for member, partitions in wanted.items():
-            await member._give_up(set(member._next) - partitions)
-        for member, partitions in wanted.items():
-            member._take_over(partitions - set(member._next))
+        async with self._group.rebalancing:
+            members = [each for each in self._group.members if each._topic == self._topic]
+            wanted: dict[MemoryReader, set[int]] = {member: set() for member in members}
+            for number in range(len(self._memory.topics.get(self._topic, []))) if members else ():
+                wanted[members[number % len(members)]].add(number)
+            if self not in members:
+                await self._give_up(set(self._next))
+            for member, partitions in wanted.items():
+                await member._give_up(set(member._next) - partitions)
+            for member, partitions in wanted.items():
+                member._take_over(partitions - set(member._next))
 
     async def _give_up(self, partitions: set[int]) -> None:
         if partitions:
-            self.commit(await self._assignment.revoked(sorted(partitions)))
             for number in partitions:
-                del self._next[number]
+                del self._next[number]  # first of all: nothing is read while it is being revoked
+            self._paused -= partitions
+            self.commit(await self._assignment.revoked(sorted(partitions)))
 
     def _take_over(self, partitions: set[int]) -> None:
         if partitions:
             for number in partitions:
                 self._next[number] = self._group.committed.get((self._topic, number), 0)
             self._assignment.assigned(sorted(partitions))
+            self._memory.wake()
 
 
 class MemoryAdmin:
@@ -287,10 +327,14 @@ class MemoryAdmin:
         return lags
 
     async def delete_group(self, group: str) -> None:
+        if group in self._memory.groups and self._memory.groups[group].members:
+            raise LogError(f"the group {group} has members")
         self._memory.groups.pop(group, None)
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
-        return [record for records in self._partitions(topic) for record in records][-limit:]
+        records = [record for records in self._partitions(topic) for record in records]
+        records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
+        return records[-limit:]
 
     async def close(self) -> None: ...
 

@@ -10,6 +10,7 @@ Refused here: writing it anywhere.
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -21,6 +22,20 @@ ERROR_DATA_BYTES: Final = 768
 """Bytes of a failing response's body that are kept: 1024 characters of base64, always decodable."""
 
 PREFIX: Final = "knafka"
+
+_UPSTREAM: Final = ("knativeerrordest", "knativeerrorcode", "knativeerrordata")
+_OURS: Final = (
+    *("reason", "attempts", "firsttime", "lasttime"),
+    *("namespace", "broker", "trigger", "topic", "partition", "offset"),
+)
+
+STORY: Final = frozenset(
+    f"ce_{name}" for name in (*_UPSTREAM, *(f"{PREFIX}{each}" for each in _OURS))
+)
+"""The record headers that a dead letter adds to its event."""
+
+REPLAY: Final = "knafka-replay"
+"""Header of a record that was sent again: replay id, a slash, failure id. No attribute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,15 @@ def dead_letter_of(
     told = {f"ce_{name}": text.encode() for name, text in story.items()}
     kept = [(name, raw) for name, raw in headers if name not in told]
     return kept + [(name, raw) for name, raw in told.items() if raw], value
+
+
+def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders:
+    """Headers of the event as it was before it became a dead letter, marked as `replay`'s.
+
+    Its key and value need no restoring.
+    """
+    added = STORY | {REPLAY}
+    return [(name, raw) for name, raw in headers if name not in added] + [(REPLAY, replay.encode())]
 
 
 def _timestamp(seconds: float) -> str:

@@ -17,6 +17,9 @@ MAX_LENGTH: Final = 249
 DEAD_LETTERS: Final = "knafka-dead-letters-"
 """What every dead-letter topic's name begins with."""
 
+REPLAYS: Final = "knafka-replays-"
+"""What every replay topic's name begins with."""
+
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
 
 
@@ -33,6 +36,11 @@ def trigger_group(namespace: str, trigger: str) -> str:
 def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:
     """The durable dead-letter topic of a Trigger; different parts never give the same name."""
     return _distinct(DEAD_LETTERS, namespace, broker, trigger)
+
+
+def replay_topic(namespace: str, broker: str, trigger: str) -> str:
+    """Where a Trigger's dead letters are sent again; its consumer group has the same name."""
+    return _distinct(REPLAYS, namespace, broker, trigger)
 
 
 def is_topic(name: str) -> bool:

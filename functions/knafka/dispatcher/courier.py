@@ -76,12 +76,12 @@ class Courier:
         self._now = now
         self._target = _target(egress.subscriber)
         self._sink = _target(egress.dead_letter_sink) if egress.dead_letter_sink else None
-        self._prefix = b"prefer: reply\r\nkn-namespace: %s\r\n" % egress.namespace.encode()
+        self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
 
     def prepare(self, event: Unsettled, envelope: Envelope) -> None:
         """Make the request once, for every attempt to deliver the event (KN-DP-06, KN-DP-11)."""
         head, event.body = request_of(envelope, self._delivery.format)
-        event.head = self._prefix + head
+        event.head = b"prefer: reply\r\n" + self._head + head
         event.size = len(event.head) + len(event.body)
 
     async def carry(self, event: Unsettled) -> Done | Retry:
@@ -97,6 +97,7 @@ class Courier:
         event.first_attempt = event.last_attempt = self._now()
         event.failed = Outcome(failure=Reason.UNDECODABLE)
         event.response_body = str(error).encode()
+        event.size = len(event.record.value() or b"")
         event.stage = Stage.TOPIC
 
     async def _deliver(self, event: Unsettled) -> Done | Retry:
@@ -158,7 +159,8 @@ class Courier:
         event.tries = 0
         if stage is Stage.SINK:
             envelope = read(*self._dead_letter(event))
-            event.head, event.body = request_of(envelope, self._delivery.format)
+            head, event.body = request_of(envelope, self._delivery.format)
+            event.head = self._head + head
 
     def _dead_letter(self, event: Unsettled) -> tuple[RecordHeaders, bytes | None]:
         failed = event.failed

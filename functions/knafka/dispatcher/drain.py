@@ -46,8 +46,11 @@ MAX_UNSETTLED: Final = 10_000
 MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
 ROOM_TIMEOUT: Final = 1.0
 """Seconds to wait for room before a partition is paused, which throws away what was prefetched."""
-JOIN_PATIENCE: Final = 10.0
-"""Seconds to wait for partitions at least: a group may first have to notice a dead member."""
+JOIN_PATIENCE: Final = 15.0
+"""Seconds to wait for partitions at least: a group may first have to notice a dead member, which
+takes it the 10 s of a session."""
+FIRST_READ_PATIENCE: Final = 1.0
+"""Seconds of idleness at least: what a reader may take from its assignment to its first record."""
 STOP_TIMEOUT: Final = 4.0
 """Seconds that attempts under way may still take at the end, or when a partition goes."""
 
@@ -78,7 +81,6 @@ class Drain:
         self._stopping = False
         self._crash: BaseException | None = None
         self._moved = asyncio.Event()
-        self._delayed: set[asyncio.TimerHandle] = set()
         self._loop = asyncio.get_running_loop()
         self._active_at = self._loop.time()
 
@@ -118,13 +120,14 @@ class Drain:
         finally:
             self._stopping = True
             committing.cancel()
-            for timer in self._delayed:
-                timer.cancel()
-            # Leaving revokes every partition, and that waits for attempts under way.
-            await reader.close()
-            for worker in self._workers:
-                worker.cancel()
-            await asyncio.gather(committing, *self._workers, return_exceptions=True)
+            try:
+                # Leaving revokes every partition, and that waits for attempts under way.
+                await reader.close()
+            finally:
+                self.lost(list(self._partitions))
+                for worker in self._workers:
+                    worker.cancel()
+                await asyncio.gather(committing, *self._workers, return_exceptions=True)
         if self._crash is not None:
             raise self._crash
         return self.progress(ended, problem)
@@ -134,10 +137,10 @@ class Drain:
             now = self._loop.time()
             if self._held():
                 self._active_at = now
-            patience = request.idle if self._partitions else max(request.idle, JOIN_PATIENCE)
+            at_least = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
             if now - started >= request.budget:
                 return Ended.BUDGET
-            if now - self._active_at >= patience:
+            if now - self._active_at >= max(request.idle, at_least):
                 return Ended.IDLE
             await self._make_room(reader)
             if records := await reader.read(READ_LIMIT, READ_TIMEOUT):
@@ -211,23 +214,24 @@ class Drain:
                 partition.in_flight -= 1
             if isinstance(decision, Retry):
                 self._send_later(event, decision.after)
-            elif partition.owned:
+            else:
                 self._settle(event)
             self._moved.set()
 
     def _send_later(self, event: Unsettled, seconds: float) -> None:
-        if self._stopping:
+        partition = event.partition
+        if self._stopping or not partition.open:
             return  # abandoned: it is not settled, so whoever comes next reads it again
         if seconds == 0:
             self._send(event)
             return
 
         def send() -> None:
-            self._delayed.discard(timer)
+            partition.backoffs.discard(timer)
             self._send(event)
 
         timer = self._loop.call_later(seconds, send)
-        self._delayed.add(timer)
+        partition.backoffs.add(timer)
 
     def _settle(self, event: Unsettled) -> None:
         partition = event.partition
@@ -303,7 +307,7 @@ class Drain:
     async def revoked(self, partitions: Sequence[int]) -> Positions:
         going = [self._partitions[each] for each in partitions if each in self._partitions]
         for partition in going:
-            partition.open = False
+            partition.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT):
                 while any(each.in_flight for each in going):
@@ -316,4 +320,4 @@ class Drain:
     def lost(self, partitions: Sequence[int]) -> None:
         for number in partitions:
             if partition := self._partitions.pop(number, None):
-                partition.open = partition.owned = False
+                partition.close()

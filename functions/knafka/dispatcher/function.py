@@ -11,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from knafka import settings
@@ -25,7 +26,7 @@ from knafka.core import drain as contract
 from knafka.core.contract import Egress, parse_json
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidDocument
-from knafka.dispatcher.drain import Drain
+from knafka.dispatcher.drain import Drain, OpenReader
 from knafka.observability import Metric, prometheus_text
 from knafka.serving import Receive, Scope, Send
 
@@ -40,13 +41,33 @@ STOP_TIMEOUT: Final = 4.0
 COUNTED: Final = ("read", "filtered", "delivered", "retried", "buried", "replied")
 
 
-class Dispatcher:
-    """One dispatcher: `new()` makes it, nothing is opened before `start`."""
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """What a dispatcher works with, for as long as it runs."""
 
-    def __init__(self) -> None:
+    open_reader: OpenReader
+    writer: LogWriter
+    subscriber: Subscriber
+
+
+def connect(egress: Egress) -> Clients:
+    """Kafka and HTTP; raises `InvalidDocument` for a Secret that can't work."""
+    kafka = connection(egress.kafka)
+
+    def open_reader(assignment: Assignment) -> LogReader:
+        return KafkaReader(kafka, egress.group, egress.topic, assignment)
+
+    return Clients(open_reader, KafkaWriter(kafka), HttpSubscriber(limit=egress.max_in_flight))
+
+
+class Dispatcher:
+    """One dispatcher: `new()` makes it, nothing is opened before `start`, which calls `connect`."""
+
+    def __init__(self, connect: Callable[[Egress], Clients] = connect) -> None:
+        self._connect = connect
         self._egress: Egress
-        self._writer: LogWriter
-        self._subscriber: Subscriber
+        self._clients: Clients
+        self._ending = False
         self._drain: Drain | None = None
         self._running: asyncio.Task[DrainProgress] | None = None
         self._totals: Counter[str] = Counter()
@@ -55,18 +76,14 @@ class Dispatcher:
     async def start(self, environment: Mapping[str, str]) -> None:
         """Get ready to drain; raises `InvalidDocument` for a contract that can't be used."""
         self._egress = settings.egress(environment)
-        self._writer = KafkaWriter(connection(self._egress.kafka))
-        self._subscriber = HttpSubscriber(limit=self._egress.max_in_flight)
-
-    def _open_reader(self, assignment: Assignment) -> LogReader:
-        egress = self._egress
-        return KafkaReader(connection(egress.kafka), egress.group, egress.topic, assignment)
+        self._clients = self._connect(self._egress)
 
     def state(self) -> Mapping[str, Any]:
         return {}
 
     def interrupt(self) -> None:
         """The process is to end: so is the drain, before the server waits for its response."""
+        self._ending = True
         if self._drain is not None:
             self._drain.stop()
 
@@ -75,8 +92,8 @@ class Dispatcher:
         self.interrupt()
         if self._running is not None:
             await asyncio.wait({self._running})
-        await self._writer.close(STOP_TIMEOUT)
-        await self._subscriber.close()
+        await self._clients.writer.close(STOP_TIMEOUT)
+        await self._clients.subscriber.close()
 
     def alive(self) -> tuple[bool, str]:
         """Whether a restart would not help."""
@@ -84,7 +101,7 @@ class Dispatcher:
 
     def ready(self) -> tuple[bool, str]:
         """Whether a drain may be asked for."""
-        return True, "ready"
+        return (False, "ending") if self._ending else (True, "ready")
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request, as ASGI has it."""
@@ -92,12 +109,13 @@ class Dispatcher:
         if path == contract.PATH:
             if method != "POST":
                 await _answer(send, 405, b"drain with POST\n")
-            elif self._running is not None:
-                await _answer(send, 409, b"a drain is under way here\n")
             else:
                 await self._handle_drain(receive, send)
-        elif method == "GET" and path in LIVENESS | READINESS:
+        elif method == "GET" and path in LIVENESS:
             await _answer(send, 200, b"OK\n")
+        elif method == "GET" and path in READINESS:
+            ready, why = self.ready()
+            await _answer(send, 200 if ready else 503, f"{why}\n".encode())
         elif method == "GET" and path == METRICS:
             await _answer(send, 200, prometheus_text(self.metrics()))
         else:
@@ -109,10 +127,18 @@ class Dispatcher:
         except InvalidDocument as error:
             await _answer(send, 400, f"{error}\n".encode())
             return
+        if request is None:
+            return
         if self._running is not None:
             await _answer(send, 409, b"a drain is under way here\n")
             return
-        drain = Drain(self._egress, self._open_reader, self._writer, self._subscriber, time.time)
+        if self._ending:
+            await _answer(send, 503, b"this dispatcher is ending\n")
+            return
+        clients = self._clients
+        drain = Drain(
+            self._egress, clients.open_reader, clients.writer, clients.subscriber, time.time
+        )
         running = asyncio.create_task(drain.run(request))
         hung_up = asyncio.create_task(_disconnected(receive))
         self._drain, self._running = drain, running
@@ -176,10 +202,13 @@ class Dispatcher:
         )
 
 
-async def _request(receive: Receive) -> DrainRequest:
+async def _request(receive: Receive) -> DrainRequest | None:
+    """None: the caller hung up before it had asked."""
     body, more = b"", True
     while more:
         part = await receive()
+        if part["type"] == "http.disconnect":
+            return None
         body += part.get("body", b"")
         more = part.get("more_body", False)
         if len(body) > MAX_REQUEST_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import TimerHandle
 from enum import Enum
 
 from knafka.clients.log import Record
@@ -21,7 +22,16 @@ class Stage(Enum):
 class Partition:
     """One assigned partition: its ledger, its lanes, and what may be done with it."""
 
-    __slots__ = ("held_bytes", "in_flight", "lanes", "ledger", "number", "open", "owned", "paused")
+    __slots__ = (
+        "backoffs",
+        "held_bytes",
+        "in_flight",
+        "lanes",
+        "ledger",
+        "number",
+        "open",
+        "paused",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -31,11 +41,17 @@ class Partition:
         """Of the requests for its unsettled records."""
         self.in_flight = 0
         """Attempts under way."""
+        self.backoffs: set[TimerHandle] = set()
+        """Its events that wait for another attempt."""
         self.open = True
         """Whether attempts may begin; a partition that is going away is closed first."""
-        self.owned = True
-        """Whether its records may be settled here."""
         self.paused = False
+
+    def close(self) -> None:
+        """Begin no more attempts; those that wait for one are let go."""
+        self.open = False
+        while self.backoffs:
+            self.backoffs.pop().cancel()
 
 
 class Unsettled:

@@ -29,6 +29,8 @@ LONGEST_BACKOFF: Final = 5.0
 """Seconds before a child that ended is started again; doubled each time it ends soon after."""
 STEADY: Final = 10.0
 """Seconds that a child must run for the next backoff to be the first one again."""
+LAST_WORDS: Final = 1.0
+"""Seconds to read what a child printed before it ended."""
 MAX_LOG_BYTES: Final = 10 * 1024 * 1024
 """A log file that is larger when a child starts is set aside, so that two of them remain."""
 LONGEST_LINE: Final = 8192
@@ -69,24 +71,26 @@ class Child:
         self.running.add(self)
 
     @staticmethod
-    async def start(command: Command, show: Say | None = None) -> Child:
+    async def start(command: Command, show: Say = lambda line: None) -> Child:
         """Raises `OSError` if the program can't be run."""
         command.log.parent.mkdir(parents=True, exist_ok=True)
         if command.log.exists() and command.log.stat().st_size > MAX_LOG_BYTES:
             command.log.replace(command.log.with_suffix(".old.log"))
-        with command.log.open("ab") as log:
+        # A pipe of our own: asyncio's would make `wait` wait for whoever else holds it.
+        reading, writing = os.pipe()
+        output = asyncio.create_task(_forward(reading, command.log, show))
+        with command.log.open("ab") as log, os.fdopen(writing, "wb") as printed:
             process = await asyncio.create_subprocess_exec(
                 *command.arguments,
                 env={**os.environ, **_PYTHON, **command.environment},
                 cwd=command.folder,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE if show else log,
+                stdout=printed,
                 stderr=log,
                 pass_fds=() if command.listener is None else (command.listener.fileno(),),
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
-        output = asyncio.create_task(_forward(process, command.log, show))
         return Child(process, output, command.patience)
 
     async def wait(self) -> int:
@@ -103,6 +107,7 @@ class Child:
                     await self._process.wait()
         self.kill()
         await self._process.wait()
+        await asyncio.wait({self._output}, timeout=LAST_WORDS)
         self._output.cancel()
         self.running.discard(self)
 
@@ -119,12 +124,14 @@ _PYTHON = {
 }
 
 
-async def _forward(process: asyncio.subprocess.Process, log: Path, show: Say | None) -> None:
-    if show is None or process.stdout is None:
-        return
-    with log.open("ab", buffering=0) as file:
+async def _forward(pipe: int, log: Path, show: Say) -> None:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", buffering=0)
+    )
+    with contextlib.closing(transport), log.open("ab", buffering=0) as file:
         rest = b""
-        while data := await process.stdout.read(65_536):
+        while data := await reader.read(65_536):
             file.write(data)
             *lines, rest = (rest + data).split(b"\n")
             rest = rest[:LONGEST_LINE]
@@ -147,14 +154,11 @@ class Supervised:
         self._start = start
         self._say = say
         self._task = asyncio.create_task(self._run(), name=name)
-        self.restarts = 0
-        self.running = False
 
     async def stop(self) -> None:
         """Stop for good."""
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait({self._task})
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -167,7 +171,6 @@ class Supervised:
             self._say(f"{self._name} {how}; starting it again in {backoff:g} s")
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, LONGEST_BACKOFF)
-            self.restarts += 1
 
     async def _run_once(self) -> str:
         """Run until it ends by itself, and say how."""
@@ -175,11 +178,9 @@ class Supervised:
             runs = await self._start()
         except (OSError, KnafkaError) as error:
             return f"can't be started: {error}"
-        self.running = True
         try:
             return ended(await runs.wait())
         finally:
-            self.running = False
             await runs.stop()
 
 

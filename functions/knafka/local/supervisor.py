@@ -15,7 +15,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -24,7 +24,6 @@ from typing import Final
 
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_log import KafkaAdmin
-from knafka.clients.log import Lag, LogAdmin
 from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka.local import kafka_distribution
@@ -45,8 +44,6 @@ from knafka_operator.scaler import Scaler
 
 LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks at the receiver's counters: new events wake their Triggers."""
-LAG_TIMEOUT: Final = 3.0
-"""Seconds for one answer about lags, which takes some milliseconds."""
 RETRY_INTERVAL: Final = 5.0
 """Seconds until what Kafka refused is tried again."""
 
@@ -100,13 +97,14 @@ class Supervisor:
             stack.enter_context(self._installation.held())
             listener = stack.enter_context(self._listen())
             self._kafka = Kafka(bootstrap_servers=await self._start_kafka(stack))
+            self._admin = KafkaAdmin(connection(self._kafka))
             await self._check_kafka()
             logs, say = self._installation.logs, self._view.say
             self._programs = Programs(logs, say, self._view.printed)
             stack.push_async_callback(self._programs.stop)
             self._receiver = ReceiverProcess(listener, logs, say)
             stack.push_async_callback(self._receiver.stop)
-            self._scaler = Scaler(_PromptLags(self._connect), DispatcherProcesses(logs))
+            self._scaler = Scaler(self._admin, DispatcherProcesses(logs))
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._scaler.run(), name="scaler")]
                 try:
@@ -172,12 +170,9 @@ class Supervisor:
         stack.push_async_callback(supervised.stop)
         return server.bootstrap_servers
 
-    def _connect(self) -> LogAdmin:
-        return KafkaAdmin(connection(self._kafka))
-
     async def _check_kafka(self) -> None:
         try:
-            await self._connect().cluster_id()
+            await self._admin.cluster_id()
         except LogError as error:
             raise NoKafka(
                 f"no Kafka answers at {self._kafka.bootstrap_servers} ({error}): start it, or "
@@ -196,7 +191,7 @@ class Supervisor:
             self._programs.ports(services),
             self._plan,
         )
-        plan = await self._ensure(wanted, self._connect())
+        plan = await self._ensure(wanted)
         await self._programs.run(plan.programs)
         await self._receiver.serve([each.ingress for each in plan.brokers.values()])
         await self._scale(plan.triggers)
@@ -213,7 +208,7 @@ class Supervisor:
         )
         return len(plan.refused) == len(wanted.refused)
 
-    async def _ensure(self, plan: Plan, admin: LogAdmin) -> Plan:
+    async def _ensure(self, plan: Plan) -> Plan:
         """Topics and offsets, before anybody writes or reads them (KN-TRG-06).
 
         What Kafka refuses is refused in the plan that comes back, and nothing else.
@@ -221,7 +216,7 @@ class Supervisor:
         brokers, triggers, refused = {}, {}, dict(plan.refused)
         for who, broker in plan.brokers.items():
             try:
-                await self._ensure_topic(broker.topic, admin)
+                await self._ensure_topic(broker.topic)
                 brokers[who] = broker
             except LogError as error:
                 refused[who] = f"Kafka refused the topic {broker.topic.name}: {error}"
@@ -230,25 +225,27 @@ class Supervisor:
             try:
                 if trigger.egress.topic not in topics:
                     raise LogError(f"its Broker's topic {trigger.egress.topic} isn't there")
-                await self._ensure_topic(trigger.dead_letters, admin)
-                await self._ensure_committed(trigger.egress, admin)
+                await self._ensure_topic(trigger.dead_letters)
+                await self._ensure_committed(trigger.egress)
                 triggers[who] = trigger
             except LogError as error:
                 refused[who] = f"Kafka refused its dead-letter topic or its offsets: {error}"
         return replace(plan, brokers=brokers, triggers=triggers, refused=refused)
 
-    async def _ensure_topic(self, topic: Topic, admin: LogAdmin) -> None:
+    async def _ensure_topic(self, topic: Topic) -> None:
         if topic.name in self._ensured:
             return
         if not topic.external:
-            await admin.ensure_topic(topic.name, topic.partitions, topic.replication, topic.config)
-        elif topic.name not in await admin.topics():
+            await self._admin.ensure_topic(
+                topic.name, topic.partitions, topic.replication, topic.config
+            )
+        elif topic.name not in await self._admin.topics():
             raise LogError("it is external and does not exist")
         self._ensured.add(topic.name)
 
-    async def _ensure_committed(self, egress: Egress, admin: LogAdmin) -> None:
+    async def _ensure_committed(self, egress: Egress) -> None:
         if (egress.group, egress.topic) not in self._ensured:
-            await admin.ensure_committed(egress.group, egress.topic)
+            await self._admin.ensure_committed(egress.group, egress.topic)
             self._ensured.add((egress.group, egress.topic))
 
     async def _scale(self, wanted: Mapping[Identity, PlannedTrigger]) -> None:
@@ -285,29 +282,6 @@ class Supervisor:
                 if self._answered[accepted] > before[accepted]:
                     self._scaler.wake(broker.topic.name)
             await asyncio.sleep(LOOK_INTERVAL)
-
-
-class _PromptLags:
-    """Lags soon or not at all, by a new client after each failure.
-
-    librdkafka's admin client never finds the coordinator of a group again after Kafka has been
-    restarted under it (2.16.1: list_consumer_group_offsets times out for ever).
-    """
-
-    def __init__(self, connect: Callable[[], LogAdmin]) -> None:
-        self._connect = connect
-        self._admin = connect()
-
-    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        try:
-            async with asyncio.timeout(LAG_TIMEOUT):
-                return await self._admin.lags(groups, topic)
-        except TimeoutError:
-            self._admin = self._connect()
-            raise LogError(f"Kafka did not answer within {LAG_TIMEOUT:.0f} s") from None
-        except LogError:
-            self._admin = self._connect()
-            raise
 
 
 def _id(who: Identity) -> str:

@@ -41,10 +41,6 @@ NOT_FOUND: Final = Answer(
 NOT_ALLOWED: Final = Answer(
     HTTPStatus.METHOD_NOT_ALLOWED, "send events with POST", headers=(_ALLOW,)
 )
-BATCH: Final = Answer(
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    "batches are not accepted: send each event in binary or structured mode",
-)
 HEADERS_TOO_LARGE: Final = Answer(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request's headers are too large"
 )
@@ -65,6 +61,11 @@ BUSY: Final = Answer(
 def invalid(problem: str) -> Answer:
     """400 with the reason; bounded, since a sender's own text is quoted in it."""
     return Answer(HTTPStatus.BAD_REQUEST, problem[:2000])
+
+
+def unsupported(problem: str) -> Answer:
+    """415 with the reason: a batch, or an event format that is not read."""
+    return Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, problem[:2000])
 
 
 def too_large(limit: int) -> Answer:

@@ -20,7 +20,7 @@ from knafka.core.contract import Kafka
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 from knafka.receiver.protocol import Connections
-from knafka.receiver.reception import Reception
+from knafka.receiver.reception import HttpHeaders, Reception
 from knafka.serving import Receive, Scope, Send
 
 PROBE_TIMEOUT: Final = 2.0
@@ -83,33 +83,58 @@ class Receiver:
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request, as ASGI has it."""
         path = scope["path"].encode()
-        answer = await self._answer(scope, path, receive)
+        headers = list(scope["headers"])
+        body = await self._receive(path, headers, receive)
+        if body is None:
+            return  # the sender hung up
+        if isinstance(body, Answer):
+            answer = self.reception.refuse(path, body)
+        else:
+            answer = await self._answer(scope["method"].encode(), path, headers, body)
         await send(
             {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
         )
         await send({"type": "http.response.body", "body": answer.body})
 
-    async def _answer(self, scope: Scope, path: bytes, receive: Receive) -> Answer:
+    async def _receive(
+        self, path: bytes, headers: HttpHeaders, receive: Receive
+    ) -> bytes | Answer | None:
+        """The whole body; or why it isn't taken; None if it doesn't come."""
+        limits, shared = self.reception.limits, self._connections
+        if sum([len(name) + len(value) for name, value in headers]) > limits.header_bytes:
+            return answers.HEADERS_TOO_LARGE
         limit, refusal = self.reception.body_limit(path)
-        parts, size, more = [], 0, True
-        while more:
-            part = await receive()
-            if part["type"] == "http.disconnect":
-                return self.reception.refuse(path, answers.MALFORMED)
-            parts.append(part.get("body", b""))
-            size += len(parts[-1])
-            more = part.get("more_body", False)
-            if size > limit:
-                return self.reception.refuse(path, refusal)
+        if any(name == b"content-length" and int(value) > limit for name, value in headers):
+            return refusal
+        parts: list[bytes] = []
+        size, more = 0, True
+        try:
+            while more:
+                part = await receive()
+                if part["type"] == "http.disconnect":
+                    return None
+                parts.append(part.get("body", b""))
+                size += len(parts[-1])
+                shared.receiving_bytes += len(parts[-1])
+                more = part.get("more_body", False)
+                if size > limit:
+                    return refusal
+                if shared.receiving_bytes > limits.in_flight_bytes:
+                    return answers.BUSY
+        finally:
+            shared.receiving_bytes -= size
+        return b"".join(parts)
+
+    async def _answer(
+        self, method: bytes, path: bytes, headers: HttpHeaders, body: bytes
+    ) -> Answer:
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def respond(answer: Answer) -> None:
             if not answered.done():
                 answered.set_result(answer)
 
-        self.reception.handle(
-            scope["method"].encode(), path, scope["headers"], b"".join(parts), respond
-        )
+        self.reception.handle(method, path, headers, body, respond)
         return await answered
 
 

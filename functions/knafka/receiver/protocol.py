@@ -5,15 +5,17 @@ an event never passes through ASGI (docs/decisions/0005). One request is
 in memory at a time per connection unless the client pipelines; answers leave in the order of the
 requests, whatever order Kafka acknowledges in.
 
-Refused here: HTTP/2, upgrades, TLS (the mesh's or the ingress's), and requests that outgrow
-`Limits` or arrive too slowly.
+Refused here: HTTP/2, upgrades (a request that offers one is answered as if it hadn't), TLS (the
+mesh's or the ingress's), and requests that outgrow `Limits` or arrive too slowly.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import Any, Final, cast
+from urllib.parse import unquote_to_bytes
 
 import httptools
 from uvicorn.config import Config
@@ -23,12 +25,17 @@ from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 from knafka.receiver.reception import Reception
 
+log = logging.getLogger(__name__)
+
 IDLE_TIMEOUT: Final = 75.0
 """Seconds that a connection may say nothing: longer than the usual client's keep-alive of 60."""
 REQUEST_TIMEOUT: Final = 30.0
 """Seconds that a started request may stand still before it is given up."""
 SWEEP_INTERVAL: Final = 5.0
 """Seconds between looks for silent connections: one timer for all of them."""
+LINGER_TIMEOUT: Final = 2.0
+"""Seconds in which the rest of a refused request is thrown away: closing a socket with bytes unread
+would reset it, and the sender would never read why."""
 PIPELINED: Final = 64
 """Requests of one connection that may wait for Kafka; reading stops until they are answered."""
 
@@ -86,7 +93,9 @@ class ReceiverProtocol(asyncio.Protocol):
         self._closing = False
         self._stopping = False
         self._reading = True
+        self._writable = True
         self._in_request = False
+        self._lingering: asyncio.TimerHandle | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -97,7 +106,9 @@ class ReceiverProtocol(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._body_limit = 0
+        self._announced_bytes = 0
         self._expects_continue = False
+        self._in_body = False
 
     # asyncio.Protocol
 
@@ -110,43 +121,101 @@ class ReceiverProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._forget_body()
+        if self._lingering is not None:
+            self._lingering.cancel()
         self._shared.open.discard(self)
         self._server.discard(self)
 
-    def eof_received(self) -> None:
-        pass
+    def eof_received(self) -> bool:
+        """Who sends no more may still wait for answers; True keeps the connection for them."""
+        if not self._slots:
+            return False
+        self._end_after_answers()
+        return True
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._time()
         if self._closing:
             return
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(answers.MALFORMED)
-        except httptools.HttpParserError:
-            if not self._closing:
+        self._heard = self._time()
+        headers, counted = self._headers, self._header_bytes + self._body_bytes
+        while data and not self._closing:
+            try:
+                self._parser.feed_data(data)
+                break
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_upgrade(data[upgrade.args[0] :])
+            except httptools.HttpParserCallbackError:
+                log.exception("a request broke the receiver")
+                self._closing = True
+                self._transport.abort()
+            except httptools.HttpParserError:
                 self._refuse(answers.MALFORMED)
+        if (
+            self._in_request
+            and self._headers is headers
+            and self._header_bytes + self._body_bytes == counted
+        ):
+            # All of it went into a header, or a trailer, that the parser holds until it is whole.
+            self._count_header(len(data))
+
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """The request that offers an upgrade, without the offer, and what follows it.
+
+        The parser takes what comes after such a head for another protocol's, and so would lose
+        the event's data: Java's HttpClient offers h2c with its first request.
+        """
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(answers.NOT_ALLOWED)
+            return b""
+        head = b"%b %b HTTP/%b\r\n" % (
+            method,
+            self._url,
+            self._parser.get_http_version().encode(),
+        )
+        for name, value in self._headers:
+            if name.lower() != b"upgrade":
+                head += b"%b: %b\r\n" % (name, value)
+        self._parser = httptools.HttpRequestParser(self)
+        self._begin()
+        return head + b"\r\n" + rest
 
     def pause_writing(self) -> None:
-        self._transport.pause_reading()
+        self._writable = False
+        self._regulate()
 
     def resume_writing(self) -> None:
-        if self._reading and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._writable = True
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Read on only while the client reads its answers and few of its requests wait."""
+        enough = PIPELINED if self._reading else PIPELINED // 2
+        reading = self._closing or (self._writable and len(self._slots) < enough)
+        if reading != self._reading and not self._transport.is_closing():
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
     # uvicorn's server
 
     def shutdown(self) -> None:
         """Answer what is under way, take no more, and close."""
         self._stopping = True
-        if self._in_request:
+        if self._closing or self._in_request:
             return
         if self._slots:
-            self._closing = True
-            self._slots[-1].last = True
+            self._end_after_answers()
         else:
             self._transport.close()
+
+    def _end_after_answers(self) -> None:
+        self._closing = True
+        self._in_request = False
+        self._forget_body()
+        self._slots[-1].last = True
 
     # httptools' parser
 
@@ -158,9 +227,14 @@ class ReceiverProtocol(asyncio.Protocol):
         self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        size = len(name)
+        self._count_header(size + len(value))
+        if self._in_body:
+            return  # a trailer: it may not say what a header would have (RFC 9110, 6.5.1)
         self._headers.append((name, value))
-        self._count_header(len(name) + len(value))
-        if len(name) == 6 and name.lower() == b"expect":
+        if size == 14 and name.lower() == b"content-length":
+            self._announced_bytes = int(value)
+        elif size == 6 and name.lower() == b"expect":
             self._expects_continue = value.lower() == b"100-continue"
 
     def _count_header(self, size: int) -> None:
@@ -169,16 +243,22 @@ class ReceiverProtocol(asyncio.Protocol):
             self._refuse(answers.HEADERS_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
-        if self._closing:
+        if self._closing or self._parser.should_upgrade():
             return
+        self._in_body = True
         path = self._url
         if b"?" in path:
             path = path[: path.index(b"?")]
         if not path.startswith(b"/"):
             path = _origin_form(path)
+        if b"%" in path:
+            path = unquote_to_bytes(path)
         self._path = path
-        self._body_limit, _ = self._reception.body_limit(path)
-        if self._expects_continue:
+        self._body_limit, refusal = self._reception.body_limit(path)
+        if self._announced_bytes > self._body_limit:
+            self._refuse(refusal)
+        elif self._expects_continue and not self._slots:
+            # Behind earlier requests it would be taken for theirs; senders don't wait for ever.
             self._transport.write(CONTINUE)
 
     def on_body(self, body: bytes) -> None:
@@ -195,13 +275,18 @@ class ReceiverProtocol(asyncio.Protocol):
             self._refuse(answers.BUSY)
 
     def on_message_complete(self) -> None:
-        if self._closing:
+        if self._closing or self._parser.should_upgrade():
             return
         parts = self._body
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         self._forget_body()
         method = self._parser.get_method()
-        last = self._stopping or not self._parser.should_keep_alive()
+        # To HTTP/1.0 we would have to say that the connection is kept: it isn't.
+        last = (
+            self._stopping
+            or not self._parser.should_keep_alive()
+            or self._parser.get_http_version() == "1.0"
+        )
         slot = _Slot(method == b"HEAD", last)
         slots = self._slots
         slots.append(slot)
@@ -216,9 +301,8 @@ class ReceiverProtocol(asyncio.Protocol):
                 self._flush()
 
         self._reception.handle(method, path, headers, body, respond)
-        if len(slots) >= PIPELINED and self._reading:
-            self._reading = False
-            self._transport.pause_reading()
+        if len(slots) >= PIPELINED:
+            self._regulate()
 
     def _forget_body(self) -> None:
         self._shared.receiving_bytes -= self._body_bytes
@@ -227,9 +311,12 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def _refuse(self, answer: Answer) -> None:
         """Answer before the request is whole, and take no more from this connection."""
+        if self._closing:
+            return
         self._forget_body()
         self._closing = True
-        slot = _Slot(False, True)
+        self._in_request = True  # the rest of it is still to come
+        slot = _Slot(self._parser.get_method() == b"HEAD", True)
         slot.answer = self._reception.refuse(self._path, answer)
         self._slots.append(slot)
         self._flush()
@@ -242,17 +329,26 @@ class ReceiverProtocol(asyncio.Protocol):
                 continue
             wire = answer.closing if slot.last else answer.wire
             transport.write(wire[: len(wire) - len(answer.body)] if slot.head_only else wire)
-            if slot.last:
+            if slot.last and self._in_request:
+                self._linger()
+            elif slot.last:
                 transport.close()
-        if not self._reading and len(slots) < PIPELINED // 2 and not transport.is_closing():
-            self._reading = True
-            transport.resume_reading()
+        if not self._reading:
+            self._regulate()
+
+    def _linger(self) -> None:
+        self._transport.write_eof()
+        self._lingering = self._shared.loop.call_later(LINGER_TIMEOUT, self._transport.close)
 
     def expire(self, now: float) -> None:
         """Close a connection that has been silent for too long; called every few seconds."""
         silent = now - self._heard
-        if self._in_request:
-            if silent > REQUEST_TIMEOUT and not self._closing:
+        if self._transport.is_closing():
+            # Its last answer can't be written: the client doesn't read.
+            if silent > REQUEST_TIMEOUT:
+                self._transport.abort()
+        elif self._in_request:
+            if silent > REQUEST_TIMEOUT:
                 self._refuse(answers.TIMED_OUT)
         elif not self._slots and silent > IDLE_TIMEOUT:
             self._transport.close()

@@ -40,7 +40,7 @@ class Limits:
     in_flight: int = 10_000
     """Events that wait for Kafka; a second's worth at full speed is about this many."""
     in_flight_bytes: int = 64 * 1024 * 1024
-    """Bodies being received, and bodies that wait for Kafka, each."""
+    """Bodies being received, and events that wait for Kafka, each."""
     header_bytes: int = 64 * 1024
     """Header names and values of one request; common servers allow 8 to 64 KiB."""
 
@@ -79,7 +79,7 @@ class Reception:
         self, method: bytes, path: bytes, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
         """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
-        found = self._entrances.get(path) or self._entrances.get(path.removesuffix(b"/"))
+        found = self._find(path)
         if found is None:
             respond(self._elsewhere(method, path))
             return
@@ -91,6 +91,9 @@ class Reception:
         entrance.answered[answer.status] += 1
         respond(answer)
 
+    def _find(self, path: bytes) -> tuple[Entrance, LogWriter] | None:
+        return self._entrances.get(path) or self._entrances.get(path.removesuffix(b"/"))
+
     def _receive(
         self,
         entrance: Entrance,
@@ -99,7 +102,6 @@ class Reception:
         body: bytes,
         respond: Respond,
     ) -> None:
-        size = len(body)
         limits = self.limits
 
         def settle(answer: Answer) -> None:
@@ -110,38 +112,36 @@ class Reception:
             self._waiting_bytes -= size
             settle(answers.ACCEPTED if error is None else _refusal(entrance, error))
 
-        if size > entrance.ingress.max_event_bytes:
-            settle(entrance.too_large)
-        elif (
-            writer.in_flight >= limits.in_flight
-            or self._waiting_bytes + size > limits.in_flight_bytes
-        ):
-            settle(answers.BUSY)
-        else:
-            try:
-                draft = record_of(headers, body)
-                writer.append(
-                    entrance.ingress.topic, draft.key, draft.value, draft.headers, reported
-                )
-            except UnsupportedContentMode:
-                settle(answers.BATCH)
-            except InvalidEvent as error:
-                settle(answers.invalid(str(error)))
-            except LogError as error:
-                settle(_refusal(entrance, error))
+        try:
+            key, kept, value = record_of(headers, body)
+            size = len(value or b"") + sum([len(name) + len(text) for name, text in kept])
+            if size > entrance.ingress.max_event_bytes:
+                settle(entrance.too_large)
+            elif (
+                writer.in_flight >= limits.in_flight
+                or self._waiting_bytes + size > limits.in_flight_bytes
+            ):
+                settle(answers.BUSY)
             else:
+                writer.append(entrance.ingress.topic, key, value, kept, reported)
                 self._waiting_bytes += size
+        except UnsupportedContentMode as error:
+            settle(answers.unsupported(str(error)))
+        except InvalidEvent as error:
+            settle(answers.invalid(str(error)))
+        except LogError as error:
+            settle(_refusal(entrance, error))
 
     def refuse(self, path: bytes, answer: Answer) -> Answer:
         """Count an answer that a way in gives by itself, before the request is whole."""
-        found = self._entrances.get(path)
+        found = self._find(path)
         counts = self._unrouted if found is None else found[0].answered
         counts[answer.status] += 1
         return answer
 
     def body_limit(self, path: bytes) -> tuple[int, Answer]:
         """How many bytes a request to this path may have, and the answer to more."""
-        found = self._entrances.get(path) or self._entrances.get(path.removesuffix(b"/"))
+        found = self._find(path)
         if found is None:
             return self.max_event_bytes, answers.NOT_FOUND
         entrance = found[0]

@@ -1,0 +1,95 @@
+"""The Secret for Kafka: what its values mean to librdkafka and to a Java client.
+
+Its keys are upstream's (spec/naming.md, Secret keys). Refused here: reading it. Its values come in
+by key, wherever they lie; a Secret that can't work is an `InvalidDocument`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from knafka.core.errors import InvalidDocument
+
+PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+
+_JAVA_MODULES: Final = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+
+def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
+    """The security part of librdkafka's configuration."""
+    protocol = _protocol(secret)
+    configuration = {"security.protocol": protocol.lower()}
+    if protocol.startswith("SASL"):
+        configuration["sasl.mechanism"] = _mechanism(secret)
+        configuration["sasl.username"] = _present(secret, "user")
+        configuration["sasl.password"] = _present(secret, "password")
+    if protocol.endswith("SSL"):
+        if authority := secret.get("ca.crt"):
+            configuration["ssl.ca.pem"] = authority
+        if _has_certificate(secret):
+            configuration["ssl.certificate.pem"] = _present(secret, "user.crt")
+            configuration["ssl.key.pem"] = _present(secret, "user.key")
+    return configuration
+
+
+def for_java(secret: Mapping[str, str]) -> dict[str, str]:
+    """The security part of a Java client's configuration, certificates inline."""
+    protocol = _protocol(secret)
+    configuration = {"security.protocol": protocol}
+    if protocol.startswith("SASL"):
+        mechanism = _mechanism(secret)
+        user, password = _present(secret, "user"), _present(secret, "password")
+        configuration["sasl.mechanism"] = mechanism
+        configuration["sasl.jaas.config"] = (
+            f"{_JAVA_MODULES[mechanism]} required "
+            f"username={_quoted(user)} password={_quoted(password)};"
+        )
+    if protocol.endswith("SSL"):
+        if authority := secret.get("ca.crt"):
+            configuration["ssl.truststore.type"] = "PEM"
+            configuration["ssl.truststore.certificates"] = authority
+        if _has_certificate(secret):
+            configuration["ssl.keystore.type"] = "PEM"
+            configuration["ssl.keystore.certificate.chain"] = _present(secret, "user.crt")
+            configuration["ssl.keystore.key"] = _present(secret, "user.key")
+    return configuration
+
+
+def _protocol(secret: Mapping[str, str]) -> str:
+    protocol = secret.get("protocol", "")
+    if protocol not in PROTOCOLS:
+        raise InvalidDocument(
+            "protocol", f"invalid value: {protocol!r}: want one of {', '.join(PROTOCOLS)}"
+        )
+    return protocol
+
+
+def _mechanism(secret: Mapping[str, str]) -> str:
+    mechanism = secret.get("sasl.mechanism", "PLAIN")
+    if mechanism not in MECHANISMS:
+        raise InvalidDocument(
+            "sasl.mechanism", f"invalid value: {mechanism!r}: want one of {', '.join(MECHANISMS)}"
+        )
+    return mechanism
+
+
+def _has_certificate(secret: Mapping[str, str]) -> bool:
+    return secret.get("protocol") == "SSL" and secret.get("user.skip") != "true"
+
+
+def _present(secret: Mapping[str, str], key: str) -> str:
+    if not (value := secret.get(key)):
+        raise InvalidDocument(key, "missing in the Secret for Kafka")
+    return value
+
+
+def _quoted(text: str) -> str:
+    """As Java's login configuration reads a string."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,203 @@
+"""The functions under other people's servers: functions-framework, func's contract, our image."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import functions, traffic
+from support.kafka import Kafka, MakeTopic
+from support.waiting import until
+
+from knafka import settings
+from knafka.clients.kafka_log import KafkaAdmin
+from knafka.core import contract
+from knafka.core.contract import Egress, Ingress, Sink
+from knafka.core.drain import DrainProgress, DrainRequest, Ended
+
+ROOT = Path(__file__).parents[2]
+MAIN = ROOT / "functions" / "main.py"
+EVENT = (
+    b"POST /test/hosted HTTP/1.1\r\nhost: x\r\nconnection: close\r\nce-specversion: 1.0\r\n"
+    b"ce-id: k-0\r\nce-source: /s\r\nce-type: t\r\nce-subject: k\r\ncontent-length: 4\r\n\r\ndata"
+)
+
+pytestmark = pytest.mark.kafka
+
+
+def ingress_on(kafka: Kafka, topic: str) -> Ingress:
+    connection = contract.Kafka(bootstrap_servers=kafka.bootstrap_servers)
+    return Ingress(namespace="test", broker="hosted", topic=topic, kafka=connection)
+
+
+def egress_on(kafka: Kafka, topic: str, url: str) -> Egress:
+    return Egress(
+        namespace="test",
+        broker="hosted",
+        trigger="t",
+        topic=topic,
+        group=f"group-{topic}",
+        dead_letter_topic="unused",
+        kafka=contract.Kafka(bootstrap_servers=kafka.bootstrap_servers),
+        subscriber=Sink(url=url),
+    )
+
+
+@contextlib.asynccontextmanager
+async def hosted(*command: str, **environment: str) -> AsyncIterator[functions.FunctionProcess]:
+    """A server that binds PORT by itself, seen as a function process."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        *command, env={**os.environ, "PORT": str(port), "HOST": "127.0.0.1", **environment}
+    )
+    function = functions.FunctionProcess.of(process, port)
+    try:
+        yield function
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(15):
+                await process.wait()
+
+
+async def status_of(function: functions.FunctionProcess, request: bytes) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", function.port)
+    writer.write(request)
+    response = await reader.read()
+    writer.close()
+    return int(response.split(b" ")[1])
+
+
+COMMANDS = {
+    "functions-framework": (
+        lambda target: (
+            sys.executable, "-m", "functions_framework", "--source", str(MAIN), "--target", target,
+        ),
+        {},
+    ),
+    "the image's command": (lambda target: (sys.executable, "-m", "knafka"), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", COMMANDS)
+async def test_one_event_goes_through_both_functions(
+    how: str, kafka: Kafka, topic: MakeTopic
+) -> None:
+    """FN-12, FF-2: the same code, started by name."""
+    command, extra = COMMANDS[how]
+    name = topic(partitions=2)
+    await KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers}).ensure_committed(
+        f"group-{name}", name
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        subscriber = await stack.enter_async_context(traffic.CountingSubscriber())
+        ingresses = json.dumps([contract.dump(ingress_on(kafka, name))])
+        egress = json.dumps(contract.dump(egress_on(kafka, name, subscriber.url)))
+        receiver = await stack.enter_async_context(
+            hosted(
+                *command("receive"),
+                **{settings.INGRESSES: ingresses, "FUNCTION_TARGET": "receive"},
+                **extra,
+            )
+        )
+        dispatcher = await stack.enter_async_context(
+            hosted(
+                *command("dispatch"),
+                **{settings.EGRESS: egress, "FUNCTION_TARGET": "dispatch"},
+                **extra,
+            )
+        )
+        await receiver.ready()
+        await dispatcher.ready()
+        assert await status_of(receiver, EVENT) == 202
+        assert await status_of(receiver, EVENT.replace(b"ce-id: k-0\r\n", b"")) == 400
+        request = DrainRequest(idle=0.5, budget=30)
+        progress = [line async for line in functions.drain(dispatcher, request)]
+        assert progress[-1].ended is Ended.IDLE
+        assert progress[-1].delivered == 1
+        assert subscriber.arrivals.by_key == {"k": [0]}
+
+
+async def test_sigterm_ends_a_drain_under_functions_framework(
+    kafka: Kafka, topic: MakeTopic
+) -> None:
+    """UX-3: no framework tells a function that the process is to end."""
+    name = topic(partitions=1)
+    egress = json.dumps(contract.dump(egress_on(kafka, name, "http://127.0.0.1:9/")))
+    command, _ = COMMANDS["functions-framework"]
+    async with hosted(*command("dispatch"), **{settings.EGRESS: egress}) as dispatcher:
+        await dispatcher.ready()
+        last = DrainProgress()
+        async with asyncio.timeout(20):
+            async for last in functions.drain(dispatcher, DrainRequest(idle=60, budget=60)):
+                if last.partitions and dispatcher.process.returncode is None:
+                    dispatcher.process.send_signal(signal.SIGTERM)
+        assert last.ended is Ended.STOPPED
+
+
+def test_an_unknown_target_is_refused_with_what_is_allowed() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "knafka"],
+        env={**os.environ, "FUNCTION_TARGET": "recieve"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines() == [
+        "error: FUNCTION_TARGET: invalid value: 'recieve': want receive or dispatch"
+    ]
+
+
+async def test_func_gets_an_instance_with_its_contract(
+    kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FN-2: `new()`; start and stop are plain calls on the loop, alive and ready say why."""
+    monkeypatch.syspath_prepend(MAIN.parent)
+    import main
+
+    function = main.new()
+    assert function.ready() == (False, "starting")
+    contracts = json.dumps([contract.dump(ingress_on(kafka, topic()))])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        function.start({settings.INGRESSES: contracts})
+        await until(lambda: bool(function.ready()[0]))
+        assert function.alive() == (True, "alive")
+        sent: list[MutableMapping[str, Any]] = []
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        attributes = {
+            b"ce-specversion": b"1.0",
+            b"ce-id": b"1",
+            b"ce-source": b"/",
+            b"ce-type": b"t",
+        }
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/test/hosted",
+            "headers": list(attributes.items()),
+        }
+        await function.handle(scope, receive, send)
+        assert sent[0]["status"] == 202
+        function.stop()
+        await function.stopped()
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,185 @@
+"""Drains without Kafka, HTTP or waiting: a world of one Broker in memory, for looptime's clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryRecord, MemoryWriter
+from knafka.clients.memory_subscriber import Request
+from knafka.clients.subscriber import Response, Target
+from knafka.core.contract import Delivery, Egress, Kafka, Sink
+from knafka.core.drain import DrainProgress, DrainRequest
+from knafka.core.errors import DeliveryError
+from knafka.core.event import Event
+from knafka.core.kafka_binding import Envelope, RecordHeaders, read, to_record
+from knafka.dispatcher.drain import Drain, OpenReader
+
+TOPIC, DEAD, GROUP = "events", "dead-letters", "group"
+SUBSCRIBER, SINK = "http://subscriber.test/", "http://sink.test/"
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
+def response(
+    status: int = 200, body: bytes = b"", /, **headers: str
+) -> Response:  # headers by name, `-` as `_`
+    found = [(name.replace("_", "-").encode(), each.encode()) for name, each in headers.items()]
+    return Response(status, found, body)
+
+
+async def accept(request: Request) -> Response:
+    return response()
+
+
+def id_of(request: Request) -> str:
+    return (request.header(b"ce-id") or b"").decode()
+
+
+def key_of(request: Request) -> str:
+    return (request.header(b"ce-subject") or b"").decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """One attempt and when it began, on the loop's clock."""
+
+    id: str
+    at: float
+    request: Request
+
+
+class ScriptedSubscriber:
+    """A `Subscriber` that may take its time: its answers are coroutines."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.posts: list[Post] = []
+        self.answered: list[str] = []
+        self.under_way = self.most_under_way = 0
+
+    async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
+        request = Request(target, head, body, timeout)
+        self.posts.append(Post(id_of(request), asyncio.get_running_loop().time(), request))
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await asyncio.sleep(0)
+            async with asyncio.timeout(timeout):
+                answer = await self.answer(request)
+        except TimeoutError:
+            raise DeliveryError("timeout", "no response in time") from None
+        finally:
+            self.under_way -= 1
+        self.answered.append(id_of(request))
+        return answer
+
+    async def close(self) -> None: ...
+
+    @property
+    def ids(self) -> list[str]:
+        """The events posted, one id per attempt."""
+        return [post.id for post in self.posts]
+
+    @property
+    def times(self) -> list[float]:
+        return [post.at for post in self.posts]
+
+
+class World:
+    """A log with a Broker's topic, a Trigger, and whoever answers its events."""
+
+    def __init__(
+        self,
+        answer: Answer = accept,
+        *,
+        partitions: int = 1,
+        delivery: Delivery | None = None,
+        sink: bool = False,
+        **egress: Any,
+    ) -> None:
+        self.log = MemoryLog()
+        self.log.create(TOPIC, partitions)
+        self.log.create(DEAD)
+        self.subscriber = ScriptedSubscriber(answer)
+        self.egress = Egress(
+            namespace="ns", broker="broker", trigger="trigger",
+            topic=TOPIC, group=GROUP, dead_letter_topic=DEAD,
+            kafka=Kafka(bootstrap_servers="memory:1"),
+            subscriber=Sink(url=SUBSCRIBER),
+            dead_letter_sink=Sink(url=SINK) if sink else None,
+            delivery=delivery or Delivery(),
+            **egress,
+        )  # fmt: skip
+        self.open_reader: OpenReader
+        self.reads_with(MemoryReader)
+
+    def send(
+        self,
+        id: str,  # noqa: A002  # it is the attribute's name
+        key: str | None = None,
+        data: bytes | None = b"data",
+        passed: RecordHeaders | None = None,
+        **attributes: str,
+    ) -> None:
+        """Store an event; its `subject` is its key."""
+        named = {"specversion": "1.0", "id": id, "source": "/s", "type": "t", **attributes}
+        if key is not None:
+            named["subject"] = key
+        draft = to_record(Event(named, data), passed)
+        self.log.store(TOPIC, draft.key, draft.value, draft.headers)
+
+    def store_at(self, partition: int, id: str, key: str = "k") -> None:  # noqa: A002
+        """Store an event in the partition of the test's choice."""
+        attributes = {"specversion": "1.0", "id": id, "source": "/s", "type": "t", "subject": key}
+        draft = to_record(Event(attributes, b"data"))
+        records = self.log.topics[TOPIC][partition]
+        records.append(
+            MemoryRecord(TOPIC, partition, len(records), draft.key, draft.value, draft.headers)
+        )
+        self.log.wake()
+
+    def reads_with(self, reader: type[MemoryReader]) -> None:
+        """Have drains read with a reader of the test's own."""
+        self.open_reader = lambda assignment: reader(self.log, GROUP, TOPIC, assignment)
+
+    def drain(self, subscriber: ScriptedSubscriber | None = None) -> Drain:
+        """A drain that has not begun, with this world's subscriber or one of its own."""
+        loop = asyncio.get_running_loop()
+        return Drain(
+            self.egress,
+            self.open_reader,
+            MemoryWriter(self.log),
+            subscriber or self.subscriber,
+            loop.time,
+        )
+
+    async def run(self, *, idle: float = 2.0, budget: float = 3600.0) -> DrainProgress:
+        """One drain from its beginning to its end."""
+        return await self.drain().run(DrainRequest(idle=idle, budget=budget))
+
+    def begin(
+        self, drain: Drain, *, idle: float = 2.0, budget: float = 3600.0
+    ) -> asyncio.Task[DrainProgress]:
+        return asyncio.create_task(drain.run(DrainRequest(idle=idle, budget=budget)))
+
+    @property
+    def committed(self) -> dict[int, int]:
+        """What the group has committed, by partition."""
+        return {number: at for (_, number), at in self.log.group(GROUP).committed.items()}
+
+    def events_of(self, topic: str) -> list[Envelope]:
+        return [read(record.headers(), record.value()) for record in self.records_of(topic)]
+
+    def records_of(self, topic: str) -> list[MemoryRecord]:
+        return [record for partition in self.log.topics[topic] for record in partition]
+
+
+async def until(condition: Callable[[], object], within: float = 600.0) -> None:
+    """Wait for something that a drain is to do; on looptime's clock it costs nothing."""
+    async with asyncio.timeout(within):
+        while not condition():  # noqa: ASYNC110  # whatever it is, nobody signals it
+            await asyncio.sleep(0.01)

@@ -1,0 +1,161 @@
+"""The command line: help for everything, errors that say what to do, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from knafka.cli import app
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
+ORDER = {
+    "specversion": "1.0",
+    "id": "1",
+    "source": "/shop",
+    "type": "com.example.order.placed",
+    "amount": 40,
+}
+COMMANDS = [
+    [],
+    ["up"],
+    ["send"],
+    ["trigger"],
+    ["trigger", "test"],
+    ["trigger", "list"],
+    ["dead-letters"],
+    ["dead-letters", "list"],
+    ["dead-letters", "show"],
+]
+
+
+def run(*arguments: str | Path, stdin: str | None = None) -> tuple[int, str]:
+    """Exit code and all output of a command; 1 and the error for one of ours that `main` shows."""
+    result = CliRunner().invoke(app, list(map(str, arguments)), input=stdin)
+    error = f"\n{result.exception}" if result.exception else ""
+    return result.exit_code, result.output + error
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "knafka")
+def test_every_command_has_help(command: list[str]) -> None:
+    code, output = run(*command, "--help")
+    assert code == 0
+    assert "Usage:" in output
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version") == (0, "knafka 0.1.0\n")
+
+
+def test_an_event_that_matches_is_exit_code_0() -> None:
+    code, output = run("trigger", "test", "orders", json.dumps(ORDER), "-f", QUICKSTART)
+    assert (code, output.split(":")[0]) == (0, "match")
+
+
+def test_an_event_that_does_not_match_is_exit_code_1_with_the_clause_that_said_no(
+    tmp_path: Path,
+) -> None:
+    """KN-TRG-10."""
+    file = tmp_path / "event.json"
+    file.write_text(json.dumps(ORDER))
+    code, output = run("trigger", "test", "default/large-orders", file, "-f", QUICKSTART)
+    assert code == 1
+    assert "no match" in output
+    assert "filters[0].cesql: " in output
+    assert "amount" in output
+
+
+def test_the_event_can_come_from_stdin() -> None:
+    code, output = run(
+        "trigger", "test", "payments", "-", "-f", QUICKSTART, stdin=json.dumps(ORDER)
+    )
+    assert code == 1
+    assert "filters[0].prefix.type: the event has 'com.example.order.placed'" in output
+
+
+@pytest.mark.parametrize(
+    ("trigger", "event", "says"),
+    [
+        (
+            "nobody",
+            json.dumps(ORDER),
+            "there is no Trigger default/nobody: there is default/orders",
+        ),
+        ("orders", "{}", "the attribute id is required"),
+        ("orders", "no-such-file.json", "can't be read"),
+    ],
+    ids=["unknown trigger", "broken event", "no file"],
+)
+def test_what_cannot_be_asked_is_exit_code_2(trigger: str, event: str, says: str) -> None:
+    code, output = run("trigger", "test", trigger, event, "-f", QUICKSTART)
+    assert code == 2
+    assert says in output
+
+
+def test_triggers_are_listed_from_files() -> None:
+    code, output = run("trigger", "list", "-f", QUICKSTART)
+    assert code == 0
+    _, first, *_ = output.splitlines()
+    assert first.split("  ")[0] == "default/orders"
+    assert "type=com.example.order.placed" in first
+    assert "Service orders" in first
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["send"], ["trigger", "list"], ["dead-letters", "list"], ["dead-letters", "show", "orders"]],
+    ids=" ".join,
+)
+def test_where_nothing_runs_the_error_says_how_to_start(command: list[str], tmp_path: Path) -> None:
+    code, output = run(*command, "--installation", tmp_path)
+    assert code == 1
+    assert "start it with `knafka up`" in output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--data", "x", "--data-file", "-"],
+        ["--file", "-", "--type", "t"],
+        ["--extension", "novalue"],
+        ["--count", "0"],
+        ["--extension", "Bad_Name=1"],
+    ],
+    ids=" ".join,
+)
+def test_send_refuses_what_contradicts_itself(options: list[str]) -> None:
+    code, _ = run("send", "--url", "http://127.0.0.1:1/", *options, stdin="")
+    assert code == 2
+
+
+def test_a_url_that_is_none_is_exit_code_2() -> None:
+    code, output = run("send", "--url", "not a url")
+    assert code == 2
+    assert "URL" in output
+
+
+def test_an_event_that_nobody_takes_is_exit_code_1() -> None:
+    code, output = run("send", "--url", "http://127.0.0.1:1/", "--no-retry")
+    assert code == 1
+    assert output.startswith("not sent")
+
+
+def test_an_error_is_one_line_on_stderr(tmp_path: Path) -> None:
+    knafka = Path(sys.executable).with_name("knafka")
+    ended = subprocess.run(
+        [knafka, "send", "--installation", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("knafka: nothing runs on ")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_the_quickstart_has_no_problems_and_its_events_are_events() -> None:
+    assert "knafka:" not in run("trigger", "list", "-f", QUICKSTART)[1]
+    for line in (QUICKSTART / "events.ndjson").read_text().splitlines():
+        code, _ = run("trigger", "test", "orders", line, "-f", QUICKSTART)
+        assert code in (0, 1)

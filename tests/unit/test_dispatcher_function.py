@@ -1,0 +1,333 @@
+"""The dispatcher as an ASGI function: requests, streamed progress, its end; on fake time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.drains import GROUP, Answer, World, accept, response, until
+
+from knafka.clients.memory_log import MemoryWriter
+from knafka.clients.memory_subscriber import Request
+from knafka.clients.subscriber import Response
+from knafka.core.contract import Delivery, Egress, dump
+from knafka.core.drain import DrainProgress, Ended
+from knafka.core.errors import InvalidDocument
+from knafka.dispatcher.function import Clients, Dispatcher, new
+from knafka.settings import EGRESS
+
+pytestmark = pytest.mark.looptime
+
+FAR = 10_000.0
+
+
+class Exchange:
+    """One HTTP request to a function, and what it answers, as ASGI has it."""
+
+    def __init__(self, dispatcher: Dispatcher, method: str, path: str, *parts: bytes) -> None:
+        self.status = 0
+        self.body = b""
+        self.times: list[float] = []
+        """When each part of the body came."""
+        self._parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        for number, part in enumerate(parts, 1):
+            more = number < len(parts)
+            self._parts.put_nowait({"type": "http.request", "body": part, "more_body": more})
+        scope = {"type": "http", "method": method, "path": path, "headers": []}
+        self.task = asyncio.create_task(dispatcher.handle(scope, self._parts.get, self._send))
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif message["body"]:
+            self.body += message["body"]
+            self.times.append(asyncio.get_running_loop().time())
+
+    def hang_up(self) -> None:
+        self._parts.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def lines(self) -> list[DrainProgress]:
+        return [DrainProgress.model_validate_json(line) for line in self.body.splitlines()]
+
+
+class Running:
+    """A started dispatcher in a world of its own."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.connected = 0
+        self.dispatcher = Dispatcher(self._connect)
+
+    def _connect(self, egress: Egress) -> Clients:
+        assert egress == self.world.egress
+        self.connected += 1
+        return Clients(self.world.open_reader, MemoryWriter(self.world.log), self.world.subscriber)
+
+    async def start(self) -> None:
+        await self.dispatcher.start({EGRESS: json.dumps(dump(self.world.egress))})
+
+    def ask(self, method: str, path: str, *parts: bytes) -> Exchange:
+        return Exchange(self.dispatcher, method, path, *(parts or (b"",)))
+
+    async def answer(self, method: str, path: str, *parts: bytes) -> Exchange:
+        exchange = self.ask(method, path, *parts)
+        await exchange.task
+        return exchange
+
+    def drain(self, **request: str) -> Exchange:
+        return self.ask("POST", "/drain", json.dumps(request).encode())
+
+
+async def started(answer: Answer = accept, **egress: Any) -> Running:
+    running = Running(World(answer, **egress))
+    await running.start()
+    return running
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    here = await started()
+    yield here
+    await here.dispatcher.stop()
+
+
+async def hang(request: Request) -> Response:
+    await asyncio.sleep(FAR)
+    return response()
+
+
+async def test_a_drain_streams_its_progress_every_second_and_says_how_it_ended(
+    running: Running,
+) -> None:
+    running.world.send("1")
+    exchange = running.drain(idle="PT5S")
+    await exchange.task
+    assert exchange.status == 200
+    *others, last = exchange.lines
+    assert all(line.ended is None for line in others)
+    assert len(others) >= 5
+    assert max(b - a for a, b in zip(exchange.times, exchange.times[1:], strict=False)) < 1.01
+    assert (last.ended, last.delivered) == (Ended.IDLE, 1)
+    assert exchange.times[0] < 0.01, "the head and a first line come at once"
+
+
+async def test_a_drain_may_be_asked_for_without_a_body(running: Running) -> None:
+    exchange = await running.answer("POST", "/drain")
+    assert exchange.lines[-1].ended is Ended.IDLE
+    assert 30 <= exchange.times[-1] < 32
+
+
+async def test_a_request_may_come_in_parts(running: Running) -> None:
+    exchange = await running.answer("POST", "/drain", b'{"bud', b'get": "PT2S"}')
+    assert exchange.lines[-1].ended is Ended.BUDGET
+
+
+async def test_a_second_drain_at_the_same_time_is_refused(running: Running) -> None:
+    first = running.drain(idle="PT5S")
+    await until(lambda: first.status)
+    assert (await running.answer("POST", "/drain")).status == 409
+    await first.task
+    assert (await running.answer("POST", "/drain")).status == 200
+
+
+async def test_of_two_drains_asked_for_at_once_one_is_refused(running: Running) -> None:
+    both = running.drain(idle="PT1S"), running.drain(idle="PT1S")
+    await asyncio.gather(*(each.task for each in both))
+    assert sorted(each.status for each in both) == [200, 409]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        pytest.param(b"{", "JSON", id="no JSON"),
+        pytest.param(b"[]", "want an object", id="no object"),
+        pytest.param(b"\xff", "JSON", id="no UTF-8"),
+        pytest.param(b'{"idel": "PT1S"}', "idel: unknown field", id="unknown field"),
+        pytest.param(b'{"idle": "-PT1S"}', "idle: ", id="a negative duration"),
+        pytest.param(b'{"idle": -1}', "idle: ", id="a negative number"),
+        pytest.param(b'{"idle": NaN}', "idle", id="NaN"),
+        pytest.param(b'{"idle": null}', "idle: ", id="null"),
+        pytest.param(b'{"budget": "PT0S"}', "budget: ", id="no budget"),
+        pytest.param(b'{"budget": "soon"}', "budget: ", id="no duration"),
+        pytest.param(b" " * 100_000, "too large", id="too large"),
+    ],
+)
+async def test_a_bad_request_is_answered_400_with_the_reason(
+    running: Running, body: bytes, said: str
+) -> None:
+    exchange = await running.answer("POST", "/drain", body)
+    assert exchange.status == 400
+    assert said in exchange.body.decode()
+    assert exchange.body.count(b"\n") == 1
+    assert GROUP not in running.world.log.groups
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/drain", 405),
+        ("PUT", "/drain", 405),
+        ("GET", "/", 404),
+        ("POST", "/", 404),
+        ("POST", "/drain/", 404),
+        ("GET", "/health/liveness", 200),
+        ("GET", "/health/readiness", 200),
+        ("GET", "/healthz", 200),
+        ("GET", "/readyz", 200),
+        ("POST", "/healthz", 404),
+    ],
+)
+async def test_other_requests(running: Running, method: str, path: str, status: int) -> None:
+    """FN-4, KN-DP-13."""
+    assert (await running.answer(method, path)).status == status
+
+
+async def test_a_caller_that_hangs_up_ends_the_drain_which_leaves_its_group() -> None:
+    running = await started(hang)
+    running.world.send("1")
+    exchange = running.drain(idle="PT1H")
+    await until(lambda: running.world.subscriber.posts)
+    exchange.hang_up()
+    hung_up_at = asyncio.get_running_loop().time()
+    await exchange.task
+    assert asyncio.get_running_loop().time() - hung_up_at < 5
+    assert exchange.lines[-1].ended is Ended.STOPPED
+    assert running.world.log.groups[GROUP].members == []
+    assert running.world.committed.get(0, 0) == 0
+
+
+@pytest.mark.parametrize("parts", [[], [b'{"idle":', b""][:1]], ids=["nothing said", "half said"])
+async def test_a_caller_that_hangs_up_before_it_has_asked_starts_no_drain(
+    running: Running, parts: list[bytes]
+) -> None:
+    exchange = Exchange(running.dispatcher, "POST", "/drain", *parts, *([b""] if parts else []))
+    if parts:
+        exchange._parts.get_nowait()
+        exchange._parts.get_nowait()
+        exchange._parts.put_nowait({"type": "http.request", "body": parts[0], "more_body": True})
+    exchange.hang_up()
+    await exchange.task
+    assert exchange.status == 0
+    assert GROUP not in running.world.log.groups
+
+
+async def test_an_interrupt_ends_the_drain_and_nothing_new_begins(running: Running) -> None:
+    exchange = running.drain(idle="PT1H")
+    await until(lambda: exchange.status)
+    running.dispatcher.interrupt()
+    await exchange.task
+    assert exchange.lines[-1].ended is Ended.STOPPED
+    assert (await running.answer("POST", "/drain")).status == 503
+    assert (await running.answer("GET", "/health/readiness")).status == 503
+    assert (await running.answer("GET", "/health/liveness")).status == 200
+
+
+async def test_an_interrupt_without_a_drain_is_nothing_special(running: Running) -> None:
+    running.dispatcher.interrupt()
+    assert running.dispatcher.ready() == (False, "ending")
+    assert running.dispatcher.alive() == (True, "alive")
+
+
+async def test_stopping_waits_for_the_drain_to_leave() -> None:
+    running = await started(hang)
+    running.world.send("1")
+    exchange = running.drain(idle="PT1H")
+    await until(lambda: running.world.subscriber.posts)
+    await running.dispatcher.stop()
+    assert running.world.log.groups[GROUP].members == []
+    await exchange.task
+    assert exchange.lines[-1].ended is Ended.STOPPED
+
+
+async def test_a_response_cut_short_by_the_server_still_lets_the_drain_leave() -> None:
+    """uvicorn cancels what is still being answered when its own patience ends."""
+    running = await started(hang)
+    running.world.send("1")
+    exchange = running.drain(idle="PT1H")
+    await until(lambda: running.world.subscriber.posts)
+    exchange.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await exchange.task
+    assert running.world.log.groups[GROUP].members == []
+    running.world.subscriber.answer = accept
+    again = running.drain(idle="PT1S")
+    await again.task
+    assert again.lines[-1].delivered == 1
+
+
+async def test_drains_in_sequence_share_their_clients(running: Running) -> None:
+    for each in "12":
+        running.world.send(each)
+        exchange = running.drain(idle="PT1S")
+        await exchange.task
+        assert exchange.lines[-1].delivered == 1
+    assert running.connected == 1
+    assert running.world.subscriber.ids == ["1", "2"]
+
+
+async def test_a_bug_ends_a_drain_as_failed_and_the_next_one_can_begin() -> None:
+    async def stumble(request: Request) -> Response:
+        raise ZeroDivisionError("division by zero")
+
+    running = await started(stumble)
+    running.world.send("1")
+    exchange = running.drain(idle="PT1S")
+    await exchange.task
+    last = exchange.lines[-1]
+    assert (last.ended, last.error) == (Ended.FAILED, "ZeroDivisionError: division by zero")
+    running.world.subscriber.answer = accept
+    again = running.drain(idle="PT1S")
+    await again.task
+    assert (again.lines[-1].ended, again.lines[-1].delivered) == (Ended.IDLE, 1)
+
+
+async def test_metrics_count_what_drains_did_and_do() -> None:
+    """KN-DP-15."""
+    answers = iter([503, 200])
+
+    async def answer(request: Request) -> Response:
+        return response(next(answers, 200))
+
+    running = await started(answer, delivery=Delivery(retry=1, backoff_delay=0.1))
+    labels = 'namespace="ns",broker="broker",trigger="trigger"'
+
+    async def metrics() -> list[str]:
+        exchange = await running.answer("GET", "/metrics")
+        assert exchange.status == 200
+        return exchange.body.decode().splitlines()
+
+    assert f'knafka_dispatcher_events_total{{{labels},outcome="read"}} 0' in await metrics()
+    for number in (1, 2):
+        running.world.send(str(number))
+        exchange = running.drain(idle="PT3S")
+        await until(lambda: len(running.world.subscriber.answered) > number)  # noqa: B023
+        delivered = f'knafka_dispatcher_events_total{{{labels},outcome="delivered"}} {number}'
+        assert delivered in await metrics(), "while it goes on"
+        await exchange.task
+        assert delivered in await metrics(), "and when it is over"
+    failures = f'knafka_delivery_failures_total{{{labels},reason="status",code="503"}} 1'
+    assert failures in await metrics()
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {EGRESS: ""}, {EGRESS: "{"}, {EGRESS: '{"namespace": "ns"}'}]
+)
+async def test_a_dispatcher_with_a_broken_contract_connects_to_nothing(
+    environment: dict[str, str],
+) -> None:
+    def connect(egress: Egress) -> Clients:
+        raise AssertionError
+
+    with pytest.raises(InvalidDocument):
+        await Dispatcher(connect).start(environment)
+
+
+async def test_a_new_dispatcher_has_opened_nothing() -> None:
+    """FN-2: functions-framework makes it in a process that forks."""
+    dispatcher = new()
+    assert dispatcher.alive() == (True, "alive")
+    assert dispatcher.state() == {}

@@ -1,0 +1,357 @@
+"""What a drain does with what fails: retries, dead letters, replies; on fake time."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from itertools import pairwise
+
+import pytest
+from support.drains import (
+    DEAD,
+    SINK,
+    SUBSCRIBER,
+    TOPIC,
+    TRACEPARENT,
+    Answer,
+    World,
+    id_of,
+    response,
+    until,
+)
+
+from knafka.clients.memory_subscriber import Request
+from knafka.clients.subscriber import Response
+from knafka.core.contract import BackoffPolicy, Delivery
+from knafka.core.errors import DeliveryError, LogError
+
+pytestmark = pytest.mark.looptime
+
+REPLY = {"ce_specversion": "1.0", "ce_id": "r", "ce_source": "/reply", "ce_type": "answer"}
+
+
+def always(answer: Response) -> Answer:
+    async def give(request: Request) -> Response:
+        return answer
+
+    return give
+
+
+def at_first(*answers: Response) -> Answer:
+    """These answers one after the other, then 200 for ever."""
+    left = iter(answers)
+
+    async def give(request: Request) -> Response:
+        return next(left, response())
+
+    return give
+
+
+def unless_sink(answer: Response, sink: Response) -> Answer:
+    async def give(request: Request) -> Response:
+        return sink if request.target.url == SINK else answer
+
+    return give
+
+
+def gaps(world: World) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(world.subscriber.times)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "waits"),
+    [
+        (BackoffPolicy.EXPONENTIAL, [0.2 * 2**n for n in range(10)]),
+        (BackoffPolicy.LINEAR, [0.2 * n for n in range(1, 11)]),
+    ],
+)
+async def test_ten_retries_wait_as_the_delivery_says(
+    policy: BackoffPolicy, waits: list[float]
+) -> None:
+    """KN-DLV-01, KN-DLV-02: attempts are retry + 1, waits at least what is declared."""
+    delivery = Delivery(retry=10, backoff_policy=policy, backoff_delay=0.2)
+    world = World(always(response(500)), delivery=delivery)
+    world.send("1")
+    progress = await world.run()
+    assert len(world.subscriber.ids) == 11
+    for gap, wait in zip(gaps(world), waits, strict=True):
+        assert wait - 1e-6 <= gap < wait + 0.1
+    assert (progress.retried, progress.buried) == (10, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "most", "wait"),
+    [
+        pytest.param(429, 60, 30, id="429"),
+        pytest.param(503, 60, 30, id="503"),
+        pytest.param(503, 10, 10, id="more than retryAfterMax"),
+        pytest.param(503, None, 1, id="no retryAfterMax"),
+        pytest.param(500, 60, 1, id="500 does not ask"),
+    ],
+)
+async def test_retry_after_is_honoured_where_it_may(
+    status: int, most: float | None, wait: float
+) -> None:
+    """KN-DLV-04."""
+    delivery = Delivery(retry=1, backoff_delay=1, retry_after_max=most)
+    world = World(at_first(response(status, retry_after="30")), delivery=delivery)
+    world.send("1")
+    await world.run()
+    assert wait - 1e-6 <= gaps(world)[0] < wait + 0.1
+
+
+async def test_an_attempt_that_times_out_is_retried_and_buried_without_a_code() -> None:
+    """KN-DLV-03, KN-DLV-08."""
+
+    async def never(request: Request) -> Response:
+        await asyncio.sleep(1000)
+        return response()
+
+    delivery = Delivery(retry=2, backoff_delay=1, timeout=5)
+    world = World(never, delivery=delivery)
+    world.send("1")
+    drain = world.drain()
+    await world.begin(drain)
+    assert world.subscriber.ids == ["1"] * 3
+    assert drain.counts.failures == {"timeout": 3}
+    attributes = world.events_of(DEAD)[0].attributes
+    assert attributes["knafkareason"] == "timeout"
+    assert "knativeerrorcode" not in attributes
+
+
+@pytest.mark.parametrize("reason", ["refused", "broken"])
+async def test_an_attempt_without_a_response_is_retried(reason: str) -> None:
+    errors = [DeliveryError(reason, "gone")]
+
+    async def answer(request: Request) -> Response:
+        if errors:
+            raise errors.pop()
+        return response()
+
+    world = World(answer, delivery=Delivery(retry=1))
+    world.send("1")
+    assert (await world.run()).delivered == 1
+
+
+async def test_what_fails_for_good_goes_to_the_sink() -> None:
+    """KN-DLV-07, KN-DLV-08: the event as it was, and how it failed."""
+    world = World(unless_sink(response(422, b"no \xff"), response(202)), sink=True)
+    world.send(
+        "1", "k", b'{"a": 1}', [("traceparent", TRACEPARENT.encode())], datacontenttype="a/b"
+    )
+    progress = await world.run()
+    first, second = world.subscriber.posts
+    assert first.request.target.url == SUBSCRIBER
+    sent = second.request
+    assert (sent.target.url, sent.body) == (SINK, b'{"a": 1}')
+    assert sent.header(b"ce-knativeerrordest") == SUBSCRIBER.encode()
+    assert sent.header(b"ce-knativeerrorcode") == b"422"
+    assert sent.header(b"ce-knativeerrordata") == base64.b64encode(b"no \xff")
+    assert sent.header(b"ce-id") == b"1"
+    assert sent.header(b"content-type") == b"a/b"
+    assert sent.header(b"traceparent") == TRACEPARENT.encode()
+    assert sent.header(b"kn-namespace") == b"ns"
+    assert sent.header(b"prefer") is None
+    assert (progress.buried, world.records_of(DEAD)) == (1, [])
+    assert world.committed == {0: 1}
+
+
+async def test_the_sink_is_retried_as_the_subscriber_is_and_then_the_topic_takes_it() -> None:
+    """KN-DLV-07: a dead letter's delivery is retried, too; KN-DLV-09: it is never dropped."""
+    delivery = Delivery(retry=2, backoff_delay=1)
+    world = World(unless_sink(response(400), response(500)), sink=True, delivery=delivery)
+    world.send("1")
+    progress = await world.run()
+    targets = [post.request.target.url for post in world.subscriber.posts]
+    assert targets == [SUBSCRIBER, SINK, SINK, SINK]
+    assert gaps(world)[1:] == pytest.approx([1, 2], abs=0.1)
+    assert progress.buried == 1
+    letter = world.events_of(DEAD)[0].attributes
+    assert letter["knativeerrordest"] == SUBSCRIBER
+    assert letter["knativeerrorcode"] == "400", "the subscriber's, not the sink's"
+
+
+async def test_a_dead_letter_tells_its_story() -> None:
+    delivery = Delivery(retry=2, backoff_delay=10)
+    world = World(always(response(503, b"busy")), delivery=delivery)
+    world.send("1", "k", b"\x00data")
+    await world.run()
+    letter = world.events_of(DEAD)[0]
+    assert letter.data == b"\x00data"
+    assert letter.attributes == {
+        "specversion": "1.0", "id": "1", "source": "/s", "type": "t", "subject": "k",
+        "knativeerrordest": SUBSCRIBER, "knativeerrorcode": "503",
+        "knativeerrordata": base64.b64encode(b"busy").decode(),
+        "knafkareason": "status", "knafkaattempts": "3",
+        "knafkafirsttime": "1970-01-01T00:00:00.000Z",
+        "knafkalasttime": "1970-01-01T00:00:30.000Z",
+        "knafkanamespace": "ns", "knafkabroker": "broker", "knafkatrigger": "trigger",
+        "knafkatopic": TOPIC, "knafkapartition": "0", "knafkaoffset": "0",
+    }  # fmt: skip
+    assert world.records_of(DEAD)[0].key() == b"k"
+
+
+async def test_what_no_dead_letter_topic_takes_stays_unsettled_until_one_does() -> None:
+    """KN-DLV-09: the offset does not move."""
+    world = World(always(response(400)))
+    world.send("1")
+    drain = world.drain()
+
+    del world.log.topics[DEAD]
+    running = world.begin(drain)
+    await asyncio.sleep(100)
+    assert drain.progress().unsettled == 1
+    assert world.committed.get(0, 0) == 0
+    world.log.create(DEAD)
+    progress = await running
+    assert (progress.buried, len(world.records_of(DEAD))) == (1, 1)
+    assert world.committed == {0: 1}
+    assert world.subscriber.ids == ["1"], "the subscriber is not asked again"
+
+
+async def test_a_drain_that_ends_before_it_could_bury_leaves_the_event_to_the_next() -> None:
+    world = World(always(response(400)))
+    world.send("1")
+    del world.log.topics[DEAD]
+    assert (await world.run(budget=30)).buried == 0
+    assert world.committed.get(0, 0) == 0
+    world.log.create(DEAD)
+    assert (await world.run()).buried == 1
+    assert world.committed == {0: 1}
+
+
+@pytest.mark.parametrize("sink", [False, True], ids=["no sink", "sink"])
+async def test_an_undecodable_record_is_buried_as_it_is_and_sent_to_nobody(sink: bool) -> None:
+    """CE-K8."""
+    world = World(sink=sink)
+    headers = [("ce_id", b"1"), ("other", b"\xff")]
+    world.log.store(TOPIC, b"k", b"\x00\xffraw", headers)
+    world.send("2", "k")
+    progress = await world.run()
+    assert world.subscriber.ids == ["2"]
+    assert (progress.read, progress.delivered, progress.buried) == (2, 1, 1)
+    letter = world.records_of(DEAD)[0]
+    assert (letter.key(), letter.value()) == (b"k", b"\x00\xffraw")
+    found = dict(letter.headers() or [])
+    assert found.items() >= dict(headers).items()
+    assert found["ce_knafkareason"] == b"undecodable-record"
+    assert b"required" in base64.b64decode(found["ce_knativeerrordata"])
+    assert world.committed == {0: 2}
+
+
+async def test_a_reply_is_stored_before_its_event_is_settled() -> None:
+    """KN-BRK-11, KN-BRK-12."""
+
+    async def reply_once(request: Request) -> Response:
+        return response(200, b"hello", **REPLY) if id_of(request) == "1" else response()
+
+    world = World(reply_once)
+    world.send("1", "k")
+    world.log.hold()
+    drain = world.drain()
+    running = world.begin(drain)
+    await until(lambda: world.log.held)
+    await asyncio.sleep(5)
+    assert (drain.progress().delivered, world.committed.get(0, 0)) == (0, 0)
+    world.log.release()
+    progress = await running
+    assert (progress.delivered, progress.replied) == (2, 1), "the reply passes this Trigger, too"
+    assert world.events_of(TOPIC)[1].data == b"hello"
+    assert world.events_of(TOPIC)[1].attributes["type"] == "answer"
+    assert world.committed == {0: 2}
+
+
+async def test_a_reply_in_structured_mode_is_stored_as_an_event() -> None:
+    document = b'{"specversion":"1.0","id":"r","source":"/r","type":"answer","data":{"a": 1}}'
+    answer = response(200, document, content_type="application/cloudevents+json")
+    world = World(at_first(answer))
+    world.send("1")
+    await world.run()
+    assert world.events_of(TOPIC)[1].data == b'{"a": 1}'
+
+
+async def test_an_event_whose_reply_is_not_stored_is_delivered_again() -> None:
+    """KN-BRK-12: the entire delivery failed."""
+    answer = response(200, b"", **REPLY)
+    world = World(at_first(answer, answer), delivery=Delivery(retry=3, backoff_delay=1))
+    world.send("1")
+    world.log.fail(LogError("Kafka is away"))
+    drain = world.drain()
+    running = world.begin(drain)
+    await until(lambda: drain.counts.retried)
+    world.log.fail(None)
+    progress = await running
+    assert world.subscriber.ids == ["1", "1", "r"]
+    assert drain.counts.failures == {"reply-not-stored 200": 1}
+    assert (progress.replied, progress.delivered) == (1, 2)
+
+
+async def test_an_event_whose_replies_are_never_stored_is_buried_at_last() -> None:
+    answer = response(200, b"x" * 2_000_000, **REPLY)
+    world = World(always(answer), delivery=Delivery(retry=1, backoff_delay=1))
+    world.send("1")
+    assert (await world.run()).buried == 1
+    assert world.events_of(DEAD)[0].attributes["knafkareason"] == "reply-not-stored"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(response(200, b"OK", content_type="text/html"), id="200 OK (trap 1)"),
+        pytest.param(response(200), id="200 empty"),
+        pytest.param(response(200, b'{"a": 1}', content_type="application/json"), id="200 json"),
+        pytest.param(response(202, b"hello", **REPLY), id="202 with an event"),
+        pytest.param(response(202, b"", ce_id="", ce_broken=""), id="202 with a malformed event"),
+        pytest.param(response(204), id="204"),
+    ],
+)
+async def test_a_success_without_a_reply_stores_nothing(answer: Response) -> None:
+    """KN-DP-08; a 202's body is no reply (data-plane table)."""
+    world = World(always(answer))
+    world.send("1")
+    progress = await world.run()
+    assert (progress.delivered, progress.replied, progress.buried) == (1, 0, 0)
+    assert len(world.records_of(TOPIC)) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(response(200, b"", ce_id="1"), id="attributes missing"),
+        pytest.param(
+            response(200, b"{", content_type="application/cloudevents+json"), id="broken JSON"
+        ),
+        pytest.param(
+            response(200, b"[]", content_type="application/cloudevents-batch+json"), id="a batch"
+        ),
+    ],
+)
+async def test_a_malformed_reply_is_a_failure_that_no_retry_mends(answer: Response) -> None:
+    """KN-DP-08, CE-H13."""
+    world = World(always(answer), delivery=Delivery(retry=5))
+    world.send("1")
+    progress = await world.run()
+    assert world.subscriber.ids == ["1"]
+    assert (progress.buried, progress.delivered) == (1, 0)
+    attributes = world.events_of(DEAD)[0].attributes
+    assert attributes["knafkareason"] == "malformed-reply"
+    assert attributes["knativeerrorcode"] == "200"
+
+
+async def test_a_sinks_reply_is_ignored() -> None:
+    world = World(unless_sink(response(400), response(200, b"hello", **REPLY)), sink=True)
+    world.send("1")
+    assert (await world.run()).replied == 0
+    assert len(world.records_of(TOPIC)) == 1
+
+
+async def test_events_behind_a_buried_one_follow_in_order() -> None:
+    async def answer(request: Request) -> Response:
+        return response(400 if id_of(request) == "1" else 200)
+
+    world = World(answer, delivery=Delivery(retry=3))
+    for each in "123":
+        world.send(each, "k")
+    await world.run()
+    assert world.subscriber.ids == ["1", "2", "3"]
+    assert world.committed == {0: 3}

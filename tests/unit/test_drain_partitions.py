@@ -1,0 +1,276 @@
+"""A drain among others: partitions that come and go, and how much it holds of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from support.drains import (
+    TOPIC,
+    Answer,
+    ScriptedSubscriber,
+    World,
+    accept,
+    id_of,
+    key_of,
+    response,
+    until,
+)
+
+from knafka.clients.log import Record
+from knafka.clients.memory_log import MemoryReader
+from knafka.clients.memory_subscriber import Request
+from knafka.clients.subscriber import Response
+from knafka.core.contract import Delivery
+from knafka.core.drain import Ended
+from knafka.dispatcher import drain as drains
+from knafka.dispatcher.drain import STOP_TIMEOUT
+
+pytestmark = pytest.mark.looptime
+
+FAR = 10_000.0
+
+
+def slow(seconds: dict[str, float]) -> Answer:
+    async def answer(request: Request) -> Response:
+        await asyncio.sleep(seconds.get(id_of(request), 0.0))
+        return response()
+
+    return answer
+
+
+async def joined_by_another(
+    world: World, ready: str
+) -> tuple[asyncio.Task[object], ScriptedSubscriber]:
+    """Begin a drain, wait until `ready` was posted once, and let a second one take partition 1.
+
+    Both get a subscriber of their own; returned are the first's task and the second's subscriber.
+    """
+    first = world.drain()
+    running = world.begin(first, idle=30)
+    await until(lambda: ready in world.subscriber.ids)
+    other = ScriptedSubscriber(accept)
+    second = world.begin(world.drain(other), idle=30)
+
+    async def both() -> object:
+        return await asyncio.gather(running, second)
+
+    return asyncio.create_task(both()), other
+
+
+async def test_a_partition_that_goes_waits_for_the_attempt_under_way_and_commits_it() -> None:
+    world = World(slow({"1": 3.0}), partitions=2)
+    world.store_at(1, "1")
+    world.store_at(1, "2")
+    running, other = await joined_by_another(world, "1")
+    await until(lambda: other.answered)
+    assert asyncio.get_running_loop().time() >= 3.0
+    assert (world.subscriber.ids, other.ids) == (["1"], ["2"])
+    await running
+    assert world.committed[1] == 2
+
+
+async def test_a_partition_that_goes_does_not_wait_longer_than_the_bound() -> None:
+    """What is still under way stays uncommitted: its new owner delivers it again."""
+    world = World(slow({"1": 20.0}), partitions=2)
+    world.store_at(1, "1")
+    world.store_at(1, "2")
+    running, other = await joined_by_another(world, "1")
+    await until(lambda: len(other.answered) == 2)
+    assert STOP_TIMEOUT <= asyncio.get_running_loop().time() < STOP_TIMEOUT + 2
+    assert other.ids == ["1", "2"]
+    await until(lambda: world.subscriber.answered == ["1"])
+    await running
+    assert world.subscriber.ids == ["1"], "the late success let nothing follow"
+    assert world.committed[1] == 2
+
+
+async def test_a_backoff_goes_with_its_partition() -> None:
+    """Two owners of one event would break the order of its key."""
+
+    async def fail(request: Request) -> Response:
+        return response(503)
+
+    world = World(fail, partitions=2, delivery=Delivery(retry=5, backoff_delay=5))
+    world.store_at(1, "1")
+    running, other = await joined_by_another(world, "1")
+    await until(lambda: other.answered)
+    assert asyncio.get_running_loop().time() < 2, "there was no attempt to wait for"
+    await running
+    assert (world.subscriber.ids, other.ids) == (["1"], ["1"])
+
+
+async def test_a_partition_that_stays_is_not_disturbed() -> None:
+    world = World(slow({"1": 8.0}), partitions=2)
+    world.store_at(0, "1")
+    world.store_at(0, "2")
+    running, other = await joined_by_another(world, "1")
+    await running
+    assert (world.subscriber.ids, other.ids) == (["1", "2"], [])
+    assert world.committed[0] == 2
+
+
+async def test_a_partition_that_comes_back_begins_where_it_was_committed() -> None:
+    world = World(slow({"1": 20.0}), partitions=2)
+    world.store_at(1, "1")
+    world.store_at(1, "2")
+    drain = world.drain()
+    running = world.begin(drain, idle=30)
+    await until(lambda: "1" in world.subscriber.ids)
+
+    other = world.drain(ScriptedSubscriber(slow({"1": FAR})))
+    visiting = world.begin(other, idle=30)
+    await until(lambda: other.progress().partitions == (1,))
+    world.subscriber.answer = accept
+    other.stop()
+    await visiting
+    assert (await running).ended is Ended.IDLE
+    assert world.subscriber.ids == ["1", "1", "2"]
+    assert world.committed[1] == 2
+
+
+async def test_a_lost_partition_commits_nothing_and_lets_nothing_follow() -> None:
+    """Its next owner may have committed more already."""
+    world = World(slow({"1": 5.0}))
+    world.send("1", "k")
+    world.send("2", "k")
+    drain = world.drain()
+    running = world.begin(drain)
+    await until(lambda: world.subscriber.posts)
+    drain.lost([0])
+    assert (await running).ended is Ended.IDLE
+    assert world.subscriber.answered == ["1"], "what is under way is not torn"
+    assert world.committed == {}
+    assert world.subscriber.ids == ["1"]
+
+
+async def test_records_that_arrive_after_their_partition_went_are_not_taken() -> None:
+    world = World()
+
+    class Late(MemoryReader):
+        async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+            records = await super().read(limit, timeout)
+            if records:
+                drain.lost([0])
+            return records
+
+    world.reads_with(Late)
+    world.send("1")
+    drain = world.drain()
+    progress = await world.begin(drain)
+    assert (progress.read, world.subscriber.ids) == (0, [])
+    assert world.committed == {}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for 20 records, read by fives."""
+    monkeypatch.setattr(drains, "READ_LIMIT", 5)
+    monkeypatch.setattr(drains, "MAX_UNSETTLED", 20)
+
+
+@pytest.mark.usefixtures("small")
+async def test_a_partition_at_its_share_is_read_again_when_it_has_caught_up() -> None:
+    """Memory is bounded, and a partition in which one key hangs does not stop the other."""
+    hanging = asyncio.Event()
+
+    async def answer(request: Request) -> Response:
+        if key_of(request) == "hangs":
+            await hanging.wait()
+        return response()
+
+    world = World(answer, partitions=2)
+    for number in range(100):
+        world.store_at(0, f"hangs-{number}", "hangs")
+        world.store_at(1, f"goes-{number}", "goes")
+    drain = world.drain()
+    running = world.begin(drain)
+    most = 0
+
+    def done() -> bool:
+        nonlocal most
+        most = max(most, drain.progress().unsettled)
+        return sum(each.startswith("goes") for each in world.subscriber.answered) == 100
+
+    await until(done)
+    assert most <= 20 + 5
+    await asyncio.sleep(30)
+    assert drain.progress().unsettled <= 10 + 5
+    hanging.set()
+    progress = await running
+    assert progress.delivered == 200
+    first = [each for each in world.subscriber.ids if each.startswith("hangs")]
+    assert first == [f"hangs-{number}" for number in range(100)]
+    assert world.committed == {0: 100, 1: 100}
+
+
+async def test_bytes_are_bounded_as_well_as_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drains, "READ_LIMIT", 1)
+    monkeypatch.setattr(drains, "MAX_UNSETTLED_BYTES", 10_000)
+    hanging = asyncio.Event()
+
+    async def answer(request: Request) -> Response:
+        await hanging.wait()
+        return response()
+
+    world = World(answer)
+    for number in range(20):
+        world.send(str(number), str(number), b"x" * 2000)
+    drain = world.drain()
+    running = world.begin(drain)
+    await asyncio.sleep(30)
+    assert 4 <= drain.progress().unsettled <= 6
+    hanging.set()
+    assert (await running).delivered == 20
+
+
+async def test_bytes_that_can_not_be_buried_are_bounded_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drains, "READ_LIMIT", 1)
+    monkeypatch.setattr(drains, "MAX_UNSETTLED_BYTES", 10_000)
+    world = World()
+    for _ in range(20):
+        world.log.store(TOPIC, None, b"x" * 2000, [("no", b"event")])
+    del world.log.topics["dead-letters"]
+    drain = world.drain()
+    running = world.begin(drain)
+    await asyncio.sleep(30)
+    assert 4 <= drain.progress().unsettled <= 6
+    world.log.create("dead-letters")
+    assert (await running).buried == 20
+
+
+@pytest.mark.usefixtures("small")
+async def test_a_drain_that_waits_for_room_can_be_stopped() -> None:
+    world = World(slow({"0": FAR}))
+    for number in range(100):
+        world.send(str(number), "k")
+    drain = world.drain()
+    running = world.begin(drain)
+    await until(lambda: drain.progress().unsettled >= 20)
+    drain.stop()
+    before = asyncio.get_running_loop().time()
+    assert (await running).ended is Ended.STOPPED
+    assert asyncio.get_running_loop().time() - before < STOP_TIMEOUT + 0.5
+
+
+@pytest.mark.usefixtures("small")
+async def test_a_paused_partition_that_goes_and_comes_back_is_read_again() -> None:
+    world = World(slow({"0": FAR}), partitions=2)
+    for number in range(50):
+        world.store_at(1, str(number))
+    drain = world.drain()
+    running = world.begin(drain, idle=30)
+    await until(lambda: drain.progress().unsettled >= 10)
+    await asyncio.sleep(5)
+    other = world.drain(ScriptedSubscriber(slow({"0": FAR})))
+    visiting = world.begin(other, idle=30)
+    await until(lambda: other.progress().partitions == (1,))
+    world.subscriber.answer = accept
+    other.stop()
+    await visiting
+    progress = await running
+    assert progress.delivered == 50
+    assert world.committed[1] == 50

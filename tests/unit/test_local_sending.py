@@ -1,0 +1,147 @@
+"""Sending: what an event becomes, and how long it is tried."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from knafka.local import sending
+from knafka.local.sending import Answer, BadInput, Summary, events_of, sample, send
+
+OK = b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n"
+BUSY = b"HTTP/1.1 503 No\r\nretry-after: 1\r\ncontent-length: 4\r\n\r\nbusy"
+BAD = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 3\r\n\r\nwhy"
+
+
+@asynccontextmanager
+async def answering(*answers: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A Broker's URL that gives these answers in turn, then the last one; and the requests."""
+    requests: list[bytes] = []
+    handlers = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.append(asyncio.current_task())
+        while head := await _head(reader):
+            answer = answers[min(len(requests), len(answers) - 1)]
+            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            requests.append(head + await reader.readexactly(length))
+            writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/default/shop", requests
+        await asyncio.gather(*(each for each in handlers if each), return_exceptions=True)
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return b""
+
+
+async def sent(url: str, count: int = 1, retry: bool = True) -> tuple[Summary, Sequence[Answer]]:
+    answers: list[Answer] = []
+    events = [sample({"id": "{n}"}, b"{n}", number) for number in range(1, count + 1)]
+    return await send(events, url, answers.append, retry=retry, connections=2), answers
+
+
+def test_an_event_has_all_that_it_needs_even_if_nothing_is_said() -> None:
+    event = sample({}, None, 1)
+    assert event.attributes.keys() == {"specversion", "id", "source", "type"}
+    assert event.data is None
+    assert sample({}, None, 1).attributes["id"] != event.attributes["id"]
+
+
+def test_the_number_of_an_event_stands_where_it_is_asked_for() -> None:
+    event = sample({"id": "a-{n}", "subject": "{n}"}, b'{"number": {n}}', 7)
+    assert event.attributes["id"] == "a-7"
+    assert event.attributes["subject"] == "7"
+    assert event.data == b'{"number": 7}'
+
+
+@pytest.mark.parametrize(
+    ("data", "content_type"),
+    [(b'{"a": 1}', "application/json"), (b"hello", "text/plain"), (b"", "text/plain")],
+)
+def test_the_content_type_is_guessed_unless_it_is_given(data: bytes, content_type: str) -> None:
+    assert sample({}, data, 1).attributes["datacontenttype"] == content_type
+    given = sample({"datacontenttype": "text/csv"}, data, 1)
+    assert given.attributes["datacontenttype"] == "text/csv"
+
+
+def test_an_event_that_breaks_the_rules_is_not_sent() -> None:
+    """CE-H12."""
+    with pytest.raises(BadInput, match="no attribute name"):
+        sample({"Bad-Name": "x"}, None, 1)
+
+
+def test_a_broken_line_is_named() -> None:
+    good = b'{"specversion":"1.0","id":"1","source":"/","type":"t"}'
+    events = events_of([good, b"", b"{"], "events.ndjson")
+    assert next(events).attributes["id"] == "1"
+    with pytest.raises(BadInput, match=r"events\.ndjson, line 3: "):
+        next(events)
+
+
+async def test_every_event_is_sent_and_counted() -> None:
+    async with answering(OK) as (url, requests):
+        summary, answers = await sent(url, count=5)
+    assert summary.all_accepted
+    assert str(summary).startswith("5 of 5 accepted in ")
+    assert sorted(each.event.attributes["id"] for each in answers) == list("12345")
+    assert {request.rpartition(b"\r\n\r\n")[2] for request in requests} == set(b"1 2 3 4 5".split())
+
+
+async def test_a_503_is_tried_again_when_it_said() -> None:
+    """KN-DP-09: 503 with Retry-After."""
+    async with answering(BUSY, OK) as (url, requests):
+        began = time.monotonic()
+        summary, (answer,) = await sent(url)
+    assert time.monotonic() - began >= 1
+    assert summary.all_accepted
+    assert len(requests) == 2
+    assert str(answer).endswith("after 2 attempts")
+
+
+async def test_a_400_is_final_and_says_why() -> None:
+    async with answering(BAD) as (url, requests):
+        summary, (answer,) = await sent(url)
+    assert not summary.all_accepted
+    assert len(requests) == 1
+    assert str(answer) == "400 Bad Request  dev.knafka.sample 1: why"
+    assert "0 of 1 accepted, 1 × 400" in str(summary)
+
+
+async def test_nobody_there_is_tried_again_unless_told_not_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sending, "FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr(sending, "RETRIES", 2)
+    async with answering(OK) as (url, _):
+        pass
+    for retry, attempts in ((True, 3), (False, 1)):
+        summary, (answer,) = await sent(url, retry=retry)
+        assert not summary.all_accepted
+        assert (answer.status, answer.attempts) == (None, attempts)
+        assert str(answer).startswith("not sent")
+
+
+async def test_a_rate_is_kept() -> None:
+    async with answering(OK) as (url, _):
+        events = [sample({}, None, number) for number in range(5)]
+        began = time.monotonic()
+        await send(events, url, lambda _: None, rate=20)
+    assert time.monotonic() - began >= 4 / 20
+
+
+async def test_a_broken_event_in_the_middle_ends_it_with_its_name() -> None:
+    async with answering(OK) as (url, _):
+        with pytest.raises(BadInput, match="line 1"):
+            await send(events_of([b"{"], "stdin"), url, lambda _: None)
