@@ -15,7 +15,6 @@ with an event is untrusted and is kept as it is; whoever shows it escapes it.
 from __future__ import annotations
 
 import base64
-import binascii
 import codecs
 import hashlib
 import json
@@ -269,7 +268,7 @@ def error_text(error_data: str | None) -> str | None:
         return None
     try:
         text = base64.b64decode(error_data, validate=True).decode("utf-8", "replace")
-    except binascii.Error:
+    except ValueError:
         text = error_data
     return _bounded(text, ERROR_CHARACTERS)
 

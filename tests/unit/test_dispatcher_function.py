@@ -259,6 +259,25 @@ async def test_a_response_cut_short_by_the_server_still_lets_the_drain_leave() -
     assert again.lines[-1].delivered == 1
 
 
+async def test_a_last_line_cut_short_by_the_server_does_not_cut_the_drain_short() -> None:
+    async def slow(request: Request) -> Response:
+        await asyncio.sleep(2)
+        return response()
+
+    running = await started(slow)
+    running.world.send("1")
+    exchange = running.drain(idle="PT1H")
+    await until(lambda: running.world.subscriber.posts)
+    running.dispatcher.interrupt()
+    await asyncio.sleep(1)
+    exchange.task.cancel()
+    await running.dispatcher.stop()
+    assert running.world.committed == {0: 1}
+    assert running.world.log.groups[GROUP].members == []
+    with pytest.raises(asyncio.CancelledError):
+        await exchange.task
+
+
 async def test_drains_in_sequence_share_their_clients(running: Running) -> None:
     for each in "12":
         running.world.send(each)

@@ -286,7 +286,7 @@ async def test_a_drain_that_ends_leaves_retries_to_the_next_one() -> None:
 
 
 async def test_a_stopped_drain_lets_an_attempt_finish_and_commits_it() -> None:
-    world = slow({"k": 3.0})
+    world = slow({"k": STOP_TIMEOUT - 0.5})
     world.send("1", "k")
     world.send("2", "k")
     drain = world.drain()

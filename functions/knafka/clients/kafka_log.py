@@ -21,7 +21,6 @@ from typing import Any, Final, TypeVar, cast
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Message,
@@ -54,8 +53,6 @@ SESSION_TIMEOUT: Final = 10.0
 """Seconds until a killed member's partitions go to others; the peer's value."""
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request of the admin client."""
-COORDINATOR_TIMEOUT: Final = 3.0
-"""Seconds for a group's offsets, which takes milliseconds; see `KafkaAdmin._committed`."""
 ASK_AGAIN: Final = 0.1
 """Seconds before a request is repeated whose coordinator or leader is on its way."""
 QUIET: Final = 10.0
@@ -290,12 +287,8 @@ class KafkaAdmin:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._connect()
-
-    def _connect(self) -> None:
-        # A logger makes the admin client crash now and then (2.16.1), and without one it writes to
-        # stderr; what goes wrong comes back with each request anyway.
-        self._admin = _open(AdminClient, {**self._connection, "log_level": 0})
+        # What goes wrong comes back with each request; without this it is on stderr too.
+        self._admin = _open(AdminClient, {**connection, "log_level": 0})
 
     async def cluster_id(self) -> str:
         described = await _asked(
@@ -333,12 +326,7 @@ class KafkaAdmin:
             return
         ends = await self._list_offsets(missing, _LATEST)
         wanted = [TopicPartition(topic, number, offset) for number, offset in ends.items()]
-        offsets = ConsumerGroupTopicPartitions(group, wanted)
-        await _asked(
-            lambda: self._admin.alter_consumer_group_offsets(
-                [offsets], request_timeout=REQUEST_TIMEOUT
-            )[group]
-        )
+        await self._as_group(group, lambda it: it.commit(offsets=wanted, asynchronous=False))
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         partitions = await self._partitions(topic)
@@ -428,18 +416,26 @@ class KafkaAdmin:
         return {each.partition: result.offset for each, result in listed.items()}
 
     async def _committed(self, group: str, partitions: list[TopicPartition]) -> dict[int, int]:
-        wanted = ConsumerGroupTopicPartitions(group, partitions)
-        try:
-            found = await _asked(
-                lambda: self._admin.list_consumer_group_offsets(
-                    [wanted], request_timeout=COORDINATOR_TIMEOUT
-                )[group]
-            )
-        except LogError:
-            # After Kafka was restarted, a client may never find a group's coordinator again.
-            self._connect()
-            raise
-        return {each.partition: each.offset for each in found.topic_partitions if each.offset >= 0}
+        found = await self._as_group(
+            group, lambda it: it.committed(partitions, timeout=REQUEST_TIMEOUT)
+        )
+        return {each.partition: each.offset for each in found if each.offset >= 0}
+
+    async def _as_group(self, group: str, call: Callable[[Consumer], Any]) -> Any:
+        """Ask for a group's offsets as a consumer of that group that never joins it.
+
+        librdkafka's admin client crashes the process when a group's coordinator is loading or has
+        moved (2.16.1: `rd_kafka_handle_OffsetFetch` without a group), and that is normal life.
+        """
+
+        def ask() -> Any:
+            consumer = _open(Consumer, {**_client(self._connection), "group.id": group})
+            try:
+                return call(consumer)
+            finally:
+                consumer.close()
+
+        return await _blocking(ask)
 
 
 _NUMBERS = re.compile(r"\d+")

@@ -51,8 +51,9 @@ JOIN_PATIENCE: Final = 15.0
 takes it the 10 s of a session."""
 FIRST_READ_PATIENCE: Final = 1.0
 """Seconds of idleness at least: what a reader may take from its assignment to its first record."""
-STOP_TIMEOUT: Final = 4.0
-"""Seconds that attempts under way may still take at the end, or when a partition goes."""
+STOP_TIMEOUT: Final = 3.0
+"""Seconds that attempts under way may still take at the end, or when a partition goes; of the four
+that the server leaves a response after SIGTERM, one is left to say how the drain ended."""
 
 OpenReader: TypeAlias = Callable[[Assignment], LogReader]
 

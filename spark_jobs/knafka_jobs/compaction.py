@@ -1,0 +1,237 @@
+"""Compaction: dead letters as they lie in their topics, folded to one row per failed event.
+
+    Kafka's columns --records_of--> records --failures_of--> failures to merge --MERGE_*--> failures
+
+Pure: DataFrame to DataFrame, and decisions over plain values. A failed event is the same one if
+Trigger, source, id and data are the same; a record without an id is one by its position. Nothing is
+left out: a record that is no dead letter at all becomes an `undecodable-record`.
+Refused here: UDFs, and reading or writing anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from knafka.core.dead_letter import PREFIX
+from knafka.core.delivery import Reason
+from knafka_jobs.schema import EVENT, FAILURES, POSITION, RECORDS, STORY, TRIGGER
+
+HISTORY_LENGTH: Final = 50
+"""Failures of one event that are kept one by one, the latest; all of them are counted."""
+
+FILES_MERGED: Final = 8
+"""Small files that a table may have before they are merged: merging two at a time never ends."""
+
+FULL_FILE: Final = 32 * 1024 * 1024
+"""Bytes from which on a file is left as it is; see `session`."""
+
+Position: TypeAlias = tuple[str, int]
+"""Topic and partition."""
+
+
+def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
+    """The rows of `records`, from Spark's Kafka source with headers and the topics' ids."""
+    known = F.col("reason").isin([each.value for each in Reason])
+    where = F.concat_ws("/", "topic_id", "partition", "offset")
+    origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
+    identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(where)
+    parts = [_or_empty(name) for name in (*TRIGGER, "source")]
+    digest = F.coalesce(F.sha2("value", 256), F.lit(""))
+    return (
+        kafka.join(F.broadcast(topics), "topic", "left")
+        .withColumn("attribute", F.map_from_entries("headers"))
+        .select(
+            "topic",
+            _or_empty("topic_id").alias("topic_id"),
+            "partition",
+            "offset",
+            F.col("timestamp").alias("appended"),
+            "key",
+            "value",
+            "headers",
+            _or_empty(_ours("namespace")).alias("namespace"),
+            _or_empty(_ours("broker")).alias("broker"),
+            F.coalesce(_ours("trigger"), F.col("topic")).alias("trigger"),
+            *(_attribute(name).alias(name) for name in ("id", "source", "type", "subject", "time")),
+            _text("content-type").alias("content_type"),
+            F.octet_length("value").alias("data_bytes"),
+            _ours("topic").alias("origin_topic"),
+            _ours("partition").try_cast("int").alias("origin_partition"),
+            _ours("offset").try_cast("bigint").alias("origin_offset"),
+            _or_empty(_attribute("knativeerrordest")).alias("destination"),
+            _ours("reason").alias("reason"),
+            _attribute("knativeerrorcode").try_cast("int").alias("code"),
+            _attribute("knativeerrordata").alias("error"),
+            F.coalesce(_ours("attempts").try_cast("int"), F.lit(0)).alias("attempts"),
+            F.coalesce(_ours("firsttime").try_cast("timestamp"), "timestamp").alias(
+                "first_attempt"
+            ),
+            F.coalesce(_ours("lasttime").try_cast("timestamp"), "timestamp").alias("last_attempt"),
+        )
+        .withColumn("reason", F.when(known, F.col("reason")).otherwise(Reason.UNDECODABLE.value))
+        .withColumn("failure_id", _digest(*parts, identity, digest))
+        .select(*RECORDS)
+    )
+
+
+def failures_of(records: DataFrame) -> DataFrame:
+    """Records folded to one row per failed event: what `MERGE` brings into `failures`."""
+    when = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
+    first = F.min_by(F.struct(*TRIGGER, *EVENT), when)
+    last = F.max_by(F.struct(*STORY, *POSITION), when)
+    failure = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
+    return (
+        records.groupBy("failure_id")
+        .agg(
+            first.alias("first"),
+            last.alias("last"),
+            F.count("*").alias("failures"),
+            F.sum(F.greatest(F.col("attempts") - 1, F.lit(0))).alias("retries"),
+            F.min("first_attempt").alias("first_failed"),
+            F.max("last_attempt").alias("last_failed"),
+            F.array_sort(F.collect_list(failure)).alias("history"),
+            F.lit(None).cast("timestamp").alias("resolved"),
+        )
+        .select("*", "first.*", "last.*")
+        .withColumn(
+            "history",
+            F.slice("history", -F.least(F.size("history"), F.lit(HISTORY_LENGTH)), HISTORY_LENGTH),
+        )
+        .select(*FAILURES)
+    )
+
+
+MERGE_ON: Final = "failure.failure_id = more.failure_id"
+
+
+def merged() -> dict[str, str]:
+    """How a failure that is there (`failure`) takes in more of the same (`more`), as SQL.
+
+    The sums make it additive: whoever merges sees to it that a batch is merged once.
+    """
+    is_later = "more.last_failed >= failure.last_failed"
+    last = {
+        name: f"CASE WHEN {is_later} THEN more.`{name}` ELSE failure.`{name}` END"
+        for name in (*STORY, *POSITION)
+    }
+    history = "array_sort(concat(failure.history, more.history))"
+    length = f"least(size(failure.history) + size(more.history), {HISTORY_LENGTH})"
+    return {
+        **last,
+        "failures": "failure.failures + more.failures",
+        "retries": "failure.retries + more.retries",
+        "first_failed": "least(failure.first_failed, more.first_failed)",
+        "last_failed": "greatest(failure.last_failed, more.last_failed)",
+        "history": f"slice({history}, -{length}, {HISTORY_LENGTH})",
+        "resolved": "CASE WHEN failure.resolved > more.last_failed THEN failure.resolved END",
+    }
+
+
+def durable(records: DataFrame, drainable: DataFrame) -> DataFrame:
+    """Up to where the table holds a topic without a gap: `topic`, `partition`, `until`.
+
+    `drainable` has `topic`, `topic_id`, `partition` and the offsets `start`, inclusive, and `end`,
+    exclusive, that nobody needs any more. What lies before `until` may be deleted.
+    """
+    in_order = Window.partitionBy("topic_id", "partition").orderBy("offset")
+    rank = F.row_number().over(in_order) - 1
+    return (
+        records.select("topic_id", "partition", "offset")
+        .join(F.broadcast(drainable), ["topic_id", "partition"])
+        .where("offset >= start AND offset < end")
+        .distinct()
+        .withColumn("rank", rank)
+        .where("offset - start = rank")
+        .groupBy("topic", "partition")
+        .agg((F.max("offset") + 1).alias("until"))
+        .select("topic", "partition", "until")
+    )
+
+
+def positions(records: DataFrame) -> DataFrame:
+    """Where reading goes on, by what the table holds: `topic_id`, `partition`, `next`."""
+    return (
+        records.groupBy("topic_id", "partition")
+        .agg((F.max("offset") + 1).alias("next"))
+        .select("topic_id", "partition", "next")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a checkpoint was made for: topics by name, with the ids they had."""
+
+    generation: int
+    topics: Mapping[str, str]
+
+    def for_topics(self, now: Mapping[str, str]) -> Source:
+        """The source for the topics of `now`: a new one if any of ours is gone or another's."""
+        fits = all(now.get(topic) == topic_id for topic, topic_id in self.topics.items())
+        return Source(self.generation if fits else self.generation + 1, dict(now))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The offsets that a partition has: from `start`, inclusive, to `end`, exclusive."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a new checkpoint begins."""
+
+    offsets: Mapping[Position, int]
+    missed: int = 0
+    """Records that were deleted from a topic before anybody tabled them."""
+
+    @property
+    def json(self) -> str:
+        """As Spark's option startingOffsets has it."""
+        topics: dict[str, dict[str, int]] = {}
+        for (topic, partition), offset in self.offsets.items():
+            topics.setdefault(topic, {})[str(partition)] = offset
+        return json.dumps(topics)
+
+
+def start_of(spans: Mapping[Position, Span], held: Mapping[Position, int]) -> Start:
+    """Begin where the table ends (`held`: the first offset it lacks), within what there is."""
+    offsets = {
+        where: min(max(held.get(where, 0), span.start), span.end) for where, span in spans.items()
+    }
+    missed = sum(max(0, span.start - held[where]) for where, span in spans.items() if where in held)
+    return Start(offsets, missed)
+
+
+def is_worth_merging(files: int, size: int) -> bool:
+    """Whether a table of so many files and bytes has too many small ones."""
+    return files - size // FULL_FILE > FILES_MERGED
+
+
+def _text(header: str) -> Column:
+    """A record header as text; what isn't UTF-8 is marked, as tables hold nothing else."""
+    return F.make_valid_utf8(F.col("attribute")[header].cast("string"))
+
+
+def _attribute(name: str) -> Column:
+    return _text(f"ce_{name}")
+
+
+def _ours(name: str) -> Column:
+    return _attribute(f"{PREFIX}{name}")
+
+
+def _or_empty(column: str | Column) -> Column:
+    return F.coalesce(column, F.lit(""))
+
+
+def _digest(*parts: str | Column) -> Column:
+    """128 bits in hexadecimal, of parts whose borders count."""
+    return F.substring(F.sha2(F.to_json(F.array(*parts)), 256), 1, 32)

@@ -1,0 +1,50 @@
+"""The Spark session: what every job needs set, whoever starts it.
+
+Where it runs, its memory and its jars are the starter's: `spark-submit`'s arguments, or
+`PYSPARK_SUBMIT_ARGS` for a plain `python -m knafka_jobs`. Refused here: any path or address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from knafka_jobs.errors import JobError
+
+STATIC: Final[Mapping[str, str]] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    # Of record headers with one name the last wins (CE-K6); Spark would refuse the batch.
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    "spark.sql.streaming.stopTimeout": "30s",
+    # Only what is smaller is merged with others, so that a record is not rewritten with every run.
+    "spark.databricks.delta.optimize.minFileSize": str(32 * 1024 * 1024),
+    "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
+}
+
+ON_ONE_MACHINE: Final[Mapping[str, str]] = {
+    "spark.sql.shuffle.partitions": "4",  # of 200: each costs a task
+    "spark.databricks.delta.snapshotPartitions": "2",  # of 50
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # of 10,000: VACUUM's
+}
+
+
+def start(name: str) -> SparkSession:
+    """The session of a job. Raises `JobError` if Spark or its jars can't be started."""
+    builder = SparkSession.builder.appName(f"knafka {name}")
+    for key, value in STATIC.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:  # py4j and PySpark raise what they like here
+        raise JobError(f"Spark does not start: {error}") from error
+    on_one_machine = spark.sparkContext.master.startswith("local")
+    for key, value in {**SETTINGS, **(ON_ONE_MACHINE if on_one_machine else {})}.items():
+        spark.conf.set(key, value)
+    return spark

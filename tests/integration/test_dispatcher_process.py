@@ -1,0 +1,401 @@
+"""A real dispatcher process between a real Kafka and a real HTTP subscriber.
+
+The data-plane table (knative.md) is played once, by one drain for all its rows and one for the
+refused connection; each row is then a test of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.functions import FunctionProcess
+from support.kafka import Kafka, MakeTopic
+from support.scripted import CLOSE, Arrival, ScriptedServer, raw
+from support.trigger_world import Held, TriggerWorld, drained, until
+
+from knafka.clients.kafka_log import KafkaAdmin
+from knafka.core.contract import Delivery, Order
+from knafka.core.drain import DrainRequest, Ended
+from knafka.settings import EGRESS
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def world(kafka: Kafka, topic: MakeTopic, tmp_path: Path) -> TriggerWorld:
+    return TriggerWorld(kafka, topic, tmp_path)
+
+
+DELIVERED, FAILED, RETRIED = "delivered", "failed at once", "retried"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How the subscriber answers, and what must become of the event."""
+
+    answer: bytes | None
+    expected: str
+    reason: str = "status"
+    code: str | None = None
+
+
+def status_rows(expected: str, *statuses: int) -> dict[str, Row]:
+    code = None if expected == DELIVERED else "status"
+    return {
+        str(status): Row(
+            raw(status, b"" if status in (204, 304) else b"a body"),
+            expected,
+            code=code and str(status),
+        )
+        for status in statuses
+    }
+
+
+SLOWLY = b"never"
+EARLY = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+HALF = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf" + CLOSE
+TABLE = {
+    "100 then 200": Row(CONTINUE + raw(200), DELIVERED),
+    "103 then 204": Row(EARLY + raw(204), DELIVERED),
+    "100 then 500": Row(CONTINUE + raw(500), RETRIED, code="500"),
+    "101": Row(SWITCHING + CLOSE, FAILED, code="101"),
+    **status_rows(DELIVERED, 200, 201, 202, 203, 204, 205, 206, 207, 299),
+    **status_rows(FAILED, 300, 301, 302, 303, 304, 307, 308),
+    **status_rows(FAILED, 400, 401, 402, 403, 405, 406, 407, 410, 411, 412, 413, 414, 415, 416),
+    **status_rows(FAILED, 417, 418, 421, 422, 423, 424, 425, 426, 428, 431, 451, 499),
+    **status_rows(RETRIED, 404, 408, 409, 429),
+    **status_rows(RETRIED, 500, 501, 502, 503, 504, 505, 507, 508, 511, 599),
+    **status_rows(RETRIED, 600, 999),  # KN-DP-03: not in the table
+    "no response": Row(None, RETRIED, "broken"),
+    "closed within the response": Row(HALF, RETRIED, "broken"),
+    "no HTTP": Row(b"SSH-2.0-OpenSSH_9.6\r\n" + CLOSE, RETRIED, "broken"),
+    "timeout": Row(SLOWLY, RETRIED, "timeout"),
+    "refused": Row(None, RETRIED, "refused"),
+    "200 OK in plain text": Row(raw(200, b"OK", content_type="text/html"), DELIVERED),
+    "200 with a malformed event": Row(raw(200, ce_id="1"), FAILED, "malformed-reply", "200"),
+    "202 with a malformed event": Row(raw(202, ce_id="1"), DELIVERED),
+}
+
+
+@dataclass
+class Played:
+    """What became of each row's event."""
+
+    arrived: Counter[str]
+    letters: dict[str, dict[str, str]]
+    lag: int
+
+
+@pytest.fixture(scope="module")
+def played(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """The whole table, by two dispatchers; retry 1. The `topic` fixture lasts for one test only."""
+    names = list[str]()
+
+    def make(partitions: int = 1) -> str:
+        names.append(f"test-table-{uuid.uuid4().hex}")
+        return names[-1]
+
+    async def play() -> Played:
+        table = TriggerWorld(kafka, make, tmp_path_factory.mktemp("table"))
+        refused = TriggerWorld(kafka, make, tmp_path_factory.mktemp("refused"))
+        admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
+        for name in names:
+            await admin.ensure_topic(name, 1, 1, {})
+        rows = dict(enumerate(TABLE))
+
+        async def script(arrival: Arrival) -> bytes | None:
+            answer = TABLE[rows[int(arrival.id)]].answer
+            if answer == SLOWLY:
+                await asyncio.sleep(60)
+            return answer
+
+        for number, row in rows.items():
+            (refused if row == "refused" else table).send(str(number), key=str(number))
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            nowhere = f"http://127.0.0.1:{nobody.getsockname()[1]}/"
+            delivery = Delivery(retry=1, backoff_delay=0.05, timeout=1.5)
+            async with (
+                ScriptedServer(script) as server,
+                table.dispatcher(server.url, delivery=delivery) as first,
+                refused.dispatcher(nowhere, delivery=delivery) as second,
+            ):
+                await asyncio.gather(drained(first), drained(second))
+        letters = await table.letters() | await refused.letters()
+        lag = await table.lag() + await refused.lag()
+        for name in names:
+            await admin.delete_topic(name)
+        return Played(
+            Counter(rows[int(each.id)] for each in server.arrivals),
+            {rows[int(number)]: letter for number, letter in letters.items()},
+            lag,
+        )
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_data_plane_table(played: Played, row: str) -> None:
+    expected = TABLE[row]
+    letter = played.letters.get(row)
+    if expected.expected == DELIVERED:
+        assert (played.arrived[row], letter) == (1, None)
+        return
+    assert letter is not None
+    assert letter["knafkaattempts"] == ("2" if expected.expected == RETRIED else "1")
+    assert letter["knafkareason"] == expected.reason
+    assert letter.get("knativeerrorcode") == expected.code
+    assert letter["knativeerrordest"].startswith("http://127.0.0.1:")
+
+
+def test_after_the_whole_table_nothing_is_left_uncommitted(played: Played) -> None:
+    assert played.lag == 0
+
+
+@pytest.mark.parametrize("mode", [None, "binary", "json"])
+async def test_an_event_is_delivered_with_its_headers_in_the_format_asked_for(
+    world: TriggerWorld, mode: str | None
+) -> None:
+    """KN-DP-06, KN-DP-10, KN-DP-11, KN-DLV-05."""
+    passed = [("traceparent", TRACEPARENT.encode()), ("knative-x", b"y")]
+    data = b'{"a":  1}'
+    world.send("1", key="é", data=data, passed=passed, datacontenttype="application/json")
+    delivery = Delivery.model_validate({"format": mode})
+    async with (
+        ScriptedServer() as server,
+        world.dispatcher(server.url, delivery=delivery) as function,
+    ):
+        assert (await drained(function)).delivered == 1
+    (arrival,) = server.arrivals
+    headers = arrival.headers
+    assert headers["prefer"] == "reply"
+    assert headers["kn-namespace"] == "ns"
+    assert headers["traceparent"] == TRACEPARENT
+    assert headers["knative-x"] == "y"
+    if mode == "json":
+        assert headers["content-type"] == "application/cloudevents+json"
+        assert not any(name.startswith("ce-") for name in headers)
+        assert data in arrival.body
+        assert json.loads(arrival.body) == {
+            "specversion": "1.0", "id": "1", "source": "/s", "type": "t", "subject": "é",
+            "datacontenttype": "application/json", "data": {"a": 1},
+        }  # fmt: skip
+    else:
+        assert headers["content-type"] == "application/json"
+        assert headers["ce-subject"] == "%C3%A9"
+        assert arrival.body == data
+
+
+async def test_a_reply_comes_back_through_the_brokers_topic(world: TriggerWorld) -> None:
+    """KN-BRK-11: all Triggers get it, the one that replied included."""
+    document = b'{"specversion":"1.0","id":"r2","source":"/r","type":"answer","data":[1]}'
+    replies = {
+        "1": raw(200, b"hello", ce_specversion="1.0", ce_id="r1", ce_source="/r", ce_type="answer"),
+        "2": raw(200, document, content_type="application/cloudevents+json"),
+        "3": raw(202, b"no", ce_specversion="1.0", ce_id="r3", ce_source="/r", ce_type="answer"),
+    }
+
+    async def script(arrival: Arrival) -> bytes:
+        return replies.get(arrival.id) or raw(204)
+
+    world.send("1", "2", "3")
+    async with ScriptedServer(script) as server, world.dispatcher(server.url) as function:
+        progress = await drained(function)
+    assert (progress.delivered, progress.replied) == (5, 2)
+    assert sorted(each.id for each in server.arrivals) == ["1", "2", "3", "r1", "r2"]
+    assert {each.id: each.body for each in server.arrivals if each.id[0] == "r"} == {
+        "r1": b"hello",
+        "r2": b"[1]",
+    }
+    assert await world.lag() == 0
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (Order.KEY, ["a1", "b1", "b2", "a1", "a2"]),
+        (Order.PARTITION, ["a1", "a1", "b1", "a2", "b2"]),
+        (Order.NONE, ["a1", "b1", "a2", "b2", "a1"]),
+    ],
+)
+async def test_what_a_failing_event_holds_back(
+    world: TriggerWorld, order: Order, expected: list[str]
+) -> None:
+    failures = iter([raw(503)])
+
+    async def script(arrival: Arrival) -> bytes:
+        return next(failures, raw(200)) if arrival.id == "a1" else raw(200)
+
+    world.send("a1", "b1", "a2", "b2")
+    delivery = Delivery(retry=3, backoff_delay=0.5)
+    async with (
+        ScriptedServer(script) as server,
+        world.dispatcher(server.url, delivery=delivery, order=order, max_in_flight=1) as function,
+    ):
+        assert (await drained(function)).delivered == 4
+    assert [each.id for each in server.arrivals] == expected
+    assert await world.lag() == 0
+
+
+async def test_what_can_not_be_read_or_is_as_large_as_may_be_is_buried_all_the_same(
+    world: TriggerWorld,
+) -> None:
+    """CE-K8; KN-DLV-09. A dead letter is larger than its event, and the limit is the event's."""
+    undecodable: Any = [("ce_id", None), ("x", b"\xff")]
+    world.store(b"k", undecodable, b"\x00raw")
+    world.send("large", data=b"x" * 999_000)
+
+    async def script(arrival: Arrival) -> bytes:
+        return raw(400, b"x" * 5000)
+
+    async with ScriptedServer(script) as server, world.dispatcher(server.url) as function:
+        progress = await drained(function, DrainRequest(idle=1, budget=15))
+    assert (progress.buried, progress.ended) == (2, Ended.IDLE)
+    assert [each.id for each in server.arrivals] == ["large"]
+    first, second = await world.records(world.dead)
+    assert (first.value(), len(second.value())) == (b"\x00raw", 999_000)
+    assert first.headers()[:2] == undecodable
+    assert await world.lag() == 0
+
+
+async def test_requests_that_are_no_drain_and_two_at_once(world: TriggerWorld) -> None:
+    async with ScriptedServer() as server, world.dispatcher(server.url) as function:
+        await function.ready()
+        bad = b'{"idle": "soon"}'
+        assert await post(function, bad) == (
+            400,
+            b"idle: invalid value: soon: want an ISO-8601 duration, such as PT0.2S or PT5M\n",
+        )
+        assert (await function.get("/drain"))[0] == 405
+        assert (await function.get("/else"))[0] == 404
+        held = Held(function)
+        await until(lambda: held.lines)
+        assert (await post(function, b""))[0] == 409
+        world.send("1")
+        await until(lambda: server.answered)
+        await until(lambda: held.lines[-1].delivered == 1)
+        assert held.lines[-1].partitions == (0,)
+        status, metrics = await function.get("/metrics")
+        assert status == 200
+        assert b'outcome="delivered"} 1\n' in metrics
+        await held.hang_up()
+
+
+async def test_a_caller_that_hangs_up_frees_the_partitions_for_the_next_at_once(
+    world: TriggerWorld,
+) -> None:
+    """The group does not wait for the 10 s of a session."""
+    async with (
+        ScriptedServer() as server,
+        world.dispatcher(server.url) as first,
+        world.dispatcher(server.url) as second,
+    ):
+        await asyncio.gather(first.ready(), second.ready())
+        held = Held(first)
+        await until(lambda: held.lines and held.lines[-1].partitions)
+        world.send("1")
+        await until(lambda: server.answered == ["1"])
+        await held.hang_up()
+        world.send("2")
+        following = Held(second)
+        await until(lambda: server.answered == ["1", "2"], within=8)
+        await following.hang_up()
+        again = Held(first)
+        world.send("3")
+        await until(lambda: len(server.answered) == 3, within=8)
+        await again.hang_up()
+    assert server.answered == ["1", "2", "3"]
+
+
+async def test_sigterm_in_the_middle_of_a_drain_finishes_and_commits(world: TriggerWorld) -> None:
+    """Issue 3, item 8: nothing lost, nothing repeated, within 10 s."""
+    ids = [f"{key}{number}" for number in range(100) for key in "abcde"]
+
+    async def script(arrival: Arrival) -> bytes:
+        await asyncio.sleep(0.02)
+        return raw(200)
+
+    world.send(*ids)
+    async with ScriptedServer(script) as server:
+        async with world.dispatcher(server.url) as function:
+            held = Held(function)
+            await until(lambda: len(server.answered) > 100)
+            code = await function.terminate(within=10)
+            progress = await held.ended()
+        assert code in (0, -signal.SIGTERM)
+        assert progress.ended is Ended.STOPPED
+        assert 100 < progress.delivered == len(server.answered) < 500
+        async with world.dispatcher(server.url) as function:
+            await drained(function)
+    assert sorted(server.answered) == sorted(ids)
+    for key in "abcde":
+        assert [each for each in server.answered if each[0] == key] == [
+            each for each in ids if each[0] == key
+        ]
+    assert await world.lag() == 0
+
+
+async def test_sigterm_with_a_subscriber_that_hangs_ends_in_time_and_commits_nothing(
+    world: TriggerWorld,
+) -> None:
+    async def script(arrival: Arrival) -> bytes:
+        if arrival.id != "a1":
+            await asyncio.sleep(60)
+        return raw(200)
+
+    world.send("a1", "b1", "c1")
+    async with ScriptedServer(script) as server, world.dispatcher(server.url) as function:
+        held = Held(function)
+        await until(lambda: len(server.arrivals) == 3)
+        await function.terminate(within=10)
+        assert (await held.ended()).ended is Ended.STOPPED
+    assert await world.lag() == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "code", "said"),
+    [
+        pytest.param({}, 3, "KNAFKA_EGRESS: is not set", id="nothing"),
+        pytest.param({EGRESS: "{"}, 3, "JSON", id="no JSON"),
+        pytest.param({EGRESS: '{"namespace": "ns"}'}, 3, "missing field(s): broker", id="fields"),
+        pytest.param({"PORT": "http"}, 2, "PORT: invalid value: http", id="no port"),
+    ],
+)
+async def test_a_dispatcher_with_a_broken_contract_says_so_in_one_line_and_ends(
+    tmp_path: Path, environment: dict[str, str], code: int, said: str
+) -> None:
+    log = tmp_path / "log"
+    environment = {"KNAFKA_LOG_LEVEL": "warning", **environment}
+    async with FunctionProcess("knafka.dispatcher", environment, log) as function:
+        async with asyncio.timeout(20):
+            assert await function.process.wait() == code
+        first, *others = function.log.splitlines()
+        assert said in first
+        assert "Traceback" not in function.log
+        assert len(others) <= 1, "uvicorn adds that the start failed"
+
+
+async def post(function: FunctionProcess, body: bytes) -> tuple[int, bytes]:
+    """Status and body of a POST /drain that is not streamed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", function.port)
+    writer.write(
+        b"POST /drain HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+        % (len(body), body)
+    )
+    response = await reader.read()
+    writer.close()
+    head, _, rest = response.partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head.lower()
+    size, _, rest = rest.partition(b"\r\n")
+    return int(head.split(b" ")[1]), rest[: int(size, 16)]

@@ -1,0 +1,247 @@
+"""The receiver as an ASGI function: the same answers as the fast way in (FN-2, FN-4)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, MutableMapping
+from typing import Any
+
+import pytest
+from support.requests import EVERY, MINIMAL, PATH, Headers, Request, attributes, ingress
+from support.waiting import until
+
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
+from knafka.core.contract import MAX_EVENT_BYTES, dump
+from knafka.core.errors import InvalidDocument, LogError
+from knafka.receiver import function
+from knafka.receiver.function import Receiver, new
+from knafka.receiver.reception import Limits
+
+LIMIT = 1000
+
+
+class Hosted:
+    """A started receiver on a log in memory, and what it sent."""
+
+    def __init__(self, log: MemoryLog, receiver: Receiver) -> None:
+        self.log = log
+        self.receiver = receiver
+        self.sent: list[MutableMapping[str, Any]] = []
+
+    async def ask(
+        self,
+        parts: Iterable[bytes | None] = (b"",),
+        headers: Headers = MINIMAL.headers,
+        method: str = "POST",
+        path: str = PATH.decode(),
+    ) -> int:
+        """One request; its body comes in parts, None for a disconnect; 0 if nothing is sent."""
+        events: list[MutableMapping[str, Any]] = [
+            {"type": "http.disconnect"}
+            if part is None
+            else {"type": "http.request", "body": part, "more_body": True}
+            for part in parts
+        ]
+        if events[-1]["type"] == "http.request":
+            events[-1]["more_body"] = False
+        coming = iter(events)
+        self.sent = []
+
+        async def receive() -> MutableMapping[str, Any]:
+            return next(coming)
+
+        async def send(event: MutableMapping[str, Any]) -> None:
+            self.sent.append(event)
+
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "headers": [[name.lower(), value] for name, value in headers],
+        }
+        await self.receiver.handle(scope, receive, send)
+        self.left = len(list(coming))
+        if not self.sent:
+            return 0
+        start, body = self.sent
+        assert (start["type"], body["type"]) == ("http.response.start", "http.response.body")
+        assert dict(start["headers"])[b"content-length"] == b"%d" % len(body["body"])
+        return int(start["status"])
+
+    @property
+    def stored(self) -> int:
+        return len(self.log.topics["events"][0])
+
+    @property
+    def receiving_bytes(self) -> int:
+        shared = self.receiver.state()["connections"]
+        assert isinstance(shared.receiving_bytes, int)
+        return shared.receiving_bytes
+
+
+def environment(max_event_bytes: int = MAX_EVENT_BYTES) -> dict[str, str]:
+    broker = ingress(max_event_bytes=max_event_bytes)
+    return {"KNAFKA_INGRESSES": json.dumps([dump(broker)])}
+
+
+@pytest.fixture
+async def hosted(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hosted]:
+    log = MemoryLog()
+    log.create("events")
+    monkeypatch.setattr(function, "KafkaWriter", lambda _: MemoryWriter(log))
+    receiver = new()
+    await receiver.start(environment())
+    yield Hosted(log, receiver)
+    await receiver.stop()
+
+
+@pytest.fixture
+async def small(hosted: Hosted) -> AsyncIterator[Hosted]:
+    """With a limit of `LIMIT` bytes an event."""
+    receiver = new()
+    await receiver.start(environment(max_event_bytes=LIMIT))
+    yield Hosted(hosted.log, receiver)
+    await receiver.stop()
+
+
+@pytest.mark.parametrize("request_", EVERY, ids=lambda each: each.id)
+async def test_each_request_is_answered_and_stored_as_the_table_says(
+    hosted: Hosted, request_: Request
+) -> None:
+    assert await hosted.ask([request_.body], request_.headers) == request_.status
+    records = hosted.log.topics["events"][0]
+    assert [(each.key(), each.headers(), each.value()) for each in records] == (
+        [(request_.stored.key, request_.stored.headers, request_.stored.value)]
+        if request_.stored
+        else []
+    )
+
+
+async def test_a_body_in_parts_is_one_body(hosted: Hosted) -> None:
+    assert await hosted.ask([b"a", b"", b"bc"]) == 202
+    assert hosted.log.topics["events"][0][0].value() == b"abc"
+
+
+async def test_a_sender_that_hangs_up_mid_body_stores_nothing(hosted: Hosted) -> None:
+    assert await hosted.ask([b"abc", None]) == 0
+    assert (hosted.stored, hosted.receiving_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/ns/broker", 405),
+        ("OPTIONS", "/ns/broker", 200),
+        ("POST", "/ns/broker/", 202),
+        ("POST", "/ns/nobody", 404),
+        ("GET", "/health/liveness", 200),
+        ("GET", "/health/readiness", 200),
+        ("GET", "/metrics", 200),
+        ("GET", "/ü", 404),
+    ],
+)
+async def test_methods_and_paths(hosted: Hosted, method: str, path: str, status: int) -> None:
+    hosted.receiver.reception.ready = True
+    assert await hosted.ask(method=method, path=path) == status
+
+
+async def test_a_body_beyond_the_limit_is_413_and_not_read_to_its_end(small: Hosted) -> None:
+    assert await small.ask([b"x" * 600] * 10) == 413
+    assert small.left == 8
+    assert (small.stored, small.receiving_bytes) == (0, 0)
+
+
+async def test_an_announced_body_beyond_the_limit_is_not_read_at_all(small: Hosted) -> None:
+    headers = (*attributes(), (b"content-length", b"%d" % (LIMIT + 1)))
+    assert await small.ask([b"x", b"y"], headers) == 413
+    assert small.left == 2
+
+
+async def test_headers_beyond_the_limit_are_431(hosted: Hosted) -> None:
+    assert await hosted.ask(headers=attributes(x="y" * 70_000)) == 431
+    assert hosted.stored == 0
+
+
+async def test_bodies_being_received_have_a_limit_together(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosted.receiver.reception, "limits", Limits(in_flight_bytes=100))
+    assert await hosted.ask([b"x" * 200]) == 503
+    assert hosted.receiving_bytes == 0
+    assert await hosted.ask([b"x"]) == 202
+
+
+async def test_202_is_sent_only_when_kafka_has_acknowledged(hosted: Hosted) -> None:
+    hosted.log.hold()
+    asking = asyncio.create_task(hosted.ask())
+    await until(lambda: bool(hosted.log.held))
+    assert not asking.done()
+    hosted.log.release()
+    assert await asking == 202
+
+
+async def test_an_answer_after_the_request_was_cancelled_harms_nobody(hosted: Hosted) -> None:
+    hosted.log.hold()
+    asking = asyncio.create_task(hosted.ask())
+    await until(lambda: bool(hosted.log.held))
+    asking.cancel()
+    await asyncio.wait({asking})
+    hosted.log.release()
+    assert await hosted.ask() == 202
+
+
+async def test_it_is_ready_once_kafka_has_answered(hosted: Hosted) -> None:
+    """UX-3."""
+    hosted.log.fail(LogError("away"))
+    receiver = new()
+    assert receiver.alive()[0]
+    await receiver.start(environment())
+    await asyncio.sleep(0.05)
+    assert receiver.ready() == (False, "Kafka has not answered yet")
+    hosted.log.fail(None)
+    await until(lambda: receiver.ready()[0])
+    await receiver.stop()
+
+
+async def test_one_connection_to_kafka_serves_all_brokers_of_it(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    def make(connection: object) -> MemoryWriter:
+        made.append(connection)
+        return MemoryWriter(hosted.log)
+
+    monkeypatch.setattr(function, "KafkaWriter", make)
+    brokers = [ingress().model_copy(update={"broker": name}) for name in ("a", "b")]
+    elsewhere = ingress("elsewhere:9092").model_copy(update={"broker": "c"})
+    contract = json.dumps([dump(each) for each in (*brokers, elsewhere)])
+    receiver = new()
+    await receiver.start({"KNAFKA_INGRESSES": contract})
+    assert made == [
+        {"bootstrap.servers": "nowhere:9092"},
+        {"bootstrap.servers": "elsewhere:9092"},
+    ]
+    await receiver.stop()
+
+
+@pytest.mark.parametrize(
+    ("contract", "told"),
+    [("", "is not set"), ("{", "JSON"), ("[{}]", "missing field"), ('{"a":1}', "list|array|tuple")],
+)
+async def test_a_broken_contract_is_told_by_name(contract: str, told: str) -> None:
+    with pytest.raises(InvalidDocument, match=rf"KNAFKA_INGRESSES.*({told})"):
+        await new().start({"KNAFKA_INGRESSES": contract})
+
+
+async def test_stop_waits_for_what_is_in_flight(hosted: Hosted) -> None:
+    hosted.log.hold()
+    asking = asyncio.create_task(hosted.ask())
+    await until(lambda: bool(hosted.log.held))
+    stopping = asyncio.create_task(hosted.receiver.stop())
+    await asyncio.sleep(0.01)
+    assert not stopping.done()
+    hosted.log.release()
+    assert await asking == 202
+    await stopping

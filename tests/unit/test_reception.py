@@ -1,0 +1,327 @@
+"""What a receiver answers and stores, without sockets and without Kafka (KN-DP-09)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.requests import EVERY, MINIMAL, PATH, Headers, Request, attributes, ingress
+
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
+from knafka.core.contract import MAX_EVENT_BYTES
+from knafka.core.errors import LogError
+from knafka.receiver.answers import Answer
+from knafka.receiver.reception import Limits, Reception
+
+DEFAULT = Limits()
+
+
+class World:
+    """A reception for the Broker ns/broker on a log in memory."""
+
+    def __init__(self, limits: Limits = DEFAULT, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self.log = MemoryLog()
+        self.log.create("events")
+        entrance = ingress(max_event_bytes=max_event_bytes)
+        self.reception = Reception([entrance], [MemoryWriter(self.log)], limits)
+        self.answers: list[Answer] = []
+
+    def ask(
+        self,
+        method: bytes = b"POST",
+        path: bytes = PATH,
+        headers: Headers = MINIMAL.headers,
+        body: bytes = b"",
+    ) -> None:
+        self.reception.handle(method, path, headers, body, self.answers.append)
+
+    async def answer(
+        self,
+        method: bytes = b"POST",
+        path: bytes = PATH,
+        headers: Headers = MINIMAL.headers,
+        body: bytes = b"",
+    ) -> Answer:
+        self.answers = []
+        self.ask(method, path, headers, body)
+        await asyncio.sleep(0)
+        (answer,) = self.answers
+        return answer
+
+    @property
+    def statuses(self) -> list[int]:
+        return [each.status for each in self.answers]
+
+    def metric(self, name: str) -> dict[str, float]:
+        """A family's samples by their status code."""
+        (metric,) = (each for each in self.reception.metrics() if each.name == name)
+        return {labels.get("code", ""): value for labels, value in metric.samples}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("request_", EVERY, ids=lambda each: each.id)
+async def test_each_request_is_answered_and_stored_as_the_table_says(
+    world: World, request_: Request
+) -> None:
+    answer = await world.answer(headers=request_.headers, body=request_.body)
+    assert answer.status == request_.status
+    records = world.log.topics["events"][0]
+    if request_.stored is None:
+        assert records == []
+        assert answer.body, "a refusal has its reason"
+        assert len(answer.body) < 2100
+    else:
+        (record,) = records
+        stored = request_.stored
+        assert (record.key(), record.value()) == (stored.key, stored.value)
+        assert record.headers() == stored.headers
+    assert world.metric("knafka_receiver_events_total") == {str(request_.status): 1}
+
+
+async def test_202_is_said_only_when_kafka_has_acknowledged(world: World) -> None:
+    """KN-BRK-07."""
+    world.log.hold()
+    world.ask()
+    await asyncio.sleep(0.01)
+    assert world.answers == []
+    world.log.release()
+    assert world.statuses == [202]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (LogError("Kafka is away"), 503),
+        (LogError("too large", retriable=False, too_large=True), 413),
+        (LogError("not authorised", retriable=False), 503),
+    ],
+)
+async def test_what_kafka_does_not_take_is_not_accepted(
+    world: World, error: LogError, status: int
+) -> None:
+    world.log.fail(error)
+    answer = await world.answer()
+    assert answer.status == status
+    assert (b"retry-after", b"2") in answer.headers or status != 503
+    assert world.metric("knafka_receiver_waiting_bytes") == {"": 0}
+
+
+async def test_a_missing_topic_is_a_failure_that_may_pass(world: World) -> None:
+    del world.log.topics["events"]
+    answer = await world.answer()
+    assert answer.status == 503
+    assert dict(answer.headers)[b"retry-after"]
+
+
+async def test_a_full_writer_is_busy(world: World) -> None:
+    world.log.capacity = 0
+    answer = await world.answer()
+    assert answer.status == 503
+    assert (b"retry-after", b"1") in answer.headers
+
+
+async def test_more_events_in_flight_than_the_limit_are_busy() -> None:
+    world = World(Limits(in_flight=3))
+    world.log.hold()
+    for _ in range(5):
+        world.ask()
+    assert world.statuses == [503, 503]
+    assert (b"retry-after", b"1") in world.answers[0].headers
+    world.log.release()
+    assert world.statuses == [503, 503, 202, 202, 202]
+    assert (await world.answer()).status == 202
+
+
+async def test_more_bytes_in_flight_than_the_limit_are_busy() -> None:
+    world = World(Limits(in_flight_bytes=1000))
+    world.log.hold()
+    for _ in range(3):
+        world.ask(body=b"x" * 400)
+    assert world.statuses == [503]
+    assert world.metric("knafka_receiver_waiting_bytes")[""] > 800
+    world.log.release()
+    assert world.metric("knafka_receiver_waiting_bytes") == {"": 0}
+    assert (await world.answer(body=b"x" * 400)).status == 202
+
+
+async def test_attributes_count_for_the_bytes_in_flight() -> None:
+    """Memory is bounded by what is kept, and headers are kept."""
+    world = World(Limits(in_flight_bytes=1000))
+    world.log.hold()
+    for _ in range(3):
+        world.ask(headers=attributes(x="y" * 400))
+    assert world.statuses == [503]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        (attributes(), b"x" * 100, 202),
+        (attributes(), b"x" * 200, 413),
+        (attributes(x="y" * 100), b"x" * 100, 413),
+        (attributes(x="y" * 200), b"", 413),
+        ((*attributes(), (b"user-agent", b"z" * 200)), b"x" * 100, 202),
+    ],
+)
+async def test_an_events_data_and_attributes_together_have_a_limit(
+    headers: Headers, body: bytes, status: int
+) -> None:
+    """KN-DP-12."""
+    world = World(max_event_bytes=200)
+    answer = await world.answer(headers=headers, body=body)
+    assert answer.status == status
+    assert status == 202 or b"200 bytes" in answer.body
+
+
+@pytest.mark.parametrize("path", [b"/ns/broker", b"/ns/broker/"])
+async def test_a_broker_is_served_with_and_without_a_trailing_slash(
+    world: World, path: bytes
+) -> None:
+    assert (await world.answer(path=path)).status == 202
+    assert world.reception.body_limit(path)[0] == MAX_EVENT_BYTES
+    world.reception.refuse(path, world.answers[0])
+    assert world.metric("knafka_receiver_events_total") == {"202": 2}
+
+
+@pytest.mark.parametrize(
+    "path", [b"", b"/", b"/ns", b"/ns/other", b"/ns/broker//", b"/ns/broker/x", b"ns/broker", b"*"]
+)
+async def test_an_unknown_path_is_404(world: World, path: bytes) -> None:
+    assert (await world.answer(path=path)).status == 404
+    assert world.metric("knafka_receiver_unrouted_total") == {"404": 1}
+    assert world.metric("knafka_receiver_events_total") == {}
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD", b"PUT", b"PATCH", b"DELETE", b"BREW"])
+async def test_other_methods_are_405_and_told_what_is_allowed(world: World, method: bytes) -> None:
+    answer = await world.answer(method)
+    assert answer.status == 405
+    assert (b"allow", b"POST, OPTIONS") in answer.headers
+    assert world.log.topics["events"] == [[]]
+
+
+async def test_options_is_the_webhook_handshake(world: World) -> None:
+    """KN-DP-07."""
+    answer = await world.answer(b"OPTIONS")
+    assert answer.status == 200
+    assert dict(answer.headers) == {
+        b"allow": b"POST, OPTIONS",
+        b"webhook-allowed-origin": b"*",
+        b"webhook-allowed-rate": b"*",
+        b"content-length": b"0",
+    }
+
+
+async def test_the_network_probe_gets_its_hash_back(world: World) -> None:
+    """KN-BRK-21."""
+    headers = ((b"K-Network-Probe", b"probe"), (b"K-Network-Hash", b"abc"))
+    answer = await world.answer(b"GET", headers=headers)
+    assert answer.status == 200
+    assert (b"k-network-hash", b"abc") in answer.headers
+    assert (await world.answer(b"GET", b"/ns/unknown", headers)).status == 404
+    assert (await world.answer(b"GET", headers=((b"k-network-probe", b"x"),))).status == 405
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+async def test_liveness_and_readiness(world: World, method: bytes) -> None:
+    """KN-DP-13: both spellings; ready once Kafka has answered."""
+    for path in (b"/healthz", b"/health/liveness"):
+        assert (await world.answer(method, path)).status == 200
+    for path in (b"/readyz", b"/health/readiness"):
+        assert (await world.answer(method, path)).status == 503
+    world.reception.ready = True
+    for path in (b"/readyz", b"/health/readiness"):
+        assert (await world.answer(method, path)).status == 200
+    assert (await world.answer(b"POST", b"/healthz")).status == 404
+
+
+async def test_metrics_count_by_broker_and_code(world: World) -> None:
+    """KN-DP-15."""
+    await world.answer()
+    await world.answer()
+    await world.answer(headers=())
+    answer = await world.answer(b"GET", b"/metrics")
+    lines = answer.body.decode().splitlines()
+    assert 'knafka_receiver_events_total{namespace="ns",broker="broker",code="202"} 2' in lines
+    assert 'knafka_receiver_events_total{namespace="ns",broker="broker",code="400"} 1' in lines
+    assert answer.body.endswith(b"\n")
+
+
+async def test_brokers_do_not_share_topics() -> None:
+    log = MemoryLog()
+    log.create("events")
+    log.create("others")
+    other = ingress(topic="others").model_copy(update={"broker": "other"})
+    reception = Reception([ingress(), other], [MemoryWriter(log)] * 2)
+    answers: list[Answer] = []
+    reception.handle(b"POST", b"/ns/other", attributes(), b"", answers.append)
+    await asyncio.sleep(0)
+    assert [each.status for each in answers] == [202]
+    assert (len(log.topics["events"][0]), len(log.topics["others"][0])) == (0, 1)
+
+
+def test_a_reception_without_brokers_takes_nothing() -> None:
+    reception = Reception([], [])
+    answers: list[Answer] = []
+    reception.handle(b"POST", PATH, attributes(), b"", answers.append)
+    assert [each.status for each in answers] == [404]
+    limit, refusal = reception.body_limit(PATH)
+    assert (limit, refusal.status) == (0, 404)
+
+
+TOKENS = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+
+
+def names() -> st.SearchStrategy[bytes]:
+    likely = [b"ce-id", b"CE-ID", b"ce-source", b"ce-time", b"content-type", b"ce-", b"traceparent"]
+    return st.one_of(st.sampled_from(likely), st.from_regex(TOKENS, fullmatch=True))
+
+
+def contents() -> st.SearchStrategy[bytes]:
+    likely = [b"application/cloudevents+json", b"application/cloudevents-batch", b"1.0", b"%", b'"']
+    return st.one_of(st.sampled_from(likely), st.binary(max_size=30))
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@given(
+    method=st.sampled_from([b"POST", b"GET", b"\xff"]),
+    path=st.one_of(st.just(PATH), st.binary(max_size=20)),
+    headers=st.lists(st.tuples(names(), contents()), max_size=6),
+    body=st.one_of(
+        st.binary(max_size=50),
+        st.recursive(
+            st.one_of(st.none(), st.booleans(), st.integers(), st.text()),
+            lambda inner: st.dictionaries(st.text(), inner),
+        ).map(lambda value: str(value).replace("'", '"').encode(errors="surrogatepass")),
+    ),
+)
+def test_whatever_comes_is_answered_once_and_nothing_is_raised(
+    loop: asyncio.AbstractEventLoop,
+    method: bytes,
+    path: bytes,
+    headers: list[tuple[bytes, bytes]],
+    body: bytes,
+) -> None:
+    async def ask() -> None:
+        world = World()
+        world.ask(method, path, (*attributes(), *headers), body)
+        world.ask(method, path, tuple(headers), body)
+        await asyncio.sleep(0)
+        assert set(world.statuses) <= {200, 202, 400, 404, 405, 415, 503}
+        assert len(world.answers) == 2
+
+    loop.run_until_complete(ask())
