@@ -72,9 +72,7 @@ def compact(tables: Tables, topics: Topics, options: Options, progress: Progress
         records, missed = _ingest(tables, topics, found, options, progress)
         folded = tables.fold_stream(failures_of)
         progress(f"{folded} folded into failures")
-        merged = tuple(
-            name for name in ("records", "failures") if folded and tables.maintain(name)
-        )
+        merged = tuple(name for name in ("records", "failures") if folded and tables.maintain(name))
         deleted = _drain(tables, topics, found, options)
         progress(f"{deleted} deleted from their topics")
     return Compacted(len(found), records, folded, merged, deleted, missed)

@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     TopicCollection,
@@ -85,6 +84,7 @@ class Topic:
     name: str
     id: str
     spans: Mapping[int, Span]
+    replication: int = 1
 
 
 class Topics:
@@ -124,7 +124,10 @@ class Topics:
         spans: dict[str, dict[int, Span]] = {name: {} for name in found}
         for (name, partition), start in starts.items():
             spans[name][partition] = Span(start, ends[name, partition])
-        return {name: Topic(name, str(found[name].topic_id), spans[name]) for name in found}
+        return {
+            name: Topic(name, str(each.topic_id), spans[name], len(each.partitions[0].replicas))
+            for name, each in found.items()
+        }
 
     def offsets_at(self, wanted: Iterable[Position], moment: float) -> dict[Position, int]:
         """The first offset of each partition whose record is not older than `moment` (Unix time).
@@ -137,16 +140,12 @@ class Topics:
     def committed(self, group: str, topic: Topic) -> dict[int, int]:
         """Up to where a group is done with a topic; partitions without a commit are left out."""
         partitions = [TopicPartition(topic.name, each) for each in topic.spans]
-        asked = [ConsumerGroupTopicPartitions(group, partitions)]
+        consumer = self.consumer(**{"group.id": group})
         try:
-            answer = _asked(
-                lambda: self._admin.list_consumer_group_offsets(
-                    asked, request_timeout=REQUEST_TIMEOUT
-                )[group].result()
-            )
-        except _NoGroup:
-            return {}
-        return {each.partition: each.offset for each in answer.topic_partitions if each.offset >= 0}
+            answers = _asked(lambda: consumer.committed(partitions, REQUEST_TIMEOUT))
+        finally:
+            consumer.close()
+        return {each.partition: each.offset for each in answers if each.offset >= 0}
 
     def ensure(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
@@ -212,20 +211,13 @@ def is_dead_letters_of(topic: str, broker: tuple[str, str] | None) -> bool:
     return topic.startswith(prefix) and names.dead_letter_topic(*broker, trigger) == topic
 
 
-class _NoGroup(JobError):
-    pass
-
-
 def _asked(ask: Callable[[], T]) -> T:
     deadline = time.monotonic() + REQUEST_TIMEOUT
     while True:
         try:
             return ask()
         except KafkaException as error:
-            code = error.args[0].code()
-            if code == KafkaError.GROUP_ID_NOT_FOUND:
-                raise _NoGroup(str(error)) from error
-            if code not in PASSING or time.monotonic() > deadline:
+            if error.args[0].code() not in PASSING or time.monotonic() > deadline:
                 raise _job_error(error) from error
         time.sleep(ASK_AGAIN)
 

@@ -268,7 +268,7 @@ async def test_a_last_line_cut_short_by_the_server_does_not_cut_the_drain_short(
     running.world.send("1")
     exchange = running.drain(idle="PT1H")
     await until(lambda: running.world.subscriber.posts)
-    running.dispatcher.interrupt()
+    exchange.hang_up()
     await asyncio.sleep(1)
     exchange.task.cancel()
     await running.dispatcher.stop()

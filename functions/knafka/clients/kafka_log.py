@@ -14,7 +14,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar, cast
@@ -60,6 +60,7 @@ QUIET: Final = 10.0
 REVOKE_TIMEOUT: Final = 30.0
 """Seconds a rebalance waits for the loop at most; `Assignment.revoked` has a bound of its own."""
 
+T = TypeVar("T")
 C = TypeVar("C", Producer, Consumer, AdminClient)
 
 Connection = Mapping[str, Any]
@@ -490,19 +491,25 @@ def _log_error_of(error: KafkaError) -> LogError:
     )
 
 
-async def _all_asked(ask: Callable[[], Mapping[Any, Any]]) -> dict[Any, Any]:
-    """The results of several of the admin client's own futures, by key.
-
-    Asked again while a coordinator or a leader is on its way: that passes by itself.
-    """
+async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask, and again while a coordinator or a leader is on its way: that passes by itself."""
     deadline = time.monotonic() + REQUEST_TIMEOUT
     while True:
         try:
-            return {key: await asyncio.wrap_future(each) for key, each in ask().items()}
+            return await ask()
         except KafkaException as error:
             if error.args[0].code() not in _ON_ITS_WAY or time.monotonic() > deadline:
                 raise _log_error_of(error.args[0]) from error
         await asyncio.sleep(ASK_AGAIN)
+
+
+async def _all_asked(ask: Callable[[], Mapping[Any, Any]]) -> dict[Any, Any]:
+    """The results of several of the admin client's own futures, by key."""
+
+    async def answers() -> dict[Any, Any]:
+        return {key: await asyncio.wrap_future(each) for key, each in ask().items()}
+
+    return await _patiently(answers)
 
 
 async def _asked(ask: Callable[[], Any]) -> Any:
@@ -522,8 +529,5 @@ async def _unless(harmless: int, ask: Callable[[], Any]) -> bool:
     return True
 
 
-async def _blocking(call: Any) -> Any:
-    try:
-        return await asyncio.to_thread(call)
-    except KafkaException as error:
-        raise _log_error_of(error.args[0]) from error
+async def _blocking(call: Callable[[], Any]) -> Any:
+    return await _patiently(lambda: asyncio.to_thread(call))
