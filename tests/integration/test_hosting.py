@@ -79,23 +79,18 @@ async def status_of(function: functions.FunctionProcess, request: bytes) -> int:
     return int(response.split(b" ")[1])
 
 
-COMMANDS = {
-    "functions-framework": (
-        lambda target: (
-            sys.executable, "-m", "functions_framework", "--source", str(MAIN), "--target", target,
-        ),
-        {},
-    ),
-    "the image's command": (lambda target: (sys.executable, "-m", "knafka"), {}),
-}  # fmt: skip
+def command_of(how: str, target: str) -> tuple[str, ...]:
+    if how == "functions-framework":
+        module = ("functions_framework", "--source", str(MAIN), "--target", target)
+        return (sys.executable, "-m", *module)
+    return (sys.executable, "-m", "knafka")
 
 
-@pytest.mark.parametrize("how", COMMANDS)
+@pytest.mark.parametrize("how", ["functions-framework", "the image's command"])
 async def test_one_event_goes_through_both_functions(
     how: str, kafka: Kafka, topic: MakeTopic
 ) -> None:
     """FN-12, FF-2: the same code, started by name."""
-    command, extra = COMMANDS[how]
     name = topic(partitions=2)
     await KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers}).ensure_committed(
         f"group-{name}", name
@@ -106,16 +101,14 @@ async def test_one_event_goes_through_both_functions(
         egress = json.dumps(contract.dump(egress_on(kafka, name, subscriber.url)))
         receiver = await stack.enter_async_context(
             hosted(
-                *command("receive"),
+                *command_of(how, "receive"),
                 **{settings.INGRESSES: ingresses, "FUNCTION_TARGET": "receive"},
-                **extra,
             )
         )
         dispatcher = await stack.enter_async_context(
             hosted(
-                *command("dispatch"),
+                *command_of(how, "dispatch"),
                 **{settings.EGRESS: egress, "FUNCTION_TARGET": "dispatch"},
-                **extra,
             )
         )
         await receiver.ready()
@@ -135,8 +128,8 @@ async def test_sigterm_ends_a_drain_under_functions_framework(
     """UX-3: no framework tells a function that the process is to end."""
     name = topic(partitions=1)
     egress = json.dumps(contract.dump(egress_on(kafka, name, "http://127.0.0.1:9/")))
-    command, _ = COMMANDS["functions-framework"]
-    async with hosted(*command("dispatch"), **{settings.EGRESS: egress}) as dispatcher:
+    command = command_of("functions-framework", "dispatch")
+    async with hosted(*command, **{settings.EGRESS: egress}) as dispatcher:
         await dispatcher.ready()
         last = DrainProgress()
         async with asyncio.timeout(20):

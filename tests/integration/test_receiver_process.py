@@ -1,0 +1,446 @@
+"""`python -m knafka.receiver`, the real process on real Kafka: every code, any input, any end.
+
+Issue 3, items 5 and 8. What HTTP itself can do wrong is tried in full in
+tests/unit/test_receiver_protocol.py; here it must leave the process alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.functions import FunctionProcess, receiver
+from support.http_cases import BROKEN, CHUNKED, EVENT, HEAD
+from support.kafka import Kafka, MakeTopic
+from support.requests import (
+    MALFORMED,
+    MINIMAL,
+    UNSUPPORTED,
+    VALID,
+    Request,
+    attributes,
+    ingress,
+)
+from support.waiting import until
+from support.wire import Wire, connected
+
+from knafka.clients.kafka_log import KafkaAdmin
+from knafka.clients.log import Record
+from knafka.local.kafka_distribution import KafkaDistribution
+from knafka.local.kafka_server import KafkaServer
+
+pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
+
+LIMIT = 300_000
+END = 10.0
+"""Seconds from SIGTERM to the end (issue 3, item 8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    process: FunctionProcess
+    kafka: KafkaAdmin
+    topic: str
+
+    def connect(self) -> AbstractAsyncContextManager[Wire]:
+        return connected(self.process.port)
+
+    async def status(self, wire_bytes: bytes) -> int:
+        async with self.connect() as wire:
+            wire.send(wire_bytes)
+            return (await wire.response()).status
+
+    async def records(self, limit: int = 1000) -> list[Record]:
+        return list(await self.kafka.read_all(self.topic, limit))
+
+
+@asynccontextmanager
+async def running(
+    bootstrap_servers: str, log: Path, *, limit: int = LIMIT
+) -> AsyncIterator[Running]:
+    """A receiver on a topic of its own, not yet ready."""
+    admin = KafkaAdmin({"bootstrap.servers": bootstrap_servers})
+    topic = f"receiver-{uuid.uuid4().hex}"
+    await admin.ensure_topic(topic, 1, 1, {})
+    process = receiver([ingress(bootstrap_servers, topic, max_event_bytes=limit)], log)
+    async with process:
+        await process.ready()
+        yield Running(process, admin, topic)
+    await admin.delete_topic(topic)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
+    """One process for all tests that must leave it alive."""
+    log = tmp_path_factory.mktemp("receiver") / "receiver.log"
+    async with running(kafka.bootstrap_servers, log) as receiver:
+        yield receiver
+        assert receiver.process.process.returncode is None
+        assert "Traceback" not in receiver.process.log
+
+
+async def test_events_lie_in_kafka_as_the_binding_says(served: Running) -> None:
+    """CE-K1, in both content modes and both versions, byte for byte, with the right key."""
+    before = len(await served.records())
+    async with served.connect() as wire:
+        for request in VALID:
+            wire.send(request.wire())
+            assert (await wire.response()).status == 202, request.id
+    records = (await served.records())[before:]
+    for record, request in zip(records, VALID, strict=True):
+        assert request.stored is not None
+        assert (record.key(), record.headers(), record.value()) == (
+            request.stored.key,
+            request.stored.headers,
+            request.stored.value,
+        ), request.id
+
+
+@pytest.mark.parametrize("request_", [*MALFORMED, *UNSUPPORTED], ids=lambda each: each.id)
+async def test_a_malformed_event_is_refused_and_the_connection_kept(
+    served: Running, request_: Request
+) -> None:
+    """CE-H1 to CE-H12: 400 or 415, never a 500."""
+    async with served.connect() as wire:
+        wire.send(request_.wire() + b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert await wire.statuses(2) == [request_.status, 200]
+
+
+@pytest.mark.parametrize(("what", "wire_bytes"), BROKEN, ids=[what for what, _ in BROKEN])
+async def test_broken_http_is_400_and_the_end_of_the_connection(
+    served: Running, what: str, wire_bytes: bytes
+) -> None:
+    async with served.connect() as wire:
+        wire.send(wire_bytes)
+        assert (await wire.response()).status == 400
+        assert await wire.closed() == b""
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        (b"POST", b"/ns/broker", 202),
+        (b"POST", b"/ns/broker/", 202),
+        (b"POST", b"/ns/broker?x=y", 202),
+        (b"POST", b"http://broker.example/ns/broker", 202),
+        (b"POST", b"/ns/nobody", 404),
+        (b"POST", b"/", 404),
+        (b"GET", b"/favicon.ico", 404),
+        (b"GET", b"/ns/broker", 405),
+        (b"PUT", b"/ns/broker", 405),
+        (b"DELETE", b"/ns/broker", 405),
+        (b"OPTIONS", b"/ns/broker", 200),
+        (b"GET", b"/healthz", 200),
+        (b"GET", b"/readyz", 200),
+        (b"GET", b"/health/liveness", 200),
+        (b"GET", b"/health/readiness", 200),
+        (b"GET", b"/metrics", 200),
+    ],
+)
+async def test_methods_and_paths(served: Running, method: bytes, path: bytes, status: int) -> None:
+    """KN-DP-07, KN-DP-09, KN-DP-13."""
+    async with served.connect() as wire:
+        wire.send(MINIMAL.wire(method=method, path=path))
+        response = await wire.response()
+    assert response.status == status
+    if status == 405 or method == b"OPTIONS":
+        assert response.headers[b"allow"] == b"POST, OPTIONS"
+
+
+async def test_the_network_probe_gets_its_hash_back(served: Running) -> None:
+    """KN-BRK-21."""
+    async with served.connect() as wire:
+        wire.send(b"GET /ns/broker HTTP/1.1\r\nK-Network-Probe: probe\r\nK-Network-Hash: h\r\n\r\n")
+        response = await wire.response()
+    assert (response.status, response.headers[b"k-network-hash"]) == (200, b"h")
+
+
+async def test_headers_beyond_64_kib_are_431(served: Running) -> None:
+    assert await served.status(HEAD + b"x: %b\r\n\r\n" % (b"y" * 70_000)) == 431
+    assert await served.status(HEAD + b"x: y\r\n" * 20_000 + b"\r\n") == 431
+
+
+async def test_a_huge_body_is_413_without_being_read(served: Running) -> None:
+    assert await served.status(HEAD + b"content-length: 1000000000000\r\n\r\nx") == 413
+    assert (
+        await served.status(HEAD + b"expect: 100-continue\r\ncontent-length: 400000\r\n\r\n") == 413
+    )
+    async with served.connect() as wire:
+        wire.send(CHUNKED)
+        for _ in range(100):
+            await wire.sent(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
+        assert (await wire.response()).status == 413
+
+
+async def test_data_and_attributes_together_beyond_the_limit_are_413(served: Running) -> None:
+    """KN-DP-12."""
+    request = Request("large", 413, attributes(x="y" * 20_000), b"z" * (LIMIT - 10_000))
+    assert await served.status(request.wire()) == 413
+
+
+async def test_an_event_of_exactly_the_default_limit_is_taken(kafka: Kafka, tmp_path: Path) -> None:
+    """Kafka's own limit is above ours: 413 is our word, not Kafka's."""
+    async with running(kafka.bootstrap_servers, tmp_path / "log", limit=1_000_000) as served:
+        assert MINIMAL.stored is not None
+        kept = sum([len(name) + len(value) for name, value in MINIMAL.stored.headers])
+        body = os.urandom(1_000_000 - kept)
+        assert await served.status(Request("", 202, MINIMAL.headers, body).wire()) == 202
+        assert await served.status(Request("", 413, MINIMAL.headers, body + b"x").wire()) == 413
+        (record,) = await served.records()
+        assert record.value() == body
+
+
+async def test_what_the_topic_finds_too_large_is_413(
+    kafka: Kafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    small = topic(max_message_bytes=2000)
+    async with receiver([ingress(kafka.bootstrap_servers, small)], tmp_path / "log") as process:
+        await process.ready()
+        async with connected(process.port) as wire:
+            for body, status in ((b"x" * 3000, 413), (b"x" * 1000, 202)):
+                wire.send(Request("", status, MINIMAL.headers, body).wire())
+                assert (await wire.response()).status == status
+
+
+async def test_an_event_for_a_missing_topic_is_503(kafka: Kafka, tmp_path: Path) -> None:
+    entrance = ingress(kafka.bootstrap_servers, "receiver-nowhere")
+    async with receiver([entrance], tmp_path / "log") as process:
+        await process.ready()
+        async with connected(process.port) as wire:
+            wire.send(EVENT)
+            response = await wire.response()
+    assert response.status == 503
+    assert int(response.headers[b"retry-after"]) > 0
+
+
+async def test_pipelined_requests_are_answered_in_order(served: Running) -> None:
+    async with served.connect() as wire:
+        wire.send((EVENT + b"GET /x HTTP/1.1\r\n\r\n" + b"HEAD /healthz HTTP/1.1\r\n\r\n") * 100)
+        for _ in range(100):
+            assert await wire.statuses(2) == [202, 404]
+            assert (await wire.response(head_only=True)).status == 200
+
+
+async def test_http_1_0_expect_and_upgrades(served: Running) -> None:
+    async with served.connect() as wire:
+        wire.send(HEAD + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n")
+        assert await wire.statuses(1) == [100]
+        wire.send(b"hi")
+        assert await wire.statuses(1) == [202]
+        upgrade = b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: 5\r\n\r\nhello"
+        wire.send(
+            HEAD
+            + upgrade
+            + b"GET /ns/broker HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+        )
+        assert await wire.statuses(2) == [202, 405]
+        wire.send(EVENT.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert await wire.statuses(1) == [202]
+        assert await wire.closed() == b""
+    hi, hello, nothing = (await served.records())[-3:]
+    assert (hi.value(), hello.value(), nothing.value()) == (b"hi", b"hello", None)
+
+
+async def test_hanging_up_mid_body_stores_nothing(served: Running) -> None:
+    before = len(await served.records())
+    for rude in (False, True):
+        async with served.connect() as wire:
+            wire.send(HEAD + b"content-length: 10\r\n\r\nhalf")
+            await wire.writer.drain()
+            if rude:
+                wire.reset()
+            else:
+                wire.writer.write_eof()
+                assert await wire.closed() == b""
+    assert await served.status(EVENT) == 202
+    assert len(await served.records()) == before + 1
+
+
+async def test_metrics_count_what_was_answered(kafka: Kafka, tmp_path: Path) -> None:
+    """KN-DP-15."""
+    async with running(kafka.bootstrap_servers, tmp_path / "log") as served:
+        for _ in range(3):
+            assert await served.status(EVENT) == 202
+        assert await served.status(b"POST /ns/broker HTTP/1.1\r\ncontent-length: 0\r\n\r\n") == 400
+        _, text = await served.process.get("/metrics")
+        lines = text.decode().splitlines()
+    assert 'knafka_receiver_events_total{namespace="ns",broker="broker",code="202"} 3' in lines
+    assert 'knafka_receiver_events_total{namespace="ns",broker="broker",code="400"} 1' in lines
+
+
+class Sender:
+    """Sends numbered events over one connection, each after the answer to the last."""
+
+    def __init__(self) -> None:
+        self.accepted: list[bytes] = []
+        self.statuses: list[int] = []
+
+    async def run(self, port: int, name: int, body: bytes = b"") -> None:
+        """Until the connection ends."""
+        try:
+            async with connected(port) as wire:
+                for number in range(1_000_000):
+                    number_ = b"%d-%d" % (name, number)
+                    wire.send(Request("", 202, attributes(id=number_), body).wire())
+                    response = await wire.response()
+                    self.statuses.append(response.status)
+                    if response.status == 202:
+                        self.accepted.append(number_)
+                    elif response.status == 503:
+                        assert int(response.headers[b"retry-after"]) > 0
+                        await asyncio.sleep(0.05)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+
+
+async def test_sigterm_under_load_answers_what_it_took_and_loses_nothing(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    """Issue 3, item 8: it ends within 10 s, and every 202 is in the topic."""
+    async with running(kafka.bootstrap_servers, tmp_path / "log") as served:
+        senders = [Sender() for _ in range(20)]
+        tasks = [
+            asyncio.create_task(each.run(served.process.port, name))
+            for name, each in enumerate(senders)
+        ]
+        await until(lambda: sum(len(each.accepted) for each in senders) >= 1000)
+        code = await served.process.terminate(within=END)
+        assert code in (0, -signal.SIGTERM), served.process.log
+        for task in tasks:
+            task.cancel()  # those whose connection waits for the next process
+        await asyncio.wait(tasks)
+        accepted = {number for each in senders for number in each.accepted}
+        stored = {dict(each.headers() or [])["ce_id"] for each in await served.records(1_000_000)}
+        assert accepted <= stored
+        # One request a sender may have been stored and not answered: not lost, only repeated.
+        assert len(stored - accepted) <= len(senders)
+        assert {status for each in senders for status in each.statuses} <= {202, 503}
+        assert "Traceback" not in served.process.log
+
+
+async def test_without_kafka_it_is_alive_not_ready_says_503_and_ends_in_time(
+    tmp_path: Path,
+) -> None:
+    """UX-3; what Kafka never acknowledged was never answered 202."""
+    async with receiver([ingress("127.0.0.1:1")], tmp_path / "log") as process:
+        async with asyncio.timeout(30):
+            while (await process.get("/healthz"))[0] != 200:  # noqa: ASYNC110  # it starts
+                await asyncio.sleep(0.05)
+        assert (await process.get("/health/readiness"))[0] == 503
+        async with connected(process.port) as wire:
+            started = time.monotonic()
+            wire.send(EVENT)
+            response = await wire.response()
+            assert response.status == 503
+            assert int(response.headers[b"retry-after"]) > 0
+            assert time.monotonic() - started < 15
+            wire.send(EVENT)
+            await asyncio.sleep(0.2)
+            await process.terminate(within=END)
+            assert (await wire.response()).status == 503
+        assert "Traceback" not in process.log
+
+
+async def test_memory_stays_bounded_while_kafka_is_stopped_and_all_is_well_afterwards(
+    kafka_distribution: KafkaDistribution, tmp_path: Path
+) -> None:
+    """A Kafka of its own, stopped with SIGSTOP: it takes connections and answers nothing."""
+    server = KafkaServer(kafka_distribution, tmp_path / "kafka")
+    await server.start()
+    try:
+        async with running(server.bootstrap_servers, tmp_path / "log") as served:
+            assert await served.status(EVENT) == 202
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGSTOP)
+            before = rss(served.process.process.pid)
+            body = os.urandom(LIMIT - 1000)
+            senders = [Sender() for _ in range(400)]
+            tasks = [
+                asyncio.create_task(each.run(served.process.port, name, body))
+                for name, each in enumerate(senders)
+            ]
+            most = before
+            deadline = time.monotonic() + 6
+            while time.monotonic() < deadline:
+                await asyncio.sleep(0.1)
+                most = max(most, rss(served.process.process.pid))
+            assert (await served.process.get("/healthz"))[0] == 200
+            statuses = [status for each in senders for status in each.statuses]
+            assert set(statuses) == {503}
+            # 64 MiB wait for Kafka and as many are being received, beside buffers and fragments.
+            assert most - before < 300 * 1024 * 1024, f"{(most - before) >> 20} MiB more"
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            os.kill(server.pid, signal.SIGCONT)
+            async with asyncio.timeout(60):
+                while await served.status(EVENT) != 202:  # noqa: ASYNC110  # Kafka wakes up
+                    await asyncio.sleep(0.1)
+            os.kill(server.pid, signal.SIGSTOP)
+            async with served.connect() as wire:
+                wire.send(EVENT)
+                await asyncio.sleep(0.1)
+                await served.process.terminate(within=END)
+                assert (await wire.response()).status == 503
+            os.kill(server.pid, signal.SIGCONT)
+            assert "Traceback" not in served.process.log
+    finally:
+        if server.pid is not None:
+            os.kill(server.pid, signal.SIGCONT)
+        await server.stop()
+
+
+def rss(pid: int) -> int:
+    """Resident bytes of a process."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("environment", "code", "told"),
+    [
+        ({}, 3, "KNAFKA_INGRESSES: is not set"),
+        ({"KNAFKA_INGRESSES": "{"}, 3, "KNAFKA_INGRESSES"),
+        ({"KNAFKA_INGRESSES": '[{"namespace":"n"}]'}, 3, "missing field(s): [0].broker"),
+        ({"PORT": "many"}, 2, "PORT: invalid value: many"),
+        ({"KNAFKA_LOG_LEVEL": "loud"}, 2, "KNAFKA_LOG_LEVEL: invalid value: loud"),
+        ({"secret": "protocol=NONE"}, 3, "protocol: invalid value"),
+        ({"secret": "protocol=SSL ca.crt=rubbish user.skip=true"}, 3, "ssl.ca.pem"),
+    ],
+    ids=lambda each: str(each)[:30],
+)
+async def test_a_start_that_can_not_work_says_why_in_one_line(
+    environment: dict[str, str], code: int, told: str, tmp_path: Path
+) -> None:
+    environment = dict(environment)
+    if secret := environment.pop("secret", None):
+        for each in secret.split():
+            key, _, value = each.partition("=")
+            (tmp_path / key).write_text(value)
+        kafka = {"bootstrapServers": "127.0.0.1:1", "secretPath": str(tmp_path)}
+        entrance = {"namespace": "n", "broker": "b", "topic": "t", "kafka": kafka}
+        environment["KNAFKA_INGRESSES"] = json.dumps([entrance])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "knafka.receiver",
+        env={**os.environ, "HOST": "127.0.0.1", "PORT": "0", **environment},
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(30):
+        _, output = await process.communicate()
+    lines = output.decode().splitlines()
+    assert process.returncode == code, lines
+    (line,) = (line for line in lines if re.search("(^|: )error: ", line))
+    assert told in line
+    assert len(lines) <= 2, "nothing but uvicorn's own goodbye beside it"
