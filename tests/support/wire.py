@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -53,6 +55,11 @@ class Wire:
 
     async def statuses(self, count: int) -> list[int]:
         return [(await self.response()).status for _ in range(count)]
+
+    def reset(self) -> None:
+        """Hang up in such a way that the other side can't even answer."""
+        linger = struct.pack("ii", 1, 0)
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
     async def closed(self) -> bytes:
         """Whatever still comes until the other side closes; a reset counts as closed."""

@@ -26,7 +26,7 @@ from knafka.receiver.protocol import (
 )
 from knafka.receiver.reception import Limits, Reception
 
-LIMIT = 100_000
+LIMIT = 300_000
 
 
 class Server:
@@ -234,7 +234,7 @@ async def test_a_trailer_is_no_header(server: Server) -> None:
 
 async def test_an_announced_body_beyond_the_limit_is_413_before_it_is_sent(server: Server) -> None:
     async with server.connect() as wire:
-        wire.send(HEAD + b"content-length: 100001\r\n\r\n")
+        wire.send(HEAD + b"content-length: 300001\r\n\r\n")
         response = await wire.response()
         assert response.status == 413
         assert response.headers[b"connection"] == b"close"
@@ -254,7 +254,7 @@ async def test_the_sender_of_a_huge_body_still_reads_413(server: Server) -> None
 async def test_chunks_beyond_the_limit_are_413(server: Server) -> None:
     async with server.connect() as wire:
         wire.send(CHUNKED)
-        for _ in range(100):
+        for _ in range(200):
             await wire.sent(b"1000\r\n" + b"x" * 4096 + b"\r\n")
         assert (await wire.response()).status == 413
     assert server.values == []
@@ -273,18 +273,18 @@ async def test_a_refused_connection_is_closed_though_the_sender_goes_on(
 async def test_bodies_being_received_have_a_limit_together(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.reception, "limits", Limits(in_flight_bytes=1000))
+    monkeypatch.setattr(server.reception, "limits", Limits(in_flight_bytes=3000))
     async with server.connect() as first, server.connect() as second:
-        first.send(HEAD + b"content-length: 900\r\n\r\n" + b"x" * 800)
-        await until(lambda: server.shared.receiving_bytes == 800)
-        second.send(HEAD + b"content-length: 900\r\n\r\n" + b"x" * 800)
+        first.send(HEAD + b"content-length: 2000\r\n\r\n" + b"x" * 1900)
+        await until(lambda: server.shared.receiving_bytes == 1900)
+        second.send(HEAD + b"content-length: 2000\r\n\r\n" + b"x" * 1900)
         response = await second.response()
         assert response.status == 503
         assert response.headers[b"retry-after"] == b"1"
-        assert server.shared.receiving_bytes == 800
+        assert server.shared.receiving_bytes == 1900
         first.send(b"x" * 100)
         assert await first.statuses(1) == [202]
-    assert server.values == [b"x" * 900]
+    assert server.values == [b"x" * 2000]
 
 
 async def test_a_sender_that_asks_first_is_told_to_continue(server: Server) -> None:
@@ -298,7 +298,7 @@ async def test_a_sender_that_asks_first_is_told_to_continue(server: Server) -> N
 
 async def test_a_sender_that_asks_first_is_told_if_it_is_too_much(server: Server) -> None:
     async with server.connect() as wire:
-        wire.send(HEAD + b"expect: 100-continue\r\ncontent-length: 200000\r\n\r\n")
+        wire.send(HEAD + b"expect: 100-continue\r\ncontent-length: 300001\r\n\r\n")
         assert await wire.statuses(1) == [413]
 
 
@@ -485,6 +485,7 @@ async def test_an_answer_for_a_connection_that_is_gone_is_dropped(server: Server
     async with server.connect() as wire:
         wire.send(EVENT * 3)
         await until(lambda: len(server.log.held) == 3)
+        wire.reset()
     await until(lambda: not server.shared.open)
     server.log.release()
     assert len(server.values) == 3
@@ -504,7 +505,9 @@ async def test_reading_stops_while_many_requests_wait_for_kafka(server: Server) 
         assert await wire.statuses(PIPELINED + 10) == [202] * (PIPELINED + 10)
 
 
-async def test_reading_stops_while_the_client_does_not_read(server: Server) -> None:
+async def test_reading_stops_while_the_client_does_not_read(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Answers that nobody reads must not pile up: 405 is much longer than what asks for it."""
     ask = b"GET /ns/broker HTTP/1.1\r\n\r\n" * 2000
     async with server.connect() as wire:
@@ -521,11 +524,27 @@ async def test_reading_stops_while_the_client_does_not_read(server: Server) -> N
         assert asked < 400, "the server never stopped reading"
         held = server.one._transport.get_write_buffer_size()
         assert held < 4_000_000
-        server.one.expire(asyncio.get_running_loop().time() + IDLE_TIMEOUT + 1)
-        await asyncio.sleep(0)
-        assert server.shared.open, "it is closing but can't say goodbye"
-        server.one.expire(asyncio.get_running_loop().time() + IDLE_TIMEOUT + 1)
-        await until(lambda: not server.shared.open)
+        monkeypatch.setattr(protocol, "LINGER_TIMEOUT", 0.05)
+
+        def expired() -> bool:
+            for connection in list(server.shared.open):
+                connection.expire(asyncio.get_running_loop().time() + IDLE_TIMEOUT + 1)
+            return not server.shared.open
+
+        await until(expired)
+
+
+async def test_a_client_that_reads_late_still_gets_every_answer(server: Server) -> None:
+    ask = b"GET /ns/broker HTTP/1.1\r\n\r\n"
+    async with server.connect() as wire:
+        wire.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        wire.send(ask * 60_000)
+        await until(lambda: not server.one._writable)
+        wire.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        for _ in range(60_000):
+            assert (await wire.response()).status == 405
+        wire.send(EVENT)
+        assert await wire.statuses(1) == [202]
 
 
 async def test_the_end_of_the_server_answers_what_is_under_way(server: Server) -> None:

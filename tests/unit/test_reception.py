@@ -141,24 +141,29 @@ async def test_more_events_in_flight_than_the_limit_are_busy() -> None:
 
 
 async def test_more_bytes_in_flight_than_the_limit_are_busy() -> None:
-    world = World(Limits(in_flight_bytes=1000))
+    world = World(Limits(in_flight_bytes=2000))
     world.log.hold()
     for _ in range(3):
-        world.ask(body=b"x" * 400)
+        world.ask(body=b"x" * 600)
     assert world.statuses == [503]
-    assert world.metric("knafka_receiver_waiting_bytes")[""] > 800
+    assert world.metric("knafka_receiver_waiting_bytes")[""] > 1200
     world.log.release()
     assert world.metric("knafka_receiver_waiting_bytes") == {"": 0}
     assert (await world.answer(body=b"x" * 400)).status == 202
 
 
 async def test_attributes_count_for_the_bytes_in_flight() -> None:
-    """Memory is bounded by what is kept, and headers are kept."""
-    world = World(Limits(in_flight_bytes=1000))
-    world.log.hold()
-    for _ in range(3):
-        world.ask(headers=attributes(x="y" * 400))
-    assert world.statuses == [503]
+    """Memory is bounded by what is kept, and headers are kept, each at a price of its own."""
+    large = attributes(x="y" * 400)
+    many = (*attributes(), *((b"ce-x%d" % number, b"") for number in range(8)))
+    for headers in (large, many):
+        world = World(Limits(in_flight_bytes=2000))
+        world.log.hold()
+        for _ in range(3):
+            world.ask(headers=headers)
+        assert world.statuses == [503]
+        world.log.release()
+        assert world.metric("knafka_receiver_waiting_bytes") == {"": 0}
 
 
 @pytest.mark.parametrize(

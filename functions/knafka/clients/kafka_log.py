@@ -51,6 +51,8 @@ BUFFER_RECORDS: Final = 50_000
 """What a writer holds at most while Kafka is away: its memory stays bounded."""
 SESSION_TIMEOUT: Final = 10.0
 """Seconds until a killed member's partitions go to others; the peer's value."""
+PURGE_TIMEOUT: Final = 0.5
+"""Seconds for the reports of what is given up at the end; they come from librdkafka's threads."""
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request of the admin client."""
 ASK_AGAIN: Final = 0.1
@@ -180,7 +182,10 @@ class KafkaWriter:
         if self._in_flight:
             # What was not acknowledged was not answered with success; its senders try again.
             self._producer.purge()
-            self._producer.poll(0)
+            deadline = self._loop.time() + PURGE_TIMEOUT
+            while self._in_flight and self._loop.time() < deadline:
+                self._producer.poll(0)
+                await asyncio.sleep(POLL_BUSY)
 
 
 class KafkaReader:

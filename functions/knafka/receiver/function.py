@@ -101,11 +101,13 @@ class Receiver:
     ) -> bytes | Answer | None:
         """The whole body; or why it isn't taken; None if it doesn't come."""
         limits, shared = self.reception.limits, self._connections
-        if sum([len(name) + len(value) for name, value in headers]) > limits.header_bytes:
+        if sum([len(name) + len(value) + 4 for name, value in headers]) > limits.header_bytes:
             return answers.HEADERS_TOO_LARGE
         limit, refusal = self.reception.body_limit(path)
-        if any(name == b"content-length" and int(value) > limit for name, value in headers):
-            return refusal
+        for name, value in headers:
+            if name == b"content-length" and value.isdigit():
+                if len(value) > 18 or int(value) > limit:
+                    return refusal
         parts: list[bytes] = []
         size, more = 0, True
         try:

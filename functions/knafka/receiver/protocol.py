@@ -228,7 +228,7 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         size = len(name)
-        self._count_header(size + len(value))
+        self._count_header(size + len(value) + 4)  # the colon, the space and the line's end
         if self._in_body:
             return  # a trailer: it may not say what a header would have (RFC 9110, 6.5.1)
         self._headers.append((name, value))

@@ -31,6 +31,8 @@ Respond: TypeAlias = Callable[[Answer], None]
 LIVENESS: Final = frozenset({b"/health/liveness", b"/healthz"})
 READINESS: Final = frozenset({b"/health/readiness", b"/readyz"})
 METRICS: Final = b"/metrics"
+HEADER_OVERHEAD: Final = 64
+"""Bytes that a waiting record header takes beside its name and value: thousands are possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +111,23 @@ class Reception:
             respond(answer)
 
         def reported(error: LogError | None) -> None:
-            self._waiting_bytes -= size
+            self._waiting_bytes -= held
             settle(answers.ACCEPTED if error is None else _refusal(entrance, error))
 
         try:
             key, kept, value = record_of(headers, body)
             size = len(value or b"") + sum([len(name) + len(text) for name, text in kept])
+            held = size + HEADER_OVERHEAD * len(kept)
             if size > entrance.ingress.max_event_bytes:
                 settle(entrance.too_large)
             elif (
                 writer.in_flight >= limits.in_flight
-                or self._waiting_bytes + size > limits.in_flight_bytes
+                or self._waiting_bytes + held > limits.in_flight_bytes
             ):
                 settle(answers.BUSY)
             else:
                 writer.append(entrance.ingress.topic, key, value, kept, reported)
-                self._waiting_bytes += size
+                self._waiting_bytes += held
         except UnsupportedContentMode as error:
             settle(answers.unsupported(str(error)))
         except InvalidEvent as error:

@@ -1,0 +1,412 @@
+"""The dead-letter pipeline on a real Kafka and Spark: nothing lost, nothing counted twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import SparkSession
+from support.kafka import Kafka
+
+from knafka.core import names
+from knafka.core.dead_letter import REPLAY, Failure, Origin, dead_letter_of
+from knafka.core.delivery import Reason
+from knafka_jobs.appending import already_appended
+from knafka_jobs.compact import Compacted, Options, compact
+from knafka_jobs.errors import JobError
+from knafka_jobs.failures import Selection
+from knafka_jobs.replaying import purge, replay
+from knafka_jobs.reporting import report
+from knafka_jobs.storage import Tables
+from knafka_jobs.topics import Connection, Topics
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.timeout(600),  # Spark starts twelve times here
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
+]
+
+TRIGGERS = ("mail", "bill", "ship")
+REASONS = [each for each in Reason if each is not Reason.UNDECODABLE]
+PARTITIONS = 3
+
+
+@dataclass
+class Letters:
+    """Dead letters of one Broker, buried as the dispatcher does."""
+
+    bootstrap_servers: str
+    namespace: str
+
+    def __post_init__(self) -> None:
+        self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        self.producer = Producer({"bootstrap.servers": self.bootstrap_servers, "linger.ms": 20})
+        for trigger in TRIGGERS:
+            self.make(trigger)
+
+    def topic(self, trigger: str) -> str:
+        return names.dead_letter_topic(self.namespace, "main", trigger)
+
+    def make(self, trigger: str) -> None:
+        topic = self.topic(trigger)
+        self.admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
+        self.until(lambda: topic in self.admin.list_topics(timeout=10).topics)
+
+    def delete(self, *topics: str) -> None:
+        for answer in self.admin.delete_topics(list(topics)).values():
+            answer.exception()
+        self.until(lambda: not set(topics) & set(self.admin.list_topics(timeout=10).topics))
+
+    @staticmethod
+    def until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def bury(self, trigger: str, number: int, reason: Reason = Reason.STATUS) -> None:
+        headers = [
+            ("ce_specversion", b"1.0"),
+            ("ce_id", b"%d" % number),
+            ("ce_source", b"/test"),
+            ("ce_type", b"test"),
+        ]
+        now = time.time()
+        code = 503 if reason is Reason.STATUS else None
+        failure = Failure(f"http://{trigger}/", reason, 3, now - 1, now, code, b"no")
+        origin = Origin(self.namespace, "main", trigger, "broker", 0, number)
+        headers, value = dead_letter_of(headers, b"data of %d" % number, failure, origin)
+        self.append(trigger, headers, value, key=b"%d" % (number % 100))
+
+    def append(
+        self,
+        trigger: str,
+        headers: list[tuple[str, bytes]] | None,
+        value: bytes | None,
+        key: bytes | None = None,
+    ) -> None:
+        self.producer.produce(self.topic(trigger), value, key, headers=headers)  # type: ignore[arg-type]
+        self.producer.poll(0)
+
+    def flush(self) -> None:
+        assert self.producer.flush(30) == 0
+
+    def clean(self) -> None:
+        made = self.admin.list_topics(timeout=10).topics
+        if ours := [each for each in made if f"-{self.namespace}-" in each]:
+            self.delete(*ours)
+
+
+@pytest.fixture
+def dead(kafka: Kafka) -> Iterator[Letters]:
+    made = Letters(kafka.bootstrap_servers, f"test{uuid.uuid4().hex[:8]}")
+    yield made
+    made.clean()
+
+
+@pytest.fixture
+def topics(kafka: Kafka) -> Topics:
+    return Topics(Connection(kafka.bootstrap_servers))
+
+
+@pytest.fixture
+def tables(spark: SparkSession, tmp_path: Path) -> Tables:
+    return Tables(spark, str(tmp_path / "tables"))
+
+
+def compacted(tables: Tables, topics: Topics, dead: Letters, keep_hours: float = 0) -> Compacted:
+    options = Options((dead.namespace, "main"), keep_hours)
+    return compact(tables, topics, options, lambda line: None)
+
+
+def held(tables: Tables) -> list[tuple[str, int, int]]:
+    rows = tables.read("records").select("topic", "partition", "offset").collect()
+    return [(row["topic"], row["partition"], row["offset"]) for row in rows]
+
+
+def files(folder: Path) -> dict[Path, float]:
+    return {each: each.stat().st_mtime for each in folder.rglob("*") if each.is_file()}
+
+
+def wait_for(log: Path, run: str, line: str, job: subprocess.Popen[bytes]) -> None:
+    """Until a run has said something, or has ended by itself."""
+    while line not in log.read_text().rpartition(run)[2].partition("\n")[2]:
+        if job.poll() is not None:
+            return
+        time.sleep(0.05)
+
+
+def test_ten_kills_lose_nothing_and_count_nothing_twice(
+    kafka: Kafka,
+    dead: Letters,
+    topics: Topics,
+    spark: SparkSession,
+    spark_environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """20,000 dead letters of 16,000 events, 3 Triggers, 6 reasons; the compaction is killed by
+    SIGKILL in every stage, between bursts of dead letters; the topics are drained all the while."""
+    seed = random.randrange(1000)
+    dice = random.Random(seed)
+    root = tmp_path / "tables"
+    buried: Counter[tuple[str, str]] = Counter()
+    log = tmp_path / "log"
+    stages = ["3 dead-letter topics", "new dead letters", "folded into failures"]
+    for run in range(10):
+        for number in range(run * 2000, (run + 1) * 2000):
+            event = number % 16_000  # the last 4,000 fail for a second time
+            trigger = TRIGGERS[event % 3]
+            dead.bury(trigger, event, REASONS[number % 6])
+            buried[trigger, str(event)] += 1
+        dead.flush()
+        after, delay = stages[run % 3], dice.uniform(0, 2.5)
+        with log.open("a") as output:
+            output.write(f"run {run}: SIGKILL {delay:.1f} s after {after!r}\n")
+            output.flush()
+            job = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "knafka_jobs", "compact", "--tables", str(root)),
+                    *("--bootstrap-servers", kafka.bootstrap_servers),
+                    *("--broker", f"{dead.namespace}/main", "--keep-hours", "0"),
+                ],
+                env={**os.environ, **spark_environment},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        wait_for(log, f"run {run}", after, job)
+        time.sleep(delay)
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+    tables = Tables(spark, str(root))
+    compacted(tables, topics, dead)
+    print(f"seed {seed}; {len(list(root.rglob('*.parquet')))} files", log.read_text())
+
+    spans = topics.dead_letters((dead.namespace, "main")).values()
+    everything = {
+        (topic.name, partition, offset)
+        for topic in spans
+        for partition, span in topic.spans.items()
+        for offset in range(span.end)
+    }
+    assert len(everything) == 20_000
+    in_table = held(tables)
+    assert len(in_table) == 20_000
+    assert set(in_table) == everything
+    rows = tables.read("failures").select("trigger", "id", "failures", "retries").collect()
+    assert {(row["trigger"], row["id"]): row["failures"] for row in rows} == buried
+    assert len(rows) == 16_000
+    assert sum(row["retries"] for row in rows) == 2 * 20_000
+    assert all(span.start == span.end for topic in spans for span in topic.spans.values())
+    reasons = tables.read("records").groupBy("reason").count().collect()
+    assert {row["reason"] for row in reasons} == {each.value for each in REASONS}
+
+
+def test_nothing_new_changes_nothing(
+    dead: Letters, topics: Topics, tables: Tables, tmp_path: Path
+) -> None:
+    for number in range(30):
+        dead.bury("mail", number)
+    dead.flush()
+    first = compacted(tables, topics, dead, keep_hours=1)
+    assert (first.topics, first.records, first.folded, first.deleted) == (3, 30, 30, 0)
+    before = files(tmp_path / "tables")
+    again = compacted(tables, topics, dead, keep_hours=1)
+    assert (again.records, again.folded, again.merged, again.deleted) == (0, 0, (), 0)
+    assert files(tmp_path / "tables") == before
+    drained = compacted(tables, topics, dead)
+    assert (drained.records, drained.deleted) == (0, 30)
+
+
+def test_garbage_is_tabled_like_everything_else(
+    dead: Letters, topics: Topics, tables: Tables
+) -> None:
+    dead.append("mail", None, None)
+    dead.append("mail", [], b"")
+    dead.append("mail", [("ce_id", b""), ("ce_id", b"\xff")], b"\x00\xff")
+    dead.append("mail", [("ce_knafkareason", b"?"), ("ce_knafkaattempts", b"-1")], b"x" * 900_000)
+    dead.bury("mail", 1)
+    dead.flush()
+    assert compacted(tables, topics, dead).records == 5
+    rows = tables.read("failures").collect()
+    assert Counter(row["reason"] for row in rows) == {"undecodable-record": 4, "status": 1}
+    assert report(tables, None, datetime.now(UTC)).totals.events == 5
+
+
+def test_a_topic_that_vanishes_or_is_made_anew_loses_nothing(
+    dead: Letters, topics: Topics, tables: Tables
+) -> None:
+    for number in range(20):
+        for trigger in TRIGGERS:
+            dead.bury(trigger, number)
+    dead.flush()
+    compacted(tables, topics, dead, keep_hours=1)
+    dead.delete(dead.topic("mail"), dead.topic("bill"))
+    dead.make("bill")
+    for number in range(100, 170):  # more than there were: offsets alone would tell nothing
+        dead.bury("bill", number)
+    dead.bury("ship", 500)
+    dead.flush()
+    result = compacted(tables, topics, dead, keep_hours=1)
+    assert (result.topics, result.records) == (2, 71)
+    assert compacted(tables, topics, dead).deleted == 91
+    dead.make("mail")
+    dead.bury("mail", 600)
+    dead.flush()
+    assert compacted(tables, topics, dead).records == 1
+    counts = tables.read("failures").groupBy("trigger").count().collect()
+    assert {row["trigger"]: row["count"] for row in counts} == {"mail": 21, "bill": 90, "ship": 21}
+
+
+def test_records_that_somebody_else_deleted_are_told_and_the_rest_is_read(
+    dead: Letters, topics: Topics, tables: Tables
+) -> None:
+    for number in range(10):
+        dead.append("mail", None, b"%d" % number, key=b"same partition")
+    dead.flush()
+    compacted(tables, topics, dead, keep_hours=1)
+    for number in range(10):
+        dead.append("mail", None, b"%d" % number, key=b"same partition")
+    dead.flush()
+    spans = topics.dead_letters((dead.namespace, "main"))[dead.topic("mail")].spans
+    (filled,) = [number for number, span in spans.items() if span.end == 20]
+    topics.delete_before({(dead.topic("mail"), filled): 15})
+    result = compacted(tables, topics, dead, keep_hours=1)
+    assert (result.records, result.missed) == (5, 5)
+
+
+@pytest.mark.parametrize("broken", ["log", "data", "checkpoint", "records"])
+def test_a_broken_table_deletes_nothing_from_the_topics(
+    dead: Letters, topics: Topics, tables: Tables, broken: str
+) -> None:
+    for number in range(20):
+        dead.bury("mail", number)
+    dead.flush()
+    compacted(tables, topics, dead, keep_hours=1)
+    for number in range(20, 30):
+        dead.bury("mail", number)
+    dead.flush()
+    root = Path(tables.root)
+    match broken:
+        case "log":
+            shutil.rmtree(root / "records" / "_delta_log")
+        case "data":
+            for file in (root / "records").glob("*.parquet"):
+                file.write_bytes(file.read_bytes()[:100])
+        case "checkpoint":
+            shutil.rmtree(root / "checkpoints")
+        case "records":
+            shutil.rmtree(root / "records")
+    tables = Tables(tables.spark, tables.root)
+    with pytest.raises(JobError, match=r"records|checkpoint"):
+        compacted(tables, topics, dead)
+    spans = topics.dead_letters((dead.namespace, "main"))[dead.topic("mail")].spans.values()
+    assert sum(span.end - span.start for span in spans) == 30
+
+
+def test_a_second_compaction_at_once_is_refused(
+    dead: Letters, topics: Topics, tables: Tables
+) -> None:
+    with tables.compacting(), pytest.raises(JobError, match="another compaction runs"):
+        compacted(tables, topics, dead)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
+    dead: Letters, topics: Topics, tables: Tables
+) -> None:
+    for number in range(1200):
+        dead.bury("mail", number)
+    dead.bury("bill", 1)
+    dead.flush()
+    compacted(tables, topics, dead)
+
+    def interrupt(line: str) -> None:
+        raise Interrupted(line)
+
+    def say(line: str) -> None:
+        pass
+
+    selection = Selection(trigger="mail")
+    with pytest.raises(Interrupted):
+        replay(tables, topics, selection, "r1", "me", None, interrupt)
+    with pytest.raises(JobError, match="another selection"):
+        replay(tables, topics, Selection(), "r1", "me", None, say)
+    assert replay(tables, topics, selection, "r1", "me", None, say) == 1200
+    with pytest.raises(JobError, match="finished and sent 1200"):
+        replay(tables, topics, selection, "r1", "me", None, say)
+    assert replay(tables, topics, selection, "r2", "me", None, say) == 0
+
+    name = names.replay_topic(dead.namespace, "main", "mail")
+    there = already_appended(topics, topics.described([name])[name], "r1")
+    assert len(there) == len({each.failure_id for each in there}) == 1200
+    rows = tables.read("sent").collect()
+    assert {(row["partition"], row["offset"]) for row in rows} == {
+        (each.partition, each.offset) for each in there
+    }
+
+
+def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
+    dead: Letters, topics: Topics, tables: Tables
+) -> None:
+    for number in range(10):
+        dead.bury("mail", number)
+    dead.flush()
+    compacted(tables, topics, dead)
+    report(tables, None, datetime.now(UTC))
+    replay(tables, topics, Selection(), "r", "me", None, lambda line: None)
+
+    name = names.replay_topic(dead.namespace, "main", "mail")
+    dispatcher = topics.consumer(**{"group.id": name, "auto.offset.reset": "earliest"})
+    dispatcher.subscribe([name])
+    for _ in range(10):
+        record = dispatcher.poll(20)
+        assert record is not None
+        headers: dict[str, bytes] = dict(record.headers() or [])  # type: ignore[arg-type]
+        assert headers.keys() == {"ce_specversion", "ce_id", "ce_source", "ce_type", REPLAY}
+        assert record.value() == b"data of " + headers["ce_id"]
+        if int(headers["ce_id"]) < 3:
+            now = time.time()
+            failure = Failure("http://mail/", Reason.STATUS, 1, now, now, 503)
+            partition, offset = record.partition(), record.offset()
+            assert partition is not None
+            assert offset is not None
+            origin = Origin(dead.namespace, "main", "mail", name, partition, offset)
+            letter = dead_letter_of([*headers.items()], record.value(), failure, origin)
+            dead.append("mail", *letter)
+    dead.flush()
+    dispatcher.commit(asynchronous=False)
+    dispatcher.close()
+
+    compacted(tables, topics, dead)
+    told = report(tables, None, datetime.now(UTC))
+    run = told.replays[0]
+    assert (run.sent, run.resolved, run.failed_again) == (10, 7, 3)
+    assert (told.totals.events, told.totals.unresolved, told.totals.failures) == (10, 3, 13)
+    assert told.changes.failed_again == 1
+    assert purge(tables, Selection(), unresolved=False, dry_run=True) == 7
+    assert purge(tables, Selection(), unresolved=False, dry_run=False) == 7
+    assert compacted(tables, topics, dead).folded == 0
+    assert tables.read("failures").count() == 3

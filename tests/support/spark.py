@@ -1,0 +1,45 @@
+"""A Spark for the tests of the jobs: one session for the whole run, started when first asked for.
+
+Where PySpark, Java or the jars can't be had, the tests that need them are skipped with the reason,
+and fail in CI (`CI=true`). Registered by `pytest_plugins` in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from knafka.local import dead_letter_jobs
+from knafka.local.kafka_distribution import LocalKafkaError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark_environment() -> dict[str, str]:
+    """What a process needs in its environment to start the jobs' Spark."""
+    try:
+        import pyspark  # noqa: F401 - asks whether it is there
+
+        return dead_letter_jobs.environment(lambda _: None)
+    except (ImportError, LocalKafkaError) as error:
+        if os.environ.get("CI", "").lower() in ("true", "1"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def spark(spark_environment: dict[str, str]) -> Iterator[SparkSession]:
+    """The session that every job starts with."""
+    from knafka_jobs import session
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in spark_environment.items():
+            patch.setenv(name, value)
+        started = session.start("tests")
+        yield started
+        started.stop()

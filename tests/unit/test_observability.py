@@ -1,0 +1,70 @@
+"""Counters as Prometheus text, and where log records go."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from knafka.observability import Metric, log_to_stderr, prometheus_text
+
+_SAMPLE = re.compile(r'm\{l="((?:[^"\\\n]|\\[\\"n])*)"\} (\S+)').fullmatch
+
+
+def text_of(*metrics: Metric) -> list[str]:
+    text = prometheus_text(metrics).decode()
+    assert text.endswith("\n")
+    return text.split("\n")[:-1]
+
+
+def test_a_family_has_its_help_its_type_and_its_samples() -> None:
+    samples = [({"code": "202", "broker": "b"}, 3), ({}, 0.5)]
+    assert text_of(Metric("m", "What it counts", samples, kind="gauge")) == [
+        "# HELP m What it counts",
+        "# TYPE m gauge",
+        'm{code="202",broker="b"} 3',
+        "m{} 0.5",
+    ]
+
+
+def test_a_help_text_stays_on_its_line() -> None:
+    assert text_of(Metric("m", "a\\b\nc", []))[0] == r"# HELP m a\\b\nc"
+
+
+@pytest.mark.parametrize("count", [0, 1, 999_999, 1_000_001, 123_456_789_012, 2**63 + 1])
+def test_counts_are_exact(count: int) -> None:
+    """A counter that is rounded to six digits stands still, and then jumps."""
+    assert text_of(Metric("m", "h", [({"l": ""}, count)]))[-1] == f'm{{l=""}} {count}'
+
+
+@given(st.text(st.characters(codec="utf-8")), st.floats(allow_nan=False) | st.integers())
+def test_any_label_and_any_value_can_be_read_back(label: str, value: float) -> None:
+    (sample,) = text_of(Metric("m", "h", [({"l": label}, value)]))[2:]
+    match = _SAMPLE(sample)
+    assert match is not None
+    meaning = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+    assert re.sub(r"\\.", lambda found: meaning[found[0]], match[1]) == label
+    assert float(match[2]) == value
+
+
+def test_log_records_go_to_stderr_one_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    log_to_stderr("info")
+    try:
+        logging.getLogger("knafka.test").info("it %s", "works")
+        logging.getLogger("knafka.test").debug("unheard")
+    finally:
+        for handler in root.handlers:
+            handler.flush()
+    captured = capsys.readouterr()
+    assert re.fullmatch(r"\S+ \S+ INFO    knafka\.test: it works\n", captured.err)
+    assert captured.out == ""
+    assert sys.stderr is not None

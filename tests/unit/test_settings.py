@@ -1,0 +1,90 @@
+"""What a function takes from its environment."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.requests import ingress
+
+from knafka import settings
+from knafka.core.contract import Egress, Kafka, Sink, dump
+from knafka.core.errors import InvalidDocument
+from knafka.settings import EGRESS, INGRESSES, LOG_LEVEL, Listen
+
+EGRESS_DOCUMENT = Egress(
+    namespace="ns",
+    broker="b",
+    trigger="t",
+    topic="events",
+    group="g",
+    dead_letter_topic="d",
+    kafka=Kafka(bootstrap_servers="k:9092"),
+    subscriber=Sink(url="http://s/"),
+)
+
+
+def test_it_listens_everywhere_on_8080_by_default() -> None:
+    assert settings.listen({}) == Listen("0.0.0.0", 8080)
+
+
+def test_host_and_port_are_taken_from_the_environment() -> None:
+    assert settings.listen({"HOST": "127.0.0.1", "PORT": "0"}) == Listen("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize("port", ["", "x", "-1", "80.0", "65536", "²", "9" * 5000])
+def test_a_port_that_is_none_is_told(port: str) -> None:
+    with pytest.raises(InvalidDocument, match=r"^PORT: invalid value") as raised:
+        settings.listen({"PORT": port})
+    assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("environment", "level"),
+    [({}, "warning"), ({LOG_LEVEL: "INFO"}, "info"), ({LOG_LEVEL: "debug"}, "debug")],
+)
+def test_the_log_level(environment: dict[str, str], level: str) -> None:
+    assert settings.log_level(environment) == level
+
+
+@pytest.mark.parametrize("level", ["", "loud", "10"])
+def test_a_log_level_that_is_none_is_told(level: str) -> None:
+    with pytest.raises(InvalidDocument, match=f"^{LOG_LEVEL}: .*debug, info, warning, error"):
+        settings.log_level({LOG_LEVEL: level})
+
+
+def test_a_receivers_contract_is_a_list_of_ingresses() -> None:
+    brokers = [ingress(), ingress(topic="others")]
+    text = json.dumps([dump(each) for each in brokers])
+    assert list(settings.ingresses({INGRESSES: text})) == brokers
+    assert list(settings.ingresses({INGRESSES: "[]"})) == []
+
+
+def test_a_dispatchers_contract_is_one_egress() -> None:
+    text = json.dumps(dump(EGRESS_DOCUMENT))
+    assert settings.egress({EGRESS: text}) == EGRESS_DOCUMENT
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "is not set"),
+        ("", "is not set"),
+        ("{", "JSON"),
+        ("[1]", ""),
+        ('[{"namespace":"n"}]', r"missing field\(s\): \[0\].broker"),
+    ],
+)
+def test_a_broken_contract_is_told_by_its_variable_and_field(text: str | None, told: str) -> None:
+    environment = {} if text is None else {INGRESSES: text}
+    with pytest.raises(InvalidDocument, match=f"^{INGRESSES}: .*{told}"):
+        settings.ingresses(environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [(None, "is not set"), ("[]", "object"), ("{}", "missing field")]
+)
+def test_a_broken_egress_is_told_by_its_variable_and_field(text: str | None, told: str) -> None:
+    environment = {} if text is None else {EGRESS: text}
+    with pytest.raises(InvalidDocument, match=f"^{EGRESS}: .*{told}"):
+        settings.egress(environment)
