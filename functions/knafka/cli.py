@@ -17,8 +17,8 @@ from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
+from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
-from knafka.clients.kafka_log import KafkaAdmin
 from knafka.core import json_format
 from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import InvalidDocument, InvalidEvent, KnafkaError

@@ -7,12 +7,18 @@ somebody asks. Refused here: a registry that everything shares. Each function ow
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 Labels = Mapping[str, str]
+
+QUIET: Final = 10.0
+"""Seconds between two log lines that differ in their numbers only."""
+
+_NUMBERS = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,24 @@ def prometheus_text(metrics: Iterable[Metric]) -> bytes:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class Seldom(logging.Filter):
+    """Lets one line of a kind through every `QUIET` seconds: while Kafka is away, the same is said
+    hundreds of times a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[tuple[int, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.levelno, _NUMBERS.sub("", record.getMessage())
+        if record.created - self._said.get(kind, 0.0) < QUIET:
+            return False
+        if len(self._said) > 100:
+            self._said.clear()
+        self._said[kind] = record.created
+        return True
 
 
 def log_to_stderr(level: str) -> None:

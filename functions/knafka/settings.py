@@ -10,6 +10,7 @@ Refused here: defaults for the contract. A function without one says so and ends
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -53,9 +54,13 @@ def ingresses(environment: Environment) -> Sequence[Ingress]:
     """Raises `InvalidDocument` that names the variable and the broken field."""
     text = _required(environment, INGRESSES)
     try:
-        return parse_ingresses(text)
+        found = parse_ingresses(text)
     except InvalidDocument as error:
         raise InvalidDocument(INGRESSES, str(error)) from error
+    for path, times in Counter(each.path for each in found).items():
+        if times > 1:
+            raise InvalidDocument(INGRESSES, f"{times} Brokers have the path {path}: want one")
+    return found
 
 
 def egress(environment: Environment) -> Egress:

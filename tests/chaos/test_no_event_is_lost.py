@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import functions, traffic
 
-from knafka.clients.kafka_log import KafkaAdmin
+from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Egress, Ingress, Kafka, Order, Sink
 from knafka.core.drain import DrainRequest
 from knafka.local.kafka_distribution import KafkaDistribution

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from knafka.clients.kafka_log import KafkaAdmin, KafkaReader, KafkaWriter
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_log import KafkaReader, KafkaWriter
 from knafka.clients.log import (
     Assignment,
     LogAdmin,

@@ -22,7 +22,7 @@ from support.kafka import Kafka, MakeTopic
 from support.scripted import CLOSE, Arrival, ScriptedServer, raw
 from support.trigger_world import Held, TriggerWorld, drained, until
 
-from knafka.clients.kafka_log import KafkaAdmin
+from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import DrainRequest, Ended
 from knafka.settings import EGRESS

@@ -20,7 +20,7 @@ from support.kafka import Kafka, MakeTopic
 from support.waiting import until
 
 from knafka import settings
-from knafka.clients.kafka_log import KafkaAdmin
+from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import contract
 from knafka.core.contract import Egress, Ingress, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended

@@ -36,7 +36,7 @@ from support.requests import (
 from support.waiting import until
 from support.wire import Wire, connected
 
-from knafka.clients.kafka_log import KafkaAdmin
+from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.log import Record
 from knafka.local.kafka_distribution import KafkaDistribution
 from knafka.local.kafka_server import KafkaServer

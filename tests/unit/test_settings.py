@@ -54,10 +54,17 @@ def test_a_log_level_that_is_none_is_told(level: str) -> None:
 
 
 def test_a_receivers_contract_is_a_list_of_ingresses() -> None:
-    brokers = [ingress(), ingress(topic="others")]
+    brokers = [ingress(), ingress(broker="other", topic="others")]
     text = json.dumps([dump(each) for each in brokers])
     assert list(settings.ingresses({INGRESSES: text})) == brokers
     assert list(settings.ingresses({INGRESSES: "[]"})) == []
+
+
+def test_two_brokers_with_one_path_are_told() -> None:
+    """One of them would never get an event."""
+    text = json.dumps([dump(ingress()), dump(ingress(topic="others"))])
+    with pytest.raises(InvalidDocument, match=f"^{INGRESSES}: 2 Brokers have the path /"):
+        settings.ingresses({INGRESSES: text})
 
 
 def test_a_dispatchers_contract_is_one_egress() -> None:

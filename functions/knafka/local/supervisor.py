@@ -22,8 +22,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
+from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
-from knafka.clients.kafka_log import KafkaAdmin
 from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka.local import kafka_distribution
@@ -36,6 +36,7 @@ from knafka.local.manifests import Identity, Manifests
 from knafka.local.plan import Plan, PlannedTrigger, defaults, has_command, identity, make_plan
 from knafka.local.programs import Programs
 from knafka.local.receiver_process import Answered, ReceiverProcess
+from knafka.local.replays import follow_replays
 from knafka.local.snapshot import Snapshot, take
 from knafka.local.view import View
 from knafka_operator.desired import Topic
@@ -109,7 +110,12 @@ class Supervisor:
                 tasks = [group.create_task(self._scaler.run(), name="scaler")]
                 try:
                     complete = await self._reconcile()
-                    works = (self._follow_files(), self._repeat(complete), self._look())
+                    works = (
+                        self._follow_files(),
+                        self._repeat(complete),
+                        self._look(),
+                        follow_replays(lambda: self._plan.triggers, self._admin, self._scaler),
+                    )
                     tasks += [group.create_task(work) for work in works]
                     yield
                 finally:

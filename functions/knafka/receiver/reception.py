@@ -19,11 +19,12 @@ from knafka.clients.log import LogWriter
 from knafka.core.contract import Ingress
 from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
 from knafka.core.http_binding import record_of
-from knafka.observability import Labels, Metric, prometheus_text
+from knafka.observability import Labels, Metric, Seldom, prometheus_text
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 
 log = logging.getLogger(__name__)
+log.addFilter(Seldom())
 
 HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 Respond: TypeAlias = Callable[[Answer], None]

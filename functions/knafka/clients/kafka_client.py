@@ -1,0 +1,66 @@
+"""librdkafka as we open it: what its clients share, and its errors as ours.
+
+librdkafka isn't fork-safe: clients are made in the process that uses them, never at import.
+Refused here: any request. See `kafka_log` and `kafka_admin`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from knafka.core.errors import LogError
+from knafka.observability import Seldom
+
+log = logging.getLogger(__name__)
+_librdkafka = logging.getLogger("librdkafka")
+_librdkafka.addFilter(Seldom())
+
+Connection: TypeAlias = Mapping[str, Any]
+"""librdkafka's configuration of how to reach the cluster: bootstrap.servers, security."""
+
+C = TypeVar("C", Producer, Consumer)
+
+PASSING: Final = frozenset(
+    {
+        KafkaError._PARTITION_EOF,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+"""Conditions that librdkafka mends by itself; they reach a consumer only to be known."""
+
+
+def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[str, Any]) -> C:
+    """A client that logs as we do, unless told how.
+
+    Raises `LogError` for what librdkafka can't use, such as a broken certificate.
+    """
+    try:
+        return client({"error_cb": _log_error, "logger": _librdkafka, **configuration})
+    except KafkaException as error:
+        raise log_error_of(error.args[0]) from error
+
+
+def open_admin(connection: Connection) -> AdminClient:
+    """An admin client; what goes wrong comes back with each request, so it logs nothing."""
+    try:
+        return AdminClient({**connection, "log_level": 0})
+    except KafkaException as error:
+        raise log_error_of(error.args[0]) from error
+
+
+def log_error_of(error: KafkaError) -> LogError:
+    too_large = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+    return LogError(error.str(), retriable=not too_large, too_large=too_large)
+
+
+def _log_error(error: KafkaError) -> None:
+    log.log(logging.INFO if error.code() in PASSING else logging.WARNING, "Kafka: %s", error.str())
