@@ -54,7 +54,7 @@ def test_a_log_level_that_is_none_is_told(level: str) -> None:
 
 
 def test_a_receivers_contract_is_a_list_of_ingresses() -> None:
-    brokers = [ingress(), ingress(broker="other", topic="others")]
+    brokers = [ingress(), ingress(topic="others").model_copy(update={"broker": "other"})]
     text = json.dumps([dump(each) for each in brokers])
     assert list(settings.ingresses({INGRESSES: text})) == brokers
     assert list(settings.ingresses({INGRESSES: "[]"})) == []
