@@ -6,13 +6,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hashes \
 	--python-version 3.11 --custom-compile-command "make lock"
 
-.PHONY: help run test lint types unit lock clean
+.PHONY: help run jobs test lint types unit lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 run: $(VENV)/.local ## Start Kafka and the quickstart's Broker, send events, show them arrive
 	$(BIN)/knafka up -f examples/quickstart --send examples/quickstart/events.ndjson
+
+jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark (430 MB)
 
 test: lint types unit ## Check style, types and imports, and run all tests
 
@@ -29,6 +31,7 @@ unit: $(VENV)/.dev
 
 lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra local --group build -o requirements/local.lock
+	$(LOCK) --extra local --extra jobs --group build -o requirements/jobs.lock
 	$(LOCK) --extra local --extra jobs --group dev -o requirements/dev.lock
 
 clean: ## Remove the virtual environment, caches and local data
@@ -47,8 +50,13 @@ $(VENV)/.local: requirements/local.lock pyproject.toml | $(VENV)/bin/python
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
+$(VENV)/.jobs: requirements/jobs.lock $(VENV)/.local
+	@echo "installing PySpark and Delta (430 MB)"
+	@test -e $(VENV)/.dev || $(PIP) install --require-hashes -r requirements/jobs.lock
+	@touch $@
+
 $(VENV)/.dev: requirements/dev.lock pyproject.toml | $(VENV)/bin/python
-	@echo "installing Knafka and what its tests need (about 30 s)"
+	@echo "installing Knafka and what its tests need, PySpark among it (one to three minutes)"
 	@$(PIP) install --require-hashes -r requirements/dev.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
-	@touch $@ $(VENV)/.local
+	@touch $@ $(VENV)/.local $(VENV)/.jobs

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-pytest_plugins = ["support.kafka"]
+pytest_plugins = ["support.kafka", "support.spark"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

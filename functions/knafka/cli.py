@@ -23,7 +23,7 @@ from knafka.core import json_format
 from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import InvalidDocument, InvalidEvent, KnafkaError
 from knafka.core.event import Event
-from knafka.local import dead_letters, sending, triggers, view
+from knafka.local import dead_letter_commands, dead_letters, sending, triggers, view
 from knafka.local.installation import DEFAULT_DATA, Installation, State
 from knafka.local.manifests import Declared, Manifests
 from knafka.local.supervisor import Options
@@ -49,9 +49,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 trigger_app = typer.Typer(help="Ask what Triggers want.", no_args_is_help=True)
-letters_app = typer.Typer(help="Look at events that could not be delivered.", no_args_is_help=True)
+letters_app = typer.Typer(
+    help="Look at events that could not be delivered, report on them, send them again.",
+    no_args_is_help=True,
+)
 app.add_typer(trigger_app, name="trigger")
 app.add_typer(letters_app, name="dead-letters")
+dead_letter_commands.add_to(letters_app)
 
 Files = Annotated[
     list[Path] | None,

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from knafka.core import names
-from knafka.core.contract import BackoffPolicy, Delivery, Egress, Ingress, Kafka, Order, Sink
+from knafka.core.contract import (
+    AttributesFilter,
+    BackoffPolicy,
+    Delivery,
+    Egress,
+    Ingress,
+    Kafka,
+    Order,
+    Sink,
+)
 from knafka.core.errors import InvalidDocument
 from knafka_operator.resources import (
     CORE,
@@ -200,6 +209,24 @@ def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | N
     """The dead letter sink that applies: the Broker's only if the Trigger declares no delivery."""
     spec = _delivery_spec(trigger, broker)
     return None if spec is None else spec.dead_letter_sink
+
+
+def replay_egress(egress: Egress) -> Egress:
+    """What a dispatcher is told of a Trigger's replays.
+
+    They are delivered like its events, so to its subscriber, with its retries and its dead-letter
+    topic; but they passed its filters long ago, and come from a topic of their own.
+    """
+    replays = names.replay_topic(egress.namespace, egress.broker, egress.trigger)
+    return egress.model_copy(
+        update={
+            "topic": replays,
+            "group": replays,
+            "reply_topic": egress.topic,
+            "filter": AttributesFilter(),
+            "filters": (),
+        }
+    )
 
 
 def dead_letter_topic(egress: Egress, topic: Topic) -> Topic:

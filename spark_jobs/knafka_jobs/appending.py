@@ -1,7 +1,8 @@
 """Appending a replay to a Trigger's replay topic: each event once, whatever is killed.
 
-A replay appends in transactions under an id of its own, so that a second run of it fences the first
-one off; before it sends, it reads what is committed and leaves that out. Refused here: what is sent.
+A replay appends in transactions under an id of its own, so that a second run of it fences the
+first one off; before it sends, it reads what is committed and leaves that out. Refused here:
+choosing what is sent.
 """
 
 from __future__ import annotations
@@ -56,10 +57,14 @@ def already_appended(topics: Topics, topic: Topic, replay_id: str) -> list[Appen
             [TopicPartition(topic.name, number, span.start) for number, span in waiting.items()]
         )
         remaining = set(waiting)
+        deadline = time.monotonic() + TIMEOUT
         while remaining:
-            for message in consumer.consume(1000, TIMEOUT) or [None]:
-                if message is None:
-                    raise JobError(f"Kafka sends nothing of {topic.name} for {TIMEOUT:.0f} s")
+            messages = consumer.consume(1000, 0.2)
+            if messages:
+                deadline = time.monotonic() + TIMEOUT
+            elif time.monotonic() > deadline:
+                raise JobError(f"Kafka sends nothing of {topic.name} for {TIMEOUT:.0f} s")
+            for message in messages:
                 error = message.error()
                 if error is None:
                     if (failure := _failure_of(message, replay_id)) is not None:
@@ -81,7 +86,7 @@ def append(
     rate: float | None,
     progress: Callable[[int], None],
 ) -> list[Appended]:
-    """Append all letters, at most `rate` a second. Raises `JobError`, with the last batch undone."""
+    """Append all letters, at most `rate` a second. Raises `JobError`; the last batch is undone."""
     appended: list[Appended] = []
     try:
         producer = _producer(topics, replay_id)
@@ -159,7 +164,7 @@ def _failure_of(message: Any, replay_id: str) -> str | None:
         if name == REPLAY and raw is not None:
             replay, _, failure = raw.decode(errors="replace").rpartition("/")
             if replay == replay_id:
-                return failure
+                return str(failure)
     return None
 
 

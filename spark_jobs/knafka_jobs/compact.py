@@ -1,7 +1,7 @@
 """The compaction, step by step: every step may be killed and is made good by the next run.
 
-    ask Kafka -> append to `records` -> fold into `failures` -> judge replays -> merge small files
-              -> delete from the topics what the table holds
+    ask Kafka -> append to `records` -> fold into `failures` -> judge replays
+              -> merge small files -> delete from the topics what the table holds
 
 Refused here: anything that could delete a dead letter that `records` lacks.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 from knafka_jobs.compaction import (
@@ -26,8 +26,8 @@ from knafka_jobs.compaction import (
     records_of,
     start_of,
 )
-from knafka_jobs.errors import JobError
-from knafka_jobs.storage import Tables, first_line
+from knafka_jobs.replay import outcomes, resolved
+from knafka_jobs.storage import Tables, explained
 from knafka_jobs.topics import Topic, Topics
 
 SAFETY_WINDOW: Final = 24.0
@@ -66,12 +66,14 @@ class Compacted:
 
 def compact(tables: Tables, topics: Topics, options: Options, progress: Progress) -> Compacted:
     """Bring the tables up to date. Raises `JobError`; another run then goes on where this ended."""
-    with tables.compacting():
+    with tables.compacting(), explained(f"the tables in {tables.root} can't be brought up to date"):
+        settled = _settled(tables, topics)
         found = topics.dead_letters(options.broker)
         progress(f"{len(found)} dead-letter topics")
         records, missed = _ingest(tables, topics, found, options, progress)
         folded = tables.fold_stream(failures_of)
         progress(f"{folded} folded into failures")
+        _judge(tables, settled)
         merged = tuple(name for name in ("records", "failures") if folded and tables.maintain(name))
         deleted = _drain(tables, topics, found, options)
         progress(f"{deleted} deleted from their topics")
@@ -85,6 +87,26 @@ def _ingest(
     if not found:
         return 0, 0
     source = _source(tables, found)
+    try:
+        return _append(tables, topics, found, source, options, progress)
+    except StreamingQueryException:
+        now = topics.described(sorted(found))
+        if now.keys() == found.keys() and start_of(_spans(now), _held(tables, now)).fits:
+            raise
+    # The topics are not as the checkpoint knew them, so reading begins anew after what is tabled.
+    source = Source(source.generation + 1, {name: topic.id for name, topic in now.items()})
+    tables.write_source(source)
+    return _append(tables, topics, now, source, options, progress)
+
+
+def _append(
+    tables: Tables,
+    topics: Topics,
+    found: Mapping[str, Topic],
+    source: Source,
+    options: Options,
+    progress: Progress,
+) -> tuple[int, int]:
     checkpoint = tables.records_checkpoint(source)
     start = None
     if not tables.has_begun(checkpoint):
@@ -101,10 +123,7 @@ def _ingest(
         .option("maxOffsetsPerTrigger", options.batch_records)
         .load()
     )
-    try:
-        count = tables.append_stream(records_of(kafka, _ids(tables, found)), "records", checkpoint)
-    except StreamingQueryException as error:
-        raise JobError(f"the dead letters can't be read: {first_line(error)}") from error
+    count = tables.append_stream(records_of(kafka, _ids(tables, found)), "records", checkpoint)
     progress(f"{count} new dead letters")
     return count, start.missed if start else 0
 
@@ -120,7 +139,7 @@ def _source(tables: Tables, found: Mapping[str, Topic]) -> Source:
 
 def _ids(tables: Tables, found: Mapping[str, Topic]) -> DataFrame:
     rows = [(topic.name, topic.id) for topic in found.values()]
-    return tables.spark.createDataFrame(rows, "topic string, topic_id string").coalesce(1)
+    return tables.rows(rows, {"topic": "string", "topic_id": "string"})
 
 
 def _spans(found: Mapping[str, Topic]) -> dict[Position, Span]:
@@ -141,6 +160,42 @@ def _held(tables: Tables, found: Mapping[str, Topic]) -> dict[Position, int]:
     }
 
 
+def _settled(tables: Tables, topics: Topics) -> list[tuple[str, int, int]]:
+    """Up to where each replay topic with events on their way is settled.
+
+    Asked before the dead letters are read: what is settled by now and failed again is among them.
+    """
+    pending = tables.read("sent").where("outcome IS NULL")
+    names = [row["topic"] for row in pending.select("topic").distinct().collect()]
+    return [
+        (topic.id, partition, offset)
+        for topic in topics.described(names).values()
+        for partition, offset in topics.committed(topic.name, topic).items()
+    ]
+
+
+def _judge(tables: Tables, settled: list[tuple[str, int, int]]) -> None:
+    """Note what became of replays; in this order, as what is on its way is judged again."""
+    if not settled:
+        return
+    columns = {"topic_id": "string", "partition": "int", "until": "bigint"}
+    committed = tables.rows(settled, columns)
+    sent = tables.read("sent")
+    judged = outcomes(sent, tables.read("records"), committed).localCheckpoint()
+    tables.update(
+        resolved(judged),
+        "failures",
+        "failures.failure_id = more.failure_id AND failures.last_failed <= more.sent",
+        {"resolved": "more.judged"},
+    )
+    tables.update(
+        judged,
+        "sent",
+        "sent.replay_id = more.replay_id AND sent.failure_id = more.failure_id",
+        {"outcome": "more.outcome", "judged": "more.judged"},
+    )
+
+
 def _drain(tables: Tables, topics: Topics, found: Mapping[str, Topic], options: Options) -> int:
     """Delete what is old enough and in the table; how many records."""
     spans = {where: span for where, span in _spans(found).items() if span.start < span.end}
@@ -153,9 +208,8 @@ def _drain(tables: Tables, topics: Topics, found: Mapping[str, Topic], options: 
             rows.append((topic, found[topic].id, partition, span.start, end))
     if not rows:
         return 0
-    drainable = tables.spark.createDataFrame(
-        rows, "topic string, topic_id string, partition int, start bigint, end bigint"
-    )
+    columns = {"topic": "string", "topic_id": "string", "partition": "int"}
+    drainable = tables.rows(rows, {**columns, "start": "bigint", "end": "bigint"})
     held = durable(tables.read("records"), drainable).collect()
     until = {(row["topic"], row["partition"]): row["until"] for row in held}
     unchanged = topics.described(sorted({topic for topic, _ in until}))

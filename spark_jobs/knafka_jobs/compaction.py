@@ -107,29 +107,29 @@ def failures_of(records: DataFrame) -> DataFrame:
     )
 
 
-MERGE_ON: Final = "failure.failure_id = more.failure_id"
+MERGE_ON: Final = "failures.failure_id = more.failure_id"
 
 
 def merged() -> dict[str, str]:
-    """How a failure that is there (`failure`) takes in more of the same (`more`), as SQL.
+    """How a failure that is there (`failures`) takes in more of the same (`more`), as SQL.
 
     The sums make it additive: whoever merges sees to it that a batch is merged once.
     """
-    is_later = "more.last_failed >= failure.last_failed"
+    is_later = "more.last_failed >= failures.last_failed"
     last = {
-        name: f"CASE WHEN {is_later} THEN more.`{name}` ELSE failure.`{name}` END"
+        name: f"CASE WHEN {is_later} THEN more.`{name}` ELSE failures.`{name}` END"
         for name in (*STORY, *POSITION)
     }
-    history = "array_sort(concat(failure.history, more.history))"
-    length = f"least(size(failure.history) + size(more.history), {HISTORY_LENGTH})"
+    history = "array_sort(concat(failures.history, more.history))"
+    length = f"least(size(failures.history) + size(more.history), {HISTORY_LENGTH})"
     return {
         **last,
-        "failures": "failure.failures + more.failures",
-        "retries": "failure.retries + more.retries",
-        "first_failed": "least(failure.first_failed, more.first_failed)",
-        "last_failed": "greatest(failure.last_failed, more.last_failed)",
+        "failures": "failures.failures + more.failures",
+        "retries": "failures.retries + more.retries",
+        "first_failed": "least(failures.first_failed, more.first_failed)",
+        "last_failed": "greatest(failures.last_failed, more.last_failed)",
         "history": f"slice({history}, -{length}, {HISTORY_LENGTH})",
-        "resolved": "CASE WHEN failure.resolved > more.last_failed THEN failure.resolved END",
+        "resolved": "CASE WHEN failures.resolved > more.last_failed THEN failures.resolved END",
     }
 
 
@@ -191,6 +191,8 @@ class Start:
     offsets: Mapping[Position, int]
     missed: int = 0
     """Records that were deleted from a topic before anybody tabled them."""
+    fits: bool = True
+    """Whether a topic still has all that lies after what the table holds."""
 
     @property
     def json(self) -> str:
@@ -207,7 +209,10 @@ def start_of(spans: Mapping[Position, Span], held: Mapping[Position, int]) -> St
         where: min(max(held.get(where, 0), span.start), span.end) for where, span in spans.items()
     }
     missed = sum(max(0, span.start - held[where]) for where, span in spans.items() if where in held)
-    return Start(offsets, missed)
+    fits = all(
+        spans[where].start <= held[where] <= spans[where].end for where in held if where in spans
+    )
+    return Start(offsets, missed, fits)
 
 
 def is_worth_merging(files: int, size: int) -> bool:

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from knafka.core.delivery import Reason
 from knafka_jobs.errors import JobError
 from knafka_jobs.report import MAX_EXAMPLES, MAX_TOPS, PREVIEW_CHARACTERS
-from knafka_jobs.schema import FAILURES, POSITION, TRIGGER
+from knafka_jobs.schema import FAILURES, TRIGGER
 
 GROUP: Final = (*TRIGGER, "destination", "reason", "code")
 """The columns that make a group: what failed alike."""
@@ -78,16 +78,16 @@ def chosen(failures: DataFrame, selection: Selection) -> DataFrame:
     if selection.where is None:
         return rows
     try:
-        # In parentheses: nothing of it may end the expression that it stands in.
-        return rows.where(F.expr(f"({selection.where})"))
+        return rows.where(F.expr(selection.where))
     except PySparkException as error:
         problem = str(error).partition("\n")[0]
         raise JobError(f"the predicate {selection.where!r} can't be used: {problem}") from None
 
 
 def reported(failures: DataFrame, since: datetime) -> DataFrame:
-    """What a report is about: everything unresolved, and what failed `since`."""
-    return failures.where(F.col("resolved").isNull() | (F.col("last_failed") >= F.lit(since)))
+    """What a report is about: everything unresolved, and what failed or was resolved `since`."""
+    is_recent = (F.col("last_failed") >= F.lit(since)) | (F.col("resolved") >= F.lit(since))
+    return failures.where(F.col("resolved").isNull() | is_recent)
 
 
 def groups(failures: DataFrame, since: datetime, before: datetime | None) -> DataFrame:

@@ -1,20 +1,21 @@
 """Reporting: the tables read once, told as a `Report`, and remembered for the next one.
 
-Refused here: the page (see `page`), and any count that isn't in the tables: the tables are as new as
-the last compaction.
+Refused here: the page (see `page`), and any count that isn't in the tables, which are as new as the
+last compaction.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from pyspark.sql import DataFrame, Row
 
+from knafka.core import names
 from knafka.core.delivery import Reason
 from knafka_jobs import failures as told
 from knafka_jobs import replay
@@ -38,7 +39,9 @@ from knafka_jobs.report import (
     preview,
     replay_command,
 )
+from knafka_jobs.schema import REPORTS, TRIGGER
 from knafka_jobs.storage import Tables
+from knafka_jobs.topics import Topics
 
 DAYS: Final = 30.0
 """How far back the buckets go at most."""
@@ -48,6 +51,9 @@ REPLAYS: Final = 50
 
 Settled: TypeAlias = Mapping[tuple[str, str, str], int]
 """Events that a Trigger (namespace, broker, name) has settled, if known."""
+
+SettledSince: TypeAlias = Callable[[DataFrame, datetime], Settled]
+"""Asks Kafka about the Triggers of these failures, from a moment on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +69,9 @@ def report(
     broker: str | None,
     now: datetime,
     days: float = DAYS,
-    settled: Settled | None = None,
+    settled: SettledSince | None = None,
 ) -> Report:
-    """Tell what the tables hold, of everything or one Broker (`namespace/name`), and remember it."""
+    """Tell what the tables hold of everything, or of a Broker (`namespace/name`); remember it."""
     failures = told.chosen(tables.read("failures"), Selection(broker=broker))
     sent, records = tables.read("sent"), tables.read("records")
     before = _before(tables.read("reports"), broker)
@@ -84,7 +90,7 @@ def report(
         sources=_by_group(told.tops(reported, "source")),
         examples=_by_group(told.examples(reported, records)),
         before=before,
-        settled=settled or {},
+        settled=settled(reported, since) if settled else {},
     )
     namespace, _, name = (broker or "").partition("/")
     groups = made_report.told()
@@ -200,6 +206,33 @@ def changes(groups: list[Group]) -> Changes:
     return Changes(**counts)
 
 
+def settled_since(topics: Topics) -> SettledSince:
+    """How many events each Trigger has settled, by its group's commits; filtered ones count."""
+
+    def ask(failures: DataFrame, since: datetime) -> Settled:
+        rows = failures.select(*TRIGGER, "origin_topic").distinct().collect()
+        origins = {
+            (row["namespace"], row["broker"], row["trigger"]): row["origin_topic"]
+            for row in rows
+            if row["origin_topic"] and not row["origin_topic"].startswith(names.REPLAYS)
+        }
+        found = topics.described(sorted(set(origins.values())))
+        settled = {}
+        for trigger, name in origins.items():
+            if (topic := found.get(name)) is not None:
+                group = names.trigger_group(trigger[0], trigger[2])
+                committed = topics.committed(group, topic)
+                starts = topics.offsets_at(((name, each) for each in committed), since.timestamp())
+                settled[trigger] = sum(
+                    max(0, offset - starts[name, each])
+                    for each, offset in committed.items()
+                    if starts[name, each] >= 0
+                )
+        return settled
+
+    return ask
+
+
 def _example(row: Row) -> Example:
     origin = "/".join(str(row[f"origin_{part}"]) for part in ("topic", "partition", "offset"))
     return Example(
@@ -252,7 +285,7 @@ def _remember(tables: Tables, made: Report) -> None:
         for each in made.groups
     ]
     rows = rows or [(*about, None, 0, 0, 0)]
-    tables.append(tables.rows(rows, "reports").coalesce(1), "reports")
+    tables.append(tables.rows(rows, REPORTS), "reports")
 
 
 def _runs(tables: Tables) -> tuple[ReplayRun, ...]:

@@ -29,8 +29,8 @@ SETTINGS: Final[Mapping[str, str]] = {
 }
 
 ON_ONE_MACHINE: Final[Mapping[str, str]] = {
-    "spark.sql.shuffle.partitions": "4",  # of 200: each costs a task
-    "spark.databricks.delta.snapshotPartitions": "2",  # of 50
+    "spark.sql.shuffle.partitions": "2",  # of 200: each costs a task
+    "spark.databricks.delta.snapshotPartitions": "1",  # of 50
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # of 10,000: VACUUM's
 }
 
@@ -44,7 +44,7 @@ def start(name: str) -> SparkSession:
         spark = builder.getOrCreate()
     except Exception as error:  # py4j and PySpark raise what they like here
         raise JobError(f"Spark does not start: {error}") from error
-    on_one_machine = spark.sparkContext.master.startswith("local")
+    on_one_machine = (spark.sparkContext.master or "").startswith("local")
     for key, value in {**SETTINGS, **(ON_ONE_MACHINE if on_one_machine else {})}.items():
         spark.conf.set(key, value)
     return spark

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from knafka_jobs.compaction import MERGE_ON, Source, is_worth_merging, merged
 from knafka_jobs.errors import JobError
-from knafka_jobs.schema import TABLES, ddl
+from knafka_jobs.schema import SOURCES, TABLES, Columns, ddl
 
 VACUUM_INTERVAL: Final = timedelta(days=1)
 """Listing all files is what VACUUM costs; what it removes waits for a week (Delta's default)."""
@@ -37,13 +40,14 @@ class Tables:
         self.spark = spark
         self.root = root.rstrip("/") if "://" in root else str(Path(root).absolute())
         self._ids: dict[str, str] = {}
+        self._made: set[str] = set()
 
     def path(self, name: str) -> str:
         return f"{self.root}/{name}"
 
     def read(self, name: str) -> DataFrame:
         """A table with its columns in their order."""
-        with _explained(f"the table {self.path(name)} can't be read"):
+        with explained(f"the table {self.path(name)} can't be read"):
             return self._table(name).toDF().select(*TABLES[name])
 
     def id(self, name: str) -> str:
@@ -53,13 +57,16 @@ class Tables:
         return self._ids[name]
 
     def append(self, rows: DataFrame, name: str) -> None:
-        rows.select(*TABLES[name]).write.format("delta").mode("append").save(self.path(name))
+        self._write(rows, name, "append")
 
     def replace(self, rows: DataFrame, name: str) -> None:
-        rows.select(*TABLES[name]).write.format("delta").mode("overwrite").save(self.path(name))
+        self._write(rows, name, "overwrite")
 
-    def rows(self, values: list[tuple[Any, ...]], name: str) -> DataFrame:
-        return self.spark.createDataFrame(values, ddl(TABLES[name]))
+    def rows(self, values: Iterable[tuple[Any, ...]], columns: Columns) -> DataFrame:
+        """Values as a DataFrame, by way of JSON: createDataFrame would start Python workers."""
+        text = json.dumps([dict(zip(columns, each, strict=True)) for each in values], default=str)
+        rows = F.from_json(F.lit(text), f"array<struct<{ddl(columns)}>>")
+        return self.spark.range(1, numPartitions=1).select(F.inline(rows))
 
     def upsert(
         self, rows: DataFrame, name: str, on: str, update: Mapping[str, str] | None = None
@@ -79,16 +86,24 @@ class Tables:
         self._table(name).alias(name).merge(rows.alias("more"), on).whenMatchedDelete().execute()
 
     def source(self) -> Source | None:
-        """What the current checkpoint was made for; None for tables that are new."""
-        rows = self.read("sources").where(f"records = '{self.id('records')}'").collect()
+        """What the current checkpoint was made for; None for tables that are new.
+
+        Raises `JobError` if `records` is not the table that the others were made from.
+        """
+        rows = self.read("sources").collect()
         if not rows:
             return None
+        if rows[0]["records"] != self.id("records"):
+            raise JobError(
+                f"{self.path('records')} is not the table that was there: restore it, or remove "
+                f"all of {self.root} to start anew with what Kafka still has"
+            )
         return Source(rows[0]["generation"], {each["topic"]: each["topic_id"] for each in rows})
 
     def write_source(self, source: Source) -> None:
         records = self.id("records")
         rows = [(records, source.generation, *each) for each in source.topics.items()]
-        self.replace(self.rows(rows, "sources").coalesce(1), "sources")
+        self.replace(self.rows(rows, SOURCES), "sources")
 
     def records_checkpoint(self, source: Source) -> str:
         return f"{self.root}/checkpoints/records-{self.id('records')}-{source.generation}"
@@ -96,9 +111,12 @@ class Tables:
     def has_begun(self, checkpoint: str) -> bool:
         """Whether a stream has ever planned a batch on this checkpoint."""
         hadoop = self.spark._jvm.org.apache.hadoop  # type: ignore[union-attr]
-        path = hadoop.fs.Path(f"{checkpoint}/offsets/0")
-        configuration = self.spark._jsc.hadoopConfiguration()
-        return bool(path.getFileSystem(configuration).exists(path))
+        path = hadoop.fs.Path(f"{checkpoint}/offsets")
+        system = path.getFileSystem(self.spark._jsc.hadoopConfiguration())
+        if not system.exists(path):
+            return False
+        # The first are dropped in time, and one that is being written is hidden by a dot.
+        return any(not each.getPath().getName().startswith(".") for each in system.listStatus(path))
 
     def append_stream(self, rows: DataFrame, name: str, checkpoint: str) -> int:
         """Append what a stream has now, each batch exactly once; returns the number of rows."""
@@ -119,19 +137,19 @@ class Tables:
         nothing to the sums.
         """
         stream = f"failures-{self.id('failures')}-{self.id('records')}"
+        checkpoint = f"{self.root}/checkpoints/{stream}"
+        if not self.has_begun(checkpoint) and not self.read("failures").isEmpty():
+            raise JobError(
+                f"the checkpoint {checkpoint} is gone: restore it, or remove "
+                f"{self.path('failures')}, which is then folded anew from records"
+            )
 
         def merge(batch: DataFrame, number: int) -> None:
             spark = batch.sparkSession
             spark.conf.set("spark.databricks.delta.write.txnAppId", stream)
             spark.conf.set("spark.databricks.delta.write.txnVersion", str(number))
             try:
-                target = DeltaTable.forPath(spark, self.path("failures")).alias("failure")
-                (
-                    target.merge(fold(batch).alias("more"), MERGE_ON)
-                    .whenMatchedUpdate(set=merged())  # type: ignore[arg-type]
-                    .whenNotMatchedInsertAll()
-                    .execute()
-                )
+                Tables(spark, self.root).upsert(fold(batch), "failures", MERGE_ON, merged())
             finally:
                 spark.conf.unset("spark.databricks.delta.write.txnAppId")
                 spark.conf.unset("spark.databricks.delta.write.txnVersion")
@@ -141,7 +159,7 @@ class Tables:
             .option("skipChangeCommits", "true")  # a purge takes back what was folded long ago
             .load(self.path("records"))
             .writeStream.foreachBatch(merge)
-            .option("checkpointLocation", f"{self.root}/checkpoints/{stream}")
+            .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
             .start()
         )
@@ -158,7 +176,7 @@ class Tables:
         vacuumed = (
             table.history().where("operation = 'VACUUM END'").selectExpr("max(timestamp)").first()
         )
-        last: datetime | None = vacuumed and vacuumed[0]
+        last = None if vacuumed is None else vacuumed[0]
         if last is None or datetime.now(UTC) - last.astimezone(UTC) > VACUUM_INTERVAL:
             table.vacuum()
         return True
@@ -182,13 +200,17 @@ class Tables:
                 ) from None
             yield
 
+    def _write(self, rows: DataFrame, name: str, mode: str) -> None:
+        self._table(name)  # made with its columns in their order
+        rows.select(*TABLES[name]).write.format("delta").mode(mode).save(self.path(name))
+
     def _table(self, name: str) -> DeltaTable:
         path = self.path(name)
-        with _explained(f"the table {path} can't be read"):
-            if not DeltaTable.isDeltaTable(self.spark, path):
-                self.spark.sql(
-                    f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({ddl(TABLES[name])}) USING delta"
-                )
+        with explained(f"the table {path} can't be read"):
+            if name not in self._made:
+                if not DeltaTable.isDeltaTable(self.spark, path):
+                    self.spark.sql(f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta")
+                self._made.add(name)
             return DeltaTable.forPath(self.spark, path)
 
     def _detail(self, name: str) -> Any:
@@ -196,13 +218,15 @@ class Tables:
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
+    """Spark's errors as a `JobError` that begins with `what`."""
     try:
         yield
-    except PySparkException as error:
-        raise JobError(f"{what}: {first_line(error)}") from error
+    except (PySparkException, Py4JError) as error:
+        raise JobError(f"{what}: {_first_line(error)}") from error
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: PySparkException | Py4JError) -> str:
     """What Spark says, without its stack."""
-    return str(error).strip().partition("\n")[0]
+    said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+    return str(said).strip().partition("\n")[0]

@@ -119,8 +119,8 @@ class Topics:
             for name, topic in found.items()
             for each in topic.partitions
         ]
-        starts = self._offsets(partitions, OffsetSpec.earliest())
-        ends = self._offsets(partitions, OffsetSpec.latest())
+        starts = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         spans: dict[str, dict[int, Span]] = {name: {} for name in found}
         for (name, partition), start in starts.items():
             spans[name][partition] = Span(start, ends[name, partition])
@@ -158,6 +158,15 @@ class Topics:
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise _job_error(error) from error
+
+    def wait_for(self, topic: str) -> Topic:
+        """A topic that was just made, once all of Kafka knows it."""
+        deadline = time.monotonic() + REQUEST_TIMEOUT
+        while time.monotonic() < deadline:
+            if found := self.described([topic]):
+                return found[topic]
+            time.sleep(ASK_AGAIN)
+        raise JobError(f"Kafka: {topic} was made and does not appear")
 
     def delete_before(self, until: Mapping[Position, int]) -> int:
         """Delete the records below each offset; returns how many partitions were cut."""

@@ -41,5 +41,8 @@ def spark(spark_environment: dict[str, str]) -> Iterator[SparkSession]:
         for name, value in spark_environment.items():
             patch.setenv(name, value)
         started = session.start("tests")
+        # Compiling code for each query takes longer than running it over some rows.
+        started.conf.set("spark.sql.codegen.wholeStage", "false")
+        started.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         yield started
         started.stop()

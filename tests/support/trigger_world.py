@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from support.functions import FunctionProcess, dispatcher, drain
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients.kafka_log import KafkaAdmin
+from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import contract
 from knafka.core.contract import Egress, Sink
 from knafka.core.drain import DrainProgress, DrainRequest

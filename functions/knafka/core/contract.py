@@ -317,6 +317,8 @@ class Egress(Model):
     dead_letter_topic: str
     kafka: Kafka
     subscriber: Sink
+    reply_topic: str | None = None
+    """Where replies go, if not to `topic`: a replay's are the Broker's all the same."""
     dead_letter_sink: Sink | None = None
     filter: AttributesFilter = AttributesFilter()
     filters: tuple[Filter, ...] = ()

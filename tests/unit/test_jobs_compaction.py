@@ -1,0 +1,347 @@
+"""Compaction: what a dead letter becomes in the tables, and what may be deleted from a topic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.testing import assertDataFrameEqual
+
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of
+from knafka.core.delivery import Reason
+from knafka_jobs.compaction import (
+    MERGE_ON,
+    Source,
+    Span,
+    durable,
+    failures_of,
+    is_worth_merging,
+    merged,
+    positions,
+    records_of,
+    start_of,
+)
+from knafka_jobs.schema import FAILURES, RECORDS, ddl
+from knafka_jobs.storage import Tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
+
+KAFKA = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key: string, value: binary>>"
+)
+TOPIC = "knafka-dead-letters-shop-main-mail-0123456789"
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def at(second: float) -> datetime:
+    return datetime.fromtimestamp(NOON.timestamp() + second, UTC)
+
+
+def kafka(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
+    """Rows as Spark's Kafka source gives them: headers, value, offset."""
+    values = [(b"k", value, TOPIC, 0, offset, NOON, headers) for headers, value, offset in rows]
+    return spark.createDataFrame(values, KAFKA)
+
+
+def topics(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame([(TOPIC, "id-1")], "topic string, topic_id string")
+
+
+FAILURE = Failure(
+    "http://mail/", Reason.STATUS, 3, NOON.timestamp(), NOON.timestamp() + 9, status=503, body=b"no"
+)
+
+
+def letter(
+    number: int = 1, failure: Failure = FAILURE
+) -> tuple[list[tuple[str, bytes]], bytes | None]:
+    """What the dispatcher buries."""
+    headers = [
+        ("ce_specversion", b"1.0"),
+        ("ce_id", b"%d" % number),
+        ("ce_source", b"/s"),
+        ("ce_type", b"t"),
+        ("content-type", b"text/plain"),
+    ]
+    origin = Origin("shop", "main", "mail", "broker-topic", 4, 40 + number)
+    return dead_letter_of(headers, b"data", failure, origin)
+
+
+def one(records: DataFrame, *columns: str) -> tuple[Any, ...]:
+    rows = records.select(*columns).collect()
+    assert len(rows) == 1
+    return tuple(rows[0])
+
+
+def test_a_dead_letter_is_spelled_out_beside_its_own_bytes(spark: SparkSession) -> None:
+    headers, value = letter()
+    records = records_of(kafka(spark, (headers, value, 7)), topics(spark))
+    assert records.columns == list(RECORDS)
+    expected = spark.createDataFrame(
+        [
+            (
+                *(TOPIC, "id-1", 0, 7, NOON, b"k", b"data", headers, "shop", "main", "mail"),
+                *("1", "/s", "t", None, None, "text/plain", 4, "broker-topic", 4, 41),
+                *("http://mail/", "status", 503, "bm8=", 3, at(0), at(9)),
+            )
+        ],
+        ddl({name: kind for name, kind in RECORDS.items() if name != "failure_id"}),
+    )
+    assertDataFrameEqual(records.drop("failure_id"), expected)
+    assert len(one(records, "failure_id")[0]) == 32
+
+
+@pytest.mark.parametrize(
+    ("headers", "value"),
+    [
+        pytest.param(None, None, id="nothing-at-all"),
+        pytest.param([], b"", id="no-headers"),
+        pytest.param([("ce_id", None)], b"x", id="a-header-without-value"),
+        pytest.param([("", b""), ("", b"")], b"x", id="headers-without-names"),
+        pytest.param([("ce_id", b"\xff\xfe"), ("ce_type", b"\x00")], b"\xff", id="not-utf-8"),
+        pytest.param(
+            [
+                ("ce_knafkaattempts", b"many"),
+                ("ce_knafkafirsttime", b"soon"),
+                ("ce_knafkareason", b"boredom"),
+                ("ce_knativeerrorcode", b"9" * 40),
+                ("ce_knafkaoffset", b"-"),
+                ("ce_knativeerrordata", b"*"),
+            ],
+            None,
+            id="a-story-that-makes-no-sense",
+        ),
+    ],
+)
+def test_garbage_is_kept_as_an_undecodable_record(
+    spark: SparkSession, headers: list[tuple[str, bytes | None]] | None, value: bytes | None
+) -> None:
+    """Nothing in the topic is left out of the table, and nothing stops the rest (CE-K8)."""
+    records = records_of(kafka(spark, (headers, value, 1), (*letter(), 2)), topics(spark))
+    garbage = records.where("offset = 1")
+    assert one(garbage, "reason", "trigger", "attempts", "code") == (
+        "undecodable-record",
+        TOPIC,
+        0,
+        None,
+    )
+    kept, its_headers = one(garbage, "value", "headers")
+    assert (kept, its_headers) == (
+        value,
+        None if headers is None else [tuple(each) for each in headers],
+    )
+    folded = failures_of(records)
+    assert folded.count() == 2
+
+
+def test_of_headers_with_one_name_the_last_wins(spark: SparkSession) -> None:
+    """CE-K6"""
+    headers, value = letter()
+    twice = [("ce_type", b"first"), *headers, ("ce_type", b"last")]
+    assert one(records_of(kafka(spark, (twice, value, 1)), topics(spark)), "type") == ("last",)
+
+
+def test_an_event_without_data_is_not_one_with_empty_data(spark: SparkSession) -> None:
+    """CE-K3: neither is a tombstone."""
+    headers, _ = letter()
+    records = records_of(kafka(spark, (headers, None, 1), (headers, b"", 2)), topics(spark))
+    rows = records.orderBy("offset").select("data_bytes", "value").collect()
+    assert [tuple(row) for row in rows] == [(None, None), (0, b"")]
+
+
+def test_the_same_event_has_the_same_failure_id_whatever_else_differs(spark: SparkSession) -> None:
+    headers, value = letter()
+    other_story = letter(1, replace(FAILURE, attempts=9, reason=Reason.TIMEOUT, status=None))
+    kafka_rows = kafka(
+        spark,
+        (headers, value, 1),
+        (*other_story, 2),
+        (*letter(2), 3),
+        (headers, b"other data", 4),
+        ([(name, b"/other" if name == "ce_source" else raw) for name, raw in headers], value, 5),
+        ([(name, b"m" if name == "ce_knafkatrigger" else raw) for name, raw in headers], value, 6),
+    )
+    rows = records_of(kafka_rows, topics(spark)).orderBy("offset").collect()
+    ids = [row["failure_id"] for row in rows]
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 5
+
+
+def records(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
+    """Rows of `records`; what isn't given is the same in all."""
+    usual: dict[str, Any] = dict.fromkeys(RECORDS) | {
+        "failure_id": "f",
+        "topic": TOPIC,
+        "topic_id": "id-1",
+        "partition": 0,
+        "appended": NOON,
+        "namespace": "shop",
+        "broker": "main",
+        "trigger": "mail",
+        "reason": "status",
+        "attempts": 1,
+        "first_attempt": at(0),
+        "last_attempt": at(0),
+    }
+    values = [tuple({**usual, "offset": n, **row}.values()) for n, row in enumerate(rows)]
+    return spark.createDataFrame(values, ddl(RECORDS))
+
+
+def test_repeated_failures_fold_into_counts_times_and_history(spark: SparkSession) -> None:
+    rows = records(
+        spark,
+        {"attempts": 3, "first_attempt": at(0), "last_attempt": at(5), "code": 500, "type": "t"},
+        {"attempts": 1, "first_attempt": at(20), "last_attempt": at(20), "reason": "timeout"},
+        {"attempts": 2, "first_attempt": at(10), "last_attempt": at(12), "code": 503},
+        {"failure_id": "g", "attempts": 0},
+    )
+    folded = failures_of(rows)
+    assert folded.columns == list(FAILURES)
+    assertDataFrameEqual(
+        folded.select(
+            *("failure_id", "failures", "retries", "first_failed", "last_failed"),
+            *("reason", "code", "attempts", "offset", "type", F.size("history").alias("history")),
+        ),
+        spark.createDataFrame(
+            [
+                ("f", 3, 3, at(0), at(20), "timeout", None, 1, 1, "t", 3),
+                ("g", 1, 0, at(0), at(0), "status", None, 0, 3, None, 1),
+            ],
+            "failure_id string, failures bigint, retries bigint, first_failed timestamp, "
+            "last_failed timestamp, reason string, code int, attempts int, offset bigint, "
+            "type string, history int",
+        ),
+    )
+    history = one(folded.where("failure_id = 'f'"), "history")[0]
+    assert [(row["reason"], row["code"], row["attempts"]) for row in history] == [
+        ("status", 500, 3),
+        ("status", 503, 2),
+        ("timeout", None, 1),
+    ]
+
+
+def test_history_is_bounded_and_counts_are_not(spark: SparkSession) -> None:
+    rows = records(spark, *({"last_attempt": at(n)} for n in range(60)))
+    failures, history = one(failures_of(rows), "failures", "history")
+    assert failures == 60
+    assert len(history) == 50
+    assert history[-1]["at"].astimezone(UTC) == at(59)
+
+
+def test_folding_in_two_batches_is_folding_in_one(spark: SparkSession, tmp_path: Path) -> None:
+    rows = records(
+        spark,
+        {"attempts": 3, "last_attempt": at(5), "code": 500},
+        {"failure_id": "g", "first_attempt": at(1), "last_attempt": at(2)},
+        {"attempts": 2, "last_attempt": at(4), "code": 400},
+        {"failure_id": "g", "last_attempt": at(9), "reason": "refused"},
+        {"failure_id": "h"},
+    )
+    tables = Tables(spark, str(tmp_path))
+    for batch in ("offset IN (0, 1)", "offset IN (2, 3, 4)"):
+        tables.upsert(
+            failures_of(rows.where(batch)),
+            "failures",
+            MERGE_ON,
+            merged(),
+        )
+    assertDataFrameEqual(tables.read("failures"), failures_of(rows))
+
+
+def test_a_failure_that_was_resolved_and_fails_again_is_unresolved(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    tables = Tables(spark, str(tmp_path))
+    before = failures_of(records(spark, {}, {"failure_id": "g"}))
+    tables.append(before.withColumn("resolved", F.lit(at(10))), "failures")
+    more = failures_of(
+        records(spark, {"last_attempt": at(20)}, {"failure_id": "g", "last_attempt": at(5)})
+    )
+    tables.upsert(
+        more,
+        "failures",
+        MERGE_ON,
+        merged(),
+    )
+    rows = tables.read("failures").orderBy("failure_id").select("resolved").collect()
+    assert [row[0] and row[0].astimezone(UTC) for row in rows] == [None, at(10)]
+
+
+def test_only_what_the_table_holds_without_a_gap_may_be_deleted(spark: SparkSession) -> None:
+    held = records(
+        spark,
+        *({"partition": 0, "offset": n} for n in (3, 4, 5, 7, 8)),
+        *({"partition": 1, "offset": n} for n in (11, 12)),
+        *({"partition": 2, "offset": n} for n in (0, 1, 2, 3, 4)),
+        *({"partition": 3, "offset": n, "topic_id": "recreated"} for n in (0, 1)),
+    )
+    drainable = spark.createDataFrame(
+        [(TOPIC, "id-1", *each) for each in ((0, 3, 9), (1, 10, 13), (2, 1, 3), (3, 0, 2))],
+        "topic string, topic_id string, partition int, start bigint, end bigint",
+    )
+    assertDataFrameEqual(
+        durable(held, drainable),
+        spark.createDataFrame(
+            [(TOPIC, 0, 6), (TOPIC, 2, 3)], "topic string, partition int, until bigint"
+        ),
+    )
+
+
+def test_reading_goes_on_after_what_the_table_holds(spark: SparkSession) -> None:
+    held = records(
+        spark,
+        {"partition": 0, "offset": 4},
+        {"partition": 0, "offset": 9},
+        {"partition": 0, "offset": 2, "topic_id": "id-2"},
+    )
+    assertDataFrameEqual(
+        positions(held),
+        spark.createDataFrame(
+            [("id-1", 0, 10), ("id-2", 0, 3)], "topic_id string, partition int, next bigint"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "generation"),
+    [
+        pytest.param({"a": "1", "b": "2"}, 3, id="the-same"),
+        pytest.param({"a": "1", "b": "2", "c": "3"}, 3, id="a-new-topic-joins"),
+        pytest.param({"a": "1"}, 4, id="one-has-vanished"),
+        pytest.param({"a": "1", "b": "9"}, 4, id="one-was-made-anew"),
+    ],
+)
+def test_a_checkpoint_serves_as_long_as_its_topics_are_the_same(
+    now: dict[str, str], generation: int
+) -> None:
+    assert Source(3, {"a": "1", "b": "2"}).for_topics(now) == Source(generation, now)
+
+
+def test_a_new_checkpoint_starts_where_the_table_ends_within_what_there_is() -> None:
+    start = start_of(
+        {("t", 0): Span(0, 9), ("t", 1): Span(5, 9), ("t", 2): Span(0, 4), ("u", 0): Span(2, 3)},
+        {("t", 0): 7, ("t", 1): 3, ("t", 2): 8, ("gone", 0): 5},
+    )
+    assert json.loads(start.json) == {"t": {"0": 7, "1": 5, "2": 4}, "u": {"0": 2}}
+    assert start.missed == 2
+    assert not start.fits
+    assert start_of({("t", 0): Span(0, 9)}, {("t", 0): 9, ("gone", 0): 5}).fits
+
+
+def test_small_files_are_merged_in_numbers() -> None:
+    megabyte = 1024 * 1024
+    assert not is_worth_merging(files=8, size=megabyte)
+    assert is_worth_merging(files=9, size=megabyte)
+    assert not is_worth_merging(files=40, size=40 * 100 * megabyte)

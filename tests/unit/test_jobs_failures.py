@@ -1,0 +1,218 @@
+"""Failures as a person selects them and as a report tells them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from knafka.core.delivery import Reason
+from knafka_jobs.errors import JobError
+from knafka_jobs.failures import Selection, buckets, chosen, examples, failed_again, groups, tops
+from knafka_jobs.report import ChangeKind, Report, json_schema
+from knafka_jobs.reporting import change, report
+from knafka_jobs.schema import FAILURES, RECORDS, SENT, ddl
+from knafka_jobs.storage import Tables
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+GROUP = (
+    "namespace string, broker string, trigger string, destination string, reason string, code int"
+)
+MAIL = ("shop", "main", "mail", "http://mail/", "status", 503)
+
+
+def ago(minutes: float) -> datetime:
+    return NOW - timedelta(minutes=minutes)
+
+
+def failures(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
+    usual: dict[str, Any] = dict.fromkeys(FAILURES) | dict(
+        zip(("namespace", "broker", "trigger", "destination", "reason", "code"), MAIL, strict=True)
+    )
+    usual |= {"id": "1", "source": "/s", "type": "t", "attempts": 3, "failures": 1, "retries": 2}
+    usual |= {"topic_id": "id-1", "partition": 0, "offset": 0, "history": []}
+    values = []
+    for number, each in enumerate(given):
+        failed = each.get("last_failed", ago(10))
+        own = {"failure_id": f"f{number}", "first_failed": failed, "last_failed": failed, **each}
+        values.append(tuple({**usual, **own}.values()))
+    return spark.createDataFrame(values, ddl(FAILURES))
+
+
+def ids(frame: DataFrame) -> set[str]:
+    return {row["failure_id"] for row in frame.collect()}
+
+
+@pytest.mark.parametrize(
+    ("selection", "wanted"),
+    [
+        (Selection(), {"f0", "f1", "f2"}),
+        (Selection(broker="shop/main"), {"f0", "f2"}),
+        (Selection(trigger="bill"), {"f2"}),
+        (Selection(destination="http://mail/", reason=Reason.STATUS, code=503), {"f0", "f1"}),
+        (Selection(type="order", source="/s"), {"f1"}),
+        (Selection(id="7"), {"f0"}),
+        (Selection(since=ago(10), until=ago(5)), {"f0", "f1"}),
+        (Selection(where="code IS NULL OR type LIKE 'ord%'"), {"f1", "f2"}),
+        (Selection(trigger="mail", where="true) OR (true"), None),
+        (Selection(where="frobnicate(id)"), None),
+        (Selection(where="id = '1'; DROP TABLE x"), None),
+    ],
+    ids=str,
+)
+def test_a_selection_is_what_fits_all_of_it(
+    spark: SparkSession, selection: Selection, wanted: set[str] | None
+) -> None:
+    """A predicate that is none, or that would end the expression around it, is refused."""
+    rows = failures(
+        spark,
+        {"id": "7"},
+        {"broker": "other", "type": "order"},
+        {"trigger": "bill", "reason": "timeout", "code": None, "last_failed": ago(5)},
+    )
+    if wanted is None:
+        with pytest.raises(JobError, match="can't be used"):
+            chosen(rows, selection)
+    else:
+        assert ids(chosen(rows, selection)) == wanted
+
+
+def test_a_group_is_what_failed_alike_with_its_sums_and_times(spark: SparkSession) -> None:
+    rows = failures(
+        spark,
+        {"failures": 4, "retries": 7, "first_failed": ago(30), "last_failed": ago(3)},
+        {"resolved": ago(1), "first_failed": ago(50)},
+        {"resolved": ago(20), "last_failed": ago(40)},
+        {"code": None, "reason": "timeout"},
+    )
+    told = groups(rows, since=ago(20), before=ago(2)).where("code = 503")
+    columns = (
+        "events bigint, failures bigint, unresolved bigint, resolved bigint, recent bigint, "
+        "retries bigint, first_seen timestamp, last_seen timestamp, oldest_unresolved timestamp"
+    )
+    assertDataFrameEqual(
+        told,
+        spark.createDataFrame(
+            [(*MAIL, 3, 6, 1, 1, 2, 11, ago(50), ago(3), ago(30))], f"{GROUP}, {columns}"
+        ),
+    )
+
+
+def test_failures_are_counted_by_stretches_of_time(spark: SparkSession) -> None:
+    history = [(ago(minutes), "status", 503, 1) for minutes in (1, 2, 2.5, 70, 59)]
+    counted = buckets(failures(spark, {"history": history}), ago(60), NOW, seconds=120)
+    start = int(NOW.timestamp())
+    assertDataFrameEqual(
+        counted,
+        spark.createDataFrame(
+            [(*MAIL, start - 3600, 1), (*MAIL, start - 240, 1), (*MAIL, start - 120, 2)],
+            f"{GROUP}, start bigint, failures bigint",
+        ),
+        checkRowOrder=True,
+    )
+
+
+def test_the_most_frequent_values_come_first_and_are_few(spark: SparkSession) -> None:
+    given = [{"type": name} for name in "aabbbcdefg"] + [{"type": None}]
+    told = tops(failures(spark, *given), "type")
+    rows = [(row["value"], row["events"]) for row in told.collect()]
+    assert rows == [("b", 3), ("a", 2), ("c", 1), ("d", 1), ("e", 1)]
+
+
+def test_examples_are_few_and_the_unresolved_and_late_come_first(spark: SparkSession) -> None:
+    rows = failures(
+        spark,
+        *(
+            {"offset": n, "last_failed": ago(60 - n), "resolved": NOW if n > 6 else None}
+            for n in range(9)
+        ),
+    )
+    values = [
+        tuple({**dict.fromkeys(RECORDS), "topic_id": "id-1", "partition": 0, "offset": n,
+               "value": b"x" * 5000 if n == 6 else None}.values())
+        for n in range(9)
+    ]  # fmt: skip
+    told = examples(rows, spark.createDataFrame(values, ddl(RECORDS))).collect()
+    assert [row["offset"] for row in told] == [6, 5, 4, 3, 2]
+    assert [row["head"] and len(row["head"]) for row in told] == [2048, None, None, None, None]
+
+
+def test_what_failed_again_is_counted_since_the_last_report(spark: SparkSession) -> None:
+    usual = dict.fromkeys(SENT) | {"outcome": "failed-again", "judged": ago(5)}
+    given: list[dict[str, Any]] = [
+        {"failure_id": "f0"},
+        {"failure_id": "f0", "replay_id": "another"},
+        {"failure_id": "f1", "judged": ago(50)},
+        {"failure_id": "f2", "outcome": "resolved"},
+    ]
+    sent = spark.createDataFrame([tuple({**usual, **each}.values()) for each in given], ddl(SENT))
+    rows = failures(spark, {}, {}, {})
+    for before, events in ((ago(10), 1), (None, 2)):
+        assertDataFrameEqual(
+            failed_again(rows, sent, before),
+            spark.createDataFrame([(*MAIL, events)], f"{GROUP}, events bigint"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "kind"),
+    [
+        pytest.param((5, 1, 0, 2), (1, 1), ChangeKind.FAILED_AGAIN, id="failed-again-says-most"),
+        pytest.param((5, 1, 0, 0), None, ChangeKind.NEW, id="new"),
+        pytest.param((5, 1, 0, 0), (4, 1), ChangeKind.GROWING, id="growing"),
+        pytest.param((5, 0, 3, 0), (5, 3), ChangeKind.RESOLVED, id="resolved"),
+        pytest.param((5, 0, 0, 0), (5, 0), ChangeKind.STEADY, id="resolved-before"),
+        pytest.param((5, 2, 1, 0), (5, 3), ChangeKind.STEADY, id="partly-resolved"),
+    ],
+)
+def test_a_change_is_told_against_the_last_report(
+    now: tuple[int, int, int, int], before: tuple[int, int] | None, kind: ChangeKind
+) -> None:
+    assert change(*now, before).kind is kind
+
+
+def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_path: Path) -> None:
+    tables = Tables(spark, str(tmp_path))
+    empty = report(tables, None, ago(9))
+    assert (empty.groups, empty.previous, empty.totals.events) == ((), None, 0)
+
+    history = [(ago(10), "status", 503, 3)]
+    rows = failures(spark, {"history": history, "error": "bm8=", "data_bytes": 2}, {"code": 500})
+    tables.append(rows, "failures")
+    value = tuple(
+        ({**dict.fromkeys(RECORDS), "topic_id": "id-1", "partition": 0, "offset": 0}
+         | {"value": b"hi"}).values()
+    )  # fmt: skip
+    tables.append(spark.createDataFrame([value], ddl(RECORDS)), "records")
+    first = report(tables, None, ago(5))
+    assert first.previous is not None
+    assert first.previous.id == empty.id
+    assert (first.changes.new, first.totals.groups, first.totals.unresolved) == (2, 2, 2)
+    group = next(each for each in first.groups if each.status == 503)
+    assert [each.failures for each in group.buckets] == [1]
+    assert (group.examples[0].error, group.examples[0].data_preview) == ("no", "hi")
+    assert group.share is None
+
+    tables.update(
+        rows.where("code = 503"), "failures", "failures.failure_id = more.failure_id",
+        {"resolved": "timestamp '2026-11-21 11:57:00'"},
+    )  # fmt: skip
+    second = report(tables, "shop/main", ago(1))
+    assert second.previous is None, "a report about a Broker is told against one about it"
+    third = report(tables, None, NOW, settled=lambda *_: {("shop", "main", "mail"): 8})
+    assert third.changes.resolved == 1
+    assert third.changes.steady == 1
+    assert {each.share for each in third.groups} == {1 / 8}
+    resolved = next(each for each in third.groups if each.status == 503)
+    assert (resolved.unresolved, resolved.change.resolved) == (0, 1)
+    assert Report.model_validate_json(third.model_dump_json(by_alias=True)) == third
+    assert json_schema()["properties"].keys() >= {"groups", "changes"}

@@ -1,0 +1,164 @@
+"""Replays: what is sent, in which order, and how its outcome is told."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from knafka_jobs.replay import letters, outcomes, replayable, resolved, runs
+from knafka_jobs.schema import FAILURES, RECORDS, REPLAYS, SENT, ddl
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
+
+
+def at(second: float) -> datetime:
+    return datetime.fromtimestamp(1_790_000_000 + second, UTC)
+
+
+def rows(
+    spark: SparkSession, columns: Any, usual: dict[str, Any], *given: dict[str, Any]
+) -> DataFrame:
+    values = [tuple({**dict.fromkeys(columns), **usual, **each}.values()) for each in given]
+    return spark.createDataFrame(values, ddl(columns))
+
+
+TRIGGER = {"namespace": "shop", "broker": "main", "trigger": "mail"}
+
+
+def failures(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
+    usual = {**TRIGGER, "reason": "status", "topic_id": "id-1", "partition": 0}
+    return rows(spark, FAILURES, usual, *given)
+
+
+def records(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
+    return rows(spark, RECORDS, {"topic_id": "id-1", "partition": 0, "appended": at(50)}, *given)
+
+
+def sent(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
+    usual = {**TRIGGER, "replay_id": "r", "topic": "replays", "topic_id": "id-2", "partition": 0}
+    return rows(spark, SENT, {**usual, "sent": at(40)}, *given)
+
+
+def ids(frame: DataFrame) -> list[str]:
+    return [row["failure_id"] for row in frame.collect()]
+
+
+def test_only_unresolved_events_that_are_not_on_their_way_are_replayed(
+    spark: SparkSession,
+) -> None:
+    all_failures = failures(
+        spark,
+        {"failure_id": "open"},
+        {"failure_id": "resolved", "resolved": at(1)},
+        {"failure_id": "no event", "reason": "undecodable-record"},
+        {"failure_id": "nobody's", "namespace": ""},
+        {"failure_id": "on its way"},
+        {"failure_id": "failed again"},
+    )
+    earlier = sent(
+        spark,
+        {"failure_id": "on its way"},
+        {"failure_id": "failed again", "outcome": "failed-again"},
+    )
+    assert sorted(ids(replayable(all_failures, earlier))) == ["failed again", "open"]
+
+
+def test_the_last_dead_letter_of_each_is_sent_in_the_order_of_the_events(
+    spark: SparkSession,
+) -> None:
+    wanted = failures(
+        spark,
+        {"failure_id": "c", "offset": 3, "origin_partition": 1, "origin_offset": 1},
+        {"failure_id": "b", "offset": 2, "origin_partition": 0, "origin_offset": 10},
+        {"failure_id": "a", "offset": 9, "origin_partition": 0, "origin_offset": 9},
+    )
+    held = records(
+        spark,
+        {"offset": 1, "value": b"an earlier one of a"},
+        {"offset": 9, "value": b"a", "key": b"k", "headers": [("ce_id", b"1")]},
+        {"offset": 2, "value": None},
+        {"offset": 3, "value": b"c"},
+        {"offset": 3, "topic_id": "another", "value": b"not c"},
+    )
+    found = letters(wanted, held)
+    assert [(row["failure_id"], row["value"], row["key"]) for row in found.collect()] == [
+        ("a", b"a", b"k"),
+        ("b", None, None),
+        ("c", b"c", None),
+    ]
+
+
+def test_an_outcome_is_told_only_once_its_event_is_settled(spark: SparkSession) -> None:
+    on_their_way = sent(
+        spark,
+        {"failure_id": "delivered", "offset": 0},
+        {"failure_id": "buried again", "offset": 1},
+        {"failure_id": "not settled", "offset": 2},
+        {"failure_id": "buried, commit lost", "offset": 3},
+        {"failure_id": "told before", "offset": 0, "outcome": "failed-again"},
+        {"failure_id": "of a topic made anew", "offset": 0, "topic_id": "old"},
+    )
+    origin = {"origin_topic": "replays", "origin_partition": 0}
+    held = records(
+        spark,
+        {"failure_id": "buried again", **origin, "origin_offset": 1},
+        {"failure_id": "buried, commit lost", **origin, "origin_offset": 3},
+        {"failure_id": "x", **origin, "origin_offset": 0, "appended": at(39)},
+        {"failure_id": "y", **origin, "origin_offset": 0, "origin_topic": "broker"},
+    )
+    committed = spark.createDataFrame(
+        [("id-2", 0, 2)], "topic_id string, partition int, until bigint"
+    )
+    told = outcomes(on_their_way, held, committed)
+    assert told.columns == list(SENT)
+    assertDataFrameEqual(
+        told.select("failure_id", "outcome"),
+        spark.createDataFrame(
+            [
+                ("delivered", "resolved"),
+                ("buried again", "failed-again"),
+                ("buried, commit lost", "failed-again"),
+            ],
+            "failure_id string, outcome string",
+        ),
+    )
+
+
+def test_a_failure_resolved_by_two_replays_is_marked_once(spark: SparkSession) -> None:
+    told = sent(
+        spark,
+        {"failure_id": "f", "outcome": "resolved", "judged": at(60)},
+        {"failure_id": "f", "outcome": "resolved", "judged": at(60), "sent": at(45)},
+        {"failure_id": "g", "outcome": "failed-again", "judged": at(60)},
+    )
+    assertDataFrameEqual(
+        resolved(told),
+        spark.createDataFrame(
+            [("f", at(45), at(60))], "failure_id string, sent timestamp, judged timestamp"
+        ),
+    )
+
+
+def test_replays_are_told_with_what_became_of_their_events(spark: SparkSession) -> None:
+    replays = rows(
+        spark,
+        REPLAYS,
+        {"by": "me", "selection": "everything"},
+        {"replay_id": "r", "started": at(1)},
+        {"replay_id": "empty", "started": at(2)},
+    )
+    events = sent(
+        spark,
+        {"failure_id": "a", "outcome": "resolved"},
+        {"failure_id": "b", "outcome": "failed-again"},
+        {"failure_id": "c"},
+    )
+    told = runs(replays, events).select("replay_id", "sent", "resolved", "failed_again")
+    assert [tuple(row) for row in told.collect()] == [("empty", 0, 0, 0), ("r", 3, 1, 1)]

