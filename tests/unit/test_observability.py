@@ -48,7 +48,7 @@ def test_any_label_and_any_value_can_be_read_back(label: str, value: float) -> N
     assert match is not None
     meaning = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
     assert re.sub(r"\\.", lambda found: meaning[found[0]], match[1]) == label
-    assert float(match[2]) == value
+    assert float(match[2]) == float(value)
 
 
 def test_log_records_go_to_stderr_one_a_line(
