@@ -17,9 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pyspark")
-
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
 from knafka_jobs.topics import Connection, is_dead_letters_of
