@@ -46,13 +46,13 @@ $(VENV)/bin/python:
 
 $(VENV)/.local: requirements/local.lock pyproject.toml | $(VENV)/bin/python
 	@echo "installing Knafka and what it needs to run (about 20 s)"
-	@test -e $(VENV)/.dev || $(PIP) install --require-hashes -r requirements/local.lock
+	@$(PIP) install --require-hashes -r requirements/local.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.jobs: requirements/jobs.lock $(VENV)/.local
 	@echo "installing PySpark and Delta (430 MB)"
-	@test -e $(VENV)/.dev || $(PIP) install --require-hashes -r requirements/jobs.lock
+	@$(PIP) install --require-hashes -r requirements/jobs.lock
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.lock pyproject.toml | $(VENV)/bin/python
