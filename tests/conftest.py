@@ -1,7 +1,9 @@
 """What all tests share: a real Kafka on demand, and no event loop that nobody closes."""
 
 import asyncio
+import os
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["support.kafka", "support.spark"]
@@ -11,3 +13,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # looptime asks for the current event loop in tests without one too, and asyncio would make one
     # that nobody closes; once it was set, to none, it makes none.
     asyncio.set_event_loop(None)
+    # A busy machine is no bug, and what the gate tries should not change between two runs of it.
+    in_ci = os.environ.get("CI", "").lower() in ("true", "1")
+    hypothesis.settings.register_profile("knafka", deadline=None, derandomize=in_ci)
+    hypothesis.settings.load_profile("knafka")
