@@ -120,8 +120,11 @@ class Tables:
 
     def append_stream(self, rows: DataFrame, name: str, checkpoint: str) -> int:
         """Append what a stream has now, each batch exactly once; returns the number of rows."""
+        # A file for each task, not for each of many Kafka partitions: fewer to merge later.
+        tasks = 2 * self.spark.sparkContext.defaultParallelism
         query = (
-            rows.writeStream.format("delta")
+            rows.coalesce(tasks)
+            .writeStream.format("delta")
             .outputMode("append")
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
