@@ -115,9 +115,9 @@ class KafkaWriter:
         except BufferError as error:
             raise LogFull("the buffer for Kafka is full") from error
         except KafkaException as error:
-            if error.args[0].fatal():
-                # An idempotent producer that lost its thread takes nothing any more; a new one
-                # begins anew, and what was in flight has been reported as failed.
+            if error.args[0].fatal() and not self._in_flight:
+                # An idempotent producer that lost its thread takes nothing any more. A new one
+                # takes over once all that this one took is reported, or nobody would ever be told.
                 self._producer = self._open()
             raise log_error_of(error.args[0]) from error
         self._in_flight += 1
@@ -231,7 +231,9 @@ class KafkaReader:
         leaving = self._thread.call(self._consumer.close)
         self._thread.end()
         await asyncio.wait({leaving}, timeout=CLOSE_TIMEOUT)
-        if not leaving.done():
+        if leaving.done():
+            leaving.result()
+        else:
             # Its session will run out; what it delivered since the last commit is repeated.
             log.warning("Kafka did not let go of the reader of %s within a bound", self._topic)
 
