@@ -1,10 +1,10 @@
 """What all tests share: a real Kafka on demand, and no event loop that nobody closes."""
 
 import asyncio
-import os
 
 import hypothesis
 import pytest
+from support.gate import IN_CI
 
 pytest_plugins = ["support.kafka", "support.spark"]
 
@@ -14,6 +14,5 @@ def pytest_configure(config: pytest.Config) -> None:
     # that nobody closes; once it was set, to none, it makes none.
     asyncio.set_event_loop(None)
     # A busy machine is no bug, and what the gate tries should not change between two runs of it.
-    in_ci = os.environ.get("CI", "").lower() in ("true", "1")
-    hypothesis.settings.register_profile("knafka", deadline=None, derandomize=in_ci)
+    hypothesis.settings.register_profile("knafka", deadline=None, derandomize=IN_CI)
     hypothesis.settings.load_profile("knafka")

@@ -27,6 +27,10 @@ from knafka.observability import log_to_stderr
 GRACEFUL_TIMEOUT: Final = 4
 """Seconds in which connections finish after SIGTERM; with a function's own stop it makes ten."""
 
+LIVENESS: Final = frozenset({"/health/liveness", "/healthz"})
+READINESS: Final = frozenset({"/health/readiness", "/readyz"})
+"""Where a platform asks: func's paths, and upstream's (FN-4, KN-DP-13)."""
+
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]

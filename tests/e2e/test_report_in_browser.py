@@ -22,6 +22,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
+from support.gate import IN_CI
 from support.reports import (
     sample_example,
     sample_group,
@@ -52,7 +53,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if browser is None or driver is None:
         reason = "Chromium is missing: apt-get install chromium chromium-driver"
-        if os.environ.get("CI", "").lower() in ("true", "1"):
+        if IN_CI:
             pytest.fail(reason)
         pytest.skip(reason)
     options = ChromeOptions()

@@ -20,7 +20,8 @@ import pytest
 from support.functions import FunctionProcess
 from support.kafka import Kafka, MakeTopic
 from support.scripted import CLOSE, Arrival, ScriptedServer, raw
-from support.trigger_world import Held, TriggerWorld, drained, until
+from support.trigger_world import Held, TriggerWorld, drained
+from support.waiting import until
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Order

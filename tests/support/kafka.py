@@ -18,6 +18,7 @@ from typing import TypeAlias
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from support.gate import IN_CI
 
 from knafka.local.kafka_distribution import KafkaDistribution, LocalKafkaError, obtain
 from knafka.local.kafka_server import KafkaServer
@@ -39,7 +40,7 @@ def kafka_distribution() -> KafkaDistribution:
     try:
         return obtain()
     except LocalKafkaError as error:
-        if os.environ.get("CI", "").lower() in ("true", "1"):
+        if IN_CI:
             raise
         pytest.skip(str(error))
 

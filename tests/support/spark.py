@@ -6,11 +6,11 @@ and fail in CI (`CI=true`). Registered by `pytest_plugins` in tests/conftest.py.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from support.gate import IN_CI
 
 from knafka.local import dead_letter_jobs
 from knafka.local.kafka_distribution import LocalKafkaError
@@ -27,7 +27,7 @@ def spark_environment() -> dict[str, str]:
 
         return dead_letter_jobs.environment(lambda _: None)
     except (ImportError, LocalKafkaError) as error:
-        if os.environ.get("CI", "").lower() in ("true", "1"):
+        if IN_CI:
             raise
         pytest.skip(str(error))
 

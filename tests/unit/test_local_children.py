@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -11,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from support.waiting import until
 
 from knafka.local import children
 from knafka.local.children import Child, Command, Supervised, listen, port_of
@@ -41,12 +41,6 @@ async def running(
         yield child
     finally:
         await child.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  # what other processes do sets no event
-            await asyncio.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:

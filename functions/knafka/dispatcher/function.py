@@ -28,12 +28,10 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidDocument
 from knafka.dispatcher.drain import Drain, OpenReader
 from knafka.observability import Metric, prometheus_text
-from knafka.serving import Receive, Scope, Send
+from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
 
-LIVENESS: Final = frozenset({"/health/liveness", "/healthz"})
-READINESS: Final = frozenset({"/health/readiness", "/readyz"})
 METRICS: Final = "/metrics"
 MAX_REQUEST_BYTES: Final = 64 * 1024
 STOP_TIMEOUT: Final = 4.0

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from knafka import serving
 from knafka.clients.log import LogWriter
 from knafka.core.contract import Ingress
 from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
@@ -29,8 +30,8 @@ log.addFilter(Seldom())
 HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 Respond: TypeAlias = Callable[[Answer], None]
 
-LIVENESS: Final = frozenset({b"/health/liveness", b"/healthz"})
-READINESS: Final = frozenset({b"/health/readiness", b"/readyz"})
+LIVENESS: Final = frozenset(path.encode() for path in serving.LIVENESS)
+READINESS: Final = frozenset(path.encode() for path in serving.READINESS)
 METRICS: Final = b"/metrics"
 HEADER_OVERHEAD: Final = 64
 """Bytes that a waiting record header takes beside its name and value: thousands are possible."""
