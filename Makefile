@@ -32,7 +32,9 @@ unit: $(VENV)/.dev
 lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra local --group build -o requirements/local.lock
 	$(LOCK) --extra local --extra jobs --group build -o requirements/jobs.lock
-	$(LOCK) --extra local --extra jobs --group dev -o requirements/dev.lock
+	$(LOCK) --extra operator -o requirements/operator.lock
+	$(LOCK) --extra functions -o requirements/functions.lock
+	$(LOCK) --extra local --extra jobs --extra operator --group dev -o requirements/dev.lock
 
 clean: ## Remove the virtual environment, caches and local data
 	rm -rf $(VENV) .knafka .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
