@@ -9,7 +9,7 @@ checked after, by whoever creates it (names that only differ in a dash can colli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -74,6 +74,7 @@ PARTITIONS: Final = "default.topic.partitions"
 REPLICATION: Final = "default.topic.replication.factor"
 TOPIC_CONFIG: Final = "default.topic.config."
 BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
+SECRET: Final = "auth.secret.ref.name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,22 @@ def configured(config: ConfigMap | None, defaults: Defaults) -> Defaults:
     )
 
 
-def broker_topic(broker: Broker, config: ConfigMap | None, defaults: Defaults) -> Topic:
-    """The topic of a Broker: the one it names, the one it always had, or upstream's name for it."""
+def secret_reference(config: ConfigMap | None) -> tuple[str, str] | None:
+    """Namespace and name of the Secret for Kafka: beside the ConfigMap that names it."""
+    name = "" if config is None else config.data.get(SECRET, "").strip()
+    return (config.metadata.namespace, name) if config is not None and name else None
+
+
+def broker_topic(
+    broker: Broker,
+    config: ConfigMap | None,
+    defaults: Defaults,
+    taken: Collection[str] = frozenset(),
+) -> Topic:
+    """The topic of a Broker: the one it names, the one it always had, or upstream's name for it.
+
+    `taken` are other Brokers' topics: joined with dashes, two names can give the same.
+    """
     wanted = configured(config, defaults)
     annotations = broker.metadata.annotations
     external = annotations.get(EXTERNAL_TOPIC)
@@ -144,9 +159,10 @@ def broker_topic(broker: Broker, config: ConfigMap | None, defaults: Defaults) -
         name = external
     else:
         path = "metadata.name"
-        name = broker.status.annotations.get(TOPIC_STATUS) or names.broker_topic(
-            broker.metadata.namespace, broker.metadata.name
-        )
+        mine = broker.metadata.namespace, broker.metadata.name
+        name = broker.status.annotations.get(TOPIC_STATUS) or names.broker_topic(*mine)
+        if name in taken:
+            name = names.distinct_broker_topic(*mine)
     if not names.is_topic(name):
         raise InvalidDocument(
             path,
@@ -179,20 +195,25 @@ def egress(
     subscriber: Sink,
     dead_letter_sink: Sink | None,
     defaults: Defaults,
+    taken: Collection[str] = frozenset(),
 ) -> Egress:
     """What the dispatcher is told of one Trigger.
 
-    `dead_letter_sink` is `dead_letter_destination`, resolved. Raises `InvalidDocument` for an
+    `dead_letter_sink` is `dead_letter_destination`, resolved; `taken` are the groups of other
+    Triggers. Raises `InvalidDocument` for an
     annotation that says nothing usable.
     """
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
     spec = _delivery_spec(trigger, broker)
+    group = trigger.status.annotations.get(GROUP_STATUS) or names.trigger_group(namespace, name)
+    if group in taken:
+        group = names.distinct_trigger_group(namespace, name)
     return Egress(
         namespace=namespace,
         broker=broker.metadata.name,
         trigger=name,
         topic=topic.name,
-        group=trigger.status.annotations.get(GROUP_STATUS) or names.trigger_group(namespace, name),
+        group=group,
         dead_letter_topic=names.dead_letter_topic(namespace, broker.metadata.name, name),
         kafka=defaults.kafka,
         subscriber=subscriber,

@@ -271,6 +271,19 @@ class Scaler:
         if found and any(not trigger.holds for trigger in found.triggers.values()):
             self._soon(topic)
 
+    def expect(self, topic: str, limit: int) -> None:
+        """An event is on its way there: Triggers at zero drain already, if at most `limit` are.
+
+        Their start and the receiver's then take the same time, not one after the other.
+        """
+        found = self._topics.get(topic)
+        triggers = found.triggers.values() if found else ()
+        asleep = [each for each in triggers if not each.holds and each.id not in self._ending]
+        if len(asleep) <= limit:
+            for trigger in asleep:
+                trigger.scale = Scale(1, "an event is on its way")
+                trigger.holds.add(asyncio.create_task(self._hold(trigger)))
+
     def statuses(self) -> Mapping[str, TriggerStatus]:
         """By Trigger id."""
         return {each.id: each.status() for each in self._triggers.values()}

@@ -10,6 +10,7 @@ that changes while a Revision runs, and unresolved references: every URL is a UR
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -362,6 +363,12 @@ def parse_ingresses(text: str) -> Sequence[Ingress]:
 def dump(model: Model) -> dict[str, Any]:
     """The document as JSON values, without what is default."""
     return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def digest(model: Model) -> str:
+    """What tells one version of a document from another: 16 hexadecimal digits."""
+    text = json.dumps(dump(model), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _invalid(error: ValidationError, root: str) -> InvalidDocument:

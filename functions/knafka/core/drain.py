@@ -25,6 +25,10 @@ class DrainRequest(Model):
     """Seconds without anything to do after which the drain ends (cooldown-period)."""
     budget: Annotated[Duration, Field(gt=0)] = 570.0
     """Seconds after which it ends anyway: below the Service's timeoutSeconds of 600."""
+    egress: str | None = None
+    """Digest of the Egress to drain by. While a changed Trigger is rolled out its old Revision
+    still answers; a dispatcher that has another Egress refuses, since what the old filter passes
+    over would be lost to the new one."""
 
 
 class Ended(StrEnum):

@@ -1,11 +1,13 @@
 """The Secret for Kafka: what its values mean to librdkafka and to a Java client.
 
-Its keys are upstream's (spec/naming.md, Secret keys). Refused here: reading it. Its values come in
-by key, wherever they lie; a Secret that can't work is an `InvalidDocument`.
+Its keys are upstream's (spec/naming.md, Secret keys), and those of upstream's older Secrets, which
+name no protocol. Refused here: reading it. Its values come in by key, wherever they lie; a Secret
+that can't work is an `InvalidDocument`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -20,9 +22,12 @@ _JAVA_MODULES: Final = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 
+_OTHER_KEY: Final = re.compile("-----BEGIN ((?:RSA|EC|DSA|ENCRYPTED) PRIVATE KEY)-----")
+
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
     """The security part of librdkafka's configuration."""
+    secret = _explicit(secret)
     protocol = _protocol(secret)
     configuration = {"security.protocol": protocol.lower()}
     if protocol.startswith("SASL"):
@@ -34,12 +39,13 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
             configuration["ssl.ca.pem"] = authority
         if _has_certificate(secret):
             configuration["ssl.certificate.pem"] = _present(secret, "user.crt")
-            configuration["ssl.key.pem"] = _present(secret, "user.key")
+            configuration["ssl.key.pem"] = _key(secret)
     return configuration
 
 
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
     """The security part of a Java client's configuration, certificates inline."""
+    secret = _explicit(secret)
     protocol = _protocol(secret)
     configuration = {"security.protocol": protocol}
     if protocol.startswith("SASL"):
@@ -57,8 +63,34 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
         if _has_certificate(secret):
             configuration["ssl.keystore.type"] = "PEM"
             configuration["ssl.keystore.certificate.chain"] = _present(secret, "user.crt")
-            configuration["ssl.keystore.key"] = _present(secret, "user.key")
+            configuration["ssl.keystore.key"] = _key(secret)
     return configuration
+
+
+def _explicit(secret: Mapping[str, str]) -> Mapping[str, str]:
+    """The Secret in today's keys; upstream's older ones leave the protocol to be inferred."""
+    found = dict(secret)
+    mechanism = secret.get("saslType") or secret.get("sasltype")
+    if mechanism and not secret.get("sasl.mechanism"):
+        found["sasl.mechanism"] = mechanism
+    if (user := secret.get("username")) and not secret.get("user"):
+        found["user"] = user
+    is_old = any(secret.get(key) for key in ("username", "saslType", "sasltype", "tls.enabled"))
+    if is_old and not secret.get("protocol"):
+        by_password = found.get("user") and found.get("password")
+        encrypted = secret.get("ca.crt") or _flag(secret, "tls.enabled")
+        channel = "SSL" if encrypted else "PLAINTEXT"
+        found["protocol"] = f"SASL_{channel}" if by_password else channel
+        if not secret.get("user.key"):
+            found["user.skip"] = "true"
+    return found
+
+
+def _flag(secret: Mapping[str, str], key: str) -> bool:
+    value = secret.get(key) or "false"
+    if value.lower() not in ("true", "false"):
+        raise InvalidDocument(key, f"invalid value: {value:.20}: want true or false")
+    return value.lower() == "true"
 
 
 def _protocol(secret: Mapping[str, str]) -> str:
@@ -80,7 +112,19 @@ def _mechanism(secret: Mapping[str, str]) -> str:
 
 
 def _has_certificate(secret: Mapping[str, str]) -> bool:
-    return secret.get("protocol") == "SSL" and secret.get("user.skip") != "true"
+    return secret.get("protocol") == "SSL" and not _flag(secret, "user.skip")
+
+
+def _key(secret: Mapping[str, str]) -> str:
+    """The client's private key, which Java reads in one format only, so we do as upstream does."""
+    key = _present(secret, "user.key")
+    if other := _OTHER_KEY.search(key):
+        raise InvalidDocument(
+            "user.key",
+            f"{other[1]} is not PKCS#8 without a passphrase: "
+            "`openssl pkcs8 -topk8 -nocrypt` makes it so",
+        )
+    return key
 
 
 def _present(secret: Mapping[str, str], key: str) -> str:

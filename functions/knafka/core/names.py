@@ -20,6 +20,9 @@ DEAD_LETTERS: Final = "knafka-dead-letters-"
 REPLAYS: Final = "knafka-replays-"
 """What every replay topic's name begins with."""
 
+LABEL: Final = 63
+"""Kubernetes' limit for a name that is part of a host name, in characters."""
+
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
 
 
@@ -31,6 +34,28 @@ def broker_topic(namespace: str, broker: str) -> str:
 def trigger_group(namespace: str, trigger: str) -> str:
     """The consumer group of a Trigger: upstream's default template."""
     return f"knative-trigger-{namespace}-{trigger}"
+
+
+def distinct_broker_topic(namespace: str, broker: str) -> str:
+    """The topic of a Broker whose usual one is another's already."""
+    return _distinct("knative-broker-", namespace, broker)
+
+
+def distinct_trigger_group(namespace: str, trigger: str) -> str:
+    """The consumer group of a Trigger whose usual one is another's already."""
+    return _distinct("knative-trigger-", namespace, trigger)
+
+
+def child(parent: str, suffix: str) -> str:
+    """The name of what belongs to `parent`, fit to be a part of a host name.
+
+    `parent` is a Kubernetes name. One that is too long, has dots or begins with a digit is changed
+    and then ends in a digest, so that two parents never share a child.
+    """
+    if len(parent + suffix) <= LABEL and "." not in parent and parent[0].isalpha():
+        return parent + suffix
+    ending = f"-{hashlib.sha256(parent.encode()).hexdigest()[:10]}{suffix}"
+    return f"k-{parent.replace('.', '-')}"[: LABEL - len(ending)].rstrip("-") + ending
 
 
 def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:

@@ -23,7 +23,7 @@ from knafka.clients.kafka_log import KafkaReader, KafkaWriter
 from knafka.clients.log import Assignment, LogReader, LogWriter
 from knafka.clients.subscriber import Subscriber
 from knafka.core import drain as contract
-from knafka.core.contract import Egress, parse_json
+from knafka.core.contract import Egress, digest, parse_json
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidDocument
 from knafka.dispatcher.drain import Drain, OpenReader
@@ -64,6 +64,7 @@ class Dispatcher:
     def __init__(self, connect: Callable[[Egress], Clients] = connect) -> None:
         self._connect = connect
         self._egress: Egress
+        self._digest: str
         self._clients: Clients
         self._ending = False
         self._drain: Drain | None = None
@@ -74,6 +75,7 @@ class Dispatcher:
     async def start(self, environment: Mapping[str, str]) -> None:
         """Get ready to drain; raises `InvalidDocument` for a contract that can't be used."""
         self._egress = settings.egress(environment)
+        self._digest = digest(self._egress)
         self._clients = self._connect(self._egress)
 
     def state(self) -> Mapping[str, Any]:
@@ -126,6 +128,9 @@ class Dispatcher:
             await _answer(send, 400, f"{error}\n".encode())
             return
         if request is None:
+            return
+        if request.egress not in (None, self._digest):
+            await _answer(send, 412, b"this dispatcher has another egress\n")
             return
         if self._running is not None:
             await _answer(send, 409, b"a drain is under way here\n")

@@ -1,0 +1,227 @@
+"""Handlers: what kopf tells us, handed to who knows what to do. A launcher, so it may import all.
+
+    kopf run -m knafka_operator.handlers        or        python -m knafka_operator
+
+A Broker and a Trigger each have a daemon that reconciles them: at its start, when something that
+concerns them changes, and now and then. Other handlers only wake daemons.
+
+Refused here: decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import kopf
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.core.errors import InvalidDocument, LogError
+from knafka_operator import admission, services, status, webhooks
+from knafka_operator.cluster import ApiCluster, ClusterError, Document
+from knafka_operator.metrics import MetricsServer
+from knafka_operator.operator import Operator
+from knafka_operator.settings import Settings
+
+log = logging.getLogger("knafka")
+
+BROKERS: Final = ("eventing.knative.dev", "v1", "brokers")
+TRIGGERS: Final = ("eventing.knative.dev", "v1", "triggers")
+SERVICES: Final = ("serving.knative.dev", "v1", "services")
+
+DOMAIN: Final = "knafka.dev"
+RETRY: Final = 3.0
+"""Seconds until what isn't Ready is looked at again, should nobody wake it."""
+RESYNC: Final = 300.0
+"""Seconds until what is Ready is looked at again, a few more or less."""
+
+
+@kopf.on.startup()
+async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
+    ours = Settings.from_environment(os.environ)
+    try:
+        cluster = await asyncio.to_thread(ApiCluster.from_environment)
+    except ClusterError as error:
+        raise kopf.PermanentError(str(error)) from None
+    memo.operator = Operator(ours, cluster, KafkaAdmin)
+    memo.metrics = await MetricsServer.start(memo.operator)
+    settings.persistence.finalizer = f"{DOMAIN}/finalizer"
+    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=DOMAIN)
+    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=DOMAIN)
+    settings.posting.level = logging.CRITICAL  # Events are ours to write, not what kopf logs
+    settings.posting.reporting_component = "knafka-operator"
+    settings.posting.reporting_instance = ours.identity
+    settings.posting.event_name_prefix = "knafka-"
+    settings.peering.name = "knafka"
+    settings.peering.clusterwide = True
+    settings.peering.lifetime = 20
+    # Two replicas of one priority would both wait for ever.
+    settings.peering.priority = random.randint(1, 2**31 - 1)
+    settings.watching.server_timeout = 300
+    if ours.webhooks:
+        pem = await webhooks.certificate(cluster, ours.namespace, datetime.now(UTC))
+        settings.admission.server = webhooks.ServiceServer(ours.namespace, pem)
+        settings.admission.managed = DOMAIN
+
+
+@kopf.on.cleanup()
+async def stop(memo: kopf.Memo, **_: Any) -> None:
+    await memo.metrics.close()
+    await memo.operator.close()
+
+
+def _is_ours(memo: kopf.Memo, body: kopf.Body, **_: Any) -> bool:
+    return bool(memo.operator.brokers.is_ours(body))
+
+
+def _may_be_ours(memo: kopf.Memo, body: kopf.Body, **_: Any) -> bool:
+    return bool(memo.operator.may_be_ours(body))
+
+
+@kopf.daemon(*BROKERS, when=_is_ours)
+async def keep_broker(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
+    operator: Operator = memo.operator
+
+    async def look() -> float:
+        document = dict(body)
+        try:
+            now = await operator.reconcile_broker(document)
+        except ClusterError as error:
+            log.warning("Broker %s: %s", _name(document), error)
+            return RETRY
+        return _after(body, document, now)
+
+    await operator.wakes.keep(("Broker", *_identity(body)), look)
+
+
+@kopf.daemon(*TRIGGERS, when=_may_be_ours)
+async def keep_trigger(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
+    operator: Operator = memo.operator
+
+    async def look() -> float:
+        document = dict(body)
+        try:
+            now = await operator.triggers.reconcile(document)
+        except ClusterError as error:
+            log.warning("Trigger %s: %s", _name(document), error)
+            return RETRY
+        return RESYNC if now is None else _after(body, document, now)
+
+    try:
+        await operator.wakes.keep(("Trigger", *_identity(body)), look)
+    finally:
+        # Paused for another replica, or about to go: either way it is not ours to drain any more.
+        await operator.triggers.rest(_identity(body))
+
+
+@kopf.on.delete(*BROKERS, when=_is_ours)
+async def delete_broker(body: kopf.Body, memo: kopf.Memo, started: datetime, **_: Any) -> None:
+    await _let_go(memo.operator, memo.operator.delete_broker, body, started)
+
+
+@kopf.on.delete(*TRIGGERS, when=_may_be_ours)
+async def delete_trigger(body: kopf.Body, memo: kopf.Memo, started: datetime, **_: Any) -> None:
+    await _let_go(memo.operator, memo.operator.triggers.delete, body, started)
+
+
+@kopf.on.event(*BROKERS)
+async def hear_of_broker(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
+    memo.operator.heard_of_broker(dict(body), gone=type == "DELETED")
+
+
+@kopf.on.event(*TRIGGERS)
+async def hear_of_trigger(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
+    memo.operator.heard_of_trigger(dict(body), gone=type == "DELETED")
+
+
+@kopf.on.event(*SERVICES)
+async def hear_of_service(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
+    memo.operator.heard_of_service(dict(body))
+
+
+@kopf.on.event("pods", labels={services.ROLE: services.RECEIVER})
+async def hear_of_receiver(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
+    if type == "ADDED":
+        memo.operator.heard_of_receiver(dict(body))
+
+
+@kopf.on.mutate(*BROKERS, operations=["CREATE", "UPDATE"], ignore_failures=True)
+def default_broker(
+    body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
+) -> None:
+    if memo.operator.brokers.is_ours(old or body):
+        _fill_in(patch, admission.defaulted_broker(dict(body), old and dict(old)))
+
+
+@kopf.on.mutate(*TRIGGERS, operations=["CREATE", "UPDATE"], ignore_failures=True)
+def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
+    if memo.operator.may_be_ours(body):
+        _fill_in(patch, admission.defaulted_trigger(dict(body)))
+
+
+@kopf.on.validate(*BROKERS, operations=["CREATE", "UPDATE"], ignore_failures=True)
+def check_broker(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    if memo.operator.brokers.is_ours(old or body):
+        _admit(admission.check_broker, dict(body), old and dict(old))
+
+
+@kopf.on.validate(*TRIGGERS, operations=["CREATE", "UPDATE"], ignore_failures=True)
+def check_trigger(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    if memo.operator.may_be_ours(body):
+        _admit(admission.check_trigger, dict(body), old and dict(old))
+
+
+def _admit(check: Any, document: Document, old: Document | None) -> None:
+    try:
+        check(document, old)
+    except InvalidDocument as error:
+        raise kopf.AdmissionError(f"validation failed: {error}", code=400) from None
+
+
+def _fill_in(patch: kopf.Patch, document: Mapping[str, Any]) -> None:
+    """Only what defaults concern: kopf compares it with what is there."""
+    patch["spec"] = document.get("spec", {})
+    metadata = document["metadata"]
+    patch["metadata"] = {
+        key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)
+    }
+
+
+async def _let_go(operator: Operator, delete: Any, body: kopf.Body, started: datetime) -> None:
+    """Delete, for as long as it may take; a Kafka that is gone never blocks it for ever."""
+    document = dict(body)
+    try:
+        await delete(document)
+    except (LogError, ClusterError, status.NotReady, InvalidDocument) as error:
+        waited = (datetime.now(UTC) - started).total_seconds()
+        if waited < operator.settings.deletion_timeout:
+            raise kopf.TemporaryError(f"not deleted yet: {error}", delay=2) from None
+        operator.forget(document)
+        message = f"Kafka still has its topic or group, which nobody will delete: {error}"
+        kopf.warn(body, reason="LeftInKafka", message=message)
+        log.warning("%s %s: %s", document["kind"], _name(document), message)
+
+
+def _after(body: kopf.Body, document: Document, now: Mapping[str, Any]) -> float:
+    """Tell of what has changed; gives the seconds until the next look."""
+    before = status.summary((document.get("status") or {}).get("conditions") or ())
+    ready = status.summary(now["conditions"])
+    if before.get("status") != ready["status"]:
+        if ready["status"] == "True":
+            kopf.info(body, reason="Ready", message=f"{document['kind']} is Ready")
+        elif ready["status"] == "False":
+            kopf.warn(body, reason=ready["reason"], message=ready["message"])
+    return RESYNC * random.uniform(0.8, 1.2) if ready["status"] == "True" else RETRY
+
+
+def _identity(document: Mapping[str, Any]) -> tuple[str, str]:
+    return document["metadata"]["namespace"], document["metadata"]["name"]
+
+
+def _name(document: Mapping[str, Any]) -> str:
+    return "/".join(_identity(document))

@@ -1,0 +1,98 @@
+"""Kafkas: each Kafka that Brokers use, with its admin client and its scaler.
+
+Brokers that reach the same servers with the same Secret share one. Twice a second all topics of a
+Kafka are asked for their ends, in one request: those that moved wake their Triggers. So an idle
+Trigger costs nothing by itself.
+
+Refused here: which Broker uses which Kafka, and connecting (`connect` comes in from outside).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from knafka.core.errors import LogError
+from knafka.core.kafka_secret import for_librdkafka
+from knafka_operator.scaler import Drains, Scaler
+from knafka_operator.topics import Topics
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL: Final = 0.5
+"""Seconds between two looks at the ends of all topics."""
+LOOK_TIMEOUT: Final = 10.0
+"""Seconds after which a look is given up; the next one follows."""
+
+
+@dataclass(eq=False)
+class KafkaSide:
+    """One Kafka."""
+
+    topics: Topics
+    scaler: Scaler
+    watched: set[str] = field(default_factory=set)
+    """Topics whose new events wake somebody."""
+
+    async def run(self) -> None:
+        """Scale, and wake by new events, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.scaler.run())
+            group.create_task(self._look())
+
+    async def _look(self) -> None:
+        known: dict[str, Mapping[int, int]] = {}
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL)
+            if not (wanted := frozenset(self.watched)):
+                continue
+            try:
+                async with asyncio.timeout(LOOK_TIMEOUT):
+                    ends = await self.topics.end_offsets_of_all(wanted)
+            except (LogError, TimeoutError) as error:
+                log.warning("Kafka doesn't tell the ends of topics: %s", error)
+                continue
+            for topic, now in ends.items():
+                if known.get(topic, now) != now:
+                    self.scaler.wake(topic)
+            known = dict(ends)
+
+
+class Kafkas:
+    """Every Kafka that was asked for."""
+
+    def __init__(self, connect: Callable[[Mapping[str, Any]], Topics], drains: Drains) -> None:
+        self._connect = connect
+        self._drains = drains
+        self._sides: dict[str, tuple[KafkaSide, asyncio.Task[None]]] = {}
+
+    def at(self, bootstrap_servers: str, secret: Mapping[str, str] | None) -> KafkaSide:
+        """The Kafka there; raises `InvalidDocument` for a Secret that can't work."""
+        configuration = {
+            "bootstrap.servers": bootstrap_servers,
+            **(for_librdkafka(secret) if secret is not None else {}),
+        }
+        text = json.dumps(configuration, sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()
+        if key not in self._sides:
+            topics = self._connect(configuration)
+            side = KafkaSide(topics, Scaler(topics, self._drains))
+            self._sides[key] = side, asyncio.create_task(side.run())
+        return self._sides[key][0]
+
+    def all(self) -> list[KafkaSide]:
+        return [side for side, _ in self._sides.values()]
+
+    async def close(self) -> None:
+        """End every drain, and wait for it."""
+        tasks = [task for _, task in self._sides.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._sides.clear()

@@ -1,0 +1,171 @@
+"""Operator: the parts put together, and who is woken by what.
+
+    Broker changed     -> itself, its Triggers
+    Trigger changed    -> itself
+    Service changed    -> who owns it, or whose subscriber it is
+    receiver started   -> its Broker's Triggers drain at once: an event is on its way
+
+Refused here: kopf, which only tells (`handlers`), and what reconciling is (`brokers`, `triggers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from knafka.core import names
+from knafka_operator import services
+from knafka_operator import status as told
+from knafka_operator.brokers import Brokers, Identity
+from knafka_operator.cluster import Cluster, ClusterError, Document
+from knafka_operator.drains import HttpDrains
+from knafka_operator.kafkas import Kafkas
+from knafka_operator.probe import Probe
+from knafka_operator.settings import Settings
+from knafka_operator.topics import Topics
+from knafka_operator.triggers import Triggers, scaling
+from knafka_operator.wakes import Wakes
+
+TELL_INTERVAL: Final = 5.0
+"""Seconds between two looks at what the scaler has to say of each Trigger."""
+
+MAX_WOKEN: Final = 5
+"""Triggers of one Broker that are woken before there is an event: with more, most would find
+nothing, and lag wakes them anyway."""
+
+
+class Operator:
+    """One operator; made inside the event loop that it lives in."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        connect: Callable[[Mapping[str, Any]], Topics],
+    ) -> None:
+        urls: dict[str, str] = {}
+        self.settings = settings
+        self._cluster = cluster
+        self._drains = HttpDrains(urls)
+        self._kafkas = Kafkas(connect, self._drains)
+        self.brokers = Brokers(settings, cluster, self._kafkas, Probe(), _now)
+        self.triggers = Triggers(settings, cluster, self.brokers, urls, _now)
+        self.wakes = Wakes()
+        self._foreign: set[Identity] = set()
+        """Brokers of other classes."""
+        self._documents: dict[Identity, Document] = {}
+        """Triggers, as they were last heard of."""
+        self._telling = asyncio.create_task(self._tell())
+
+    async def close(self) -> None:
+        """End every drain, and wait for it."""
+        self._telling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._telling
+        await self._kafkas.close()
+        await self._drains.close()
+
+    def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
+        """Whether a Trigger's Broker isn't known to be another implementation's."""
+        return _broker_of(trigger) not in self._foreign
+
+    async def reconcile_broker(self, document: Document) -> Mapping[str, Any]:
+        identity = _identity(document)
+        before = self.brokers.found.get(identity)
+        now = await self.brokers.reconcile(document)
+        if self.brokers.found.get(identity) != before:
+            self._wake_triggers(identity)
+        return now
+
+    async def delete_broker(self, document: Document) -> None:
+        for trigger in self.triggers.of_broker(_identity(document)):
+            await self.triggers.rest(trigger)
+        await self.brokers.delete(document)
+
+    def forget(self, document: Document) -> None:
+        """It is gone, whatever is left of it in Kafka."""
+        (self.brokers if document["kind"] == "Broker" else self.triggers).forget(document)
+
+    def heard_of_broker(self, document: Document, *, gone: bool) -> None:
+        identity = _identity(document)
+        if gone or self.brokers.is_ours(document):
+            self._foreign.discard(identity)
+        else:
+            self._foreign.add(identity)
+        if gone:
+            self.brokers.forget(document)
+            self._wake_triggers(identity)
+        elif self.brokers.is_ours(document):
+            self.brokers.learn(document)
+            self.wakes.wake(("Broker", *identity))
+
+    def heard_of_trigger(self, document: Document, *, gone: bool) -> None:
+        identity = _identity(document)
+        if gone:
+            self._documents.pop(identity, None)
+            return
+        before = self._documents.get(identity)
+        self._documents[identity] = document
+        self.triggers.learn(document)
+        # Not for what we wrote into its status ourselves.
+        if before is None or _declared(before) != _declared(document):
+            self.wakes.wake(("Trigger", *identity))
+
+    def heard_of_service(self, document: Document) -> None:
+        """A Knative Service: one of ours, or somebody's subscriber."""
+        namespace, name = _identity(document)
+        for owner in document["metadata"].get("ownerReferences") or ():
+            self.wakes.wake((owner["kind"], namespace, owner["name"]))
+        for trigger in self.triggers.subscribers.get((namespace, name), ()):
+            self.wakes.wake(("Trigger", *trigger))
+
+    def heard_of_receiver(self, pod: Document) -> None:
+        """A pod of a receiver was just made: where there was none, an event is what made it."""
+        label = pod["metadata"]["labels"].get(services.BROKER)
+        for (namespace, name), found in self.brokers.found.items():
+            if namespace == pod["metadata"]["namespace"] and names.child(name, "") == label:
+                found.config.kafka.scaler.expect(found.topic.name, MAX_WOKEN)
+
+    def _wake_triggers(self, broker: Identity) -> None:
+        for identity, document in self._documents.items():
+            if _broker_of(document) == broker:
+                self.wakes.wake(("Trigger", *identity))
+
+    async def _tell(self) -> None:
+        """Keep in each Trigger's status what the scaler knows, for ever."""
+        while True:
+            await asyncio.sleep(TELL_INTERVAL)
+            for identity in list(self.triggers.watched):
+                document, scaled = self._documents.get(identity), self.triggers.status(identity)
+                if document is None or scaled is None:
+                    continue
+                status = document.get("status") or {}
+                annotations = status.get("annotations") or {}
+                if (scaled.error is None) != told.holds(status, told.DELIVERING):
+                    self.wakes.wake(("Trigger", *identity))
+                elif any(annotations.get(key) != text for key, text in scaling(scaled).items()):
+                    patch = {"annotations": scaling(scaled)}
+                    with contextlib.suppress(ClusterError):  # the next look brings the next one
+                        await self._cluster.write_status(document, patch)
+
+
+def _identity(document: Mapping[str, Any]) -> Identity:
+    return document["metadata"]["namespace"], document["metadata"]["name"]
+
+
+def _broker_of(trigger: Mapping[str, Any]) -> Identity:
+    spec = trigger.get("spec") or {}
+    name = spec.get("broker") or (spec.get("brokerRef") or {}).get("name") or ""
+    return trigger["metadata"]["namespace"], str(name)
+
+
+def _declared(document: Document) -> tuple[Any, Any, Any]:
+    metadata = document["metadata"]
+    return metadata.get("uid"), document.get("spec"), metadata.get("annotations")
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,41 @@
+"""Probe: whether a Broker's address answers, asked once for each Revision of its receiver.
+
+Knative calls a Service Ready a moment before some ingresses route to it; an event in between would
+be answered 404. Asked once, since asking wakes a receiver that sleeps.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import aiohttp
+
+from knafka_operator.status import NotReady
+
+TIMEOUT: Final = 10.0
+"""Seconds, a cold start included."""
+
+
+class Probe:
+    """Remembers what has answered."""
+
+    def __init__(self) -> None:
+        self._answered: dict[str, str] = {}
+
+    async def ask(self, url: str, version: str) -> None:
+        """Returns when `url` has answered as of `version`; raises `NotReady`."""
+        if self._answered.get(url) == version:
+            return
+        try:
+            timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.options(url) as response,
+            ):
+                status = response.status
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            raise NotReady("ProbeFailed", f"{url} doesn't answer: {why}", known=False) from None
+        if status != 200:
+            raise NotReady("ProbeFailed", f"{url} answered {status}", known=False)
+        self._answered[url] = version

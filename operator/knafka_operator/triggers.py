@@ -1,0 +1,316 @@
+"""Triggers: from what is declared to a dispatcher that is woken when events wait for it.
+
+    Trigger, its Broker -> sinks -> dead-letter topic, offsets -> dispatcher's Service -> scaler
+
+While a change is rolled out nothing drains: an event that only the old filter would have passed
+over must meet the new one. Events wait in Kafka meanwhile, as they do while a subscriber can't be
+resolved.
+
+Refused here: hearing of changes (`handlers`), Brokers (`brokers`), how many drains (`scaler`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from knafka.core.contract import Egress, Sink, parse
+from knafka_operator import admission, desired, services
+from knafka_operator import status as told
+from knafka_operator.brokers import Brokers, Found, Identity, apply_service
+from knafka_operator.cluster import Cluster, Document
+from knafka_operator.conditions import Condition, Severity, Status
+from knafka_operator.kafkas import KafkaSide
+from knafka_operator.resolving import resolve
+from knafka_operator.resources import EVENTING, GROUP_STATUS, Destination, Trigger
+from knafka_operator.scaler import Autoscaling, TriggerStatus
+from knafka_operator.settings import Settings
+from knafka_operator.status import Findings, NotReady
+
+LAG: Final = "knafka.dev/lag"
+REPLICAS: Final = "knafka.dev/replicas"
+SCALING: Final = "knafka.dev/scaling"
+"""Keys of `status.annotations`: the scaler's view, and its last decision with the reason."""
+DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
+
+DEFAULT_AUTOSCALING: Final = Autoscaling()
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A Trigger whose events are being delivered."""
+
+    kafka: KafkaSide
+    egress: Egress
+    autoscaling: Autoscaling
+
+
+@dataclass(eq=False)
+class Triggers:
+    """All Triggers of Brokers that are ours."""
+
+    settings: Settings
+    cluster: Cluster
+    brokers: Brokers
+    urls: dict[str, str]
+    """Where each Trigger's dispatcher is, by `namespace/name`: what the drains go by."""
+    now: Callable[[], str]
+    watched: dict[Identity, Watched] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+    """UID of the Trigger that has each group's name."""
+    subscribers: dict[Identity, set[Identity]] = field(default_factory=dict)
+    """Namespace and name of what is referred to -> the Triggers that do."""
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
+        """Make one Trigger so; gives the status it has then. Raises `ClusterError`.
+
+        None: it is another implementation's, or not known yet to be ours; nothing was written.
+        """
+        metadata = document["metadata"]
+        identity = metadata["namespace"], metadata["name"]
+        before = document.get("status") or {}
+        findings = Findings(told.TRIGGER_CONDITIONS)
+        annotations: dict[str, str | None] = dict(before.get("annotations") or {})
+        status: dict[str, Any] = {
+            "observedGeneration": metadata.get("generation", 0),
+            "annotations": annotations,
+            "subscriberUri": "",  # KN-TRG-03
+            "deadLetterSinkUri": None,
+        }
+        trigger: Trigger | None = None
+        found: Found | None = None
+        subscriber: Sink | None = None
+        dead_letter_sink: Sink | None = None
+        with findings.concludes(told.SUBSCRIPTION_READY):
+            trigger = parse(Trigger, document)
+        if trigger is not None:
+            broker = metadata["namespace"], trigger.spec.broker
+            found = self.brokers.found.get(broker)
+            existing = None
+            if found is None:
+                existing = await self.cluster.get(EVENTING, "Broker", *broker)
+                if existing is None:
+                    await self.rest(identity)
+                elif not self.brokers.is_ours(existing):
+                    return None
+            with findings.concludes(told.BROKER_READY):
+                _check_broker(trigger, found, existing)
+            with findings.concludes(told.DEPENDENCY_READY):
+                await self._dependency(trigger)
+            with findings.concludes(told.SUBSCRIBER_RESOLVED):
+                subscriber = await self._resolve(trigger.spec.subscriber, trigger)
+                status["subscriberUri"] = subscriber.url
+            if found is not None:
+                with findings.concludes(told.DEAD_LETTER_SINK_RESOLVED):
+                    dead_letter_sink = await self._dead_letter_sink(trigger, found, findings)
+                    status["deadLetterSinkUri"] = dead_letter_sink and dead_letter_sink.url
+        if trigger is not None and found is not None:
+            resolved = (
+                told.DEPENDENCY_READY,
+                told.SUBSCRIBER_RESOLVED,
+                told.DEAD_LETTER_SINK_RESOLVED,
+            )
+            if subscriber is not None and findings.holds(*resolved):
+                with findings.concludes(told.SUBSCRIPTION_READY):
+                    await self._subscribe(trigger, found, subscriber, dead_letter_sink, annotations)
+            else:
+                findings.set(
+                    Condition(
+                        told.SUBSCRIPTION_READY,
+                        Status.UNKNOWN,
+                        "Waiting",
+                        "it has no subscriber to deliver to: its events wait in Kafka",
+                    )
+                )
+                await self.rest(identity)
+        scaled = self.status(identity)
+        annotations.update(scaling(scaled))
+        if scaled is not None:
+            findings.set(_delivering(scaled))
+        status["conditions"] = findings.conditions(before.get("conditions") or (), self.now())
+        patch = told.changes(before, status)
+        if patch:
+            await self.cluster.write_status(document, patch)
+        return status
+
+    async def delete(self, document: Document) -> None:
+        """Let go of its group; its dead letters stay.
+
+        Raises `LogError` while drains go on, `NotReady` while it isn't known where its Kafka is.
+        """
+        namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
+        annotations = (document.get("status") or {}).get("annotations") or {}
+        await self.rest((namespace, name))
+        if group := annotations.get(GROUP_STATUS):
+            broker = namespace, str(document["spec"].get("broker"))
+            if found := self.brokers.found.get(broker):
+                await found.config.kafka.topics.delete_group(group)
+            elif await self.cluster.get(EVENTING, "Broker", *broker) is not None:
+                raise NotReady("BrokerNotConfigured", f"Broker {broker[1]} has no topic yet")
+        self.forget(document)
+
+    def forget(self, document: Document) -> None:
+        """It is gone, whatever is left of it in Kafka."""
+        metadata = document["metadata"]
+        self.watched.pop((metadata["namespace"], metadata["name"]), None)
+        for group in [name for name, uid in self.groups.items() if uid == metadata["uid"]]:
+            del self.groups[group]
+
+    def learn(self, document: Document) -> None:
+        """Keep in mind which group a Trigger has, before any other is reconciled."""
+        annotations = (document.get("status") or {}).get("annotations") or {}
+        if group := annotations.get(GROUP_STATUS):
+            self.groups.setdefault(group, document["metadata"]["uid"])
+
+    def status(self, identity: Identity) -> TriggerStatus | None:
+        """What the scaler knows of it; None: it isn't scaled."""
+        watched = self.watched.get(identity)
+        return watched.kafka.scaler.statuses().get("/".join(identity)) if watched else None
+
+    def of_broker(self, identity: Identity) -> list[Identity]:
+        """Its Triggers that are being delivered."""
+        return [
+            who
+            for who, watched in self.watched.items()
+            if (watched.egress.namespace, watched.egress.broker) == identity
+        ]
+
+    async def _subscribe(
+        self,
+        trigger: Trigger,
+        found: Found,
+        subscriber: Sink,
+        dead_letter_sink: Sink | None,
+        annotations: dict[str, str | None],
+    ) -> None:
+        """Topics, offsets, Service, scaler: from the end of this on, no event is missed."""
+        identity = trigger.metadata.namespace, trigger.metadata.name
+        config, topics = found.config, found.config.kafka.topics
+        taken = {name for name, uid in self.groups.items() if uid != trigger.metadata.uid}
+        egress = desired.egress(
+            trigger,
+            found.broker,
+            found.topic,
+            subscriber,
+            dead_letter_sink,
+            config.defaults,
+            taken,
+        )
+        autoscaling = Autoscaling.from_annotations(
+            trigger.metadata.annotations, DEFAULT_AUTOSCALING
+        )
+        watched = Watched(config.kafka, egress, autoscaling)
+        if self.watched.get(identity) not in (None, watched):
+            await self.rest(identity)
+        self.groups[egress.group] = trigger.metadata.uid
+        dead_letters = desired.dead_letter_topic(
+            egress, replace(found.topic, partitions=found.partitions)
+        )
+        if identity not in self.watched:
+            await topics.ensure_topic(
+                dead_letters.name,
+                dead_letters.partitions,
+                dead_letters.replication,
+                dead_letters.config,
+            )
+            if GROUP_STATUS not in annotations:
+                # Nobody was promised anything yet: what a namesake left behind isn't ours.
+                await topics.delete_group(egress.group)
+            await topics.ensure_committed(egress.group, egress.topic)
+        annotations[GROUP_STATUS] = egress.group
+        annotations[DEAD_LETTER_TOPIC] = egress.dead_letter_topic
+        manifest = services.dispatcher_service(
+            trigger, egress, autoscaling, found.partitions, config.secret, self.settings
+        )
+        await apply_service(self.cluster, manifest, trigger)
+        name = services.dispatcher_name(trigger)
+        self.urls["/".join(identity)] = (
+            f"http://{name}.{identity[0]}.svc.{self.settings.cluster_domain}"
+        )
+        if self.watched.get(identity) != watched:
+            config.kafka.watched.add(egress.topic)
+            await config.kafka.scaler.watch("/".join(identity), egress, autoscaling)
+            self.watched[identity] = watched
+
+    async def rest(self, identity: Identity) -> None:
+        """Deliver nothing for now; returns when its drains are over."""
+        watched = self.watched.pop(identity, None)
+        if watched is not None:
+            await watched.kafka.scaler.forget("/".join(identity))
+            topic = watched.egress.topic
+            if not any(each.egress.topic == topic for each in self.watched.values()):
+                watched.kafka.watched.discard(topic)
+
+    async def _resolve(self, destination: Destination, trigger: Trigger) -> Sink:
+        namespace = trigger.metadata.namespace
+        if destination.ref is not None:
+            referred = destination.ref.namespace or namespace, destination.ref.name
+            self.subscribers.setdefault(referred, set()).add((namespace, trigger.metadata.name))
+        return await resolve(destination, namespace, self.cluster.get, self.settings.cluster_domain)
+
+    async def _dead_letter_sink(
+        self, trigger: Trigger, found: Found, findings: Findings
+    ) -> Sink | None:
+        """KN-TRG-04; the Broker's where the Trigger declares no delivery (KN-BRK-15)."""
+        declared = desired.dead_letter_destination(trigger, found.broker)
+        if declared is None:
+            findings.set(
+                Condition(
+                    told.DEAD_LETTER_SINK_RESOLVED, Status.TRUE, "DeadLetterSinkNotConfigured"
+                )
+            )
+            return None
+        return await self._resolve(declared, trigger)
+
+    async def _dependency(self, trigger: Trigger) -> None:
+        """KN-TRG-13: what the annotation names must be Ready first."""
+        reference = admission.dependency(trigger.metadata)
+        if reference is None:
+            return
+        namespace = trigger.metadata.namespace
+        found = await self.cluster.get(
+            reference.api_version, reference.kind, namespace, reference.name
+        )
+        named = f"{reference.kind} {namespace}/{reference.name}"
+        if found is None:
+            raise NotReady("DependencyDoesNotExist", f"{named} does not exist")
+        if not told.is_ready(found):
+            raise NotReady(
+                "DependencyNotReady", f"{named} is not Ready: {told.why_not_ready(found)}"
+            )
+
+
+def _check_broker(trigger: Trigger, found: Found | None, existing: Document | None) -> None:
+    """KN-TRG-01; raises `NotReady`."""
+    name = trigger.spec.broker
+    if found is None:
+        if existing is None:
+            raise NotReady("BrokerDoesNotExist", f'Broker "{name}" does not exist')
+        raise NotReady(
+            "BrokerNotConfigured",
+            f'Broker "{name}" has no topic yet: {told.why_not_ready(existing)}',
+            known=False,
+        )
+    if not found.ready:
+        raise NotReady("BrokerNotReady", f'Broker "{name}" is not Ready: {found.why_not}')
+
+
+def scaling(scaled: TriggerStatus | None) -> dict[str, str | None]:
+    """What the scaler knows of a Trigger, as annotations of its status; None: take it away."""
+    if scaled is None:
+        return dict.fromkeys((LAG, REPLICAS, SCALING))
+    return {
+        LAG: "unknown" if scaled.lag is None else str(scaled.lag),
+        REPLICAS: str(scaled.replicas),
+        SCALING: f"{scaled.scale.replicas}: {scaled.scale.reason}",
+    }
+
+
+def _delivering(scaled: TriggerStatus) -> Condition:
+    """For people: it doesn't make a Trigger Ready or not."""
+    if scaled.error is None:
+        return Condition(told.DELIVERING, Status.TRUE, severity=Severity.WARNING)
+    return Condition(
+        told.DELIVERING, Status.FALSE, "DrainFailed", scaled.error[:1000], Severity.WARNING
+    )
