@@ -12,7 +12,7 @@ import sys
 import kopf
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator import handlers  # noqa: F401  # registers them
+from knafka_operator import handlers
 from knafka_operator.settings import Settings
 
 LIVENESS = "http://0.0.0.0:8080/healthz"
@@ -26,12 +26,12 @@ def main() -> None:
         sys.exit(2)
     kopf.configure(log_format=kopf.LogFormat.JSON)
     logging.getLogger().setLevel(settings.log_level.upper())
-    for chatty in ("aiohttp.access", "kubernetes", "urllib3"):
+    for chatty in ("aiohttp.access", "kopf.objects", "kubernetes", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     kopf.run(
         clusterwide=True,
         identity=settings.identity,  # type: ignore[arg-type]  # kopf names the type nowhere public
-        peering_name="knafka",
+        peering_name=handlers.PEERING,
         liveness_endpoint=LIVENESS,
         memo=kopf.Memo(),
     )

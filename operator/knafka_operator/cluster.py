@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
@@ -67,7 +68,10 @@ class ApiCluster:
     def from_environment(cls) -> ApiCluster:
         """From the pod's service account, else from KUBECONFIG; raises `ClusterError`."""
         try:
-            kubernetes.config.load_config()  # type: ignore[no-untyped-call]
+            if "KUBERNETES_SERVICE_HOST" in os.environ:
+                kubernetes.config.load_incluster_config()  # type: ignore[no-untyped-call]
+            else:
+                kubernetes.config.load_kube_config()  # type: ignore[no-untyped-call]
         except kubernetes.config.ConfigException as error:
             raise ClusterError(f"no cluster: {error}: set KUBECONFIG, or run in a pod") from error
         return cls(kubernetes.client.ApiClient())
@@ -94,7 +98,7 @@ class ApiCluster:
                 .server_side_apply(
                     body=manifest,
                     name=metadata["name"],
-                    namespace=metadata["namespace"],
+                    namespace=metadata.get("namespace"),
                     field_manager=MANAGER,
                     force_conflicts=True,
                     _request_timeout=REQUEST_TIMEOUT,
@@ -103,7 +107,7 @@ class ApiCluster:
             )
             return stored
 
-        what = f"apply {manifest['kind']} {metadata['namespace']}/{metadata['name']}"
+        what = f"apply {manifest['kind']} {metadata['name']}"
         return await self._blocking(what, ask)
 
     async def write_status(self, document: Document, status: Document) -> None:

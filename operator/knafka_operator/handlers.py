@@ -35,6 +35,11 @@ TRIGGERS: Final = ("eventing.knative.dev", "v1", "triggers")
 SERVICES: Final = ("serving.knative.dev", "v1", "services")
 
 DOMAIN: Final = "knafka.dev"
+PEERING: Final = "knafka"
+"""Where replicas agree on which of them acts; its CRD is in operator/deploy/peering.yaml."""
+WEBHOOK: Final[Mapping[str, Any]] = {"operations": ["CREATE", "UPDATE"], "ignore_failures": True}
+"""Failing open: what slips through is told by a condition."""
+
 RETRY: Final = 3.0
 """Seconds until what isn't Ready is looked at again, should nobody wake it."""
 RESYNC: Final = 300.0
@@ -48,6 +53,13 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
         cluster = await asyncio.to_thread(ApiCluster.from_environment)
     except ClusterError as error:
         raise kopf.PermanentError(str(error)) from None
+    await cluster.apply(
+        {
+            "apiVersion": "kopf.dev/v1",
+            "kind": "ClusterKopfPeering",
+            "metadata": {"name": PEERING},
+        }
+    )
     memo.operator = Operator(ours, cluster, KafkaAdmin)
     memo.metrics = await MetricsServer.start(memo.operator)
     settings.persistence.finalizer = f"{DOMAIN}/finalizer"
@@ -57,7 +69,7 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     settings.posting.reporting_component = "knafka-operator"
     settings.posting.reporting_instance = ours.identity
     settings.posting.event_name_prefix = "knafka-"
-    settings.peering.name = "knafka"
+    settings.peering.name = PEERING
     settings.peering.clusterwide = True
     settings.peering.lifetime = 20
     # Two replicas of one priority would both wait for ever.
@@ -150,7 +162,7 @@ async def hear_of_receiver(body: kopf.Body, memo: kopf.Memo, type: str | None, *
         memo.operator.heard_of_receiver(dict(body))
 
 
-@kopf.on.mutate(*BROKERS, operations=["CREATE", "UPDATE"], ignore_failures=True)
+@kopf.on.mutate(*BROKERS, id="default-broker", **WEBHOOK)
 def default_broker(
     body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
 ) -> None:
@@ -158,19 +170,19 @@ def default_broker(
         _fill_in(patch, admission.defaulted_broker(dict(body), old and dict(old)))
 
 
-@kopf.on.mutate(*TRIGGERS, operations=["CREATE", "UPDATE"], ignore_failures=True)
+@kopf.on.mutate(*TRIGGERS, id="default-trigger", **WEBHOOK)
 def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
     if memo.operator.may_be_ours(body):
         _fill_in(patch, admission.defaulted_trigger(dict(body)))
 
 
-@kopf.on.validate(*BROKERS, operations=["CREATE", "UPDATE"], ignore_failures=True)
+@kopf.on.validate(*BROKERS, id="check-broker", **WEBHOOK)
 def check_broker(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
     if memo.operator.brokers.is_ours(old or body):
         _admit(admission.check_broker, dict(body), old and dict(old))
 
 
-@kopf.on.validate(*TRIGGERS, operations=["CREATE", "UPDATE"], ignore_failures=True)
+@kopf.on.validate(*TRIGGERS, id="check-trigger", **WEBHOOK)
 def check_trigger(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
     if memo.operator.may_be_ours(body):
         _admit(admission.check_trigger, dict(body), old and dict(old))

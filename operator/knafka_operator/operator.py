@@ -24,6 +24,7 @@ from knafka_operator.cluster import Cluster, ClusterError, Document
 from knafka_operator.drains import HttpDrains
 from knafka_operator.kafkas import Kafkas
 from knafka_operator.probe import Probe
+from knafka_operator.replays import Replays
 from knafka_operator.settings import Settings
 from knafka_operator.topics import Topics
 from knafka_operator.triggers import Triggers, scaling
@@ -58,13 +59,14 @@ class Operator:
         """Brokers of other classes."""
         self._documents: dict[Identity, Document] = {}
         """Triggers, as they were last heard of."""
-        self._telling = asyncio.create_task(self._tell())
+        replays = Replays(settings, cluster, self.triggers, urls, self._documents.get)
+        self._tasks = [asyncio.create_task(each) for each in (self._tell(), replays.run())]
 
     async def close(self) -> None:
         """End every drain, and wait for it."""
-        self._telling.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._telling
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
         await self._kafkas.close()
         await self._drains.close()
 

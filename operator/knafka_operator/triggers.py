@@ -44,6 +44,8 @@ class Watched:
     kafka: KafkaSide
     egress: Egress
     autoscaling: Autoscaling
+    partitions: int
+    secret: tuple[str, str] | None
 
 
 @dataclass(eq=False)
@@ -200,7 +202,7 @@ class Triggers:
         autoscaling = Autoscaling.from_annotations(
             trigger.metadata.annotations, DEFAULT_AUTOSCALING
         )
-        watched = Watched(config.kafka, egress, autoscaling)
+        watched = Watched(config.kafka, egress, autoscaling, found.partitions, config.secret)
         if self.watched.get(identity) not in (None, watched):
             await self.rest(identity)
         self.groups[egress.group] = trigger.metadata.uid

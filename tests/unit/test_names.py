@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,3 +60,24 @@ def test_kafka_takes_these_as_topics(name: str) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "x" * 250, "a b", "a/b", "ä", "a\n", "a:b"])
 def test_kafka_takes_none_of_these_as_topics(name: str) -> None:
     assert not names.is_topic(name)
+
+
+@pytest.mark.parametrize(
+    "parent", ["default", "a.b", "9lives", "a" * 63, "a" * 253, "1." + "-x" * 60, "a" * 50 + ".b"]
+)
+def test_a_child_is_part_of_a_host_name(parent: str) -> None:
+    child = names.child(parent, "-kn-receiver")
+    assert re.fullmatch(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?", child)
+    assert child.endswith("-kn-receiver")
+
+
+def test_two_parents_never_share_a_child() -> None:
+    parents = ["a.b", "a-b", "k-a-b", "a" * 70, "a" * 71, "9", "k-9"]
+    assert len({names.child(each, "-x") for each in parents}) == len(parents)
+
+
+def test_colliding_names_have_distinct_ones_beside_them() -> None:
+    """naming.md: `a-b`/`c` and `a`/`b-c` join to the same."""
+    assert names.broker_topic("a-b", "c") == names.broker_topic("a", "b-c")
+    assert names.distinct_broker_topic("a-b", "c") != names.distinct_broker_topic("a", "b-c")
+    assert names.distinct_trigger_group("a-b", "c") != names.distinct_trigger_group("a", "b-c")

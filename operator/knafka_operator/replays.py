@@ -1,0 +1,109 @@
+"""Replays: a Trigger whose dead letters are sent again gets a second dispatcher, for those.
+
+The job that replays makes a topic for it, at any time, so it is looked for. The replayer reads that
+topic from its beginning, delivers as the Trigger's own dispatcher does, and sleeps at zero after.
+
+Refused here: what is replayed, which the job decides, and how many drains (`scaler`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from knafka.core import names
+from knafka.core.contract import parse
+from knafka.core.errors import LogError
+from knafka_operator import desired, services
+from knafka_operator.brokers import Identity, apply_service
+from knafka_operator.cluster import Cluster, ClusterError, Document
+from knafka_operator.resources import Trigger
+from knafka_operator.settings import Settings
+from knafka_operator.status import NotReady
+from knafka_operator.triggers import Triggers, Watched
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL: Final = 5.0
+"""Seconds between two looks for new topics."""
+
+
+class Replays:
+    """The replayers of all Triggers that are delivered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        triggers: Triggers,
+        urls: dict[str, str],
+        declared: Callable[[Identity], Document | None],
+    ) -> None:
+        """`declared` gives a Trigger as it was last heard of."""
+        self._settings = settings
+        self._cluster = cluster
+        self._triggers = triggers
+        self._urls = urls
+        self._declared = declared
+        self._followed: dict[Identity, Watched] = {}
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL)
+            try:
+                await self._look()
+            except (LogError, ClusterError, NotReady) as error:
+                log.info("replays are looked for again in %.0f s: %s", LOOK_INTERVAL, error)
+
+    async def _look(self) -> None:
+        watched = dict(self._triggers.watched)
+        there: set[str] = set()
+        for kafka in {each.kafka for each in watched.values()}:
+            there |= (await kafka.topics.topics()).keys()
+        wanted = {who: each for who, each in watched.items() if _topic(each) in there}
+        for who in self._followed.keys() - wanted.keys():
+            await self._unfollow(who)
+        for who, each in wanted.items():
+            if self._followed.get(who) != each:
+                await self._follow(who, each)
+
+    async def _follow(self, who: Identity, watched: Watched) -> None:
+        document = self._declared(who)
+        if document is None:
+            return
+        trigger = parse(Trigger, document)
+        egress = desired.replay_egress(watched.egress)
+        manifest = services.dispatcher_service(
+            trigger,
+            egress,
+            watched.autoscaling,
+            watched.partitions,
+            watched.secret,
+            self._settings,
+            replays=True,
+        )
+        await apply_service(self._cluster, manifest, trigger)
+        self._urls[_id(who)] = (
+            f"http://{services.replayer_name(trigger)}.{who[0]}.svc.{self._settings.cluster_domain}"
+        )
+        watched.kafka.watched.add(egress.topic)
+        await watched.kafka.scaler.watch(_id(who), egress, watched.autoscaling)
+        self._followed[who] = watched
+
+    async def _unfollow(self, who: Identity) -> None:
+        """Its Service stays until its Trigger goes: at zero it costs nothing."""
+        watched = self._followed.pop(who)
+        watched.kafka.watched.discard(_topic(watched))
+        await watched.kafka.scaler.forget(_id(who))
+
+
+def _id(who: Identity) -> str:
+    return f"{who[0]}/{who[1]} (replays)"
+
+
+def _topic(watched: Watched) -> str:
+    egress = watched.egress
+    return names.replay_topic(egress.namespace, egress.broker, egress.trigger)

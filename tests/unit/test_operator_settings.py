@@ -1,0 +1,49 @@
+"""The operator's environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from knafka.core.errors import InvalidDocument
+from knafka_operator.settings import Settings
+
+REQUIRED = {"KNAFKA_NAMESPACE": "knafka", "KNAFKA_IMAGE": "example.com/knafka:1"}
+
+
+def test_only_where_it_is_and_what_it_starts_must_be_said() -> None:
+    settings = Settings.from_environment(REQUIRED)
+    assert settings.broker_classes == {"Kafka", "kafka"}
+    assert settings.project_secrets is False
+
+
+def test_everything_may_be_said() -> None:
+    settings = Settings.from_environment(
+        {
+            **REQUIRED,
+            "KNAFKA_BROKER_CLASSES": "Mine, Other",
+            "KNAFKA_PROJECT_SECRETS": "true",
+            "KNAFKA_DELETION_TIMEOUT": "5",
+            "KNAFKA_INITIAL_SCALE": "0",
+            "KNAFKA_LOG_LEVEL": "DEBUG",
+        }
+    )
+    assert settings.broker_classes == {"Mine", "Other"}
+    assert settings.project_secrets is True
+    assert (settings.deletion_timeout, settings.initial_scale) == (5, 0)
+    assert settings.log_level == "debug"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("KNAFKA_NAMESPACE", ""),
+        ("KNAFKA_IMAGE", ""),
+        ("KNAFKA_PROJECT_SECRETS", "yes"),
+        ("KNAFKA_WEBHOOKS", "1"),
+        ("KNAFKA_DELETION_TIMEOUT", "-1"),
+        ("KNAFKA_LOG_LEVEL", "loud"),
+    ],
+)
+def test_what_is_wrong_is_told_by_its_name(name: str, value: str) -> None:
+    with pytest.raises(InvalidDocument, match=name):
+        Settings.from_environment({**REQUIRED, name: value})

@@ -1,0 +1,93 @@
+"""What was found out, as a status (KN-CON, KN-BRK-14, KN-TRG-01)."""
+
+from __future__ import annotations
+
+import pytest
+
+from knafka.core.errors import InvalidDocument, LogError
+from knafka_operator import status
+from knafka_operator.conditions import Condition, Status
+from knafka_operator.resolving import Unresolved
+from knafka_operator.status import Findings, NotReady
+from knafka_operator.topics import TopicRefused
+
+AT = "2026-11-21T12:00:00Z"
+
+
+def _ready(findings: Findings) -> dict[str, str]:
+    return dict(status.summary(findings.conditions((), AT)))
+
+
+def test_what_was_not_looked_at_is_unknown() -> None:
+    assert _ready(Findings(status.BROKER_CONDITIONS))["status"] == "Unknown"
+
+
+def test_it_is_ready_when_every_step_got_through() -> None:
+    findings = Findings(status.TRIGGER_CONDITIONS)
+    for each in status.TRIGGER_CONDITIONS:
+        with findings.concludes(each):
+            pass
+    assert _ready(findings)["status"] == "True"
+
+
+def test_a_step_that_set_its_condition_keeps_its_reason() -> None:
+    findings = Findings(["DeadLetterSinkResolved"])
+    with findings.concludes("DeadLetterSinkResolved"):
+        findings.set(Condition("DeadLetterSinkResolved", Status.TRUE, "NotConfigured"))
+    (found, _) = findings.conditions((), AT)
+    assert found["reason"] == "NotConfigured"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (NotReady("ConfigMapNotFound", "it is gone"), ("False", "ConfigMapNotFound")),
+        (NotReady("FunctionNotReady", "wait", known=False), ("Unknown", "FunctionNotReady")),
+        (Unresolved("NotFound", "no such Service"), ("False", "NotFound")),
+        (TopicRefused("TopicNotOurs", "another's"), ("False", "TopicNotOurs")),
+        (InvalidDocument("spec", "wrong"), ("False", "Invalid")),
+        (LogError("did not answer within 15 s"), ("False", "KafkaNotReachable")),
+        (LogError("authentication failed: no"), ("False", "KafkaAuthenticationFailed")),
+        (LogError("TLS failed: unknown CA"), ("False", "KafkaAuthenticationFailed")),
+        (LogError("Topic authorization failed"), ("False", "KafkaNotAuthorized")),
+    ],
+    ids=str,
+)
+def test_what_stands_in_the_way_is_the_condition(
+    error: Exception, expected: tuple[str, str]
+) -> None:
+    """KN-CON-03: with a reason in one word, and a message."""
+    findings = Findings(["TopicReady"])
+    with findings.concludes("TopicReady"):
+        raise error
+    ready = _ready(findings)
+    assert (ready["status"], ready["reason"]) == expected
+    assert not findings.holds("TopicReady")
+
+
+def test_a_bug_is_not_hidden_in_a_condition() -> None:
+    with pytest.raises(ZeroDivisionError), Findings(["TopicReady"]).concludes("TopicReady"):
+        _ = 1 // 0
+
+
+def test_only_what_changed_is_written() -> None:
+    before = {"observedGeneration": 1, "annotations": {"a": "1", "b": "2"}, "address": {"url": "x"}}
+    now = {"observedGeneration": 1, "annotations": {"a": "1", "c": "3"}, "address": None}
+    assert status.changes(before, now) == {
+        "annotations": {"b": None, "c": "3"},
+        "address": None,
+    }
+    assert status.changes(before, before) == {}
+
+
+@pytest.mark.parametrize(
+    ("generation", "observed", "ready", "expected"),
+    [(2, 2, "True", True), (2, 1, "True", False), (2, 2, "False", False), (2, None, "True", True)],
+)
+def test_ready_means_ready_for_what_is_declared_now(
+    generation: int, observed: int | None, ready: str, expected: bool
+) -> None:
+    told = {"conditions": [{"type": "Ready", "status": ready}]}
+    seen = {} if observed is None else {"observedGeneration": observed}
+    document = {"metadata": {"generation": generation}, "status": {**told, **seen}}
+    assert status.is_ready(document) is expected

@@ -1,0 +1,87 @@
+"""A declared destination as an address (KN-DST-01..04)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from knafka.core import contract
+from knafka_operator.resolving import Unresolved, resolve
+from knafka_operator.resources import Destination
+
+OBJECTS: Mapping[tuple[str, str, str, str], Mapping[str, Any]] = {
+    ("v1", "Service", "shop", "plain"): {},
+    ("v1", "Service", "other", "plain"): {},
+    ("serving.knative.dev/v1", "Service", "shop", "fn"): {
+        "status": {"address": {"url": "http://fn.shop.svc.cluster.local"}}
+    },
+    ("serving.knative.dev/v1", "Service", "shop", "new"): {"status": {}},
+    ("example.com/v1", "Inbox", "shop", "secure"): {
+        "status": {"addresses": [{"url": "https://inbox.shop", "CACerts": "PEM"}]}
+    },
+    ("example.com/v1", "Inbox", "shop", "odd"): {"status": {"address": {"url": "mailto:you"}}},
+}
+
+
+async def _get(api_version: str, kind: str, namespace: str, name: str) -> Mapping[str, Any] | None:
+    return OBJECTS.get((api_version, kind, namespace, name))
+
+
+async def _resolve(declared: Mapping[str, Any]) -> tuple[str, str | None]:
+    sink = await resolve(contract.parse(Destination, declared), "shop", _get, "cluster.local")
+    return sink.url, sink.ca_certs
+
+
+def _ref(api_version: str, kind: str, name: str, **more: str) -> dict[str, Any]:
+    return {"apiVersion": api_version, "kind": kind, "name": name, **more}
+
+
+PLAIN = _ref("v1", "Service", "plain")
+FUNCTION = _ref("serving.knative.dev/v1", "Service", "fn")
+
+
+@pytest.mark.parametrize(
+    ("declared", "url"),
+    [
+        pytest.param({"uri": "http://there/x"}, "http://there/x", id="uri"),
+        pytest.param({"ref": FUNCTION}, "http://fn.shop.svc.cluster.local", id="KN-DST-01"),
+        pytest.param({"ref": PLAIN}, "http://plain.shop.svc.cluster.local", id="KN-DST-02"),
+        pytest.param(
+            {"ref": {**PLAIN, "namespace": "other"}},
+            "http://plain.other.svc.cluster.local",
+            id="another-namespace",
+        ),
+        pytest.param(
+            {"ref": FUNCTION, "uri": "/a/b"}, "http://fn.shop.svc.cluster.local/a/b", id="KN-DST-03"
+        ),
+        pytest.param(
+            {"ref": PLAIN, "uri": "a"}, "http://plain.shop.svc.cluster.local/a", id="KN-DST-03-path"
+        ),
+    ],
+)
+async def test_a_destination_has_an_address(declared: Mapping[str, Any], url: str) -> None:
+    assert await _resolve(declared) == (url, None)
+
+
+async def test_an_addressables_authorities_are_trusted_unless_others_are_declared() -> None:
+    ref = _ref("example.com/v1", "Inbox", "secure")
+    assert await _resolve({"ref": ref}) == ("https://inbox.shop", "PEM")
+    assert await _resolve({"ref": ref, "CACerts": "MINE"}) == ("https://inbox.shop", "MINE")
+
+
+@pytest.mark.parametrize(
+    ("ref", "reason"),
+    [
+        (_ref("v1", "Service", "missing"), "NotFound"),
+        (_ref("v1", "Service", "plain", namespace="nowhere"), "NotFound"),
+        (_ref("serving.knative.dev/v1", "Service", "new"), "NotAddressable"),
+        (_ref("example.com/v1", "Inbox", "odd"), "InvalidAddress"),
+    ],
+)
+async def test_what_has_no_address_says_why(ref: Mapping[str, Any], reason: str) -> None:
+    """KN-DST-04, KN-TRG-03."""
+    with pytest.raises(Unresolved) as refused:
+        await _resolve({"ref": ref})
+    assert refused.value.reason == reason

@@ -1,0 +1,145 @@
+"""The functions as Knative Services (design: two planes, one contract; naming.md)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from knafka.core import contract
+from knafka.core.contract import Egress, Kafka, Sink
+from knafka_operator import desired, services
+from knafka_operator.desired import Defaults
+from knafka_operator.resources import Broker, Trigger
+from knafka_operator.scaler import Autoscaling
+from knafka_operator.settings import Settings
+
+SETTINGS = Settings(namespace="knafka", image="example.com/knafka:1")
+DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="kafka:9092"))
+
+
+def _broker(**metadata: Any) -> Broker:
+    return contract.parse(
+        Broker,
+        {
+            "apiVersion": "eventing.knative.dev/v1",
+            "kind": "Broker",
+            "metadata": {"name": "default", "namespace": "shop", "uid": "b-1", **metadata},
+        },
+    )
+
+
+def _trigger(**metadata: Any) -> Trigger:
+    return contract.parse(
+        Trigger,
+        {
+            "apiVersion": "eventing.knative.dev/v1",
+            "kind": "Trigger",
+            "metadata": {"name": "orders", "namespace": "shop", "uid": "t-1", **metadata},
+            "spec": {"broker": "default", "subscriber": {"uri": "http://there"}},
+        },
+    )
+
+
+def _receiver(broker: Broker, secret: tuple[str, str] | None = None) -> dict[str, Any]:
+    topic = desired.broker_topic(broker, None, DEFAULTS)
+    ingress = desired.ingress(broker, topic, DEFAULTS)
+    return services.receiver_service(broker, ingress, secret, SETTINGS)
+
+
+def _egress(**changed: Any) -> Egress:
+    broker = _broker()
+    topic = desired.broker_topic(broker, None, DEFAULTS)
+    egress = desired.egress(_trigger(), broker, topic, Sink(url="http://there"), None, DEFAULTS)
+    return egress.model_copy(update=changed)
+
+
+def _dispatcher(egress: Egress, autoscaling: Autoscaling, partitions: int) -> dict[str, Any]:
+    return services.dispatcher_service(_trigger(), egress, autoscaling, partitions, None, SETTINGS)
+
+
+def _template(service: dict[str, Any]) -> dict[str, Any]:
+    template: dict[str, Any] = service["spec"]["template"]
+    return template
+
+
+def _environment(service: dict[str, Any]) -> dict[str, str]:
+    container = _template(service)["spec"]["containers"][0]
+    return {each["name"]: each["value"] for each in container["env"]}
+
+
+def test_the_receiver_reads_its_contract_back_from_its_environment() -> None:
+    service = _receiver(_broker())
+    (ingress,) = contract.parse_ingresses(_environment(service)["KNAFKA_INGRESSES"])
+    assert ingress.path == "/shop/default"
+    assert _environment(service)["FUNCTION_TARGET"] == "receive"
+
+
+def test_the_dispatcher_reads_its_contract_back_from_its_environment() -> None:
+    egress = _egress()
+    environment = _environment(_dispatcher(egress, Autoscaling(), 10))
+    assert contract.parse_json(Egress, environment["KNAFKA_EGRESS"]) == egress
+    assert environment["FUNCTION_TARGET"] == "dispatch"
+
+
+@pytest.mark.parametrize("text", ["$$", "$(HOSTNAME)", "$${type}"])
+def test_kubernetes_finds_nothing_to_expand_in_a_contract(text: str) -> None:
+    egress = _egress(filter=contract.AttributesFilter(attributes={"type": text}))
+    value = _environment(_dispatcher(egress, Autoscaling(), 10))["KNAFKA_EGRESS"]
+    assert "$" not in value
+    assert json.loads(value)["filter"]["attributes"]["type"] == text
+
+
+@pytest.mark.parametrize(
+    ("max_scale", "partitions", "expected"), [(50, 8, "8"), (3, 8, "3"), (50, 1, "1")]
+)
+def test_a_dispatcher_has_never_more_pods_than_partitions(
+    max_scale: int, partitions: int, expected: str
+) -> None:
+    service = _dispatcher(_egress(), Autoscaling(max_scale=max_scale), partitions)
+    annotations = _template(service)["metadata"]["annotations"]
+    assert annotations["autoscaling.knative.dev/max-scale"] == expected
+
+
+def test_one_drain_is_one_pod() -> None:
+    template = _template(_dispatcher(_egress(), Autoscaling(), 8))
+    assert template["spec"]["containerConcurrency"] == 1
+    annotations = template["metadata"]["annotations"]
+    assert annotations["autoscaling.knative.dev/target-utilization-percentage"] == "100"
+    assert annotations["autoscaling.knative.dev/min-scale"] == "0"
+
+
+def test_services_belong_to_what_they_were_made_for() -> None:
+    service = _receiver(_broker())
+    assert services.is_owned(service, _broker())
+    assert not services.is_owned(service, _broker(uid="another"))
+    assert not services.is_owned({"metadata": {}}, _broker())
+
+
+def test_nothing_but_the_one_secret_gets_into_a_pod() -> None:
+    spec = _template(_receiver(_broker(), secret=("credentials", "7")))["spec"]
+    assert spec["volumes"] == [{"name": "kafka", "secret": {"secretName": "credentials"}}]
+    assert spec["automountServiceAccountToken"] is False
+    assert "envFrom" not in spec["containers"][0]
+
+
+def test_a_changed_secret_makes_another_revision() -> None:
+    one, other = (
+        _template(_receiver(_broker(), secret=("credentials", version))) for version in "78"
+    )
+    assert one != other
+
+
+def test_a_broker_may_say_how_its_receiver_scales() -> None:
+    broker = _broker(annotations={"autoscaling.knative.dev/min-scale": "2"})
+    annotations = _template(_receiver(broker))["metadata"]["annotations"]
+    assert annotations["autoscaling.knative.dev/min-scale"] == "2"
+
+
+def test_functions_are_for_the_cluster_only_and_run_without_privileges() -> None:
+    service = _receiver(_broker())
+    assert service["metadata"]["labels"]["networking.knative.dev/visibility"] == "cluster-local"
+    context = _template(service)["spec"]["containers"][0]["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert context["capabilities"] == {"drop": ["ALL"]}
