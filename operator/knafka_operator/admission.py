@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 
 # `parse` joins what it finds into one sentence; here each problem stands by itself.
-from knafka.core.contract import Delivery, _path, _told, dump, parse
+from knafka.core.contract import Delivery, dump, parse, path_of, told_of
 from knafka.core.errors import InvalidDocument
 from knafka.core.names import MAX_LENGTH, is_topic
 from knafka_operator.desired import MAX_MAX_IN_FLIGHT, ORDERS
@@ -313,16 +313,16 @@ def _misfits(
 
 def _told_apart(error: ErrorDetails, root: str) -> Iterator[_Problem]:
     location, given = error["loc"], error["input"]
-    path = _path(root, location)
-    message, _, wanted = _told(path, error)[1].partition(": want ")
+    path = path_of(root, location)
+    message, _, wanted = told_of(path, error)[1].partition(": want ")
     details = f"want {wanted}" if wanted else ""
     if error["type"] == "missing":
         yield _Problem("missing field(s)", "", path)
     elif fields := error.get("ctx", {}).get("fields"):
         for field in fields:
-            yield _Problem(error["msg"], "", _path(path, (field,)))
+            yield _Problem(error["msg"], "", path_of(path, (field,)))
     elif location and location[-1] == "[key]":
-        path = f"{_path(root, location[:-2])}[{given}]"
+        path = f"{path_of(root, location[:-2])}[{given}]"
         yield _Problem(f"invalid key name {_quoted(given)}", details, path)
     elif location and location[-1] == "cesql" and isinstance(given, str):
         yield _Problem(f"invalid value: {given}", message, path)

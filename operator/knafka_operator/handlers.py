@@ -37,8 +37,13 @@ SERVICES: Final = ("serving.knative.dev", "v1", "services")
 DOMAIN: Final = "knafka.dev"
 PEERING: Final = "knafka"
 """Where replicas agree on which of them acts; its CRD is in operator/deploy/peering.yaml."""
-WEBHOOK: Final[Mapping[str, Any]] = {"operations": ["CREATE", "UPDATE"], "ignore_failures": True}
-"""Failing open: what slips through is told by a condition."""
+WEBHOOK: Final[Mapping[str, Any]] = {
+    "operations": ["CREATE", "UPDATE"],
+    "ignore_failures": True,  # what slips through is told by a condition
+    "persistent": True,  # a replica that goes must not unregister those that stay
+}
+CANCELLATION_TIMEOUT: Final = 30.0
+"""Seconds for a daemon to end once it is cancelled: drains leave their groups meanwhile."""
 
 RETRY: Final = 3.0
 """Seconds until what isn't Ready is looked at again, should nobody wake it."""
@@ -95,7 +100,7 @@ def _may_be_ours(memo: kopf.Memo, body: kopf.Body, **_: Any) -> bool:
     return bool(memo.operator.may_be_ours(body))
 
 
-@kopf.daemon(*BROKERS, when=_is_ours)
+@kopf.daemon(*BROKERS, when=_is_ours, cancellation_timeout=CANCELLATION_TIMEOUT)
 async def keep_broker(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
     operator: Operator = memo.operator
 
@@ -111,7 +116,7 @@ async def keep_broker(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
     await operator.wakes.keep(("Broker", *_identity(body)), look)
 
 
-@kopf.daemon(*TRIGGERS, when=_may_be_ours)
+@kopf.daemon(*TRIGGERS, when=_may_be_ours, cancellation_timeout=CANCELLATION_TIMEOUT)
 async def keep_trigger(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
     operator: Operator = memo.operator
 
@@ -167,13 +172,14 @@ def default_broker(
     body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
 ) -> None:
     if memo.operator.brokers.is_ours(old or body):
-        _fill_in(patch, admission.defaulted_broker(dict(body), old and dict(old)))
+        before = old and dict(old)
+        patch.fns.append(lambda raw: _become(raw, admission.defaulted_broker(raw, before)))
 
 
 @kopf.on.mutate(*TRIGGERS, id="default-trigger", **WEBHOOK)
 def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
     if memo.operator.may_be_ours(body):
-        _fill_in(patch, admission.defaulted_trigger(dict(body)))
+        patch.fns.append(lambda raw: _become(raw, admission.defaulted_trigger(raw)))
 
 
 @kopf.on.validate(*BROKERS, id="check-broker", **WEBHOOK)
@@ -184,8 +190,13 @@ def check_broker(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) ->
 
 @kopf.on.validate(*TRIGGERS, id="check-trigger", **WEBHOOK)
 def check_trigger(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    if memo.operator.may_be_ours(body):
+    if memo.operator.may_be_ours(old or body):
         _admit(admission.check_trigger, dict(body), old and dict(old))
+
+
+def _become(raw: Any, document: Document) -> None:
+    # A function, since kopf passes over the empty objects of a patch, and `filter: {}` is one.
+    raw.update(document)
 
 
 def _admit(check: Any, document: Document, old: Document | None) -> None:
@@ -193,15 +204,6 @@ def _admit(check: Any, document: Document, old: Document | None) -> None:
         check(document, old)
     except InvalidDocument as error:
         raise kopf.AdmissionError(f"validation failed: {error}", code=400) from None
-
-
-def _fill_in(patch: kopf.Patch, document: Mapping[str, Any]) -> None:
-    """Only what defaults concern: kopf compares it with what is there."""
-    patch["spec"] = document.get("spec", {})
-    metadata = document["metadata"]
-    patch["metadata"] = {
-        key: metadata[key] for key in ("labels", "annotations") if metadata.get(key)
-    }
 
 
 async def _let_go(operator: Operator, delete: Any, body: kopf.Body, started: datetime) -> None:

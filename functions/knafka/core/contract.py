@@ -213,7 +213,7 @@ def _dialect(filter_: object) -> str:
 
 
 def _tag(dialect: str) -> str:
-    """Tags show up in pydantic's error paths; the brackets let `_path` drop them again."""
+    """Tags show up in pydantic's error paths; the brackets let `path_of` drop them again."""
     return f"<{dialect}>"
 
 
@@ -375,11 +375,11 @@ def _invalid(error: ValidationError, root: str) -> InvalidDocument:
     missing: list[str] = []
     problems: list[tuple[str, str]] = []
     for each in error.errors(include_url=False):
-        path = _path(root, each["loc"])
+        path = path_of(root, each["loc"])
         if each["type"] == "missing":
             missing.append(path)
         else:
-            problems.append(_told(path, each))
+            problems.append(told_of(path, each))
     if missing:
         problems.insert(0, (missing[0], f"missing field(s): {', '.join(missing)}"))
     path, first = problems[0]
@@ -399,10 +399,10 @@ _WANTED: Final = {
 """What pydantic asks for in Python's words, in the words of a YAML file."""
 
 
-def _told(path: str, error: ErrorDetails) -> tuple[str, str]:
+def told_of(path: str, error: ErrorDetails) -> tuple[str, str]:
     """The path and the sentence about one broken field, the way upstream words it."""
     if fields := error.get("ctx", {}).get("fields"):
-        paths = [_path(path, (field,)) for field in fields]
+        paths = [path_of(path, (field,)) for field in fields]
         named = f": {', '.join(paths)}" if len(paths) > 1 else ""
         return paths[0], error["msg"] + named
     if error["type"] == "extra_forbidden":
@@ -418,7 +418,7 @@ def _told(path: str, error: ErrorDetails) -> tuple[str, str]:
     return path, f"invalid value: {shown:.80}: want {allowed}"
 
 
-def _path(root: str, location: Sequence[str | int]) -> str:
+def path_of(root: str, location: Sequence[str | int]) -> str:
     path = root
     for part in location:
         if isinstance(part, int):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import inspect
 import os
 import shutil
 import subprocess
@@ -85,7 +86,8 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{archive.relative_to(ROOT)}: {archive.stat().st_size / 1e6:.0f} MB", flush=True)
         if chosen.push:
             insecure = ["--insecure"] if chosen.insecure else []
-            _run(_tool(), "push", *insecure, archive, f"{chosen.push}/{name}:{chosen.tag}")
+            image = f"{chosen.push}/{name}:{chosen.tag}"
+            print(_run(_tool(), "push", *insecure, archive, image), end="", flush=True)
 
 
 def _source(name: str, tag: str, base: Path, sources: Sequence[str], module: str) -> None:
@@ -138,43 +140,45 @@ def _installed(name: str, inputs: bytes, *what: object) -> Path:
 
 
 def _python() -> Path:
-    """Python without the rest of Debian: packages unpacked, none of their scripts run."""
-    archive = CACHE / f"python-{_digest(*(p.encode() for p in (*PACKAGES, *UNUSED)))}.tar"
-    if archive.exists():
-        return archive
-    print(f"unpacking {PYTHON} from Debian's packages", flush=True)
-    with tempfile.TemporaryDirectory() as directory:
-        packages, root = Path(directory) / "packages", Path(directory) / "root"
-        for each in (packages, root):
-            each.mkdir()
-        _run("apt-get", "download", "--quiet", *PACKAGES, cwd=packages)
-        for package in sorted(packages.glob("*.deb")):
-            _run("dpkg-deb", "--extract", package, root)
-        for each in UNUSED:
-            shutil.rmtree(root / each, ignore_errors=True)
-        for place in ("tmp", "proc", "sys", "dev", "app"):
-            (root / place).mkdir(exist_ok=True)
-        (root / "tmp").chmod(0o1777)
-        for name in ("python3", "python"):
-            (root / "usr" / "bin" / name).symlink_to(PYTHON)
-        applets = _run(root / "bin" / "busybox", "--list").split()
-        for applet in applets:
-            if not (root / "bin" / applet).exists():
-                (root / "bin" / applet).symlink_to("busybox")
-        (root / "etc" / "passwd").write_text(
-            f"root:x:0:0:root:/root:/bin/sh\nnonroot:x:{USER}:{USER}::/app:/bin/sh\n"
-        )
-        (root / "etc" / "group").write_text(f"root:x:0:\nnonroot:x:{USER}:\n")
-        authorities = sorted((root / "usr" / "share" / "ca-certificates").rglob("*.crt"))
-        bundle = root / "etc" / "ssl" / "certs" / "ca-certificates.crt"
-        bundle.parent.mkdir(parents=True, exist_ok=True)
-        bundle.write_bytes(b"".join(each.read_bytes() for each in authorities))
-        _compile(root / "usr" / "lib" / PYTHON, f"/usr/lib/{PYTHON}")
-        _build(
-            "knafka/python", archive, None, {root: "/"},
-            "--env", "PYTHONUNBUFFERED=1", "--env", "LANG=C.UTF-8",
-        )  # fmt: skip
+    """The layer of Python, without the rest of Debian."""
+    recipe = (inspect.getsource(_unpack_python), *PACKAGES, *UNUSED)
+    archive = CACHE / f"python-{_digest(*(part.encode() for part in recipe))}.tar"
+    if not archive.exists():
+        print(f"unpacking {PYTHON} from Debian's packages", flush=True)
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory) / "root"
+            _unpack_python(root, Path(directory))
+            _compile(root / "usr" / "lib" / PYTHON, f"/usr/lib/{PYTHON}")
+            _build(
+                "knafka/python", archive, None, {root: "/"},
+                "--env", "PYTHONUNBUFFERED=1", "--env", "LANG=C.UTF-8",
+            )  # fmt: skip
     return archive
+
+
+def _unpack_python(root: Path, packages: Path) -> None:
+    """Packages are unpacked, none of their scripts run: what these would do is done here."""
+    _run("apt-get", "download", "--quiet", *PACKAGES, cwd=packages)
+    for package in sorted(packages.glob("*.deb")):
+        _run("dpkg-deb", "--extract", package, root)
+    for unused in UNUSED:
+        shutil.rmtree(root / unused, ignore_errors=True)
+    for place in ("tmp", "proc", "sys", "dev", "app"):
+        (root / place).mkdir(exist_ok=True)
+    (root / "tmp").chmod(0o1777)
+    for name in ("python3", "python"):
+        (root / "usr" / "bin" / name).symlink_to(PYTHON)
+    for applet in _run(root / "bin" / "busybox", "--list").split():
+        if not (root / "bin" / applet).exists():
+            (root / "bin" / applet).symlink_to("busybox")
+    (root / "etc" / "passwd").write_text(
+        f"root:x:0:0:root:/root:/bin/sh\nnonroot:x:{USER}:{USER}::/tmp:/bin/sh\n"
+    )
+    (root / "etc" / "group").write_text(f"root:x:0:\nnonroot:x:{USER}:\n")
+    authorities = sorted((root / "usr" / "share" / "ca-certificates").rglob("*.crt"))
+    bundle = root / "etc" / "ssl" / "certs" / "ca-certificates.crt"
+    bundle.parent.mkdir(parents=True, exist_ok=True)
+    bundle.write_bytes(b"".join(each.read_bytes() for each in authorities))
 
 
 def _compile(directory: Path, inside: str) -> None:

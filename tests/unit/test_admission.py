@@ -1,0 +1,562 @@
+"""Admission: what is filled in, and what is refused in Knative's words."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from typing import Any
+
+import pytest
+from kopf import Patch
+
+from knafka.core.contract import Delivery
+from knafka.core.errors import InvalidDocument
+from knafka_operator.admission import (
+    DEPENDENCY,
+    INJECTION,
+    Dependency,
+    check_broker,
+    check_trigger,
+    defaulted_broker,
+    defaulted_trigger,
+    dependency,
+)
+from knafka_operator.resources import (
+    AUTOSCALING,
+    BROKER_CLASS,
+    DELIVERY_ORDER,
+    EXTERNAL_TOPIC,
+    MAX_IN_FLIGHT,
+    Metadata,
+)
+from knafka_operator.scaler import Autoscaling
+
+EVENTING = "eventing.knative.dev/v1"
+MAIL = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "mail"}}
+DEAD = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "dead"}}
+CONFIG = {"apiVersion": "v1", "kind": "ConfigMap", "name": "kafka"}
+
+
+def broker(annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    given = {BROKER_CLASS: "kafka"} if annotations is None else annotations
+    metadata = {"name": "orders", "namespace": "shop", "annotations": given}
+    return {"apiVersion": EVENTING, "kind": "Broker", "metadata": metadata, "spec": spec}
+
+
+def trigger(annotations: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    metadata = {"name": "mail", "namespace": "shop", "annotations": annotations or {}}
+    spec = {"broker": "orders", "subscriber": MAIL} | spec
+    return {"apiVersion": EVENTING, "kind": "Trigger", "metadata": metadata, "spec": spec}
+
+
+def without(document: dict[str, Any], *fields: str) -> dict[str, Any]:
+    spec = {key: value for key, value in document["spec"].items() if key not in fields}
+    return {**document, "spec": spec}
+
+
+def refusal(new: dict[str, Any], old: dict[str, Any] | None = None) -> str:
+    """What is said of it; empty if nothing is."""
+    check = check_broker if new["kind"] == "Broker" else check_trigger
+    try:
+        check(new, old)
+    except InvalidDocument as error:
+        return str(error)
+    return ""
+
+
+def test_a_trigger_is_filled_in() -> None:
+    """KN-TRG-12."""
+    document = trigger(delivery={"deadLetterSink": DEAD, "retry": 0})
+    before = copy.deepcopy(document)
+    defaulted = defaulted_trigger(document)
+    assert defaulted["metadata"]["labels"] == {"eventing.knative.dev/broker": "orders"}
+    assert defaulted["spec"] == {
+        "broker": "orders",
+        "filter": {},
+        "subscriber": {"ref": {**MAIL["ref"], "namespace": "shop"}},
+        "delivery": {"deadLetterSink": {"ref": {**DEAD["ref"], "namespace": "shop"}}, "retry": 0},
+    }
+    assert document == before, "it is not changed in place"
+    assert defaulted_trigger(defaulted) == defaulted
+    assert refusal(defaulted) == ""
+
+
+def test_what_a_trigger_says_itself_is_kept() -> None:
+    """KN-TRG-12."""
+    there = {"ref": {**MAIL["ref"], "namespace": "post"}}
+    document = trigger(filter={"attributes": {"type": "a"}}, subscriber=there)
+    document["metadata"]["labels"] = {"eventing.knative.dev/broker": "old", "team": "shop"}
+    defaulted = defaulted_trigger(document)
+    assert defaulted["spec"] == document["spec"]
+    assert defaulted["metadata"]["labels"] == {"eventing.knative.dev/broker": "orders"} | {
+        "team": "shop"
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "label"),
+    [
+        ({"broker": "orders"}, "orders"),
+        ({"brokerRef": {"apiVersion": EVENTING, "kind": "Broker", "name": "orders"}}, "orders"),
+        ({"broker": "b" * 63}, "b" * 63),
+        ({"broker": "b" * 64}, None),
+        ({"broker": "my orders"}, None),
+        ({"broker": ""}, None),
+        ({}, None),
+        (None, None),
+    ],
+    ids=repr,
+)
+def test_the_label_names_the_broker_where_a_label_can(spec: Any, label: str | None) -> None:
+    """KN-TRG-12; the API server's complaint about a bad label would hide ours."""
+    defaulted = defaulted_trigger({**trigger(), "spec": spec})
+    assert defaulted["metadata"].get("labels", {}).get("eventing.knative.dev/broker") == label
+    assert defaulted["spec"]["filter"] == {}
+
+
+@pytest.mark.parametrize("spec", ["mail", ["mail"], 1], ids=repr)
+def test_a_spec_of_the_wrong_type_is_left_for_the_schema_to_refuse(spec: object) -> None:
+    for document in (broker(), trigger()):
+        broken = {**document, "spec": spec}
+        assert defaulted_broker(broken, default_class="kafka") == broken
+        assert defaulted_trigger(broken) == broken
+
+
+def test_a_new_broker_is_filled_in() -> None:
+    """KN-BRK-04, KN-DLV-01."""
+    defaulted = defaulted_broker(
+        broker(annotations={}),
+        default_class="kafka",
+        default_config={**CONFIG, "namespace": "knative-eventing"},
+        default_delivery=Delivery(retry=10, backoff_delay=0.2),
+    )
+    assert defaulted["metadata"]["annotations"] == {BROKER_CLASS: "kafka"}
+    assert defaulted["spec"] == {
+        "config": {**CONFIG, "namespace": "knative-eventing"},
+        "delivery": {"retry": 10, "backoffDelay": "PT0.2S"},
+    }
+    assert refusal(defaulted) == ""
+
+
+def test_without_defaults_of_the_installation_only_namespaces_are_filled_in() -> None:
+    document = broker(annotations={}, config=CONFIG, delivery={"deadLetterSink": DEAD})
+    defaulted = defaulted_broker(document)
+    assert defaulted["metadata"]["annotations"] == {}
+    assert defaulted["spec"] == {
+        "config": {**CONFIG, "namespace": "shop"},
+        "delivery": {"deadLetterSink": {"ref": {**DEAD["ref"], "namespace": "shop"}}},
+    }
+    assert defaulted_broker(defaulted) == defaulted
+
+
+def test_what_a_broker_says_itself_is_kept() -> None:
+    document = broker({BROKER_CLASS: "Kafka"}, config=CONFIG, delivery={"retry": 0})
+    defaulted = defaulted_broker(
+        document,
+        default_class="kafka",
+        default_config={**CONFIG, "name": "other"},
+        default_delivery=Delivery(retry=10),
+    )
+    assert defaulted["metadata"] == document["metadata"]
+    assert defaulted["spec"] == {
+        "config": {**CONFIG, "namespace": "shop"},
+        "delivery": {"retry": 0},
+    }
+
+
+def test_what_an_update_leaves_out_stays_although_the_defaults_are_others_by_now() -> None:
+    """KN-BRK-05, KN-BRK-06: `kubectl replace` of the file that the Broker was made from."""
+    old = broker({BROKER_CLASS: "Kafka"}, config={**CONFIG, "namespace": "shop"})
+    defaults: dict[str, Any] = {"default_class": "kafka", "default_config": {"name": "new"}}
+    defaulted = defaulted_broker(broker(annotations={}), old, **defaults)
+    assert refusal(defaulted, old) == ""
+    assert defaulted["spec"]["config"]["name"] == "kafka"
+    bare = broker(annotations={})
+    assert defaulted_broker(bare, bare, **defaults) == bare, "nor is anything put in later"
+
+
+def test_defaults_reach_the_api_server_through_kopf() -> None:
+    """Also the empty filter, which a merge patch can't carry there."""
+    document: Any = trigger()
+
+    def fill_in(body: Any) -> None:
+        body.update(defaulted_trigger(body))
+
+    operations = Patch(fns=[fill_in]).as_json_patch(document)
+    assert {each["path"]: each.get("value") for each in operations} == {
+        "/metadata/labels": {"eventing.knative.dev/broker": "orders"},
+        "/spec/filter": {},
+        "/spec/subscriber/ref/namespace": "shop",
+    }
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(trigger(), id="trigger"),
+        pytest.param(trigger(filter={"attributes": {"type": ""}}), id="any-value"),
+        pytest.param(trigger(filters=[]), id="no-filters"),
+        pytest.param(trigger(filters=[{"exact": {"type": "a", "source": "b"}}]), id="two-keys"),
+        pytest.param(trigger(filters=[{"not": {"cesql": "type = 'a'"}}]), id="nested"),
+        pytest.param(trigger({DELIVERY_ORDER: "ordered"}), id="order"),
+        pytest.param(trigger({MAX_IN_FLIGHT: "10"}), id="max-in-flight"),
+        pytest.param(trigger({AUTOSCALING + "max-scale": "4"}), id="autoscaling"),
+        pytest.param(trigger({INJECTION: "enabled"}, broker="default"), id="injection"),
+        pytest.param(trigger(delivery={"retry": 0, "timeout": "PT1S"}), id="delivery"),
+        pytest.param({**trigger(), "status": {"annotations": 1}}, id="odd-status"),
+        pytest.param(broker(), id="broker"),
+        pytest.param(broker({}), id="no-class"),
+        pytest.param(broker({EXTERNAL_TOPIC: "orders.v1"}), id="external-topic"),
+        pytest.param(broker(config=CONFIG, delivery={"retry": 3}), id="config"),
+        pytest.param(
+            broker(config={**CONFIG, "namespace": "knative-eventing"}), id="config-elsewhere"
+        ),
+    ],
+)
+def test_what_is_well_formed_is_let_pass(document: dict[str, Any]) -> None:
+    assert refusal(document) == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("source", "id", "specversion", "type", "subject", "time", "datacontenttype"),
+        *("dataschema", "aaa", "c1d2e3", "abcdefghijklmnopqrst"),
+    ],
+)
+def test_the_conformance_tests_positive_names_are_let_pass(name: str) -> None:
+    """KN-TRG-09."""
+    assert refusal(trigger(filter={"attributes": {name: "x"}})) == ""
+    assert refusal(trigger(filters=[{"prefix": {name: "x"}}])) == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("SOURCE", "Source", "souRce", "s pace s", "s_pace_s", "s-pace-s", "123", "😊"),
+        *("!@#$%^&*()-_=_`~+\\", "{}[];':\"<>,./?"),
+    ],
+)
+def test_the_conformance_tests_negative_names_are_refused(name: str) -> None:
+    """KN-TRG-09."""
+    quoted = json.dumps(name, ensure_ascii=False)
+    wanted = "want a-z, then a-z or 0-9 (^[a-z][a-z0-9]*$)"
+    assert refusal(trigger(filter={"attributes": {name: "x"}})) == (
+        f"invalid key name {quoted}: spec.filter.attributes[{name}]\n{wanted}"
+    )
+    assert refusal(trigger(filters=[{"all": [{"exact": {name: "x"}}]}])) == (
+        f"invalid key name {quoted}: spec.filters[0].all[0].exact[{name}]\n{wanted}"
+    )
+
+
+def sentence(text: str) -> str:
+    return f"The provided annotation was not a corev1.ObjectReference: {text}: " + AT_DEPENDENCY
+
+
+AT_DEPENDENCY = "metadata.annotations[knative.dev/dependency]"
+REFUSED = [
+    pytest.param(
+        without(trigger(), "subscriber"), "missing field(s): spec.subscriber", id="no-subscriber"
+    ),
+    pytest.param(
+        {**trigger(), "spec": {}},
+        "missing field(s): spec.broker, spec.subscriber",
+        id="nothing-said",
+    ),
+    pytest.param(trigger(broker=""), "missing field(s): spec.broker", id="empty-broker"),
+    pytest.param(
+        trigger(brokerRef={"apiVersion": EVENTING, "kind": "Broker", "name": "orders"}),
+        "expected exactly one, got both: spec.broker, spec.brokerRef",
+        id="two-brokers",
+    ),
+    pytest.param(
+        trigger(subscriber={}),
+        "expected at least one, got none: spec.subscriber.ref, spec.subscriber.uri",
+        id="empty-subscriber",
+    ),
+    pytest.param(
+        trigger(subscriber={"ref": {"name": "mail"}}),
+        "missing field(s): spec.subscriber.ref.apiVersion, spec.subscriber.ref.kind",
+        id="half-a-reference",
+    ),
+    pytest.param(
+        trigger(subscriber={**MAIL, "CACerts": "no PEM"}),
+        "invalid value: CA Cert provided is invalid: spec.subscriber.CACerts",
+        id="broken-certificate",
+    ),
+    pytest.param(
+        broker(delivery={"deadLetterSink": {**DEAD, "CACerts": "no PEM"}}),
+        "invalid value: CA Cert provided is invalid: spec.delivery.deadLetterSink.CACerts",
+        id="broken-certificate-of-the-sink",
+    ),
+    pytest.param(trigger(subscribr=MAIL), "unknown field: spec.subscribr", id="unknown-field"),
+    pytest.param(
+        trigger(filters=[{"exact": {"type": "a"}, "suffix": {"type": "b"}}]),
+        "multiple dialects found, filters can have only one dialect set: spec.filters[0]",
+        id="two-dialects",
+    ),
+    pytest.param(
+        trigger(filters=[{"any": [{"cesql": "TRUE"}, {"all": [], "cesql": "TRUE"}]}]),
+        "multiple dialects found, filters can have only one dialect set: spec.filters[0].any[1]",
+        id="two-dialects-within",
+    ),
+    pytest.param(
+        trigger(filters=[{"cesql": "TRUE"}, {"cesql": "this is wrong"}]),
+        "invalid value: this is wrong: spec.filters[1].cesql\n"
+        "invalid CESQL expression: expected an operator or the end, found is (at character 5)",
+        id="broken-cesql",
+    ),
+    pytest.param(
+        trigger(filters=[{"exact": {"type": ""}}]),
+        "invalid value: : spec.filters[0].exact.type\nwant a string that is not empty",
+        id="empty-value",
+    ),
+    pytest.param(
+        trigger(filters=[{"prefix": {"": "a"}}]),
+        'invalid key name "": spec.filters[0].prefix[]\n'
+        "want a-z, then a-z or 0-9 (^[a-z][a-z0-9]*$)",
+        id="empty-key",
+    ),
+    pytest.param(
+        trigger(filters=[{"suffix": {}}]),
+        "invalid value: spec.filters[0].suffix\nwant at least one entry",
+        id="empty-dialect",
+    ),
+    pytest.param(
+        trigger(delivery={"retry": -1}),
+        "invalid value: -1: spec.delivery.retry\nwant greater than or equal to 0",
+        id="negative-retry",
+    ),
+    pytest.param(
+        trigger(delivery={"backoffPolicy": "x"}),
+        "invalid value: x: spec.delivery.backoffPolicy\nwant 'linear' or 'exponential'",
+        id="unknown-policy",
+    ),
+    pytest.param(
+        broker(delivery={"backoffDelay": "1s"}),
+        "invalid value: 1s: spec.delivery.backoffDelay\n"
+        "want an ISO-8601 duration, such as PT0.2S or PT5M",
+        id="invalid-delay",
+    ),
+    pytest.param(
+        trigger(delivery={"timeout": "PT0S"}),
+        "invalid value: PT0S: spec.delivery.timeout\nwant greater than 0",
+        id="zero-timeout",
+    ),
+    pytest.param(
+        trigger(delivery={"retryAfterMax": "-PT1S"}),
+        "invalid value: -PT1S: spec.delivery.retryAfterMax\n"
+        "want an ISO-8601 duration, such as PT0.2S or PT5M",
+        id="negative-retry-after",
+    ),
+    pytest.param(
+        trigger(delivery={"format": "JSON"}),
+        "invalid value: JSON: spec.delivery.format\nwant 'json' or 'binary'",
+        id="unknown-format",
+    ),
+    pytest.param(
+        trigger({DELIVERY_ORDER: "sorted"}),
+        "invalid value: sorted: "
+        "metadata.annotations[kafka.eventing.knative.dev/delivery.order]\n"
+        "want ordered, unordered, key",
+        id="unknown-order",
+    ),
+    pytest.param(
+        trigger({MAX_IN_FLIGHT: "0"}),
+        "invalid value: 0: metadata.annotations[knafka.dev/max-in-flight]\n"
+        "want a whole number from 1 to 10000",
+        id="nothing-in-flight",
+    ),
+    pytest.param(
+        trigger({AUTOSCALING + "min-scale": "many"}),
+        "invalid value: many: metadata.annotations[autoscaling.eventing.knative.dev/min-scale]\n"
+        "want a whole number from 0 to 2147483647",
+        id="autoscaling",
+    ),
+    pytest.param(
+        trigger({DEPENDENCY: "mail"}),
+        sentence('"mail"') + "\nExpecting value: line 1 column 1 (char 0)",
+        id="dependency-no-json",
+    ),
+    pytest.param(
+        trigger({DEPENDENCY: "[1]"}), sentence('"[1]"') + "\nwant an object", id="dependency-list"
+    ),
+    pytest.param(
+        trigger({DEPENDENCY: "{}"}),
+        f"missing field(s): {AT_DEPENDENCY}.apiVersion, {AT_DEPENDENCY}.kind, {AT_DEPENDENCY}.name",
+        id="dependency-empty",
+    ),
+    pytest.param(
+        trigger({DEPENDENCY: '{"apiVersion":"v1","kind":"A","name":"a","namespace":"else"}'}),
+        'Namespace must be empty or equal to the trigger namespace "shop": '
+        f"{AT_DEPENDENCY}.namespace",
+        id="dependency-elsewhere",
+    ),
+    pytest.param(
+        trigger({INJECTION: "yes"}, broker="default"),
+        'The provided injection annotation value can only be "enabled" or "disabled", not "yes": '
+        "metadata.annotations[eventing.knative.dev/injection]",
+        id="injection-value",
+    ),
+    pytest.param(
+        trigger({INJECTION: "enabled"}),
+        "The provided injection annotation is only used for default broker, but non-default broker "
+        'specified here: "orders": metadata.annotations[eventing.knative.dev/injection]',
+        id="injection-of-another-broker",
+    ),
+    pytest.param(
+        broker({EXTERNAL_TOPIC: "my orders"}),
+        "invalid value: my orders: metadata.annotations[kafka.eventing.knative.dev/external.topic]"
+        "\nwant a topic's name, at most 249 of A-Z, a-z, 0-9, '.', '_' and '-'",
+        id="external-topic",
+    ),
+    pytest.param(
+        broker(config={"kind": "ConfigMap"}),
+        "missing field(s): spec.config.apiVersion, spec.config.name",
+        id="half-a-config",
+    ),
+]
+
+
+@pytest.mark.parametrize(("document", "told"), REFUSED)
+def test_what_is_wrong_is_told_as_upstream_tells_it(document: dict[str, Any], told: str) -> None:
+    """KN-TRG-05, KN-TRG-09, KN-TRG-10, KN-TRG-13, KN-DLV-06."""
+    assert refusal(document) == told
+
+
+@pytest.mark.parametrize(("document", "told"), REFUSED)
+def test_a_stored_document_may_stay_as_wrong_as_it_was(document: dict[str, Any], told: str) -> None:
+    """Else the operator could neither put its finaliser on it nor take it off."""
+    finalised = copy.deepcopy(document)
+    finalised["metadata"]["finalizers"] = ["brokers.eventing.knative.dev"]
+    assert refusal(finalised, document) == ""
+
+
+def test_an_update_may_not_make_it_worse() -> None:
+    old = trigger(delivery={"retry": -1})
+    assert refusal(trigger(delivery={"retry": -2}), old).startswith("invalid value: -2: ")
+    assert refusal(trigger({INJECTION: "yes"}, delivery={"retry": -1}), old).startswith("The prov")
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    document = trigger(
+        {DELIVERY_ORDER: "sorted", INJECTION: "enabled"},
+        filters=[{"cesql": "("}, {"equals": {}}],
+        delivery={"retry": -1, "timeout": "soon"},
+    )
+    with pytest.raises(InvalidDocument) as raised:
+        check_trigger(document)
+    lines = str(raised.value).splitlines()
+    for part in (
+        "spec.filters[0].cesql",
+        "spec.filters[1]",
+        "spec.delivery.retry",
+        "spec.delivery.timeout",
+        "delivery.order]",
+        "injection]",
+    ):
+        assert sum(part in line for line in lines) == 1, part
+    assert raised.value.path == "metadata.annotations[eventing.knative.dev/injection]"
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "told"),
+    [
+        pytest.param(
+            broker(config={**CONFIG, "name": "new"}),
+            broker(config=CONFIG),
+            "Immutable fields changed (-old +new): spec\n"
+            'spec.config.name:\n\t-: "kafka"\n\t+: "new"',
+            id="KN-BRK-06-config",
+        ),
+        pytest.param(
+            broker(),
+            broker(config={"name": "kafka", "apiVersion": "v1", "kind": "ConfigMap"}),
+            "Immutable fields changed (-old +new): spec\n"
+            'spec.config.apiVersion:\n\t-: "v1"\nspec.config.kind:\n\t-: "ConfigMap"\n'
+            'spec.config.name:\n\t-: "kafka"\nspec.config.namespace:\n\t-: "shop"',
+            id="KN-BRK-06-no-config",
+        ),
+        pytest.param(
+            broker({BROKER_CLASS: "Kafka"}),
+            broker({BROKER_CLASS: "kafka"}),
+            "Immutable annotations changed (-old +new): annotations\n"
+            'eventing.knative.dev/broker.class:\n\t-: "kafka"\n\t+: "Kafka"',
+            id="KN-BRK-05-class",
+        ),
+        pytest.param(
+            broker({}),
+            broker({BROKER_CLASS: "kafka"}),
+            "Immutable annotations changed (-old +new): annotations\n"
+            'eventing.knative.dev/broker.class:\n\t-: "kafka"\n\t+: ""',
+            id="KN-BRK-05-no-class",
+        ),
+        pytest.param(
+            trigger(broker="other"),
+            trigger(),
+            "Immutable fields changed (-old +new): spec, broker\n"
+            'spec.broker:\n\t-: "orders"\n\t+: "other"',
+            id="KN-TRG-05",
+        ),
+        pytest.param(
+            broker(delivery={"retry": 3}), broker(delivery={"retry": 1}), "", id="delivery-may"
+        ),
+        pytest.param(
+            broker(config={**CONFIG, "namespace": "shop"}),
+            broker(config=CONFIG),
+            "",
+            id="a-default-filled-in-later",
+        ),
+        pytest.param(
+            trigger(filter={"attributes": {"type": "a"}}, subscriber={"uri": "http://b/"}),
+            trigger(),
+            "",
+            id="KN-TRG-05-others-may",
+        ),
+        pytest.param(
+            without(
+                trigger(brokerRef={"apiVersion": EVENTING, "kind": "Broker", "name": "orders"}),
+                "broker",
+            ),
+            trigger(),
+            "",
+            id="the-same-broker-by-reference",
+        ),
+        pytest.param(trigger(), trigger(broker=""), "", id="a-broker-at-last"),
+    ],
+)
+def test_what_may_not_change_stays(new: dict[str, Any], old: dict[str, Any], told: str) -> None:
+    assert refusal(new, old) == told
+
+
+def test_a_change_is_refused_together_with_what_is_wrong() -> None:
+    told = refusal(trigger(broker="other", delivery={"retry": -1}), trigger())
+    assert "Immutable fields changed" in told
+    assert "spec.delivery.retry" in told
+
+
+def test_autoscaling_annotations_stand_over_the_installations_defaults() -> None:
+    document = trigger({AUTOSCALING + "min-scale": "4"})
+    check_trigger(document)
+    with pytest.raises(InvalidDocument, match=r"invalid value: 4: .*min-scale\]\nwant at most"):
+        check_trigger(document, autoscaling=Autoscaling(max_scale=3))
+
+
+def test_a_dependency_is_read() -> None:
+    """KN-TRG-13; an ObjectReference has more fields than we read."""
+    reference = {"apiVersion": "v1", "kind": "A", "name": "a", "uid": "1", "fieldPath": ""}
+    document = trigger({DEPENDENCY: json.dumps(reference)})
+    assert refusal(document) == ""
+    metadata = Metadata(
+        name="mail", namespace="shop", annotations={DEPENDENCY: json.dumps(reference)}
+    )
+    assert dependency(metadata) == Dependency(api_version="v1", kind="A", name="a")
+    assert dependency(Metadata(name="mail")) is None
+
+
+@pytest.mark.parametrize("text", ["{", "null", "[" * 200_000, '{"kind": "A"}'], ids=len)
+def test_a_broken_dependency_is_refused(text: str) -> None:
+    """KN-TRG-13, for the condition where webhooks are off."""
+    with pytest.raises(InvalidDocument, match=re.escape(DEPENDENCY)):
+        dependency(Metadata(name="mail", annotations={DEPENDENCY: text}))

@@ -1,0 +1,186 @@
+"""The CRDs: upstream's, and they hold every field that we read and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from knafka.core.contract import Model
+from knafka_operator.resources import BrokerSpec, TriggerSpec
+
+CRDS = Path(__file__).parents[2] / "crds"
+ADDRESS = {"name", "url", "CACerts", "audience"}
+STATUS = {
+    *("annotations", "conditions", "observedGeneration"),
+    *("deadLetterSinkUri", "deadLetterSinkCACerts", "deadLetterSinkAudience"),
+}
+
+
+def crd(kind: str) -> dict[str, Any]:
+    document = yaml.safe_load((CRDS / f"{kind}.yaml").read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+def version(kind: str) -> dict[str, Any]:
+    (only,) = crd(kind)["spec"]["versions"]
+    assert isinstance(only, dict)
+    return only
+
+
+def schema(kind: str) -> dict[str, Any]:
+    found = version(kind)["schema"]["openAPIV3Schema"]["properties"]
+    assert isinstance(found, dict)
+    return found
+
+
+def read(model: type[Model]) -> dict[str, Any]:
+    """What a model reads, as a tree of JSON types; filters within filters end where they begin."""
+    found = model.model_json_schema(mode="serialization")
+    return _plain(found, found.get("$defs", {}), frozenset())
+
+
+def _plain(
+    node: Mapping[str, Any], models: Mapping[str, Any], above: frozenset[str]
+) -> dict[str, Any]:
+    if "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        if name in above:
+            return {"type": "object"}
+        return _plain(models[name], models, above | {name})
+    if choices := node.get("anyOf") or node.get("oneOf"):
+        plain = [_plain(each, models, above) for each in choices if each.get("type") != "null"]
+        properties = {name: it for each in plain for name, it in each.get("properties", {}).items()}
+        return {**plain[0], **({"properties": properties} if properties else {})}
+    plain_node: dict[str, Any] = {"type": node["type"]}
+    if "properties" in node:
+        properties = node["properties"].items()
+        plain_node["properties"] = {name: _plain(it, models, above) for name, it in properties}
+    if "items" in node:
+        plain_node["items"] = _plain(node["items"], models, above)
+    return plain_node
+
+
+def drift(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Where a model and a schema differ; what the schema leaves open is the model's to check."""
+    if ours["type"] != theirs["type"]:
+        yield f"{path}: {ours['type']} is not {theirs['type']}"
+    free = theirs.get("x-kubernetes-preserve-unknown-fields") and "properties" not in theirs
+    if "properties" in ours and not free:
+        mine, known = ours["properties"], theirs["properties"]
+        yield from (f"{path}.{name}" for name in mine.keys() ^ known.keys())
+        for name in mine.keys() & known.keys():
+            yield from drift(mine[name], known[name], f"{path}.{name}")
+    if "items" in ours:
+        yield from drift(ours["items"], theirs["items"], f"{path}[]")
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"), [("broker", BrokerSpec), ("trigger", TriggerSpec)], ids=["broker", "trigger"]
+)
+def test_the_schema_has_the_fields_that_we_read_and_no_other(kind: str, model: type[Model]) -> None:
+    assert list(drift(read(model), schema(kind)["spec"], "spec")) == []
+
+
+def test_a_field_that_only_one_side_knows_is_found() -> None:
+    """So that the test above can fail."""
+    spec = schema("trigger")["spec"]
+    del spec["properties"]["filters"]["items"]["properties"]["cesql"]
+    spec["properties"]["delivery"]["properties"]["retry"] = {"type": "string"}
+    spec["properties"]["delivery"]["properties"]["retries"] = {"type": "integer"}
+    assert sorted(drift(read(TriggerSpec), spec, "spec")) == [
+        "spec.delivery.retries",
+        "spec.delivery.retry: integer is not string",
+        "spec.filters[].cesql",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["broker", "trigger"])
+def test_the_schema_holds_no_rule_that_would_hide_the_webhooks_message(kind: str) -> None:
+    """Names and types only: the API server asks the schema first, the validating webhook last."""
+
+    def keys(node: object) -> Iterator[str]:
+        if isinstance(node, Mapping):
+            for name, inner in node.items():
+                if name == "properties":
+                    yield from (key for each in inner.values() for key in keys(each))
+                else:
+                    yield from (str(name), *keys(inner))
+
+    assert set(keys(schema(kind)["spec"])) <= {
+        *("type", "format", "description", "items", "x-kubernetes-preserve-unknown-fields"),
+    }
+
+
+def test_the_status_has_upstreams_fields() -> None:
+    """KN-BRK-20, naming.md: Trigger."""
+    broker, trigger = (schema(kind)["status"]["properties"] for kind in ("broker", "trigger"))
+    assert broker.keys() == STATUS | {"address", "addresses", "policies"}
+    assert trigger.keys() == STATUS | {
+        *("subscriberUri", "subscriberCACerts", "subscriberAudience", "auth"),
+    }
+    assert broker["address"]["properties"].keys() == ADDRESS
+    assert broker["addresses"]["items"]["properties"].keys() == ADDRESS
+    for status in (broker, trigger):
+        assert status["annotations"]["x-kubernetes-preserve-unknown-fields"] is True
+        assert status["conditions"]["items"]["properties"].keys() == {
+            *("type", "status", "severity", "lastTransitionTime", "reason", "message"),
+        }
+
+
+def test_the_columns_are_upstreams() -> None:
+    """KN-TRG-14."""
+    columns = {
+        kind: [
+            (each["name"], each["jsonPath"], each.get("priority", 0))
+            for each in version(kind)["additionalPrinterColumns"]
+        ]
+        for kind in ("broker", "trigger")
+    }
+    age = ("Age", ".metadata.creationTimestamp", 0)
+    ready = ("Ready", '.status.conditions[?(@.type=="Ready")].status', 0)
+    reason = ("Reason", '.status.conditions[?(@.type=="Ready")].reason', 0)
+    broker_class = r".metadata.annotations.eventing\.knative\.dev/broker\.class"
+    assert columns["broker"] == [
+        ("URL", ".status.address.url", 0),
+        *(age, ready, reason),
+        ("Class", broker_class, 1),
+    ]
+    assert columns["trigger"] == [
+        ("Broker", ".spec.broker", 0),
+        ("Subscriber_URI", ".status.subscriberUri", 0),
+        *(age, ready, reason),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["broker", "trigger"])
+def test_names_and_labels_are_upstreams(kind: str) -> None:
+    """naming.md: labels; `kubectl get knative` lists them too."""
+    document = crd(kind)
+    assert document["metadata"]["name"] == f"{kind}s.eventing.knative.dev"
+    assert document["spec"]["group"] == "eventing.knative.dev"
+    assert document["spec"]["scope"] == "Namespaced"
+    assert document["spec"]["preserveUnknownFields"] is False
+    assert document["spec"]["names"] == {
+        "kind": kind.capitalize(),
+        "listKind": f"{kind.capitalize()}List",
+        "plural": f"{kind}s",
+        "singular": kind,
+        "categories": ["all", "knative", "eventing"],
+    }
+    labels = document["metadata"]["labels"]
+    assert labels["knative.dev/crd-install"] == "true"
+    assert labels.get("duck.knative.dev/addressable") == ("true" if kind == "broker" else None)
+    assert version(kind)["name"] == "v1"
+    assert (version(kind)["served"], version(kind)["storage"]) == (True, True)
+    assert version(kind)["subresources"] == {"status": {}}
+
+
+def test_kustomize_takes_every_crd() -> None:
+    listed = yaml.safe_load((CRDS / "kustomization.yaml").read_text())["resources"]
+    there = {path.name for path in CRDS.glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(listed) == there
