@@ -6,10 +6,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hashes \
 	--python-version 3.11 --custom-compile-command "make lock"
 
-.PHONY: help run jobs test lint types unit lock clean
+CLUSTER := PYTHONPATH=tests $(PYTHON) -m cluster
+BUILD_IMAGES := $(BIN)/python operator/deploy/images/build.py
+TAG ?= latest
+
+.PHONY: help run jobs test lint types unit lock clean \
+	image image-push cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 run: $(VENV)/.local ## Start Kafka and the quickstart's Broker, send events, show them arrive
 	$(BIN)/knafka up -f examples/quickstart --send examples/quickstart/events.ndjson
@@ -29,6 +34,27 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest --cov=knafka.core --cov-report=term-missing:skip-covered $(ARGS)
 
+image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest)
+	$(BUILD_IMAGES) --tag $(TAG)
+
+image-push: | $(VENV)/bin/python ## Build the images and push them: REGISTRY=registry.example.com/team
+	$(BUILD_IMAGES) --tag $(TAG) --push $(REGISTRY)
+
+cluster-build: ## Compile what the test cluster is made of (minutes the first time)
+	$(CLUSTER) build
+
+cluster-up: ## Start a real Kubernetes with Knative Serving for tests (root, Linux)
+	$(CLUSTER) up
+
+cluster-images: | $(VENV)/bin/python ## Build all images and push them into the test cluster
+	PYTHONPATH=tests $(BIN)/python -m cluster images $(TAG)
+
+cluster-down: ## Stop the test cluster; `cluster-up` resumes it
+	$(CLUSTER) down
+
+cluster-purge: ## Stop the test cluster and forget what was in it
+	$(CLUSTER) purge
+
 lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra local --group build -o requirements/local.lock
 	$(LOCK) --extra local --extra jobs --group build -o requirements/jobs.lock
@@ -37,7 +63,7 @@ lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra local --extra jobs --extra operator --group dev -o requirements/dev.lock
 
 clean: ## Remove the virtual environment, caches and local data
-	rm -rf $(VENV) .knafka .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) build .knafka .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from support.gate import IN_CI
 
-pytest_plugins = ["support.kafka", "support.spark"]
+pytest_plugins = ["support.cluster", "support.installation", "support.kafka", "support.spark"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

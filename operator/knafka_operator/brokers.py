@@ -135,10 +135,10 @@ class Brokers:
             await self.cluster.delete(SERVING, "Service", metadata.namespace, name)
         topic = annotations.get(TOPIC_STATUS)
         if topic is not None and EXTERNAL_TOPIC not in metadata.annotations:
-            config = await self._config(broker)
+            topics = (await self._kafka_of(broker)).topics
             known = annotations.get(TOPIC_ID)
-            if may_delete(await config.kafka.topics.describe_topic(topic), known):
-                await config.kafka.topics.delete_topic(topic)
+            if may_delete(await topics.describe_topic(topic), known):
+                await topics.delete_topic(topic)
         self.forget(document)
 
     def forget(self, document: Document) -> None:
@@ -161,6 +161,16 @@ class Brokers:
 
     def _taken(self, broker: Broker) -> set[str]:
         return {name for name, uid in self.topics.items() if uid != broker.metadata.uid}
+
+    async def _kafka_of(self, broker: Broker) -> KafkaSide:
+        """Where its topic is, also when its ConfigMap went before it did."""
+        try:
+            return (await self._config(broker)).kafka
+        except (NotReady, InvalidDocument):
+            servers = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
+            if servers is None:
+                raise
+            return self.kafkas.at(servers, None)
 
     async def _config(self, broker: Broker) -> Config:
         """The Broker's ConfigMap over the operator's (issue 4)."""

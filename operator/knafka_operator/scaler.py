@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -33,6 +34,11 @@ MAX_BACKOFF: Final = 10.0
 subscriber's recovery shows soon."""
 WAKE_SPACING: Final = 0.25
 """Seconds between two looks at one topic however often it is woken."""
+
+KEPT: Final = 24 * 3600.0
+"""Seconds without a drain, at most, after which one is held though there is no lag: Kafka forgets
+the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and then all
+that its topic still has would be delivered again."""
 
 TIMER_SLACK: Final = 0.001
 """Seconds by which a timer may go off early; asking again whether it is due yet would spin."""
@@ -189,6 +195,12 @@ class _Trigger:
     ended: DrainProgress = field(default_factory=DrainProgress)
     lag_error: str | None = None
     drain_error: str | None = None
+    join_by: float = math.inf
+    """When its group must be joined again, on the loop's clock."""
+
+    def joined(self) -> None:
+        """Its group was joined; the next time is not everybody's at once."""
+        self.join_by = asyncio.get_running_loop().time() + KEPT * random.uniform(0.5, 1)
 
     def status(self) -> TriggerStatus:
         return TriggerStatus(
@@ -248,6 +260,7 @@ class Scaler:
         trigger = self._triggers.get(trigger_id)
         if trigger is None:
             trigger = self._triggers[trigger_id] = _Trigger(trigger_id, egress, autoscaling)
+            trigger.joined()  # nobody knows when; most Triggers have events before this is due
         elif trigger.egress != egress:
             self._unlist(trigger)
             self._cancel(trigger)
@@ -347,6 +360,10 @@ class Scaler:
         trigger.lag = lag.total
         trigger.floor = decide(0, partitions, trigger.autoscaling, 0).replicas
         trigger.scale = decide(lag.total, partitions, trigger.autoscaling, len(trigger.holds))
+        if not trigger.scale.replicas and asyncio.get_running_loop().time() >= trigger.join_by:
+            trigger.scale = Scale(
+                min(1, partitions), f"{trigger.scale.reason}, to keep its offsets"
+            )
         if trigger.id in self._ending:
             return
         while len(trigger.holds) < trigger.scale.replicas:
@@ -401,6 +418,7 @@ class Scaler:
         match progress.ended:
             case Ended.IDLE | Ended.BUDGET:
                 trigger.drain_error = None
+                trigger.joined()
             case Ended.FAILED:
                 trigger.drain_error = f"the drain failed: {progress.error or 'it did not say why'}"
             case None:

@@ -7,8 +7,11 @@ import itertools
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_log import KafkaReader, KafkaWriter
@@ -68,8 +71,10 @@ class Log:
         writer: Callable[[], LogWriter],
         reader: Callable[[str, str, Assignment], LogReader],
         admin: LogAdmin,
+        grow: Callable[[str, int], object],
     ) -> None:
         self._make_reader = reader
+        self._grow = grow
         self._topics: list[str] = []
         self._readers: list[LogReader] = []
         self.writer = writer()
@@ -80,6 +85,13 @@ class Log:
         self._topics.append(name)
         assert await self.admin.ensure_topic(name, partitions, 1, {})
         return name
+
+    async def grow(self, topic: str, partitions: int) -> None:
+        """Give it more partitions, as its owner may, and wait until they are there."""
+        await asyncio.to_thread(self._grow, topic, partitions)
+        async with asyncio.timeout(SOON):
+            while (await self.admin.topics())[topic] < partitions:
+                pass
 
     def reader(self, group: str, topic: str, owner: Owner | None = None) -> LogReader:
         reader = self._make_reader(group, topic, owner or Owner())
@@ -115,6 +127,11 @@ class Log:
         await self.admin.close()
 
 
+def grow(connection: dict[str, Any], topic: str, partitions: int) -> None:
+    admin = AdminClient(connection)
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(SOON)
+
+
 @pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
 async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
     if request.param == "memory":
@@ -123,6 +140,7 @@ async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
             lambda: MemoryWriter(memory),
             lambda group, topic, owner: MemoryReader(memory, group, topic, owner),
             MemoryAdmin(memory),
+            memory.grow,
         )
     else:
         connection = {
@@ -133,6 +151,7 @@ async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
             lambda: KafkaWriter(connection),
             lambda group, topic, owner: KafkaReader(connection, group, topic, owner),
             KafkaAdmin(connection),
+            lambda topic, partitions: grow(connection, topic, partitions),
         )
     yield made
     await made.close()
@@ -280,8 +299,8 @@ async def test_close_waits_for_what_is_in_flight_and_takes_no_more(log: Log) -> 
         log.writer.append(topic, None, b"x", [], reports.append)
 
 
-async def test_a_log_that_answers_is_reachable(log: Log) -> None:
-    assert await log.writer.reachable(SOON)
+async def test_a_log_that_answers_is_reached(log: Log) -> None:
+    await log.writer.reach(SOON)
 
 
 async def test_read_returns_as_soon_as_there_is_one_record(log: Log, group: str) -> None:
@@ -466,6 +485,26 @@ async def test_a_topic_is_made_once(log: Log) -> None:
             pass
 
 
+async def test_a_topic_is_described_as_it_is(log: Log) -> None:
+    topic = await log.topic()
+    assert await log.admin.describe_topic("contract-nowhere") is None
+    plain = await log.admin.describe_topic(topic)
+    assert plain is not None
+    assert (plain.partitions, plain.replication, plain.config) == (1, 1, {})
+
+    await log.admin.delete_topic(topic)
+    async with asyncio.timeout(SOON):
+        while topic in await log.admin.topics():
+            pass
+    assert await log.admin.describe_topic(topic) is None
+    config = {"retention.ms": "3600000", "cleanup.policy": "compact"}
+    assert await log.admin.ensure_topic(topic, 3, 1, config)
+    again = await log.admin.describe_topic(topic)
+    assert again is not None
+    assert (again.partitions, again.replication, again.config) == (3, 1, config)
+    assert again.id != plain.id, "another topic of the same name"
+
+
 async def test_the_cluster_has_an_id(log: Log) -> None:
     assert await log.admin.cluster_id()
 
@@ -476,6 +515,39 @@ async def test_end_offsets_are_those_of_the_next_records(log: Log) -> None:
     for _ in range(3):
         await log.append(topic, key=b"k")
     assert sorted((await log.admin.end_offsets(topic)).values()) == [0, 3]
+
+
+async def test_many_topics_tell_together_which_have_grown(log: Log) -> None:
+    topics = [await log.topic(partitions=2), await log.topic()]
+    asked = [*topics, "contract-nowhere"]
+    before = {topics[0]: {0: 0, 1: 0}, topics[1]: {0: 0}}
+    async with asyncio.timeout(SOON):
+        while await log.admin.end_offsets_of_all(asked) != before:  # until they have leaders
+            pass
+    await log.append(topics[1])
+    assert await log.admin.end_offsets_of_all(asked) == {**before, topics[1]: {0: 1}}
+    await log.admin.delete_topic(topics[0])
+    async with asyncio.timeout(SOON):
+        while topics[0] in await log.admin.end_offsets_of_all(asked):
+            pass
+    assert await log.admin.end_offsets_of_all([]) == {}
+
+
+async def test_partitions_that_come_later_are_read_from_their_start(log: Log, group: str) -> None:
+    """KN-TRG-06: the Trigger was Ready when they came, so whatever is in them is its."""
+    topic = await log.topic()
+    await log.append(topic, b"before")
+    await log.admin.ensure_committed(group, topic)
+    await log.grow(topic, 3)
+    count = 0
+    async with asyncio.timeout(SOON):
+        while not all((await log.admin.end_offsets(topic)).values()):  # the writer learns of them
+            await log.append(topic, key=b"%d" % count)
+            count += 1
+    await log.admin.ensure_committed(group, topic)
+    lag = (await log.admin.lags([group], topic))[group]
+    assert (lag.total, set(lag.by_partition)) == (count, {0, 1, 2})
+    assert len(await read(log.reader(group, topic), count)) == count
 
 
 async def test_only_missing_offsets_are_committed(log: Log, group: str) -> None:
@@ -504,6 +576,54 @@ async def test_lag_counts_uncommitted_partitions_from_the_logs_start(log: Log, g
     assert dict(lags[group].by_partition) == {**ends, 1: ends[1] - 2}
     assert lags["contract-unknown"].total == 30
     assert await log.admin.lags([], topic) == {}
+
+
+async def test_lag_is_right_however_often_it_is_asked(log: Log, group: str) -> None:
+    """What is remembered of a group that was at the end must never hide an event."""
+    topic = await log.topic(partitions=2)
+    await log.append(topic, b"before")
+    groups = [group, f"{group}-other"]
+    for each in groups:
+        await log.admin.ensure_committed(each, topic)
+
+    async def lags() -> list[int]:
+        found = await log.admin.lags(groups, topic)
+        return [found[each].total for each in groups]
+
+    assert await lags() == [0, 0]
+    assert await lags() == [0, 0]
+    await log.append(topic, b"1", b"k")
+    assert await lags() == [1, 1]
+    owner = Owner()
+    reader = log.reader(group, topic, owner)
+    await read(reader, 1, owner)
+    await log.close_reader(reader)
+    assert await lags() == [0, 1]
+    await log.append(topic, b"2", b"other")
+    assert await lags() == [1, 2]
+    await log.grow(topic, 4)
+    assert await lags() == [1, 2]
+    for number in range(40):
+        await log.append(topic, b"", b"%d" % number)
+    assert await lags() == [41, 42]
+
+
+async def test_a_topic_made_again_has_nothing_to_do_with_the_old_one(log: Log, group: str) -> None:
+    topic = await log.topic()
+    for _ in range(2):
+        await log.append(topic)
+    await log.admin.ensure_committed(group, topic)
+    assert (await log.admin.lags([group], topic))[group].total == 0
+    await log.admin.delete_topic(topic)
+    async with asyncio.timeout(SOON):
+        while topic in await log.admin.topics():
+            pass
+    await log.admin.ensure_topic(topic, 1, 1, {})
+    for _ in range(2):
+        await log.append(topic)
+    async with asyncio.timeout(SOON):
+        while (await log.admin.lags([group], topic))[group].total != 2:
+            pass
 
 
 async def test_a_deleted_group_has_forgotten_its_offsets(log: Log, group: str) -> None:

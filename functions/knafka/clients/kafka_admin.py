@@ -7,55 +7,65 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, cast
 
 from confluent_kafka import (
     Consumer,
     KafkaError,
-    KafkaException,
     TopicCollection,
     TopicPartition,
 )
+from confluent_kafka.admin._cluster import DescribeClusterResult
+from confluent_kafka.admin._config import ConfigResource, ConfigSource
 from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from knafka.clients.kafka_client import Connection, log_error_of, open_admin, open_client
-from knafka.clients.log import Lag, Positions, Record
+from knafka.clients.kafka_client import Connection, log_error_of, open_client
+from knafka.clients.kafka_groups import KafkaGroups
+from knafka.clients.kafka_requests import ASK_AGAIN, ON_ITS_WAY, Requests
+from knafka.clients.log import Lag, Positions, Record, TopicDescription
 from knafka.core.errors import LogError
 
 REQUEST_TIMEOUT: Final = 15.0
-"""Seconds for one request."""
-ASK_AGAIN: Final = 0.1
-"""Seconds before a request is repeated whose coordinator or leader is on its way."""
-
-T = TypeVar("T")
+"""Seconds for one request: Kafka elects another leader in less."""
+PARTITIONS_REMEMBERED: Final = 10.0
+"""Seconds for which `end_offsets_of_all` counts on a topic's number of partitions."""
 
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
-_ON_ITS_WAY = frozenset(
-    {
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-    }
-)
+_GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+_NOT_NOW: Final = _GONE | ON_ITS_WAY | {KafkaError._UNKNOWN_PARTITION}
+
+
+class _Found(NamedTuple):
+    id: str
+    partitions: list[TopicPartition]
+    replication: int
 
 
 class KafkaAdmin:
-    """`LogAdmin` on the admin client; its calls run in threads of librdkafka."""
+    """`LogAdmin` on the admin client; its calls run in threads of librdkafka.
 
-    def __init__(self, connection: Connection) -> None:
+    `request_timeout`: seconds after which a Kafka that doesn't answer is a `LogError`, which says
+    what librdkafka knows of the reason. Wrong credentials are told as soon as Kafka refuses them.
+    """
+
+    def __init__(self, connection: Connection, *, request_timeout: float = REQUEST_TIMEOUT) -> None:
         self._connection = connection
-        self._admin = open_admin(connection)
+        self._requests = Requests(connection, request_timeout)
+        self._groups = KafkaGroups(connection, self._requests)
+        self._admin = self._requests.admin
+        self._seen: dict[str, tuple[float, list[TopicPartition]]] = {}
+        """When a topic's partitions were asked for, and which there were."""
 
     async def cluster_id(self) -> str:
-        described = await _asked(
-            lambda: self._admin.describe_cluster(request_timeout=REQUEST_TIMEOUT)
+        described: DescribeClusterResult = await self._requests.one(
+            lambda timeout: self._admin.describe_cluster(request_timeout=timeout)
         )
         return str(described.cluster_id)
 
@@ -63,62 +73,112 @@ class KafkaAdmin:
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
         new = NewTopic(topic, partitions, replication, config=dict(config))
-        return await _unless(
+        made = await self._unless(
             KafkaError.TOPIC_ALREADY_EXISTS,
-            lambda: self._admin.create_topics([new], request_timeout=REQUEST_TIMEOUT)[topic],
+            lambda timeout: self._admin.create_topics([new], request_timeout=timeout)[topic],
         )
+        # The controller has it; the broker that we ask next may hear of it a moment later.
+        deadline = time.monotonic() + self._requests.timeout
+        while made:
+            if topic in await self._describe([topic]) or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(ASK_AGAIN)
+        return made
+
+    async def describe_topic(self, topic: str) -> TopicDescription | None:
+        found = (await self._describe([topic])).get(topic)
+        if found is None:
+            return None
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        entries = await self._requests.all(
+            lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
+            leaving_out=_GONE,
+        )
+        if not entries:
+            return None
+        own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        config = {
+            name: str(entry.value)
+            for name, entry in entries[resource].items()
+            if entry.source == own
+        }
+        return TopicDescription(found.id, len(found.partitions), found.replication, config)
 
     async def delete_topic(self, topic: str) -> None:
-        await _unless(
+        await self._unless(
             KafkaError.UNKNOWN_TOPIC_OR_PART,
-            lambda: self._admin.delete_topics([topic], request_timeout=REQUEST_TIMEOUT)[topic],
+            lambda timeout: self._admin.delete_topics([topic], request_timeout=timeout)[topic],
         )
 
     async def topics(self) -> Mapping[str, int]:
-        metadata = await _blocking(partial(self._admin.list_topics, timeout=REQUEST_TIMEOUT))
+        metadata = await self._requests.blocking(
+            lambda timeout: self._admin.list_topics(timeout=timeout)
+        )
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
 
     async def end_offsets(self, topic: str) -> Positions:
-        return await self._list_offsets(await self._partitions(topic), _LATEST)
+        return await self._list_offsets((await self._existing(topic)).partitions, _LATEST)
+
+    async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
+        now = time.monotonic()
+        self._seen = {
+            topic: seen
+            for topic, seen in self._seen.items()
+            if now - seen[0] < PARTITIONS_REMEMBERED
+        }
+        for topic, found in (await self._describe(topics - self._seen.keys())).items():
+            self._seen[topic] = now, found.partitions
+        wanted = {
+            each: _LATEST
+            for topic in topics
+            if topic in self._seen
+            for each in self._seen[topic][1]
+        }
+        ends: dict[str, dict[int, int]] = {}
+        for each, offset in (await self._list(wanted, leaving_out=_NOT_NOW)).items():
+            ends.setdefault(each.topic, {})[each.partition] = offset
+        return ends
 
     async def ensure_committed(self, group: str, topic: str) -> None:
-        partitions = await self._partitions(topic)
-        committed = await self._committed(group, partitions)
+        partitions = (await self._existing(topic)).partitions
+        committed = await self._groups.committed(group, partitions)
         missing = [each for each in partitions if each.partition not in committed]
         if not missing:
             return
-        ends = await self._list_offsets(missing, _LATEST)
-        wanted = [TopicPartition(topic, number, offset) for number, offset in ends.items()]
-        await self._as_group(group, lambda it: it.commit(offsets=wanted, asynchronous=False))
+        begin = await self._list_offsets(missing, _EARLIEST if committed else _LATEST)
+        await self._groups.commit(
+            group, [TopicPartition(topic, number, offset) for number, offset in begin.items()]
+        )
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        partitions = await self._partitions(topic)
-        starts = await self._list_offsets(partitions, _EARLIEST)
-        ends = await self._list_offsets(partitions, _LATEST)
-        lags = {}
-        for group in groups:
-            committed = await self._committed(group, partitions)
-            lags[group] = Lag(
+        found = await self._existing(topic)
+        starts = await self._list_offsets(found.partitions, _EARLIEST)
+        ends = await self._list_offsets(found.partitions, _LATEST)
+        committed = await self._groups.behind(groups, found.id, found.partitions, ends)
+        return {
+            group: Lag(
                 {
-                    number: max(0, end - max(committed.get(number, 0), starts[number]))
+                    number: max(0, end - max(committed[group].get(number, 0), starts[number]))
                     for number, end in ends.items()
                 }
             )
-        return lags
+            for group in groups
+        }
 
     async def delete_group(self, group: str) -> None:
-        await _unless(
+        await self._unless(
             KafkaError.GROUP_ID_NOT_FOUND,
-            lambda: self._admin.delete_consumer_groups([group], request_timeout=REQUEST_TIMEOUT)[
+            lambda timeout: self._admin.delete_consumer_groups([group], request_timeout=timeout)[
                 group
             ],
         )
+        self._groups.forget(group)
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
-        records: list[Record] = await _blocking(partial(self._read_all, topic, limit))
-        return records
+        await self._existing(topic)  # which says, better than a consumer, what is wrong
+        return await self._requests.blocking(partial(self._read_all, topic, limit))
 
-    def _read_all(self, topic: str, limit: int) -> list[Record]:
+    def _read_all(self, topic: str, limit: int, timeout: float) -> list[Record]:
         consumer = open_client(
             Consumer,
             {
@@ -131,23 +191,23 @@ class KafkaAdmin:
         )
         records: list[Record] = []
         try:
-            metadata = consumer.list_topics(topic, timeout=REQUEST_TIMEOUT).topics[topic]
+            metadata = consumer.list_topics(topic, timeout=timeout).topics[topic]
             if metadata.error is not None:
                 raise log_error_of(metadata.error)
             waiting = set()
             assigned = []
             for number in metadata.partitions:
                 low, high = consumer.get_watermark_offsets(
-                    TopicPartition(topic, number), timeout=REQUEST_TIMEOUT
+                    TopicPartition(topic, number), timeout=timeout
                 )
                 if low < high:
                     waiting.add(number)
                     assigned.append(TopicPartition(topic, number, max(low, high - limit)))
             consumer.assign(assigned)
             while waiting:
-                message = consumer.poll(REQUEST_TIMEOUT)
+                message = consumer.poll(timeout)
                 if message is None:
-                    raise LogError(f"Kafka did not answer within {REQUEST_TIMEOUT:.0f} s")
+                    raise LogError(f"Kafka did not answer within {timeout:g} s")
                 error = message.error()
                 if error is None:
                     records.append(cast(Record, message))
@@ -161,84 +221,50 @@ class KafkaAdmin:
         return records[-limit:]
 
     async def close(self) -> None:
-        """Nothing to release: librdkafka lets go when the client is collected."""
+        """Wait for nothing: librdkafka lets go when the client is collected."""
+        self._requests.close()
 
-    async def _partitions(self, topic: str) -> list[TopicPartition]:
-        names = TopicCollection([topic])
-        found = await _asked(
-            lambda: self._admin.describe_topics(names, request_timeout=REQUEST_TIMEOUT)[topic]
+    async def _existing(self, topic: str) -> _Found:
+        if found := (await self._describe([topic])).get(topic):
+            return found
+        raise LogError(f"the topic {topic} does not exist")
+
+    async def _describe(self, topics: Collection[str]) -> dict[str, _Found]:
+        """Those that there are."""
+        if not topics:
+            return {}
+        names = TopicCollection(list(topics))
+        described = await self._requests.all(
+            lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
+            leaving_out=_GONE,
         )
-        return [TopicPartition(topic, each.id) for each in found.partitions]
+        return {
+            topic: _Found(
+                str(each.topic_id),
+                [TopicPartition(topic, partition.id) for partition in each.partitions],
+                min((len(partition.replicas) for partition in each.partitions), default=0),
+            )
+            for topic, each in described.items()
+        }
 
     async def _list_offsets(
         self, partitions: Sequence[TopicPartition], which: OffsetSpec
     ) -> dict[int, int]:
-        wanted = {each: which for each in partitions}
-        listed = await _all_asked(
-            lambda: self._admin.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT)
+        listed = await self._list(dict.fromkeys(partitions, which))
+        return {each.partition: offset for each, offset in listed.items()}
+
+    async def _list(
+        self,
+        wanted: dict[TopicPartition, OffsetSpec],
+        leaving_out: frozenset[int] = frozenset(),
+    ) -> dict[TopicPartition, int]:
+        if not wanted:
+            return {}
+        listed = await self._requests.all(
+            lambda timeout: self._admin.list_offsets(wanted, request_timeout=timeout), leaving_out
         )
-        return {each.partition: result.offset for each, result in listed.items()}
+        return {each: result.offset for each, result in listed.items()}
 
-    async def _committed(self, group: str, partitions: list[TopicPartition]) -> dict[int, int]:
-        found = await self._as_group(
-            group, lambda it: it.committed(partitions, timeout=REQUEST_TIMEOUT)
-        )
-        return {each.partition: each.offset for each in found if each.offset >= 0}
-
-    async def _as_group(self, group: str, call: Callable[[Consumer], Any]) -> Any:
-        """Ask for a group's offsets as a consumer of that group that never joins it.
-
-        librdkafka's admin client crashes the process when a group's coordinator is loading or has
-        moved (2.16.1: `rd_kafka_handle_OffsetFetch` without a group), and that is normal life.
-        """
-
-        def ask() -> Any:
-            consumer = open_client(Consumer, {**self._connection, "group.id": group})
-            try:
-                return call(consumer)
-            finally:
-                consumer.close()
-
-        return await _blocking(ask)
-
-
-async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask, and again while a coordinator or a leader is on its way: that passes by itself."""
-    deadline = time.monotonic() + REQUEST_TIMEOUT
-    while True:
-        try:
-            return await ask()
-        except KafkaException as error:
-            if error.args[0].code() not in _ON_ITS_WAY or time.monotonic() > deadline:
-                raise log_error_of(error.args[0]) from error
-        await asyncio.sleep(ASK_AGAIN)
-
-
-async def _all_asked(ask: Callable[[], Mapping[Any, Any]]) -> dict[Any, Any]:
-    """The results of several of the admin client's own futures, by key."""
-
-    async def answers() -> dict[Any, Any]:
-        return {key: await asyncio.wrap_future(each) for key, each in ask().items()}
-
-    return await _patiently(answers)
-
-
-async def _asked(ask: Callable[[], Any]) -> Any:
-    """The result of one of the admin client's own futures."""
-    return (await _all_asked(lambda: {None: ask()}))[None]
-
-
-async def _unless(harmless: int, ask: Callable[[], Any]) -> bool:
-    """Whether it was done; False if it failed with the code that means it was done before."""
-    try:
-        await _asked(ask)
-    except LogError as error:
-        cause = error.__cause__
-        if isinstance(cause, KafkaException) and cause.args[0].code() == harmless:
-            return False
-        raise
-    return True
-
-
-async def _blocking(call: Callable[[], Any]) -> Any:
-    return await _patiently(lambda: asyncio.to_thread(call))
+    async def _unless(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
+        """Whether it was done; False if it failed with the code that means it was done before."""
+        return bool(await self._requests.all(lambda timeout: {True: ask(timeout)}, {harmless}))

@@ -44,15 +44,19 @@ def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[st
     Raises `LogError` for what librdkafka can't use, such as a broken certificate.
     """
     try:
-        return client({"error_cb": _log_error, "logger": _librdkafka, **configuration})
+        return client({"error_cb": log_error, "logger": _librdkafka, **configuration})
     except KafkaException as error:
         raise log_error_of(error.args[0]) from error
 
 
-def open_admin(connection: Connection) -> AdminClient:
-    """An admin client; what goes wrong comes back with each request, so it logs nothing."""
+def open_admin(connection: Connection, told: Callable[[KafkaError], None]) -> AdminClient:
+    """An admin client; what goes wrong comes back with each request, so it logs nothing.
+
+    `told` hears of connections that fail, from within the client's `poll`.
+    """
+    configuration: dict[str, Any] = {**connection, "log_level": 0, "error_cb": told}
     try:
-        return AdminClient({**connection, "log_level": 0})
+        return AdminClient(configuration)
     except KafkaException as error:
         raise log_error_of(error.args[0]) from error
 
@@ -62,5 +66,6 @@ def log_error_of(error: KafkaError) -> LogError:
     return LogError(error.str(), retriable=not too_large, too_large=too_large)
 
 
-def _log_error(error: KafkaError) -> None:
+def log_error(error: KafkaError) -> None:
+    """What a client does with what it is told, unless it knows better."""
     log.log(logging.INFO if error.code() in PASSING else logging.WARNING, "Kafka: %s", error.str())

@@ -8,7 +8,7 @@ Refused here: CloudEvents. A record is a key, a value and headers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -59,8 +59,8 @@ class LogWriter(Protocol):
         """Records taken and not yet reported."""
         ...
 
-    async def reachable(self, timeout: float) -> bool:
-        """Whether the log answers within `timeout` seconds."""
+    async def reach(self, timeout: float) -> None:
+        """Ask for any answer within `timeout` seconds; raises `LogError` with what is wrong."""
         ...
 
     async def close(self, timeout: float) -> None:
@@ -88,7 +88,7 @@ class LogReader(Protocol):
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Up to `limit` records, as soon as there are any, in order per partition; none after
-        `timeout` seconds. Raises `LogError`."""
+        `timeout` seconds. Raises `LogError`, also if it is refused before it owns anything."""
         ...
 
     def pause(self, partitions: Sequence[int]) -> None:
@@ -118,8 +118,21 @@ class Lag:
         return sum(self.by_partition.values())
 
 
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic as it is, whatever was asked for when it was made."""
+
+    id: str
+    """Kafka's own: a topic that was deleted and made again has another."""
+    partitions: int
+    replication: int
+    """Replicas of the partition that has fewest."""
+    config: Mapping[str, str]
+    """What is set on the topic itself; the cluster's defaults are left out."""
+
+
 class LogAdmin(Protocol):
-    """Topics and groups. Every method raises `LogError`."""
+    """Topics and groups. Every method answers within a bounded time, and raises `LogError`."""
 
     async def cluster_id(self) -> str: ...
 
@@ -127,6 +140,10 @@ class LogAdmin(Protocol):
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
         """Create the topic unless it exists; whether it was created."""
+        ...
+
+    async def describe_topic(self, topic: str) -> TopicDescription | None:
+        """What this topic is like; None: it doesn't exist."""
         ...
 
     async def delete_topic(self, topic: str) -> None: ...
@@ -137,15 +154,35 @@ class LogAdmin(Protocol):
 
     async def end_offsets(self, topic: str) -> Positions: ...
 
+    async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
+        """The ends of many topics at the cost of one request, to see which have grown.
+
+        What can't be known now is left out: a topic that is missing, a partition whose leader is
+        on its way. New partitions may show seconds late.
+        """
+        ...
+
     async def ensure_committed(self, group: str, topic: str) -> None:
-        """Commit the end of every partition on which the group has no offset yet (KN-TRG-06)."""
+        """See to it that the group has an offset on every partition (KN-TRG-06).
+
+        A group without any is a new Trigger's and begins at the end. One that has an offset began
+        before, so a partition where it has none came later: all of that is its, from the start.
+        The offsets are committed all or none, so that no crash makes a new group look old.
+        """
         ...
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        """The lag of each group on one topic, with one look at the topic's offsets."""
+        """The lag of each group on one topic, with one look at the topic's offsets.
+
+        Cheap to ask often: groups that were at the end of a topic that hasn't grown are known to
+        be there still, and aren't asked for.
+        """
         ...
 
-    async def delete_group(self, group: str) -> None: ...
+    async def delete_group(self, group: str) -> None:
+        """Forget what it has committed; nothing if there is none. A `LogError` if it isn't empty:
+        somebody reads."""
+        ...
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         """The last `limit` records of a topic, oldest first, without joining a group."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from knafka.clients.log import Assignment, Lag, Positions, Record, Reported
+from knafka.clients.log import Assignment, Lag, Positions, Record, Reported, TopicDescription
 from knafka.core.errors import LogError, LogFull
 from knafka.core.kafka_binding import RecordHeaders
 
@@ -90,6 +91,7 @@ class MemoryLog:
 
     def __init__(self) -> None:
         self.topics: dict[str, list[list[MemoryRecord]]] = {}
+        self.descriptions: dict[str, TopicDescription] = {}
         self.groups: dict[str, _Group] = {}
         self.failing: LogError | None = None
         self.held: list[_Held] = []
@@ -98,8 +100,23 @@ class MemoryLog:
         self.grown = asyncio.Event()
         self._turn = 0
 
-    def create(self, topic: str, partitions: int = 1) -> None:
-        self.topics.setdefault(topic, [[] for _ in range(partitions)])
+    def create(
+        self,
+        topic: str,
+        partitions: int = 1,
+        replication: int = 1,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        if topic not in self.topics:
+            self.topics[topic] = [[] for _ in range(partitions)]
+            self.descriptions[topic] = TopicDescription(
+                uuid.uuid4().hex, partitions, replication, dict(config or {})
+            )
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic more partitions, as somebody may in Kafka."""
+        self.topics[topic] += [[] for _ in range(partitions - len(self.topics[topic]))]
+        self.descriptions[topic] = replace(self.descriptions[topic], partitions=partitions)
 
     def fail(self, error: LogError | None) -> None:
         """Every append from now on is reported with `error`; None: no more."""
@@ -190,8 +207,9 @@ class MemoryWriter:
             memory.store(topic, key, value, headers)
         asyncio.get_running_loop().call_soon(report, error)
 
-    async def reachable(self, timeout: float) -> bool:
-        return self._memory.failing is None
+    async def reach(self, timeout: float) -> None:
+        if self._memory.failing is not None:
+            raise self._memory.failing
 
     async def close(self, timeout: float) -> None:
         self._closed = True
@@ -299,11 +317,18 @@ class MemoryAdmin:
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
         new = topic not in self._memory.topics
-        self._memory.create(topic, partitions)
+        self._memory.create(topic, partitions, replication, config)
         return new
+
+    async def describe_topic(self, topic: str) -> TopicDescription | None:
+        return self._memory.descriptions.get(topic)
 
     async def delete_topic(self, topic: str) -> None:
         self._memory.topics.pop(topic, None)
+        self._memory.descriptions.pop(topic, None)
+        for group in self._memory.groups.values():
+            for place in [place for place in group.committed if place[0] == topic]:
+                del group.committed[place]
 
     async def topics(self) -> Mapping[str, int]:
         return {name: len(partitions) for name, partitions in self._memory.topics.items()}
@@ -311,10 +336,16 @@ class MemoryAdmin:
     async def end_offsets(self, topic: str) -> Positions:
         return {number: len(records) for number, records in enumerate(self._partitions(topic))}
 
+    async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
+        return {
+            each: await self.end_offsets(each) for each in topics if each in self._memory.topics
+        }
+
     async def ensure_committed(self, group: str, topic: str) -> None:
         committed = self._memory.group(group).committed
+        is_old = any(place[0] == topic for place in committed)
         for number, end in (await self.end_offsets(topic)).items():
-            committed.setdefault((topic, number), end)
+            committed.setdefault((topic, number), 0 if is_old else end)
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         ends = await self.end_offsets(topic)

@@ -5,12 +5,14 @@ it. What was acknowledged survives `kill -9` of that node, since it lies in the 
 node may move to another port from one start to the next. Everything lies in one directory:
 `topics/` (Kafka's), `kafka.log`, and the configuration, which is written anew at each start.
 Refused here: a port that is taken, a directory that isn't ours, restarting (a supervisor's
-decision: see `wait`), and anything but a development node: no replicas, no TLS, loopback only.
+decision: see `wait`), and replicas: it is a development node. Local mode has it listen on loopback
+without TLS; tests give it listeners with security (tests/support/secure_kafka.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import os
@@ -18,7 +20,7 @@ import secrets
 import socket
 import time
 from asyncio.subprocess import STDOUT, Process
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +32,8 @@ from knafka.local.processes import die_with_parent
 
 HOST: Final = "127.0.0.1"
 NODE_ID: Final = "1"
+CLIENTS: Final = "CLIENTS"
+CONTROLLER: Final = "CONTROLLER"
 
 START_TIMEOUT: Final = 120.0  # seconds; 3 on an idle machine, 14 seen on a busy one
 STOP_TIMEOUT: Final = 15.0  # seconds until SIGKILL; 0.5 on an idle machine
@@ -86,8 +90,10 @@ rootLogger.appenderRef.file.ref = file
 class KafkaServer:
     """A node on `directory`, which may be new or one that this class made.
 
-    `port` 0 takes a free one at the first start and keeps it for the later ones. `properties` go
-    over `DEVELOPMENT_NODE`, in the words of Kafka's server.properties. One event loop owns it.
+    `port` 0 takes a free one at the first start and keeps it for the later ones. `listeners` are
+    more of them, by name: the security protocol of each, whose port is free for the taking too.
+    `properties` go over `DEVELOPMENT_NODE`, in the words of Kafka's server.properties, and
+    `format_arguments` to the storage tool. One event loop owns it.
     """
 
     def __init__(
@@ -95,12 +101,18 @@ class KafkaServer:
         distribution: KafkaDistribution,
         directory: Path,
         *,
+        host: str = HOST,
         port: int = 0,
+        listeners: Mapping[str, str] | None = None,
         properties: Mapping[str, str] | None = None,
+        format_arguments: Sequence[str] = (),
     ) -> None:
         self._distribution = distribution
-        self._port = port
+        self._host = host
+        self._ports = {CLIENTS: port, **dict.fromkeys(listeners or {}, 0), CONTROLLER: 0}
+        self._protocols = {CLIENTS: "PLAINTEXT", **(listeners or {}), CONTROLLER: "PLAINTEXT"}
         self._properties = properties or {}
+        self._format_arguments = format_arguments
         self._process: Process | None = None
         self.directory = directory.resolve()
         self.log_file = self.directory / "kafka.log"
@@ -109,8 +121,12 @@ class KafkaServer:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`127.0.0.1:port`; the port is 0 until a first start has chosen one."""
-        return f"{HOST}:{self._port}"
+        """`host:port`; the port is 0 until a first start has chosen one."""
+        return self.address(CLIENTS)
+
+    def address(self, listener: str) -> str:
+        """`host:port` of a listener, as soon as it was started once."""
+        return f"{self._host}:{self._ports[listener]}"
 
     @property
     def pid(self) -> int | None:
@@ -128,8 +144,9 @@ class KafkaServer:
         if self.pid is not None:
             raise LocalKafkaError(f"Kafka already runs on {self.directory}")
         await asyncio.to_thread(self._check_directory)
-        self._port, controller_port = _take_ports(self._port)
-        await asyncio.to_thread(self._write_configuration, controller_port)
+        # The controller's port may be another each time: nobody else knows it.
+        self._ports = _take_ports(self._host, {**self._ports, CONTROLLER: 0})
+        await asyncio.to_thread(self._write_configuration)
         log_start = self._log_size()
         if not self._formatted():
             await self._format(log_start)
@@ -204,20 +221,24 @@ class KafkaServer:
                 )
             time.sleep(PROBE_PAUSE)
 
-    def _write_configuration(self, controller_port: int) -> None:
-        clients, controller = self.bootstrap_servers, f"{HOST}:{controller_port}"
+    def _write_configuration(self) -> None:
+        addresses = {name: f"{name}://{self.address(name)}" for name in self._ports}
         _write_properties(
             self._server_properties,
             {
                 "process.roles": "broker,controller",
                 "node.id": NODE_ID,
                 # Static voters: no endpoint is kept on disk, so that ports may change.
-                "controller.quorum.voters": f"{NODE_ID}@{controller}",
-                "listeners": f"CLIENTS://{clients},CONTROLLER://{controller}",
-                "advertised.listeners": f"CLIENTS://{clients}",
-                "inter.broker.listener.name": "CLIENTS",
-                "controller.listener.names": "CONTROLLER",
-                "listener.security.protocol.map": "CLIENTS:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                "controller.quorum.voters": f"{NODE_ID}@{self.address(CONTROLLER)}",
+                "listeners": ",".join(addresses.values()),
+                "advertised.listeners": ",".join(
+                    address for name, address in addresses.items() if name != CONTROLLER
+                ),
+                "inter.broker.listener.name": CLIENTS,
+                "controller.listener.names": CONTROLLER,
+                "listener.security.protocol.map": ",".join(
+                    f"{name}:{protocol}" for name, protocol in self._protocols.items()
+                ),
                 "log.dirs": str(self._topics),
                 **DEVELOPMENT_NODE,
                 **self._properties,
@@ -232,6 +253,7 @@ class KafkaServer:
             f"--cluster-id={secrets.token_urlsafe(16)}",  # `=`, since it may begin with a dash
             f"--config={self._server_properties}",
             "--ignore-formatted",
+            *self._format_arguments,
         )
         try:
             async with asyncio.timeout(START_TIMEOUT):
@@ -331,21 +353,24 @@ async def _end(process: Process) -> None:
         await process.wait()
 
 
-def _take_ports(port: int) -> tuple[int, int]:
-    """`port`, or a free one for 0, and a free one for the controller; both were free just now."""
-    with socket.socket() as clients, socket.socket() as controller:
-        for listener, wanted in ((clients, port), (controller, 0)):
+def _take_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:
+    """The same ports, or free ones for 0, by listener; all of them were free just now."""
+    with contextlib.ExitStack() as stack:
+        taken = {}
+        for name, port in wanted.items():
+            listener = stack.enter_context(socket.socket())
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is free
             try:
-                listener.bind((HOST, wanted))
+                listener.bind((host, port))
             except OSError as error:
-                taken = error.errno == errno.EADDRINUSE
-                problem = "is taken by another process" if taken else f"can't be used ({error})"
+                is_taken = error.errno == errno.EADDRINUSE
+                problem = "is taken by another process" if is_taken else f"can't be used ({error})"
                 raise LocalKafkaError(
-                    f"port {wanted} {problem}: choose another with --kafka-port, or use a Kafka "
-                    f"that runs already with --bootstrap-servers {HOST}:{wanted}"
+                    f"port {port} {problem}: choose another with --kafka-port, or use a Kafka "
+                    f"that runs already with --bootstrap-servers {host}:{port}"
                 ) from None
-        return clients.getsockname()[1], controller.getsockname()[1]
+            taken[name] = listener.getsockname()[1]
+        return taken
 
 
 def _is_locked(path: Path) -> bool:
@@ -366,5 +391,6 @@ def _read_properties(path: Path) -> dict[str, str]:
 
 
 def _write_properties(path: Path, properties: Mapping[str, str]) -> None:
-    lines = [f"{key}={value}".replace("\\", "\\\\") for key, value in properties.items()]
+    escaped = str.maketrans({"\\": "\\\\", "\n": "\\n"})
+    lines = [f"{key}={value}".translate(escaped) for key, value in properties.items()]
     path.write_text("\n".join(lines) + "\n")

@@ -1,0 +1,112 @@
+"""Where consumer groups stand on real Kafka, asked as seldom as can be.
+
+A group's offsets are asked as a consumer of that group which never joins it, since librdkafka's
+admin client crashes the process when a coordinator is loading or has moved (2.16.1:
+`rd_kafka_handle_OffsetFetch` without a group), and that is normal life. Such a consumer costs 4 ms
+of CPU, so what a group committed is remembered: it only moves on, so a group that was at the end
+and has nothing new behind it still is. One that somebody sets back by hand is noticed within
+`REMEMBERED`.
+Refused here: topics. See `kafka_admin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from confluent_kafka import Consumer, TopicPartition
+
+from knafka.clients.kafka_client import Connection, open_client
+from knafka.clients.kafka_requests import THREADS, Requests
+from knafka.clients.log import Positions
+
+REMEMBERED: Final = 300.0
+"""Seconds, at most, for which a group at the end of its topic isn't asked again."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    committed: Positions
+    until: float
+    """Of `time.monotonic`."""
+
+
+class KafkaGroups:
+    """The committed offsets of groups; the topic of a call is that of its partitions."""
+
+    def __init__(self, connection: Connection, requests: Requests) -> None:
+        self._connection = connection
+        self._requests = requests
+        self._known: dict[tuple[str, str], _Known] = {}
+        """By group and topic id: a topic that was made anew has other offsets."""
+
+    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Positions:
+        """What the group has committed, as Kafka knows it now."""
+        wanted = list(partitions)
+        found: list[TopicPartition] = await self._as(
+            group, lambda it, timeout: it.committed(wanted, timeout=timeout)
+        )
+        return {each.partition: each.offset for each in found if each.offset >= 0}
+
+    async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
+        """All or none of them: it is one request, and Kafka writes it as one batch."""
+        wanted = list(offsets)
+        await self._as(group, lambda it, _: it.commit(offsets=wanted, asynchronous=False))
+        self.forget(group)
+
+    async def behind(
+        self,
+        groups: Sequence[str],
+        topic_id: str,
+        partitions: Sequence[TopicPartition],
+        ends: Positions,
+    ) -> Mapping[str, Positions]:
+        """What each group has committed; asked of Kafka unless it is known to be at the ends."""
+        now = time.monotonic()
+        self._known = {key: each for key, each in self._known.items() if each.until > now}
+        committed: dict[str, Positions] = {}
+        unsure = []
+        for group in groups:
+            known = self._known.get((group, topic_id))
+            if known is not None and all(
+                known.committed.get(number, 0) == end for number, end in ends.items()
+            ):
+                committed[group] = known.committed
+            else:
+                unsure.append(group)
+        waiting = iter(unsure)
+
+        async def ask() -> None:
+            for group in waiting:
+                committed[group] = await self.committed(group, partitions)
+                # Not all at one time, so that they aren't asked again all at one time.
+                until = now + REMEMBERED * random.uniform(0.5, 1)
+                self._known[group, topic_id] = _Known(committed[group], until)
+
+        tasks = [asyncio.create_task(ask()) for _ in unsure[:THREADS]]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return committed
+
+    def forget(self, group: str) -> None:
+        """Ask anew what this group has committed."""
+        self._known = {key: each for key, each in self._known.items() if key[0] != group}
+
+    async def _as(self, group: str, call: Callable[[Consumer, float], T]) -> T:
+        def asked(timeout: float) -> T:
+            consumer = open_client(Consumer, {**self._connection, "group.id": group})
+            try:
+                return call(consumer, timeout)
+            finally:
+                consumer.close()
+
+        return await self._requests.blocking(asked)

@@ -1,0 +1,134 @@
+"""Asking Kafka: within a bounded time, again while it only moves house, and with the reason where
+it can't be reached.
+
+A request without an answer says what librdkafka told last (see `core.kafka_trouble`), and ends at
+once if that is something that waiting won't mend.
+Refused here: what is asked. See `kafka_admin` and `kafka_groups`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from knafka.clients.kafka_client import Connection, log_error_of, open_admin
+from knafka.core.errors import LogError
+from knafka.core.kafka_trouble import Trouble
+
+ASK_AGAIN: Final = 0.1
+"""Seconds before a request is repeated whose coordinator or leader is on its way."""
+LISTEN: Final = 0.2
+"""Seconds between two looks at what librdkafka tells while there is no answer."""
+THREADS: Final = 8
+"""Calls that block, at a time; threads of our own, so that a Kafka that is away stops nobody."""
+
+ON_ITS_WAY: Final = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+    }
+)
+_NO_ANSWER: Final = frozenset(
+    {
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+    }
+)
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class Requests:
+    """How one Kafka is asked; belongs to one event loop.
+
+    An answer comes within `timeout` seconds, or a `LogError` that says why not.
+    """
+
+    def __init__(self, connection: Connection, timeout: float) -> None:
+        self.timeout = timeout
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kafka-admin")
+        self._trouble = Trouble()
+        self.admin = open_admin(connection, self._trouble.hear)
+
+    async def one(self, ask: Callable[[float], Future[T]]) -> T:
+        """The result of one of the admin client's futures; `ask` is given the seconds it has."""
+        return (await self.all(lambda timeout: {None: ask(timeout)}))[None]
+
+    async def all(
+        self,
+        ask: Callable[[float], Mapping[K, Future[T]]],
+        leaving_out: Collection[int] = (),
+    ) -> dict[K, T]:
+        """The results of several of the admin client's futures, by key, without those that fail
+        with one of these codes."""
+
+        async def answers(timeout: float) -> dict[K, T]:
+            asked = ask(timeout)
+            found = {}
+            for key, each in asked.items():
+                # All are answered at once: to await each would cost more than the request.
+                if not each.done():
+                    await self._answer(each)
+                try:
+                    found[key] = each.result()
+                except KafkaException as error:
+                    if error.args[0].code() not in leaving_out:
+                        raise
+            return found
+
+        return await self._patiently(answers)
+
+    async def blocking(self, call: Callable[[float], T]) -> T:
+        """The result of a call that blocks; it is given the seconds it may take."""
+
+        def answer(timeout: float) -> Awaitable[T]:
+            loop = asyncio.get_running_loop()
+            return loop.run_in_executor(self._threads, call, timeout)
+
+        return await self._patiently(answer)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _answer(self, future: Future[Any]) -> None:
+        """Wait until there is one; raises `LogError` if there will be none."""
+        answered = asyncio.wrap_future(future)
+        try:
+            while not (await asyncio.wait({answered}, timeout=LISTEN))[0]:
+                self.admin.poll(0)
+                if refusal := self._trouble.refusal:
+                    raise LogError(refusal)
+            answered.exception()  # asyncio wants it seen; `result` raises it
+        finally:
+            answered.cancel()
+
+    async def _patiently(self, ask: Callable[[float], Awaitable[T]]) -> T:
+        self.admin.poll(0)
+        self._trouble.forget()
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                return await ask(max(ASK_AGAIN, deadline - time.monotonic()))
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code in _NO_ANSWER:
+                    raise self._no_answer() from error
+                if code not in ON_ITS_WAY or time.monotonic() > deadline:
+                    raise log_error_of(error.args[0]) from error
+            await asyncio.sleep(ASK_AGAIN)
+
+    def _no_answer(self) -> LogError:
+        self.admin.poll(0)
+        why = f": {self._trouble}" if str(self._trouble) else ""
+        return LogError(f"Kafka did not answer within {self.timeout:g} s{why}")

@@ -1,0 +1,52 @@
+"""What is wrong between us and Kafka, in words for a person.
+
+librdkafka never gives up on a wrong password or an unknown CA: it tries for ever, and tells its
+error callback, from within a client's `poll`. What it told last is kept here until it is asked for.
+Refused here: deciding for how long to wait. Whoever asks Kafka does that.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Told(Protocol):
+    """What librdkafka hands to an error callback."""
+
+    def name(self) -> str: ...
+    def str(self) -> str: ...
+
+
+class Trouble:
+    """What was told last about the connections of one client."""
+
+    def __init__(self) -> None:
+        self._name = self._text = ""
+
+    def hear(self, error: Told) -> None:
+        """An error callback."""
+        # That all brokers are down follows whatever is wrong with the last of them.
+        if error.name() != "_ALL_BROKERS_DOWN" or not self._name:
+            self._name, self._text = error.name(), error.str()
+
+    def forget(self) -> None:
+        """It may have been mended."""
+        self._name = self._text = ""
+
+    @property
+    def refusal(self) -> str | None:
+        """What waiting won't mend, if that is what it is."""
+        if self._name == "_AUTHENTICATION":
+            return f"authentication failed: {self._text}"
+        # A handshake that is broken off may be one with a broker that is about to end.
+        if self._name == "_SSL" and "Disconnected" not in self._text:
+            return f"TLS failed: {self._text}"
+        if "tls alert" in self._text:  # OpenSSL's words; to librdkafka it is a broken connection
+            return f"TLS failed, Kafka refuses our certificate or misses one: {self._text}"
+        return None
+
+    def __str__(self) -> str:
+        """A clause, empty if nothing was told."""
+        if self._name == "_ALL_BROKERS_DOWN":
+            return "every connection ends without a reason, as with a wrong security protocol"
+        return self.refusal or self._text

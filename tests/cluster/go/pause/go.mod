@@ -1,0 +1,3 @@
+module knafka/tests/cluster/pause
+
+go 1.26.0

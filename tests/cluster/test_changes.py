@@ -1,0 +1,112 @@
+"""Changes lose nothing (issue 4, item 5): Triggers updated under load, Brokers made again."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from support.installation import Installation
+
+UPDATES = 20
+
+
+class Sender(threading.Thread):
+    """Sends numbered events, one after another, and keeps what was accepted."""
+
+    def __init__(self, installed: Installation, address: str) -> None:
+        super().__init__(daemon=True)
+        self._installed = installed
+        self._address = address
+        self._over = threading.Event()
+        self.accepted: list[str] = []
+
+    def run(self) -> None:
+        number = 0
+        while not self._over.is_set():
+            number += 1
+            key = f"k{number % 10}"
+            answer = self._installed.send(
+                self._address,
+                str(number),
+                data=json.dumps({"n": number}).encode(),
+                partitionkey=key,
+            )
+            if answer.status_code == 202:
+                self.accepted.append(str(number))
+            self._over.wait(0.005)
+
+    def finish(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@contextmanager
+def sending(installed: Installation, address: str) -> Iterator[Sender]:
+    sender = Sender(installed, address)
+    sender.start()
+    try:
+        yield sender
+    finally:
+        sender.finish()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("brokers_go")
+def test_a_trigger_that_is_updated_twenty_times_under_load_loses_nothing(
+    installed: Installation, namespace: str
+) -> None:
+    """Every filter of it matches every event, so every event must arrive; in order for each key."""
+    subscriber = installed.subscriber(namespace)
+    address = installed.broker(namespace)
+    installed.trigger(namespace, "all", subscriber.ref)
+    with sending(installed, address) as sender:
+        for number in range(UPDATES):
+            passes = {"not": {"exact": {"type": f"never-{number}"}}}
+            installed.trigger(namespace, "all", subscriber.ref, filters=[passes])
+    assert len(sender.accepted) > UPDATES
+    subscriber.wait_for(len(sender.accepted))
+    summary = subscriber.summary()
+    assert set(sender.accepted) <= set(subscriber.ids())
+    assert summary["outOfOrder"] == {}
+    revisions = installed.cluster.kubectl("get", "revisions", "-n", namespace, "-oname")
+    assert revisions.count("all-kn-dispatcher") >= UPDATES
+
+
+@pytest.mark.usefixtures("brokers_go")
+def test_what_only_the_new_filter_matches_arrives_from_ready_on(
+    installed: Installation, namespace: str
+) -> None:
+    """KN-TRG-06, over a change: the old Revision must not pass over what it doesn't match."""
+    subscriber = installed.subscriber(namespace)
+    address = installed.broker(namespace)
+    for number in range(5):
+        exact = [{"exact": {"type": f"type-{number}"}}]
+        installed.trigger(namespace, "changing", subscriber.ref, filters=exact)
+        assert installed.send(address, str(number), f"type-{number}").status_code == 202
+    subscriber.wait_for(5)
+    assert subscriber.ids() == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.usefixtures("brokers_go")
+def test_a_broker_that_is_deleted_and_made_again_under_its_name_starts_clean(
+    installed: Installation, namespace: str
+) -> None:
+    subscriber = installed.subscriber(namespace)
+    address = installed.broker(namespace)
+    installed.trigger(namespace, "all", subscriber.ref)
+    assert installed.send(address, "before").status_code == 202
+    subscriber.wait_for(1)
+    first = installed.status("broker", "default", namespace)["annotations"]
+    installed.cluster.kubectl("delete", "broker", "default", "-n", namespace, "--timeout=60s")
+    subscriber.forget()
+    address = installed.broker(namespace)
+    second = installed.status("broker", "default", namespace)["annotations"]
+    assert second["default.topic"] == first["default.topic"]
+    assert second["knafka.dev/topic-id"] != first["knafka.dev/topic-id"]
+    installed.until_ready("trigger", "all", namespace)
+    assert installed.send(address, "after").status_code == 202
+    subscriber.wait_for(1)
+    assert subscriber.ids() == ["after"]

@@ -1,0 +1,260 @@
+"""A real Kubernetes with Knative Serving for the tests, and the means to talk to it.
+
+One cluster for the whole run (tests/cluster), started when a test first asks for it, with the
+images of this working tree in its registry; `KNAFKA_KEEP_CLUSTER=1` leaves it running. `KUBECONFIG`
+uses a running cluster instead, whose images are `KNAFKA_TEST_IMAGES` (registry.local:5000) and
+whose ingress is `KNAFKA_TEST_INGRESS`, or `KNAFKA_TEST_PRIVATE_INGRESS` for Routes of the cluster's
+own. Where there is no root or no Linux, the tests that need a cluster are skipped with the reason,
+and fail in CI. Registered by `pytest_plugins` in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import httpx
+import pytest
+from cluster import settings
+from support.gate import IN_CI
+from support.secure_kafka import SecureKafka
+
+from knafka.local.kafka_distribution import KafkaDistribution
+
+T = TypeVar("T")
+
+BRING_UP: Final = 1800.0  # seconds; one to two minutes with what an earlier run kept
+KUBECTL_TIMEOUT: Final = 120.0  # seconds; what waits longer does so by `wait_for`
+OPERATOR_NAMESPACE: Final = "knafka"
+LAST_LINES: Final = 60  # of each log in a report
+
+
+class Cluster:
+    """The cluster, by kubectl and by HTTP; everything blocks."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self.kubeconfig = kubeconfig
+        self._images = os.environ.get("KNAFKA_TEST_IMAGES", settings.REGISTRY)
+        public = os.environ.get("KNAFKA_TEST_INGRESS", f"{settings.NODE_IP}:80")
+        self._public = httpx.Client(base_url=f"http://{public}", timeout=60, trust_env=False)
+        private = os.environ.get("KNAFKA_TEST_PRIVATE_INGRESS", f"{settings.NODE_IP}:81")
+        self._private = httpx.Client(base_url=f"http://{private}", timeout=60, trust_env=False)
+
+    def close(self) -> None:
+        self._public.close()
+        self._private.close()
+
+    def image(self, name: str) -> str:
+        """The full name of one of our images, such as `knafka-test`."""
+        return f"{self._images}/{name}:latest"
+
+    def kubectl(self, *arguments: str, text: str | None = None, check: bool = True) -> str:
+        """kubectl's output; AssertionError with what it said if it fails and `check` holds."""
+        try:
+            done = subprocess.run(
+                ["kubectl", *arguments],
+                input=text,
+                env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "NO_PROXY": "*"},
+                capture_output=True,
+                text=True,
+                timeout=KUBECTL_TIMEOUT,
+            )
+        except subprocess.TimeoutExpired as error:
+            code, output = -1, str(error)
+        else:
+            code, output = done.returncode, done.stderr if done.returncode else done.stdout
+        if check and code:
+            pytest.fail(f"kubectl {' '.join(arguments)}: {output.strip()}")
+        return output
+
+    def apply(self, manifests: str | Path | Mapping[str, Any], *, namespace: str = "") -> None:
+        """Apply YAML, a file, a folder with a kustomization, or one object."""
+        where = ("--namespace", namespace) if namespace else ()
+        match manifests:
+            case Path():
+                how = "-k" if (manifests / "kustomization.yaml").exists() else "-f"
+                self.kubectl("apply", *where, how, str(manifests))
+            case str():
+                self.kubectl("apply", *where, "-f-", text=manifests)
+            case _:
+                self.kubectl("apply", *where, "-f-", text=json.dumps(manifests))
+
+    def get(self, kind: str, name: str, namespace: str = "") -> dict[str, Any] | None:
+        """The object, or None while there is none."""
+        where = ("--namespace", namespace) if namespace else ()
+        found = self.kubectl("get", kind, name, *where, "--ignore-not-found", "-ojson")
+        return json.loads(found) if found else None
+
+    def is_ready(self, kind: str, name: str, namespace: str) -> bool:
+        """Whether the object says Ready of its newest generation."""
+        found = self.get(kind, name, namespace)
+        if found is None:
+            return False
+        status = found.get("status", {})
+        return status.get("observedGeneration") == found["metadata"]["generation"] and any(
+            each["type"] == "Ready" and each["status"] == "True"
+            for each in status.get("conditions", [])
+        )
+
+    def pods(self, namespace: str, service: str | None = None) -> list[dict[str, Any]]:
+        """The pods of a namespace that aren't ending yet, or of one Knative Service."""
+        selector = ("-l", f"serving.knative.dev/service={service}") if service else ()
+        found = json.loads(self.kubectl("get", "pods", "-n", namespace, *selector, "-ojson"))
+        return [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]
+
+    def wait_for(self, condition: Callable[[], T], within: float, what: str) -> T:
+        """What `condition` returns once it is true, asked five times a second (see `until`)."""
+        deadline = time.monotonic() + within
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                pytest.fail(f"{what}: not within {within:.0f} s")
+            time.sleep(0.2)
+        return found
+
+    def request(
+        self,
+        host: str,
+        path: str,
+        *,
+        method: str = "POST",
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        within: float = 60.0,
+    ) -> httpx.Response:
+        """Ask a Route by its host, cluster-local ones too, over the ingress."""
+        client = self._private if host.endswith(".svc.cluster.local") else self._public
+        named = {**(headers or {}), "host": host}
+        return client.request(method, path, headers=named, content=content, timeout=within)
+
+    def logs(self, namespace: str, selector: str, *, container: str = "user-container") -> str:
+        """What the pods with these labels wrote."""
+        return self.kubectl(
+            "logs", "-n", namespace, "-l", selector, "-c", container,
+            "--tail=-1", "--prefix", check=False,
+        )  # fmt: skip
+
+    def diagnosis(self, namespace: str | None) -> str:
+        """What a developer would look at first."""
+        asked: list[tuple[str, ...]] = [("get", "nodes,ksvc,pods", "--all-namespaces", "-owide")]
+        for where in (namespace, OPERATOR_NAMESPACE):
+            if where is not None:
+                asked += [
+                    ("get", "events", "-n", where, "--sort-by=.lastTimestamp"),
+                    ("get", "brokers,triggers", "-n", where, "-oyaml"),
+                    *self._logs_of(where),
+                ]
+        return "\n".join(
+            f"$ kubectl {' '.join(each)}\n{self.kubectl(*each, check=False)}" for each in asked
+        )
+
+    def _logs_of(self, namespace: str) -> list[tuple[str, ...]]:
+        pods = self.kubectl("get", "pods", "-n", namespace, "-oname", check=False).split()
+        options = ("--all-containers", "--prefix", f"--tail={LAST_LINES}")
+        return [("logs", "-n", namespace, pod, *options) for pod in pods]
+
+
+@pytest.fixture(scope="session")
+def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """A running cluster with our images, or a skip."""
+    given = os.environ.get("KUBECONFIG")
+    ours = not given or Path(given) == settings.KUBECONFIG
+    if not given and (sys.platform != "linux" or os.geteuid() != 0):
+        problem = "the test cluster needs Linux and root: set KUBECONFIG to a cluster of yours"
+        if IN_CI:
+            raise RuntimeError(problem)
+        pytest.skip(problem)
+    with _shown(pytestconfig):
+        if not given:
+            _cluster("up")
+        if ours:
+            _cluster("images")
+    found = Cluster(Path(given) if given else settings.KUBECONFIG)
+    try:
+        yield found
+    finally:
+        found.close()
+        if not given and not os.environ.get("KNAFKA_KEEP_CLUSTER"):
+            _cluster("down")
+
+
+@pytest.fixture
+def namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of the test's own; it is deleted when the test is over."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="session")
+def cluster_kafka(
+    cluster: Cluster,
+    kafka_distribution: KafkaDistribution,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SecureKafka]:
+    """A Kafka that pods and tests reach at the same address, with each kind of security."""
+    kafka = SecureKafka(
+        kafka_distribution, tmp_path_factory.mktemp("cluster-kafka"), settings.HOST_IP
+    )
+    # A loop and a thread of its own: tests have loops of theirs, each for a single test.
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="cluster-kafka", daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(kafka.server.start(), loop).result()
+        yield kafka
+    finally:
+        asyncio.run_coroutine_threadsafe(kafka.server.stop(), loop).result()
+        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cluster tests come last: what they need may still be compiling (see .ci/run)."""
+    items.sort(key=_needs_cluster)
+    first = next((item for item in items if _needs_cluster(item)), None)
+    if first is not None:
+        # The first one's time is the cluster's start as well.
+        first.add_marker(pytest.mark.timeout(BRING_UP), append=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    fixtures = getattr(item, "funcargs", {})
+    if report.failed and call.when != "teardown" and isinstance(fixtures.get("cluster"), Cluster):
+        diagnosis = fixtures["cluster"].diagnosis(fixtures.get("namespace"))
+        report.sections.append(("the cluster", diagnosis))
+    return report
+
+
+def _needs_cluster(item: pytest.Item) -> bool:
+    return "cluster" in getattr(item, "fixturenames", ())
+
+
+def _shown(config: pytest.Config) -> Any:
+    """Let progress be seen while it happens."""
+    return config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled()
+
+
+def _cluster(command: str) -> None:
+    tests = settings.ROOT / "tests"
+    subprocess.run(
+        [sys.executable, "-m", "cluster", command],
+        env={**os.environ, "PYTHONPATH": str(tests)},
+        stdout=sys.stderr,
+        check=True,
+    )

@@ -1,0 +1,301 @@
+"""Knafka installed in the test cluster, as `kubectl apply -k operator/deploy` does it.
+
+And what tests do with it: make Brokers, Triggers, subscribers, send events, ask what arrived.
+
+One installation serves a whole run; every test has a namespace of its own. Its Kafka is one that
+both the pods and the tests reach (`cluster_kafka`). Registered in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from support.cluster import OPERATOR_NAMESPACE, Cluster
+from support.secure_kafka import SecureKafka
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+READY: Final = 60.0
+"""Seconds until something is Ready: a few on an idle machine."""
+ARRIVAL: Final = 60.0
+"""Seconds until an event has arrived, cold starts included."""
+
+EVENTING: Final = "eventing.knative.dev/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriber:
+    """A subscriber in the cluster that remembers what it was sent (tests/cluster/subscribers)."""
+
+    cluster: Cluster
+    namespace: str
+    name: str
+
+    @property
+    def ref(self) -> dict[str, Any]:
+        """As a Trigger's `subscriber` or a `deadLetterSink`."""
+        reference = {"apiVersion": "v1", "kind": "Service", "name": self.name}
+        return {"ref": {**reference, "namespace": self.namespace}}
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.name}.{self.namespace}.svc.cluster.local"
+
+    def seen(self) -> list[dict[str, Any]]:
+        """Every event, in the order of arrival."""
+        found: list[dict[str, Any]] = self._ask("GET", "/seen").json()
+        return found
+
+    def ids(self) -> list[str]:
+        return [event["id"] for event in self.seen()]
+
+    def summary(self) -> dict[str, Any]:
+        """`received`, `unique`, `duplicates`, `outOfOrder`."""
+        found: dict[str, Any] = self._ask("GET", "/summary").json()
+        return found
+
+    def behave(self, **behaviour: Any) -> None:
+        """Answer so from now on."""
+        self._ask("POST", "/control", content=json.dumps(behaviour).encode())
+
+    def forget(self) -> None:
+        self._ask("DELETE", "/seen")
+
+    def wait_for(self, count: int, within: float = ARRIVAL) -> list[dict[str, Any]]:
+        """What has arrived once that many different events have."""
+        what = f"{count} events at {self.name}"
+        self.cluster.wait_for(lambda: self.summary()["unique"] >= count, within, what)
+        return self.seen()
+
+    def _ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        service = self.cluster.get("service", self.name, self.namespace)
+        assert service is not None
+        url = f"http://{service['spec']['clusterIP']}{path}"
+        answer = httpx.request(method, url, timeout=30, trust_env=False, **more)
+        answer.raise_for_status()
+        return answer
+
+
+class Installation:
+    """The operator, running."""
+
+    def __init__(self, cluster: Cluster, kafka: SecureKafka) -> None:
+        self.cluster = cluster
+        self.kafka = kafka
+
+    def install(self) -> None:
+        """Everything of operator/deploy, with our images and our Kafka; returns when it runs."""
+        kubectl = self.cluster.kubectl
+        self.cluster.apply(ROOT / "operator" / "deploy")
+        self.configure("kafka-broker-config", OPERATOR_NAMESPACE)
+        environment = f"KNAFKA_IMAGE={self.cluster.image('knafka')}"
+        kubectl("set", "env", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator", environment)
+        image = f"operator={self.cluster.image('knafka-operator')}"
+        kubectl("set", "image", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator", image)
+        # The image's tag is the one of the run before, so nothing else says that it has changed.
+        kubectl("rollout", "restart", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator")
+        self.until_running()
+
+    def until_running(self) -> None:
+        self.cluster.kubectl(
+            "rollout", "status", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator",
+            "--timeout=120s",
+        )  # fmt: skip
+
+    def configure(self, name: str, namespace: str, kind: str = "PLAINTEXT", **data: str) -> None:
+        """A Broker's ConfigMap that names our Kafka; one copy of everything, as it is one node."""
+        self.cluster.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": name, "namespace": namespace},
+                "data": {
+                    "bootstrap.servers": self.kafka.bootstrap(kind),
+                    "default.topic.partitions": "4",
+                    "default.topic.replication.factor": "1",
+                    **{key.replace("__", "."): value for key, value in data.items()},
+                },
+            }
+        )
+
+    def broker(
+        self,
+        namespace: str,
+        name: str = "default",
+        *,
+        partitions: int = 4,
+        ready: bool = True,
+        annotations: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> str:
+        """Apply a Broker; gives its address, where `ready`."""
+        self.configure(f"{name}-kafka", namespace, default__topic__partitions=str(partitions))
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "name": f"{name}-kafka"}
+        self.cluster.apply(
+            {
+                "apiVersion": EVENTING,
+                "kind": "Broker",
+                "metadata": {
+                    "name": name,
+                    "namespace": namespace,
+                    "annotations": {
+                        "eventing.knative.dev/broker.class": "kafka",
+                        **(annotations or {}),
+                    },
+                },
+                "spec": {"config": config, **spec},
+            }
+        )
+        if not ready:
+            return ""
+        self.until_ready("broker", name, namespace)
+        return str(self.status("broker", name, namespace)["address"]["url"])
+
+    def trigger(
+        self,
+        namespace: str,
+        name: str,
+        subscriber: Mapping[str, Any],
+        *,
+        broker: str = "default",
+        ready: bool = True,
+        annotations: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> None:
+        """Apply a Trigger; returns once it is Ready, where `ready`."""
+        self.cluster.apply(
+            {
+                "apiVersion": EVENTING,
+                "kind": "Trigger",
+                "metadata": {
+                    "name": name,
+                    "namespace": namespace,
+                    "annotations": dict(annotations or {}),
+                },
+                "spec": {"broker": broker, "subscriber": dict(subscriber), **spec},
+            }
+        )
+        if ready:
+            self.until_ready("trigger", name, namespace)
+
+    def subscriber(self, namespace: str, name: str = "subscriber", **env: str) -> Subscriber:
+        """A plain Service with one pod that never ends, so that it remembers."""
+        image = self.cluster.image("knafka-test")
+        labels = {"app": name}
+        container = {
+            "name": "subscriber",
+            "image": image,
+            "env": [{"name": key, "value": value} for key, value in env.items()],
+            "ports": [{"containerPort": 8080}],
+            "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
+        }
+        self.cluster.apply(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": name},
+                "spec": {
+                    "selector": {"matchLabels": labels},
+                    "template": {
+                        "metadata": {"labels": labels},
+                        "spec": {"containers": [container], "terminationGracePeriodSeconds": 1},
+                    },
+                },
+            },
+            namespace=namespace,
+        )
+        self.cluster.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": name},
+                "spec": {"selector": labels, "ports": [{"port": 80, "targetPort": 8080}]},
+            },
+            namespace=namespace,
+        )
+        self.cluster.kubectl(
+            "rollout", "status", "-n", namespace, f"deploy/{name}", "--timeout=120s"
+        )
+        return Subscriber(self.cluster, namespace, name)
+
+    def send(
+        self,
+        address: str,
+        id_: str,
+        type_: str = "made",
+        data: bytes = b"{}",
+        **attributes: str,
+    ) -> httpx.Response:
+        """POST one event in binary mode to a Broker's address."""
+        headers = {
+            "ce-specversion": "1.0",
+            "ce-id": id_,
+            "ce-source": "/tests",
+            "ce-type": type_,
+            "content-type": "application/json",
+            **{f"ce-{key}": value for key, value in attributes.items()},
+        }
+        return self.post(address, headers, data)
+
+    def post(self, address: str, headers: Mapping[str, str], data: bytes) -> httpx.Response:
+        """POST anything to a Broker's address."""
+        parts = urlsplit(address)
+        return self.cluster.request(parts.netloc, parts.path, headers=headers, content=data)
+
+    def until_ready(self, kind: str, name: str, namespace: str, within: float = READY) -> None:
+        what = f"{kind} {namespace}/{name} is Ready"
+        self.cluster.wait_for(lambda: self.cluster.is_ready(kind, name, namespace), within, what)
+
+    def status(self, kind: str, name: str, namespace: str) -> dict[str, Any]:
+        found = self.cluster.get(kind, name, namespace)
+        return dict(found["status"]) if found and "status" in found else {}
+
+    def condition(self, kind: str, name: str, namespace: str, type_: str) -> dict[str, str]:
+        """One condition; empty while there is none."""
+        conditions: Sequence[dict[str, str]] = self.status(kind, name, namespace).get(
+            "conditions", []
+        )
+        return next((each for each in conditions if each["type"] == type_), {})
+
+    def until_condition(
+        self, kind: str, name: str, namespace: str, type_: str, reason: str
+    ) -> dict[str, str]:
+        """The condition, once it isn't True for this reason."""
+
+        def found() -> dict[str, str]:
+            has = self.condition(kind, name, namespace, type_)
+            return has if has.get("reason") == reason and has["status"] != "True" else {}
+
+        return self.cluster.wait_for(found, READY, f"{type_} of {kind} {name} says {reason}")
+
+    def until_zero(self, namespace: str, service: str, within: float = 120.0) -> float:
+        """Wait until a Knative Service has no pod that isn't ending; gives the seconds it took."""
+        began = time.monotonic()
+        self.cluster.wait_for(
+            lambda: not self.cluster.pods(namespace, service), within, f"{service} is at zero"
+        )
+        return time.monotonic() - began
+
+
+@pytest.fixture(scope="session")
+def installed(cluster: Cluster, cluster_kafka: SecureKafka) -> Installation:
+    """Knafka, running in the cluster."""
+    installation = Installation(cluster, cluster_kafka)
+    installation.install()
+    return installation
+
+
+@pytest.fixture
+def brokers_go(cluster: Cluster, namespace: str) -> Iterator[None]:
+    """Delete what the test made before its namespace, so that Kafka is left clean."""
+    yield
+    for kind in ("triggers", "brokers"):
+        cluster.kubectl("delete", kind, "--all", "-n", namespace, "--timeout=90s", check=False)

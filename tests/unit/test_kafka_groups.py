@@ -1,0 +1,98 @@
+"""Where groups stand: asked of Kafka only where that may have changed (issue 4, scaler)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from knafka.clients.kafka_groups import REMEMBERED, KafkaGroups
+from knafka.clients.kafka_requests import Requests
+from knafka.clients.log import Positions
+from knafka.core.errors import LogError
+
+GROUPS = [f"group-{number}" for number in range(300)]
+PARTITIONS = [TopicPartition("topic", 0), TopicPartition("topic", 1)]
+ENDS = {0: 10, 1: 0}
+
+
+class Asked(KafkaGroups):
+    """Every group has committed `offset` of partition 0, and nothing of the empty one."""
+
+    def __init__(self) -> None:
+        connection = {"bootstrap.servers": "127.0.0.1:1"}
+        super().__init__(connection, Requests(connection, 1.0))
+        self.asked: list[str] = []
+        self.offset = 10
+        self.broken: set[str] = set()
+
+    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Positions:
+        self.asked.append(group)
+        if group in self.broken:
+            raise LogError("away")
+        return {0: self.offset}
+
+    async def look(self, ends: Positions = ENDS, topic_id: str = "id") -> list[str]:
+        """Whom it asked for this look."""
+        before = len(self.asked)
+        found = await self.behind(GROUPS, topic_id, PARTITIONS, ends)
+        assert found == {group: {0: self.offset} for group in GROUPS}
+        return sorted(self.asked[before:])
+
+
+async def test_groups_at_the_end_of_a_topic_that_has_not_grown_are_not_asked_again() -> None:
+    groups = Asked()
+    assert await groups.look() == sorted(GROUPS)
+    assert await groups.look() == []
+
+
+async def test_all_are_asked_when_the_topic_has_grown() -> None:
+    groups = Asked()
+    await groups.look()
+    assert await groups.look({0: 11, 1: 0}) == sorted(GROUPS)
+    assert await groups.look({0: 10, 1: 1}) == sorted(GROUPS)
+    assert await groups.look({0: 10, 1: 0, 2: 1}) == sorted(GROUPS)
+
+
+async def test_whoever_is_behind_is_asked_each_time() -> None:
+    groups = Asked()
+    groups.offset = 9
+    assert await groups.look() == sorted(GROUPS)
+    assert await groups.look() == sorted(GROUPS)
+
+
+async def test_a_topic_that_was_made_again_is_another_one() -> None:
+    groups = Asked()
+    await groups.look()
+    assert await groups.look(topic_id="another") == sorted(GROUPS)
+
+
+async def test_one_whose_offsets_we_change_is_asked_again() -> None:
+    groups = Asked()
+    await groups.look()
+    groups.forget(GROUPS[7])
+    assert await groups.look() == [GROUPS[7]]
+
+
+async def test_nobody_is_believed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody may set a group back by hand; then it isn't all of them that are asked at once."""
+    groups = Asked()
+    await groups.look()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + REMEMBERED * 0.6)
+    asked = await groups.look()
+    assert 0 < len(asked) < len(GROUPS) / 2
+    monkeypatch.setattr(time, "monotonic", lambda: now + REMEMBERED * 2)
+    assert await groups.look() == sorted(GROUPS)
+
+
+async def test_the_first_error_ends_the_look() -> None:
+    groups = Asked()
+    groups.broken = set(GROUPS[20:])
+    with pytest.raises(LogError, match="away"):
+        await groups.look()
+    assert len(groups.asked) < 50
+    groups.broken = set()
+    await groups.look()
