@@ -36,6 +36,10 @@ REPLAYER: Final = "replayer"
 SECRET_VERSION: Final = "knafka.dev/secret-version"
 """On the template: a changed Secret makes a new Revision, since a process reads it at its start."""
 
+FULL_DUPLEX: Final[Mapping[str, str]] = {"features.knative.dev/http-full-duplex": "Enabled"}
+"""A function may answer before it has read the whole request: without this, Knative's proxy cuts
+such an answer short now and then."""
+
 TIMEOUT_SECONDS: Final = 600
 """Knative's default maximum; a drain's budget stays below it."""
 
@@ -193,7 +197,7 @@ def _service(
         "automountServiceAccountToken": False,
         "containers": [container],
     }
-    template_annotations = dict(annotations)
+    template_annotations = {**FULL_DUPLEX, **annotations}
     if secret is not None:
         secret_name, version = secret
         template_annotations[SECRET_VERSION] = version
