@@ -10,7 +10,7 @@ CLUSTER := PYTHONPATH=tests $(PYTHON) -m cluster
 BUILD_IMAGES := $(BIN)/python operator/deploy/images/build.py
 TAG ?= latest
 
-.PHONY: help run jobs test lint types unit lock clean \
+.PHONY: help run jobs test lint types unit bench lock clean \
 	image image-push cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -33,6 +33,9 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest --cov=knafka.core --cov-report=term-missing:skip-covered $(ARGS)
+
+bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (half an hour; needs Go)
+	$(BIN)/python loadtests/bench/run.py $(ARGS)
 
 image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest)
 	$(BUILD_IMAGES) --tag $(TAG)

@@ -62,7 +62,8 @@ class Found:
     topic: Topic
     partitions: int
     """As Kafka has it."""
-    ready: bool
+    ready: str
+    """The status of its `Ready`: True, False or Unknown."""
     why_not: str = ""
 
 
@@ -88,7 +89,8 @@ class Brokers:
         status: dict[str, Any] = {
             "observedGeneration": document["metadata"].get("generation", 0),
             "annotations": annotations,
-            "address": None,
+            # KN-BRK-01: once there is a receiver, it receives; while replaced, the old one does.
+            "address": before.get("address"),
             "deadLetterSinkUri": None,
         }
         broker: Broker | None = None
@@ -117,8 +119,10 @@ class Brokers:
             if findings.holds(told.DATA_PLANE_AVAILABLE):
                 with findings.concludes(told.PROBE_SUCCEEDED):
                     await self.probe.ask(url, version)
-                with findings.concludes(told.ADDRESSABLE):
-                    status["address"] = {"name": "http", "url": url}
+                status["address"] = {"name": "http", "url": url}
+        with findings.concludes(told.ADDRESSABLE):
+            if status["address"] is None:
+                raise NotReady("NoReceiver", "no receiver has been Ready yet", known=False)
         status["conditions"] = findings.conditions(before.get("conditions") or (), self.now())
         self._remember(broker, config, topic, has, status["conditions"])
         return await self._write(document, status)
@@ -311,7 +315,7 @@ class Brokers:
             config,
             topic,
             has.partitions,
-            ready.get("status") == "True",
+            ready.get("status", "Unknown"),
             f"{ready.get('reason', '')} {ready.get('message', '')}".strip(),
         )
 

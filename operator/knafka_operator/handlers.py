@@ -70,7 +70,6 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
     settings.persistence.finalizer = f"{DOMAIN}/finalizer"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=DOMAIN)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=DOMAIN)
-    settings.posting.level = logging.CRITICAL  # Events are ours to write, not what kopf logs
     settings.posting.reporting_component = "knafka-operator"
     settings.posting.reporting_instance = ours.identity
     settings.posting.event_name_prefix = "knafka-"

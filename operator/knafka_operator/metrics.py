@@ -24,7 +24,10 @@ def metrics(operator: Operator) -> Iterator[Metric]:
     yield Metric(
         "knafka_broker_ready",
         "Whether the Broker is Ready",
-        [({"namespace": who[0], "broker": who[1]}, int(each.ready)) for who, each in brokers],
+        [
+            ({"namespace": who[0], "broker": who[1]}, int(each.ready == "True"))
+            for who, each in brokers
+        ],
         "gauge",
     )
     scaled = [

@@ -294,8 +294,9 @@ def _check_broker(trigger: Trigger, found: Found | None, existing: Document | No
             f'Broker "{name}" has no topic yet: {told.why_not_ready(existing)}',
             known=False,
         )
-    if not found.ready:
-        raise NotReady("BrokerNotReady", f'Broker "{name}" is not Ready: {found.why_not}')
+    if found.ready != "True":
+        message = f'Broker "{name}" is not Ready: {found.why_not}'
+        raise NotReady("BrokerNotReady", message, known=found.ready == "False")
 
 
 def scaling(scaled: TriggerStatus | None) -> dict[str, str | None]:

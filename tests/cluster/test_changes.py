@@ -75,6 +75,7 @@ def test_a_trigger_that_is_updated_twenty_times_under_load_loses_nothing(
     assert revisions.count("all-kn-dispatcher") >= UPDATES
 
 
+@pytest.mark.conformance("KN-TRG-06")
 @pytest.mark.usefixtures("brokers_go")
 def test_what_only_the_new_filter_matches_arrives_from_ready_on(
     installed: Installation, namespace: str

@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 BRING_UP: Final = 1800.0  # seconds; one to two minutes with what an earlier run kept
 KUBECTL_TIMEOUT: Final = 120.0  # seconds; what waits longer does so by `wait_for`
+PAUSE: Final = 0.4  # seconds between two looks: each kubectl costs 0.1 s of a core
 OPERATOR_NAMESPACE: Final = "knafka"
 LAST_LINES: Final = 60  # of each log in a report
 
@@ -112,12 +113,12 @@ class Cluster:
         return [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]
 
     def wait_for(self, condition: Callable[[], T], within: float, what: str) -> T:
-        """What `condition` returns once it is true, asked five times a second (see `until`)."""
+        """What `condition` returns once it is true; it may take its time, unlike `until`'s."""
         deadline = time.monotonic() + within
         while not (found := condition()):
             if time.monotonic() > deadline:
                 pytest.fail(f"{what}: not within {within:.0f} s")
-            time.sleep(0.2)
+            time.sleep(PAUSE)
         return found
 
     def request(

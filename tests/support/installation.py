@@ -134,10 +134,16 @@ class Installation:
         partitions: int = 4,
         ready: bool = True,
         annotations: Mapping[str, str] | None = None,
+        data: Mapping[str, str] | None = None,
         **spec: Any,
     ) -> str:
-        """Apply a Broker; gives its address, where `ready`."""
-        self.configure(f"{name}-kafka", namespace, default__topic__partitions=str(partitions))
+        """Apply a Broker, with `data` in its ConfigMap; gives its address, where `ready`."""
+        self.configure(
+            f"{name}-kafka",
+            namespace,
+            default__topic__partitions=str(partitions),
+            **(data or {}),
+        )
         config = {"apiVersion": "v1", "kind": "ConfigMap", "name": f"{name}-kafka"}
         self.cluster.apply(
             {

@@ -4,6 +4,7 @@
 
     knafka             the functions: FUNCTION_TARGET says which; `python3 -m knafka`
     knafka-operator    the operator: `python3 -m knafka_operator`
+    knafka-quickstart  the subscribers of examples/quickstart, under functions-framework
     knafka-test        with --test: subscribers, by themselves and under functions-framework
     knafka-test-func   with --test: a function under func's own runtime
 
@@ -63,12 +64,16 @@ def main(arguments: Sequence[str]) -> None:
         raise ImageError("byte code for the image must come from Python 3.11: start this with it")
     OUT.mkdir(parents=True, exist_ok=True)
     CACHE.mkdir(parents=True, exist_ok=True)
-    names = ["knafka", "knafka-operator"]
+    names = ["knafka", "knafka-operator", "knafka-quickstart"]
     functions = _dependencies("functions")
     _source("knafka", chosen.tag, functions, ["functions/knafka", "functions/main.py"], "knafka")
     _source(
         "knafka-operator", chosen.tag, _dependencies("operator"),
         ["functions/knafka", "operator/knafka_operator"], "knafka_operator",
+    )  # fmt: skip
+    _source(
+        "knafka-quickstart", chosen.tag, functions,
+        ["examples/quickstart/subscriber/main.py"], "functions_framework",
     )  # fmt: skip
     if chosen.test:
         subscribers = "tests/cluster/subscribers"

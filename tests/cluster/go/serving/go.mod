@@ -134,7 +134,6 @@ tool (
 	knative.dev/serving/cmd/activator
 	knative.dev/serving/cmd/autoscaler
 	knative.dev/serving/cmd/controller
-	knative.dev/serving/cmd/default-domain
 	knative.dev/serving/cmd/queue
 	knative.dev/serving/cmd/webhook
 )

@@ -1,0 +1,212 @@
+"""A burst is delivered by several pods, in order for each key, whatever is killed (issue 4, item 3;
+BRK-14, KN-BRK-07, CHN-28, CHN-31)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from cluster import settings
+from support.cluster import OPERATOR_NAMESPACE
+from support.installation import Installation, Subscriber
+
+from knafka.local.kafka_distribution import KafkaDistribution
+from knafka.local.kafka_server import KafkaServer
+
+EVENTS = int(os.environ.get("KNAFKA_BURST", "20000"))
+KEYS = 200
+PARTITIONS = 8
+SENDERS = 8
+KILL_EVERY = 5.0
+"""Seconds between two kills."""
+
+
+class MortalKafka:
+    """A Kafka that is killed and comes back with what it had."""
+
+    def __init__(self, server: KafkaServer) -> None:
+        self.server = server
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def start(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.server.start(), self._loop).result()
+
+    def kill_and_restart(self) -> None:
+        assert self.server.pid is not None
+        os.kill(self.server.pid, signal.SIGKILL)
+        asyncio.run_coroutine_threadsafe(self.server.wait(), self._loop).result()
+        self.start()
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.server.stop(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(
+            self._loop.shutdown_default_executor(), self._loop
+        ).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def mortal_kafka(
+    kafka_distribution: KafkaDistribution, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MortalKafka]:
+    directory = tmp_path_factory.mktemp("mortal-kafka")
+    kafka = MortalKafka(KafkaServer(kafka_distribution, directory, host=settings.HOST_IP))
+    kafka.start()
+    yield kafka
+    kafka.stop()
+
+
+def send_all(address: str, count: int) -> None:
+    """Send numbered events, each key's one after another; what isn't accepted is sent again."""
+    parts = urlsplit(address)
+
+    def send(keys: Sequence[int]) -> None:
+        with httpx.Client(
+            base_url=f"http://{settings.NODE_IP}:81", timeout=15, trust_env=False
+        ) as client:
+            for number in (n for n in range(count) if n % KEYS in keys):
+                headers = {
+                    "host": parts.netloc,
+                    "ce-specversion": "1.0",
+                    "ce-id": str(number),
+                    "ce-source": "/burst",
+                    "ce-type": "made",
+                    "ce-partitionkey": f"k{number % KEYS}",
+                    "content-type": "application/json",
+                }
+                body = json.dumps({"n": number}).encode()
+                while not _accepted(client, parts.path, headers, body):
+                    time.sleep(0.2)
+
+    with ThreadPoolExecutor(SENDERS) as pool:
+        for done in [pool.submit(send, range(each, KEYS, SENDERS)) for each in range(SENDERS)]:
+            done.result()
+
+
+def _accepted(client: httpx.Client, path: str, headers: dict[str, str], body: bytes) -> bool:
+    try:
+        return client.post(path, headers=headers, content=body).status_code == 202
+    except httpx.TransportError:
+        return False
+
+
+class Repeated(threading.Thread):
+    """Does something again and again until it is told to stop."""
+
+    def __init__(self, what: Callable[[], None], every: float) -> None:
+        super().__init__(daemon=True)
+        self._what = what
+        self._every = every
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(self._every):
+            self._what()
+
+    def __enter__(self) -> Repeated:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+
+def _set_up(
+    installed: Installation, namespace: str, kafka: MortalKafka, delay: float
+) -> tuple[str, Subscriber]:
+    subscriber = installed.subscriber(namespace, SUBSCRIBER_DELAY=str(delay))
+    address = installed.broker(
+        namespace,
+        partitions=PARTITIONS,
+        data={"bootstrap.servers": kafka.server.bootstrap_servers},
+    )
+    installed.trigger(
+        namespace,
+        "all",
+        subscriber.ref,
+        annotations={
+            "autoscaling.eventing.knative.dev/lag-threshold": "500",
+            "autoscaling.eventing.knative.dev/max-scale": "4",
+            "autoscaling.eventing.knative.dev/polling-interval": "2",
+            "autoscaling.eventing.knative.dev/cooldown-period": "5",
+        },
+        delivery={"retry": 10, "backoffDelay": "PT0.2S"},
+    )
+    return address, subscriber
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("brokers_go")
+def test_a_burst_raises_dispatchers_to_several_pods_and_back_to_zero(
+    installed: Installation, namespace: str, mortal_kafka: MortalKafka
+) -> None:
+    address, subscriber = _set_up(installed, namespace, mortal_kafka, delay=0.1)
+    pods: list[int] = []
+    count = lambda: pods.append(len(installed.cluster.pods(namespace, "all-kn-dispatcher")))  # noqa: E731
+    with Repeated(count, 2.0):
+        send_all(address, EVENTS)
+        subscriber.wait_for(EVENTS, within=300)
+    summary = subscriber.summary()
+    assert (summary["unique"], summary["outOfOrder"]) == (EVENTS, {})
+    assert 2 <= max(pods) <= 4
+    installed.until_zero(namespace, "all-kn-dispatcher")
+    print(f"pods every two seconds: {pods}; {summary['duplicates']} duplicates")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("brokers_go")
+def test_nothing_is_lost_or_out_of_order_while_everything_is_killed_at_random(
+    installed: Installation, namespace: str, mortal_kafka: MortalKafka
+) -> None:
+    address, subscriber = _set_up(installed, namespace, mortal_kafka, delay=0.01)
+    chance = random.Random(7)
+    killed: list[str] = []
+
+    def kill_pod(selector: str, where: str) -> None:
+        found = installed.cluster.kubectl(
+            "get", "pods", "-n", where, "-l", selector, "-oname", check=False
+        ).split()
+        if found:
+            installed.cluster.kubectl(
+                "delete", "-n", where, chance.choice(found), "--force", "--grace-period=0",
+                "--wait=false", check=False,
+            )  # fmt: skip
+
+    victims: dict[str, Callable[[], None]] = {
+        "receiver": lambda: kill_pod("knafka.dev/role=receiver", namespace),
+        "dispatcher": lambda: kill_pod("knafka.dev/role=dispatcher", namespace),
+        "operator": lambda: kill_pod("app.kubernetes.io/component=operator", OPERATOR_NAMESPACE),
+        "kafka": mortal_kafka.kill_and_restart,
+    }
+    order = list(victims)
+
+    def kill() -> None:
+        # Each in turn, in an order of chance: no run is spared by luck.
+        if not killed or len(killed) % len(order) == 0:
+            chance.shuffle(order)
+        victim = order[len(killed) % len(order)]
+        killed.append(victim)
+        victims[victim]()
+
+    with Repeated(kill, KILL_EVERY):
+        send_all(address, EVENTS)
+    subscriber.wait_for(EVENTS, within=300)
+    summary = subscriber.summary()
+    assert set(killed) == set(victims)
+    assert (summary["unique"], summary["outOfOrder"]) == (EVENTS, {})
+    print(f"killed {killed}; {summary['duplicates']} duplicates")

@@ -1,0 +1,194 @@
+"""Brokers whose Kafka wants to know who asks: Secrets, and what happens when they are wrong.
+
+Every kind of security is a real listener of the tests' Kafka (support/secure_kafka.py).
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+from support.cluster import OPERATOR_NAMESPACE, Cluster
+from support.installation import READY, ROOT, Installation, Subscriber
+from support.secure_kafka import PASSWORD, SecureKafka
+
+KINDS: Final = {
+    "PLAIN": "plain",
+    "SCRAM-SHA-512": "scram",
+    "SSL": "certificate",
+    "SASL_SSL": "scram-tls",
+}
+"""Of security, and the name of the Broker, its ConfigMap, its Secret and its Trigger."""
+PROJECTION: Final = ROOT / "operator" / "deploy" / "project-secrets" / "rbac.yaml"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """One namespace with Brokers of every kind, and a subscriber that all Triggers deliver to."""
+
+    installed: Installation
+    namespace: str
+    subscriber: Subscriber
+
+    @property
+    def kafka(self) -> SecureKafka:
+        return self.installed.kafka
+
+    def secret(self, name: str, kind: str, namespace: str = "", **changed: str) -> None:
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "namespace": namespace or self.namespace},
+            "stringData": {**self.kafka.secret(kind), **changed},
+        }
+        self.installed.cluster.apply(manifest)
+
+    def broker(self, name: str, kind: str, namespace: str = "") -> None:
+        """A Broker whose ConfigMap, in `namespace`, names the listener and a Secret beside it."""
+        where = namespace or self.namespace
+        self.installed.configure(name, where, kind, auth__secret__ref__name=name)
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "namespace": where}
+        self.installed.broker(self.namespace, name, ready=False, config=config)
+
+    def event_passes(self, name: str) -> None:
+        """From the Broker's address to the subscriber."""
+        installed = self.installed
+        installed.until_ready("broker", name, self.namespace)
+        installed.until_ready("trigger", name, self.namespace)
+        address = installed.status("broker", name, self.namespace)["address"]["url"]
+        assert installed.send(address, name).status_code == 202
+        installed.cluster.wait_for(
+            lambda: name in self.subscriber.ids(), READY, f"an event through {name}"
+        )
+
+    def pods(self, broker: str) -> list[dict[str, Any]]:
+        """Of the Broker's receiver and its Triggers' dispatchers, ending ones too."""
+        selector = f"knafka.dev/broker={broker}"
+        found = self.installed.cluster.kubectl(
+            "get", "pods", "-n", self.namespace, "-l", selector, "-ojson"
+        )
+        pods: list[dict[str, Any]] = json.loads(found)["items"]
+        return pods
+
+
+@pytest.fixture(scope="module")
+def secured(cluster: Cluster, installed: Installation) -> Iterator[Secured]:
+    """All Brokers are declared at once, since each takes a while to be Ready."""
+    namespace = f"security-{uuid.uuid4().hex[:6]}"
+    cluster.kubectl("create", "namespace", namespace)
+    secured = Secured(installed, namespace, installed.subscriber(namespace))
+    for kind, name in KINDS.items():
+        secured.secret(name, kind)
+        secured.broker(name, kind)
+        installed.trigger(namespace, name, secured.subscriber.ref, broker=name, ready=False)
+    yield secured
+    for each in ("triggers", "brokers"):
+        cluster.kubectl("delete", each, "--all", "-n", namespace, "--timeout=90s", check=False)
+    cluster.kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def mounted(pod: Mapping[str, Any]) -> list[str]:
+    """The Secrets in a pod; fails for a volume that could hold any other credential."""
+    names = []
+    for volume in pod["spec"].get("volumes", ()):
+        assert volume.keys() & {"secret", "emptyDir"}, f"a volume of another sort: {volume}"
+        if "secret" in volume:
+            names.append(volume["secret"]["secretName"])
+    return names
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_goes_through_a_broker_whose_kafka_wants_credentials(
+    secured: Secured, kind: str
+) -> None:
+    """naming.md, the Secret's keys; and the pods get that Secret, as files, and nothing else."""
+    name = KINDS[kind]
+    secured.event_passes(name)
+    pods = secured.pods(name)
+    assert {pod["metadata"]["labels"]["knafka.dev/role"] for pod in pods} == {
+        "receiver",
+        "dispatcher",
+    }
+    for pod in pods:
+        assert mounted(pod) == [name]
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        assert PASSWORD not in json.dumps(pod)
+        assert "never-shown" not in json.dumps(pod)
+
+
+def test_a_wrong_password_is_a_condition_that_says_so_and_the_right_one_mends_it(
+    secured: Secured,
+) -> None:
+    """Issue 4, item 7."""
+    name, installed = "mistyped", secured.installed
+    secured.secret(name, "SCRAM-SHA-512", password="another")
+    secured.broker(name, "SCRAM-SHA-512")
+    condition = installed.until_condition(
+        "broker", name, secured.namespace, "TopicReady", "KafkaAuthenticationFailed"
+    )
+    assert condition["status"] == "False"
+    assert "authentication failed" in condition["message"].lower()
+    ready = installed.condition("broker", name, secured.namespace, "Ready")
+    assert (ready["status"], ready["reason"]) == ("False", "KafkaAuthenticationFailed")
+    secured.secret(name, "SCRAM-SHA-512")
+    installed.until_ready("broker", name, secured.namespace)
+
+
+def test_a_missing_secret_is_a_condition_until_it_is_there(secured: Secured) -> None:
+    name, installed = "forgotten", secured.installed
+    secured.broker(name, "PLAIN")
+    condition = installed.until_condition(
+        "broker", name, secured.namespace, "ConfigParsed", "SecretNotFound"
+    )
+    assert f"{secured.namespace}/{name}" in condition["message"]
+    secured.secret(name, "PLAIN")
+    installed.until_ready("broker", name, secured.namespace)
+
+
+@pytest.fixture
+def operators_secret(secured: Secured) -> Iterator[str]:
+    """A ConfigMap and a Secret in the operator's namespace; both have this name."""
+    name = secured.namespace
+    secured.secret(name, "SCRAM-SHA-512", OPERATOR_NAMESPACE)
+    yield name
+    secured.installed.cluster.kubectl(
+        "delete", "secret,configmap", name, "-n", OPERATOR_NAMESPACE, check=False
+    )
+
+
+def test_the_operators_secret_stays_where_it_is_unless_the_setting_lets_it_be_copied(
+    secured: Secured, operators_secret: str
+) -> None:
+    """The component operator/deploy/project-secrets, and what is so without it."""
+    installed, kubectl = secured.installed, secured.installed.cluster.kubectl
+    name = operators_secret
+    secured.broker(name, "SCRAM-SHA-512", OPERATOR_NAMESPACE)
+    installed.trigger(secured.namespace, name, secured.subscriber.ref, broker=name, ready=False)
+    condition = installed.until_condition(
+        "broker", name, secured.namespace, "ConfigParsed", "SecretNotProjected"
+    )
+    assert "KNAFKA_PROJECT_SECRETS=true" in condition["message"]
+    assert installed.cluster.get("secret", f"{name}-kn-kafka", secured.namespace) is None
+
+    operator = ("-n", OPERATOR_NAMESPACE, "deploy/knafka-operator")
+    try:
+        kubectl("apply", "-f", str(PROJECTION))
+        kubectl("set", "env", *operator, "KNAFKA_PROJECT_SECRETS=true")
+        installed.until_running()
+        secured.event_passes(name)
+        assert {secret for pod in secured.pods(name) for secret in mounted(pod)} == {
+            f"{name}-kn-kafka"
+        }
+        # While it can still be reached: without the Secret nobody could delete its topic.
+        for kind in ("trigger", "broker"):
+            kubectl("delete", kind, name, "-n", secured.namespace, "--timeout=90s")
+    finally:
+        kubectl("set", "env", *operator, "KNAFKA_PROJECT_SECRETS-")
+        kubectl("delete", "-f", str(PROJECTION))
+        installed.until_running()
