@@ -32,8 +32,10 @@ def main() -> None:
         sys.exit(2)
     kopf.configure(log_format=kopf.LogFormat.JSON)
     logging.getLogger().setLevel(settings.log_level.upper())
-    for chatty in ("aiohttp.access", "kopf.objects", "kubernetes", "urllib3"):
+    for chatty in ("aiohttp.access", "kubernetes", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It tells of each daemon that ends, and of each handler that got through.
+    logging.getLogger("kopf.objects").setLevel(logging.ERROR)
     kopf.run(
         clusterwide=True,
         identity=settings.identity,  # type: ignore[arg-type]  # kopf names the type nowhere public
