@@ -6,7 +6,15 @@ import hypothesis
 import pytest
 from support.gate import IN_CI
 
-pytest_plugins = ["support.cluster", "support.installation", "support.kafka", "support.spark"]
+pytest_plugins = [
+    "support.cluster",
+    "support.conformance",
+    "support.installation",
+    "support.kafka",
+    "support.mortal_kafka",
+    "support.spark",
+    "support.conformance_world",  # after what it imports, so that asserts there are rewritten
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:

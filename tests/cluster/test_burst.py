@@ -3,14 +3,12 @@ BRK-14, KN-BRK-07, CHN-28, CHN-31)."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -19,9 +17,7 @@ import pytest
 from cluster import settings
 from support.cluster import OPERATOR_NAMESPACE
 from support.installation import Installation, Subscriber
-
-from knafka.local.kafka_distribution import KafkaDistribution
-from knafka.local.kafka_server import KafkaServer
+from support.mortal_kafka import MortalKafka
 
 EVENTS = int(os.environ.get("KNAFKA_BURST", "20000"))
 KEYS = 200
@@ -29,45 +25,6 @@ PARTITIONS = 8
 SENDERS = 8
 KILL_EVERY = 5.0
 """Seconds between two kills."""
-
-
-class MortalKafka:
-    """A Kafka that is killed and comes back with what it had."""
-
-    def __init__(self, server: KafkaServer) -> None:
-        self.server = server
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-
-    def start(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.server.start(), self._loop).result()
-
-    def kill_and_restart(self) -> None:
-        assert self.server.pid is not None
-        os.kill(self.server.pid, signal.SIGKILL)
-        asyncio.run_coroutine_threadsafe(self.server.wait(), self._loop).result()
-        self.start()
-
-    def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.server.stop(), self._loop).result()
-        asyncio.run_coroutine_threadsafe(
-            self._loop.shutdown_default_executor(), self._loop
-        ).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-@pytest.fixture
-def mortal_kafka(
-    kafka_distribution: KafkaDistribution, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[MortalKafka]:
-    directory = tmp_path_factory.mktemp("mortal-kafka")
-    kafka = MortalKafka(KafkaServer(kafka_distribution, directory, host=settings.HOST_IP))
-    kafka.start()
-    yield kafka
-    kafka.stop()
 
 
 def send_all(address: str, count: int) -> None:

@@ -221,6 +221,33 @@ def test_the_receiver_answers_the_probe_that_ready_waits_for(
             assert conditions["ProbeSucceeded"] == "True"
 
 
+@pytest.mark.conformance("KN-BRK-01")
+def test_a_broker_takes_events_at_its_address_while_its_receiver_is_replaced(
+    world: World, watched: Watched
+) -> None:
+    """An annotation of the Broker's is one of its receiver's, so a new Revision."""
+    cluster = world.installed.cluster
+
+    def revision() -> str:
+        service = cluster.get("ksvc", "default-kn-receiver", world.namespace)
+        assert service is not None
+        return str(service["status"]["latestReadyRevisionName"])
+
+    def replaced() -> bool:
+        world.send("meanwhile")
+        return revision() != before
+
+    before = revision()
+    annotation = "autoscaling.knative.dev/max-scale=5"
+    cluster.kubectl("annotate", "broker", "default", annotation, "-n", world.namespace)
+    cluster.wait_for(replaced, 120, "the receiver is replaced")
+    world.installed.until_ready("broker", "default", world.namespace, within=120)
+    states = watched.states("broker", world.namespace, "default")
+    first = next(number for number, state in enumerate(states) if is_ready(state))
+    addresses = [(state["status"].get("address") or {}).get("url") for state in states[first:]]
+    assert set(addresses) == {world.address}
+
+
 @pytest.mark.conformance("KN-BRK-01", "KN-BRK-18")
 def test_a_broker_without_its_config_says_so_in_one_word_and_a_sentence(world: World) -> None:
     """And has no address, and can be deleted (KN-BRK-22)."""

@@ -1,0 +1,135 @@
+"""The operator itself: replicas, a Kafka that is gone, topics that aren't ours (issue 4)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import httpx
+import pytest
+from support.cluster import OPERATOR_NAMESPACE
+from support.installation import Installation
+from support.mortal_kafka import MortalKafka
+
+from knafka.clients.kafka_admin import KafkaAdmin
+
+OPERATOR = "app.kubernetes.io/component=operator"
+
+
+def _events(installed: Installation, namespace: str) -> dict[str, str]:
+    """Reason to message of the Kubernetes Events on Brokers and Triggers."""
+    found = json.loads(installed.cluster.kubectl("get", "events", "-n", namespace, "-ojson"))
+    return {
+        each["reason"]: each["message"]
+        for each in found["items"]
+        if each["involvedObject"]["kind"] in ("Broker", "Trigger")
+    }
+
+
+@pytest.mark.usefixtures("brokers_go")
+def test_a_kafka_that_is_gone_never_blocks_a_deletion_for_ever(
+    installed: Installation, namespace: str, mortal_kafka: MortalKafka
+) -> None:
+    """KN-BRK-22."""
+    data = {"bootstrap.servers": mortal_kafka.server.bootstrap_servers}
+    installed.broker(namespace, data=data)
+    installed.trigger(namespace, "all", {"uri": "http://nowhere.invalid"})
+    mortal_kafka.kill()
+    kubectl = installed.cluster.kubectl
+    kubectl("delete", "trigger/all", "broker/default", "-n", namespace, "--timeout=250s")
+    left = installed.cluster.wait_for(
+        lambda: _events(installed, namespace).get("LeftInKafka", ""), 30, "an Event tells of it"
+    )
+    assert "Kafka still has" in left
+    mortal_kafka.start()
+
+
+@pytest.mark.usefixtures("brokers_go")
+def test_a_topic_that_nobody_of_ours_made_is_used_only_when_it_is_declared_external(
+    installed: Installation, namespace: str, mortal_kafka: MortalKafka
+) -> None:
+    """naming.md: external.topic; what is external is never changed or deleted."""
+    admin = KafkaAdmin({"bootstrap.servers": mortal_kafka.server.bootstrap_servers})
+    data = {"bootstrap.servers": mortal_kafka.server.bootstrap_servers}
+    topic = f"knative-broker-{namespace}-default"
+    asyncio.run(admin.ensure_topic(topic, 2, 1, {}))
+    installed.broker(namespace, data=data, ready=False)
+    told = installed.until_condition("broker", "default", namespace, "TopicReady", "TopicNotOurs")
+    assert "external.topic" in told["message"]
+    kubectl = installed.cluster.kubectl
+    kubectl("delete", "broker", "default", "-n", namespace, "--timeout=60s")
+    external = {"kafka.eventing.knative.dev/external.topic": topic}
+    address = installed.broker(namespace, data=data, annotations=external)
+    assert installed.send(address, "1").status_code == 202
+    kubectl("delete", "broker", "default", "-n", namespace, "--timeout=60s")
+    found = asyncio.run(admin.describe_topic(topic))
+    assert found is not None
+    assert found.partitions == 2
+    assert len(asyncio.run(admin.read_all(topic, 10))) == 1
+
+
+@pytest.mark.usefixtures("brokers_go")
+def test_what_has_drifted_is_a_condition_and_is_left_as_it_is(
+    installed: Installation, namespace: str
+) -> None:
+    installed.broker(namespace, partitions=2)
+    before = installed.condition("broker", "default", namespace, "TopicAsDeclared")
+    assert before["status"] == "True"
+    installed.configure(
+        "default-kafka",
+        namespace,
+        default__topic__partitions="5",
+        **{"default.topic.config.retention.ms": "60000"},
+    )
+    installed.cluster.kubectl(
+        "annotate", "broker", "default", "-n", namespace, f"example.com/look={time.time()}"
+    )
+    told = installed.until_condition(
+        "broker", "default", namespace, "TopicAsDeclared", "TopicDrifted"
+    )
+    assert "partitions: 2, declared 5" in told["message"]
+    assert "retention.ms: not set, declared 60000" in told["message"]
+    assert installed.condition("broker", "default", namespace, "Ready")["status"] == "True"
+
+
+@pytest.mark.usefixtures("brokers_go")
+def test_of_two_replicas_one_acts_and_the_other_takes_over(
+    installed: Installation, namespace: str
+) -> None:
+    kubectl = installed.cluster.kubectl
+    scale = ("scale", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator")
+    subscriber = installed.subscriber(namespace)
+    address = installed.broker(namespace)
+    installed.trigger(namespace, "all", subscriber.ref)
+    assert "Ready" in _events(installed, namespace)
+    kubectl(*scale, "--replicas=2")
+    try:
+        installed.until_running()
+        first, second = sorted(
+            installed.cluster.pods(OPERATOR_NAMESPACE),
+            key=lambda pod: str(pod["metadata"]["creationTimestamp"]),
+        )
+        for number, pod in enumerate((first, second)):
+            assert installed.send(address, f"with-{number}").status_code == 202
+            subscriber.wait_for(2 * number + 1)
+            name = pod["metadata"]["name"]
+            kubectl("delete", "pod", name, "-n", OPERATOR_NAMESPACE, "--force", "--grace-period=0")
+            assert installed.send(address, f"after-{number}").status_code == 202
+            subscriber.wait_for(2 * number + 2, within=120)
+    finally:
+        kubectl(*scale, "--replicas=1")
+        installed.until_running()
+    assert subscriber.summary()["unique"] == 4
+
+
+@pytest.mark.usefixtures("brokers_go")
+def test_prometheus_is_told_of_every_trigger(installed: Installation, namespace: str) -> None:
+    installed.broker(namespace)
+    installed.trigger(namespace, "all", {"uri": "http://nowhere.invalid"})
+    (pod,) = installed.cluster.pods(OPERATOR_NAMESPACE)
+    url = f"http://{pod['status']['podIP']}:9090/metrics"
+    text = httpx.get(url, trust_env=False, timeout=30).text
+    labels = f'{{namespace="{namespace}",broker="default",trigger="all"}}'
+    assert f"knafka_trigger_lag{labels} 0" in text
+    assert f'knafka_broker_ready{{namespace="{namespace}",broker="default"}} 1' in text
