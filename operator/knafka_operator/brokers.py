@@ -10,9 +10,9 @@ Refused here: hearing of changes (`handlers`), and any decision that could be a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from knafka.core import contract
 from knafka.core.contract import Kafka, parse
@@ -23,7 +23,6 @@ from knafka_operator.cluster import Cluster, Document, decoded
 from knafka_operator.conditions import Condition, Severity, Status
 from knafka_operator.desired import Defaults, Topic
 from knafka_operator.kafkas import Kafkas, KafkaSide
-from knafka_operator.probe import Probe
 from knafka_operator.resolving import resolve
 from knafka_operator.resources import (
     BROKER_CLASS,
@@ -40,6 +39,10 @@ from knafka_operator.topics import TOPIC_ID, Description, drift, may_delete, own
 
 Identity = tuple[str, str]
 """Namespace and name."""
+
+PROBED: Final = "knafka.dev/probed"
+"""Key of `status.annotations`: the receiver's Revision that has answered. Kept there, since a probe
+wakes a receiver, and a restart of the operator should not wake them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class Brokers:
     settings: Settings
     cluster: Cluster
     kafkas: Kafkas
-    probe: Probe
+    probe: Callable[[str], Awaitable[None]]
     now: Callable[[], str]
     """The time, RFC 3339."""
     found: dict[Identity, Found] = field(default_factory=dict)
@@ -118,7 +121,9 @@ class Brokers:
                 version = await self._receiver(broker, ingress, config)
             if findings.holds(told.DATA_PLANE_AVAILABLE):
                 with findings.concludes(told.PROBE_SUCCEEDED):
-                    await self.probe.ask(url, version)
+                    if annotations.get(PROBED) != version:
+                        await self.probe(url)
+                        annotations[PROBED] = version
                 status["address"] = {"name": "http", "url": url}
         with findings.concludes(told.ADDRESSABLE):
             if status["address"] is None:

@@ -104,11 +104,13 @@ async def keep_broker(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
     operator: Operator = memo.operator
 
     async def look() -> float:
-        document = dict(body)
         try:
+            document = await operator.fresh(body)
+            if document is None:
+                return RESYNC
             now = await operator.reconcile_broker(document)
         except ClusterError as error:
-            log.warning("Broker %s: %s", _name(document), error)
+            log.warning("Broker %s: %s", _name(body), error)
             return RETRY
         return _after(body, document, now)
 
@@ -120,11 +122,13 @@ async def keep_trigger(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
     operator: Operator = memo.operator
 
     async def look() -> float:
-        document = dict(body)
         try:
+            document = await operator.fresh(body)
+            if document is None:
+                return RESYNC
             now = await operator.triggers.reconcile(document)
         except ClusterError as error:
-            log.warning("Trigger %s: %s", _name(document), error)
+            log.warning("Trigger %s: %s", _name(body), error)
             return RETRY
         return RESYNC if now is None else _after(body, document, now)
 

@@ -23,7 +23,7 @@ from knafka_operator.brokers import Brokers, Identity
 from knafka_operator.cluster import Cluster, ClusterError, Document
 from knafka_operator.drains import HttpDrains
 from knafka_operator.kafkas import Kafkas
-from knafka_operator.probe import Probe
+from knafka_operator.probe import probe
 from knafka_operator.replays import Replays
 from knafka_operator.settings import Settings
 from knafka_operator.topics import Topics
@@ -52,7 +52,7 @@ class Operator:
         self._cluster = cluster
         self._drains = HttpDrains(urls)
         self._kafkas = Kafkas(connect, self._drains)
-        self.brokers = Brokers(settings, cluster, self._kafkas, Probe(), _now)
+        self.brokers = Brokers(settings, cluster, self._kafkas, probe, _now)
         self.triggers = Triggers(settings, cluster, self.brokers, urls, _now)
         self.wakes = Wakes()
         self._foreign: set[Identity] = set()
@@ -73,6 +73,17 @@ class Operator:
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
         """Whether a Trigger's Broker isn't known to be another implementation's."""
         return _broker_of(trigger) not in self._foreign
+
+    async def fresh(self, heard: Mapping[str, Any]) -> Document | None:
+        """The object as it is stored; None: it is gone, or about to go.
+
+        What was heard of it may be older than what we wrote into its status ourselves, and names
+        that are kept there (its topic's id, its group) must not be forgotten.
+        """
+        found = await self._cluster.get(heard["apiVersion"], heard["kind"], *_identity(heard))
+        if found is None or "deletionTimestamp" in found["metadata"]:
+            return None
+        return found if found["metadata"]["uid"] == heard["metadata"]["uid"] else None
 
     async def reconcile_broker(self, document: Document) -> Mapping[str, Any]:
         identity = _identity(document)

@@ -1,7 +1,7 @@
-"""Probe: whether a Broker's address answers, asked once for each Revision of its receiver.
+"""Probe: whether a Broker's address answers (KN-BRK-21).
 
 Knative calls a Service Ready a moment before some ingresses route to it; an event in between would
-be answered 404. Asked once, since asking wakes a receiver that sleeps.
+be answered 404. Who asks does it once for each Revision, since asking wakes a receiver that sleeps.
 """
 
 from __future__ import annotations
@@ -16,26 +16,17 @@ TIMEOUT: Final = 10.0
 """Seconds, a cold start included."""
 
 
-class Probe:
-    """Remembers what has answered."""
-
-    def __init__(self) -> None:
-        self._answered: dict[str, str] = {}
-
-    async def ask(self, url: str, version: str) -> None:
-        """Returns when `url` has answered as of `version`; raises `NotReady`."""
-        if self._answered.get(url) == version:
-            return
-        try:
-            timeout = aiohttp.ClientTimeout(total=TIMEOUT)
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.options(url) as response,
-            ):
-                status = response.status
-        except (aiohttp.ClientError, TimeoutError) as error:
-            why = str(error) or type(error).__name__
-            raise NotReady("ProbeFailed", f"{url} doesn't answer: {why}", known=False) from None
-        if status != 200:
-            raise NotReady("ProbeFailed", f"{url} answered {status}", known=False)
-        self._answered[url] = version
+async def probe(url: str) -> None:
+    """Returns when `url` has answered; raises `NotReady`."""
+    try:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.options(url) as response,
+        ):
+            status = response.status
+    except (aiohttp.ClientError, TimeoutError) as error:
+        why = str(error) or type(error).__name__
+        raise NotReady("ProbeFailed", f"{url} doesn't answer: {why}", known=False) from None
+    if status != 200:
+        raise NotReady("ProbeFailed", f"{url} answered {status}", known=False)
