@@ -12,20 +12,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from knafka.core.errors import LogError
 from knafka.core.kafka_secret import for_librdkafka
 from knafka_operator.scaler import Drains, Scaler
 from knafka_operator.topics import Topics
-
-log = logging.getLogger(__name__)
+from knafka_operator.wakes import repeat
 
 LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks at the ends of all topics."""
+FORGOTTEN: Final = 1800.0
+"""Seconds after which a Kafka that nobody asked for is let go; every Broker asks for its own
+several times in that time."""
 LOOK_TIMEOUT: Final = 10.0
 """Seconds after which a look is given up; the next one follows."""
 
@@ -38,29 +38,25 @@ class KafkaSide:
     scaler: Scaler
     watched: set[str] = field(default_factory=set)
     """Topics whose new events wake somebody."""
+    asked_for: float = 0.0
+    """When, by the event loop's clock."""
+    _ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Scale, and wake by new events, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.scaler.run())
-            group.create_task(self._look())
+            group.create_task(repeat("looking at the ends of topics", self._look, LOOK_INTERVAL))
 
     async def _look(self) -> None:
-        known: dict[str, Mapping[int, int]] = {}
-        while True:
-            await asyncio.sleep(LOOK_INTERVAL)
-            if not (wanted := frozenset(self.watched)):
-                continue
-            try:
-                async with asyncio.timeout(LOOK_TIMEOUT):
-                    ends = await self.topics.end_offsets_of_all(wanted)
-            except (LogError, TimeoutError) as error:
-                log.warning("Kafka doesn't tell the ends of topics: %s", error)
-                continue
-            for topic, now in ends.items():
-                if known.get(topic, now) != now:
-                    self.scaler.wake(topic)
-            known = dict(ends)
+        if not (wanted := frozenset(self.watched)):
+            return
+        async with asyncio.timeout(LOOK_TIMEOUT):
+            ends = await self.topics.end_offsets_of_all(wanted)
+        for topic, now in ends.items():
+            if self._ends.get(topic, now) != now:
+                self.scaler.wake(topic)
+        self._ends = ends
 
 
 class Kafkas:
@@ -83,10 +79,17 @@ class Kafkas:
             topics = self._connect(configuration)
             side = KafkaSide(topics, Scaler(topics, self._drains))
             self._sides[key] = side, asyncio.create_task(side.run())
-        return self._sides[key][0]
+        side, _ = self._sides[key]
+        side.asked_for = asyncio.get_running_loop().time()
+        self._let_go(side.asked_for - FORGOTTEN)
+        return side
 
-    def all(self) -> list[KafkaSide]:
-        return [side for side, _ in self._sides.values()]
+    def _let_go(self, before: float) -> None:
+        """End those last asked for before then: a Secret was changed, or a ConfigMap."""
+        for key, (side, task) in list(self._sides.items()):
+            if side.asked_for < before:
+                task.cancel()
+                del self._sides[key]
 
     async def close(self) -> None:
         """End every drain, and wait for it."""

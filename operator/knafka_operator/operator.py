@@ -11,7 +11,6 @@ Refused here: kopf, which only tells (`handlers`), and what reconciling is (`bro
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -20,7 +19,7 @@ from knafka.core import names
 from knafka_operator import services
 from knafka_operator import status as told
 from knafka_operator.brokers import Brokers, Identity
-from knafka_operator.cluster import Cluster, ClusterError, Document
+from knafka_operator.cluster import Cluster, Document
 from knafka_operator.drains import HttpDrains
 from knafka_operator.kafkas import Kafkas
 from knafka_operator.probe import probe
@@ -28,7 +27,7 @@ from knafka_operator.replays import Replays
 from knafka_operator.settings import Settings
 from knafka_operator.topics import Topics
 from knafka_operator.triggers import Triggers, scaling
-from knafka_operator.wakes import Wakes
+from knafka_operator.wakes import Wakes, repeat
 
 TELL_INTERVAL: Final = 5.0
 """Seconds between two looks at what the scaler has to say of each Trigger."""
@@ -60,7 +59,7 @@ class Operator:
         self._documents: dict[Identity, Document] = {}
         """Triggers, as they were last heard of."""
         replays = Replays(settings, cluster, self.triggers, urls, self._documents.get)
-        self._tasks = [asyncio.create_task(each) for each in (self._tell(), replays.run())]
+        self._tasks = [asyncio.create_task(each) for each in (self._keep_telling(), replays.run())]
 
     async def close(self) -> None:
         """End every drain, and wait for it."""
@@ -147,22 +146,21 @@ class Operator:
             if _broker_of(document) == broker:
                 self.wakes.wake(("Trigger", *identity))
 
+    async def _keep_telling(self) -> None:
+        await repeat("telling what the scaler knows", self._tell, TELL_INTERVAL)
+
     async def _tell(self) -> None:
-        """Keep in each Trigger's status what the scaler knows, for ever."""
-        while True:
-            await asyncio.sleep(TELL_INTERVAL)
-            for identity in list(self.triggers.watched):
-                document, scaled = self._documents.get(identity), self.triggers.status(identity)
-                if document is None or scaled is None:
-                    continue
-                status = document.get("status") or {}
-                annotations = status.get("annotations") or {}
-                if (scaled.error is None) != told.holds(status, told.DELIVERING):
-                    self.wakes.wake(("Trigger", *identity))
-                elif any(annotations.get(key) != text for key, text in scaling(scaled).items()):
-                    patch = {"annotations": scaling(scaled)}
-                    with contextlib.suppress(ClusterError):  # the next look brings the next one
-                        await self._cluster.write_status(document, patch)
+        """Keep in each Trigger's status what the scaler knows."""
+        for identity in list(self.triggers.watched):
+            document, scaled = self._documents.get(identity), self.triggers.status(identity)
+            if document is None or scaled is None:
+                continue
+            status = document.get("status") or {}
+            annotations = status.get("annotations") or {}
+            if (scaled.error is None) != told.holds(status, told.DELIVERING):
+                self.wakes.wake(("Trigger", *identity))
+            elif any(annotations.get(key) != text for key, text in scaling(scaled).items()):
+                await self._cluster.write_status(document, {"annotations": scaling(scaled)})
 
 
 def _identity(document: Mapping[str, Any]) -> Identity:

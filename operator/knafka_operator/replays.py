@@ -8,23 +8,18 @@ Refused here: what is replayed, which the job decides, and how many drains (`sca
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final
 
 from knafka.core import names
 from knafka.core.contract import parse
-from knafka.core.errors import LogError
 from knafka_operator import desired, services
 from knafka_operator.brokers import Identity, apply_service
-from knafka_operator.cluster import Cluster, ClusterError, Document
+from knafka_operator.cluster import Cluster, Document
 from knafka_operator.resources import Trigger
 from knafka_operator.settings import Settings
-from knafka_operator.status import NotReady
 from knafka_operator.triggers import Triggers, Watched
-
-log = logging.getLogger(__name__)
+from knafka_operator.wakes import repeat
 
 LOOK_INTERVAL: Final = 5.0
 """Seconds between two looks for new topics."""
@@ -51,12 +46,7 @@ class Replays:
 
     async def run(self) -> None:
         """Look for ever."""
-        while True:
-            await asyncio.sleep(LOOK_INTERVAL)
-            try:
-                await self._look()
-            except (LogError, ClusterError, NotReady) as error:
-                log.info("replays are looked for again in %.0f s: %s", LOOK_INTERVAL, error)
+        await repeat("looking for replays", self._look, LOOK_INTERVAL)
 
     async def _look(self) -> None:
         watched = dict(self._triggers.watched)

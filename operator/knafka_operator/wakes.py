@@ -10,15 +10,35 @@ Refused here: what is done when somebody wakes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, TypeAlias
+
+from knafka.core.errors import KnafkaError
+
+log = logging.getLogger(__name__)
 
 Key: TypeAlias = tuple[str, str, str]
 """Kind, namespace and name."""
 
 PAUSE: Final = 0.05
 """Seconds between two looks at the same thing."""
+
+
+async def repeat(what: str, look: Callable[[], Awaitable[None]], every: float) -> None:
+    """Call `look` for ever, with `every` seconds between; what goes wrong is told, and tried again.
+
+    Whatever it is, a bug included: a loop that ended would be missed only when events wait.
+    """
+    while True:
+        await asyncio.sleep(every)
+        try:
+            await look()
+        except KnafkaError as error:
+            log.warning("%s: %s", what, error)
+        except Exception:
+            log.exception("%s", what)
 
 
 class Wakes:

@@ -1,0 +1,107 @@
+"""Each Kafka that Brokers use: shared by those that reach it the same way, let go when unused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from knafka.clients.memory_log import MemoryAdmin, MemoryLog
+from knafka.core.contract import Egress, Kafka, Sink
+from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.errors import InvalidDocument
+from knafka_operator import kafkas as module
+from knafka_operator.kafkas import Kafkas
+from knafka_operator.scaler import Autoscaling
+
+SECRET = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "one"}
+
+
+class Drains:
+    """Ends each drain at once; keeps who was held."""
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+
+    async def hold(
+        self, trigger_id: str, egress: Egress, request: DrainRequest
+    ) -> AsyncIterator[DrainProgress]:
+        self.held.append(trigger_id)
+        yield DrainProgress(ended=Ended.IDLE)
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return MemoryLog()
+
+
+def _kafkas(log: MemoryLog, drains: Drains, seen: list[Mapping[str, Any]]) -> Kafkas:
+    def connect(configuration: Mapping[str, Any]) -> MemoryAdmin:
+        seen.append(configuration)
+        return MemoryAdmin(log)
+
+    return Kafkas(connect, drains)
+
+
+@pytest.mark.looptime
+async def test_brokers_that_reach_a_kafka_the_same_way_share_it(log: MemoryLog) -> None:
+    seen: list[Mapping[str, Any]] = []
+    kafkas = _kafkas(log, Drains(), seen)
+    assert kafkas.at("a:1", None) is kafkas.at("a:1", None)
+    assert kafkas.at("a:1", SECRET) is not kafkas.at("a:1", None)
+    assert kafkas.at("a:1", {**SECRET, "password": "two"}) is not kafkas.at("a:1", SECRET)
+    assert [each.get("sasl.password") for each in seen] == [None, "one", "two"]
+    await kafkas.close()
+
+
+@pytest.mark.looptime
+async def test_a_secret_that_cannot_work_is_told(log: MemoryLog) -> None:
+    with pytest.raises(InvalidDocument):
+        _kafkas(log, Drains(), []).at("a:1", {"protocol": "CARRIER_PIGEON"})
+
+
+@pytest.mark.looptime
+async def test_a_kafka_that_nobody_asks_for_is_let_go(log: MemoryLog) -> None:
+    kafkas = _kafkas(log, Drains(), [])
+    before = kafkas.at("old:1", None)
+    for _ in range(4):
+        await asyncio.sleep(module.FORGOTTEN / 3)
+        kafkas.at("new:1", None)
+    assert kafkas.at("old:1", None) is not before
+    await kafkas.close()
+
+
+@pytest.mark.looptime
+async def test_a_topic_that_grows_wakes_its_triggers_before_their_interval(log: MemoryLog) -> None:
+    """performance: one look at all topics, so that an idle Trigger costs nothing by itself."""
+    drains = Drains()
+    kafkas = _kafkas(log, drains, [])
+    side = kafkas.at("a:1", None)
+    await side.topics.ensure_topic("orders", 1, 1, {})
+    await side.topics.ensure_committed("group", "orders")
+    egress = Egress(
+        namespace="shop",
+        broker="default",
+        trigger="all",
+        topic="orders",
+        group="group",
+        dead_letter_topic="dead",
+        kafka=Kafka(bootstrap_servers="a:1"),
+        subscriber=Sink(url="http://there"),
+    )
+    side.watched.add("orders")
+    await side.scaler.watch("shop/all", egress, Autoscaling(polling_interval=1000.0))
+    await asyncio.sleep(5)
+    assert drains.held == []
+    _append(log, "orders")
+    await asyncio.sleep(2)
+    assert drains.held[0] == "shop/all"
+    await kafkas.close()
+
+
+def _append(log: MemoryLog, topic: str) -> None:
+    from knafka.clients.memory_log import MemoryWriter
+
+    MemoryWriter(log).append(topic, None, b"{}", [], lambda _: None)
