@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,24 +20,6 @@ def test_top_level_directories_are_source_roots_not_packages() -> None:
 def test_the_standard_library_operator_is_not_shadowed_in_the_root() -> None:
     command = [sys.executable, "-S", "-c", "import collections, operator; operator.add"]
     subprocess.run(command, cwd=ROOT, check=True)
-
-
-def test_func_yaml_has_the_fields_and_values_that_func_knows() -> None:
-    """FN-7, FN-12."""
-    function = yaml.safe_load((ROOT / "func.yaml").read_text())
-    assert {"specVersion", "created", "name", "runtime", "image"} <= function.keys()
-    assert function.keys() <= {
-        "specVersion", "created", "name", "domain", "runtime", "registry", "registryInsecure",
-        "image", "namespace", "deployer", "invoke", "build", "run", "deploy",
-    }  # fmt: skip
-    assert function["runtime"] == "python"
-    assert function["invoke"] in ("http", "cloudevent")
-    names = [each["name"] for each in function["run"]["envs"]]
-    assert "PORT" not in names, "Knative reserves it (FN-12)"
-    assert function["deploy"]["healthEndpoints"] == {
-        "liveness": "/health/liveness",
-        "readiness": "/health/readiness",
-    }
 
 
 def test_no_client_is_opened_by_importing_the_functions() -> None:
