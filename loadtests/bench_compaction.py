@@ -1,4 +1,4 @@
-"""The compaction beside a plain copy of the same topic, at growing sizes: rows/s, memory, bytes.
+"""The compaction beside a plain copy of the same topic, at growing sizes: time, memory, bytes.
 
     python loadtests/bench_compaction.py --bootstrap-servers HOST:PORT [--records 1000000]
 
@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -60,13 +60,15 @@ class Measured:
     what: str
     records: int
     seconds: float
+    cpu_seconds: float
+    """Of all its processes: steadier than `seconds` on a machine that does other things, too."""
     peak_bytes: int
     disk_bytes: int
 
     def __str__(self) -> str:
         mebibyte = 1024 * 1024
         return (
-            f"| {self.what} | {self.records:,} | {self.seconds:.1f} | "
+            f"| {self.what} | {self.records:,} | {self.seconds:.1f} | {self.cpu_seconds:.1f} | "
             f"{self.records / self.seconds:,.0f} | {self.peak_bytes // mebibyte:,} | "
             f"{self.disk_bytes // mebibyte:,} |"
         )
@@ -83,8 +85,8 @@ def main() -> None:
     namespace = f"bench{uuid.uuid4().hex[:8]}"
     with tempfile.TemporaryDirectory(dir=given.folder) as folder, _topics(servers, namespace):
         root = Path(folder)
-        print("| job | records | s | records/s | peak MiB | MiB on disk |")
-        print("| --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
+        print("| job | records | s | CPU s | records/s | peak MiB | MiB on disk |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
         done = 0
         for goal in (total // 4, total // 2, total):
             _fill(servers, namespace, done, goal)
@@ -118,11 +120,17 @@ def _measured(what: str, command: list[str], folder: Path, records: int) -> Meas
         text=True,
     )
     peak = 0
+    spent: dict[int, float] = {}
 
     def look() -> None:
         nonlocal peak
         while job.poll() is None:
-            peak = max(peak, _resident(job.pid))
+            resident = 0
+            for pid in _family(job.pid):
+                with suppress(OSError):  # it has just ended
+                    resident += _resident(pid)
+                    spent[pid] = _cpu_seconds(pid)
+            peak = max(peak, resident)
             time.sleep(LOOK_INTERVAL)
 
     looking = threading.Thread(target=look)
@@ -135,22 +143,29 @@ def _measured(what: str, command: list[str], folder: Path, records: int) -> Meas
     if answer.startswith("{") and (found := json.loads(answer)["records"]) != records:
         sys.exit(f"{what}: {found} records instead of {records}")
     disk = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
-    return Measured(what, records, seconds, peak, disk)
+    return Measured(what, records, seconds, sum(spent.values()), peak, disk)
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and all below it."""
+    waiting = [pid]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        with suppress(OSError):  # it has just ended
+            children = Path(f"/proc/{each}/task/{each}/children").read_text()
+            waiting += map(int, children.split())
 
 
 def _resident(pid: int) -> int:
-    """Resident bytes of a process and of all below it."""
-    total, waiting = 0, [pid]
-    while waiting:
-        process = Path("/proc", str(waiting.pop()))
-        try:
-            pages = int((process / "statm").read_text().split()[1])
-            children = (process / "task" / process.name / "children").read_text()
-        except OSError:  # it has just ended
-            continue
-        total += pages * os.sysconf("SC_PAGE_SIZE")
-        waiting += map(int, children.split())
-    return total
+    """Bytes of memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Up to now, in user and system mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _names(namespace: str) -> list[str]:

@@ -198,7 +198,9 @@ def _selection(given: argparse.Namespace) -> Selection:
 def _topics(given: argparse.Namespace) -> Topics:
     if given.bootstrap_servers is None:
         raise KnafkaError("--bootstrap-servers is missing")
-    return Topics(Connection.from_folder(given.bootstrap_servers, given.secret))
+    topics = Topics(Connection.from_folder(given.bootstrap_servers, given.secret))
+    topics.reach()
+    return topics
 
 
 def _broker(named: str | None) -> tuple[str, str] | None:

@@ -26,11 +26,14 @@ from confluent_kafka.cimpl import NewTopic
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_secret import for_java, for_librdkafka
+from knafka.core.kafka_trouble import Trouble
 from knafka_jobs.compaction import Position, Span
 from knafka_jobs.errors import JobError
 
 REQUEST_TIMEOUT: Final = 30.0
 """Seconds for one request to Kafka."""
+LISTEN: Final = 2.0
+"""Seconds between two looks at what is wrong while Kafka does not answer."""
 ASK_AGAIN: Final = 0.2
 """Seconds before a request is repeated whose coordinator or leader is on its way."""
 PASSING: Final = frozenset(
@@ -91,9 +94,31 @@ class Topics:
     """Kafka, asked by the jobs. Every method raises `JobError`."""
 
     def __init__(self, connection: Connection) -> None:
-        self._configuration = {**connection.for_librdkafka(), "log_level": 0}
-        self._admin = AdminClient(self._configuration)
+        self._trouble = Trouble()
+        self._configuration = {
+            **connection.for_librdkafka(),
+            "log_level": 0,
+            "error_cb": self._trouble.hear,
+        }
+        try:
+            self._admin = AdminClient(self._configuration)
+        except KafkaException as error:  # a certificate that can't be used
+            raise JobError(f"Kafka: {error.args[0].str()}") from error
         self.connection = connection
+
+    def reach(self) -> None:
+        """Wait until Kafka answers. Raises `JobError` with the reason if it doesn't."""
+        deadline = time.monotonic() + REQUEST_TIMEOUT
+        while True:
+            try:
+                self._admin.list_topics(timeout=LISTEN)
+            except KafkaException as error:
+                self._admin.poll(0)
+                why = str(self._trouble) or error.args[0].str()
+                if self._trouble.refusal or time.monotonic() > deadline:
+                    raise JobError(f"Kafka did not answer: {why}") from error
+            else:
+                return
 
     def dead_letters(self, broker: tuple[str, str] | None = None) -> dict[str, Topic]:
         """All dead-letter topics, or those of one Broker (namespace, name), by name."""

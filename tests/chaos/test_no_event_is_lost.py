@@ -46,6 +46,7 @@ async def keep_draining(function: functions.FunctionProcess) -> None:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.conformance("KN-BRK-07")
 @pytest.mark.kafka
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("order", list(Order))

@@ -34,6 +34,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.conformance("KN-TRG-10")
 @pytest.mark.parametrize("case", cases())
 def test_the_engine_conforms(case: dict[str, Any]) -> None:
     text = str(case["expression"])

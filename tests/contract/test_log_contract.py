@@ -349,6 +349,7 @@ async def test_a_group_without_a_commit_starts_at_the_beginning(log: Log, group:
     assert len(await read(log.reader(group, topic), 10)) == 10
 
 
+@pytest.mark.conformance("KN-TRG-06")
 async def test_a_group_starts_at_its_commit_and_uncommitted_partitions_at_the_beginning(
     log: Log, group: str
 ) -> None:
@@ -533,12 +534,20 @@ async def test_many_topics_tell_together_which_have_grown(log: Log) -> None:
     assert await log.admin.end_offsets_of_all([]) == {}
 
 
+@pytest.mark.conformance("KN-TRG-06")
 async def test_partitions_that_come_later_are_read_from_their_start(log: Log, group: str) -> None:
     """KN-TRG-06: the Trigger was Ready when they came, so whatever is in them is its."""
     topic = await log.topic()
     await log.append(topic, b"before")
     await log.admin.ensure_committed(group, topic)
     await log.grow(topic, 3)
+    owner = Owner()
+    reader = log.reader(group, topic, owner)
+    async with asyncio.timeout(SOON):
+        while not owner.owned:
+            await reader.read(1, 0.1)
+    await log.admin.ensure_committed(group, topic)  # somebody reads: nothing can be committed now
+    await log.close_reader(reader)
     count = 0
     async with asyncio.timeout(SOON):
         while not all((await log.admin.end_offsets(topic)).values()):  # the writer learns of them
@@ -550,7 +559,8 @@ async def test_partitions_that_come_later_are_read_from_their_start(log: Log, gr
     assert len(await read(log.reader(group, topic), count)) == count
 
 
-async def test_only_missing_offsets_are_committed(log: Log, group: str) -> None:
+@pytest.mark.conformance("KN-TRG-06")
+async def test_a_group_that_has_offsets_keeps_its_place(log: Log, group: str) -> None:
     """KN-TRG-06: a Trigger that is reconciled again keeps its place."""
     topic = await log.topic(partitions=2)
     await log.append(topic, key=b"k")

@@ -104,6 +104,7 @@ def open_world(request: pytest.FixtureRequest) -> OpenWorld:
     return world
 
 
+@pytest.mark.conformance("KN-DP-06")
 async def test_head_and_body_arrive_as_they_were_given(open_world: OpenWorld) -> None:
     """KN-DP-06: `Prefer: reply` is the caller's, like every other header."""
     async with open_world(lambda _: Response(202, [], b"")) as world:

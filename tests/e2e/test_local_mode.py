@@ -177,6 +177,7 @@ def shop(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+@pytest.mark.conformance("KN-DLV-08")
 def test_the_quickstart_shows_events_arrive_and_its_data_outlive_it(
     up: Callable[..., Up], kafka_distribution: KafkaDistribution
 ) -> None:
@@ -232,6 +233,7 @@ def test_no_accepted_event_is_lost_when_any_process_is_killed(
     assert running.stop(signal.SIGTERM) == 0
 
 
+@pytest.mark.conformance("KN-TRG-06")
 def test_an_idle_trigger_has_no_process_and_a_busy_one_never_more_than_partitions(
     up: Callable[..., Up], shop: Callable[..., Path], kafka: Kafka
 ) -> None:
@@ -250,6 +252,7 @@ def test_an_idle_trigger_has_no_process_and_a_busy_one_never_more_than_partition
     assert max(replicas) in (2, 3, 4)
 
 
+@pytest.mark.conformance("KN-DLV-06", "KN-TRG-03")
 def test_files_that_change_are_applied_and_broken_ones_change_nothing(
     up: Callable[..., Up], shop: Callable[..., Path], kafka: Kafka
 ) -> None:

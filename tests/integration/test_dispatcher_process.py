@@ -146,6 +146,7 @@ def played(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Played:
     return asyncio.run(play())
 
 
+@pytest.mark.conformance("KN-DP-03", "KN-DP-08")
 @pytest.mark.parametrize("row", TABLE)
 def test_data_plane_table(played: Played, row: str) -> None:
     expected = TABLE[row]
@@ -164,6 +165,7 @@ def test_after_the_whole_table_nothing_is_left_uncommitted(played: Played) -> No
     assert played.lag == 0
 
 
+@pytest.mark.conformance("KN-DP-06", "KN-DP-10", "KN-DP-11", "KN-DLV-05")
 @pytest.mark.parametrize("mode", [None, "binary", "json"])
 async def test_an_event_is_delivered_with_its_headers_in_the_format_asked_for(
     world: TriggerWorld, mode: str | None
@@ -198,6 +200,7 @@ async def test_an_event_is_delivered_with_its_headers_in_the_format_asked_for(
         assert arrival.body == data
 
 
+@pytest.mark.conformance("KN-BRK-11")
 async def test_a_reply_comes_back_through_the_brokers_topic(world: TriggerWorld) -> None:
     """KN-BRK-11: all Triggers get it, the one that replied included."""
     document = b'{"specversion":"1.0","id":"r2","source":"/r","type":"answer","data":[1]}'
@@ -249,6 +252,7 @@ async def test_what_a_failing_event_holds_back(
     assert await world.lag() == 0
 
 
+@pytest.mark.conformance("KN-DLV-09")
 async def test_what_can_not_be_read_or_is_as_large_as_may_be_is_buried_all_the_same(
     world: TriggerWorld,
 ) -> None:

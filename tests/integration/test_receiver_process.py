@@ -128,6 +128,7 @@ async def test_broken_http_is_400_and_the_end_of_the_connection(
         assert await wire.closed() == b""
 
 
+@pytest.mark.conformance("KN-DP-07", "KN-DP-09", "KN-DP-13")
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -159,6 +160,7 @@ async def test_methods_and_paths(served: Running, method: bytes, path: bytes, st
         assert response.headers[b"allow"] == b"POST, OPTIONS"
 
 
+@pytest.mark.conformance("KN-BRK-21")
 async def test_the_network_probe_gets_its_hash_back(served: Running) -> None:
     """KN-BRK-21."""
     async with served.connect() as wire:
@@ -184,6 +186,7 @@ async def test_a_huge_body_is_413_without_being_read(served: Running) -> None:
         assert (await wire.response()).status == 413
 
 
+@pytest.mark.conformance("KN-DP-12")
 async def test_data_and_attributes_together_beyond_the_limit_are_413(served: Running) -> None:
     """KN-DP-12."""
     request = Request("large", 413, attributes(x="y" * 20_000), b"z" * (LIMIT - 10_000))
@@ -268,6 +271,7 @@ async def test_hanging_up_mid_body_stores_nothing(served: Running) -> None:
     assert len(await served.records()) == before + 1
 
 
+@pytest.mark.conformance("KN-DP-15")
 async def test_metrics_count_what_was_answered(kafka: Kafka, tmp_path: Path) -> None:
     """KN-DP-15."""
     async with running(kafka.bootstrap_servers, tmp_path / "log") as served:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Literal
 
+import pytest
 from cloudevents import kafka as sdk_kafka
 from cloudevents.conversion import to_binary, to_structured
 from cloudevents.http import CloudEvent, from_http
@@ -126,6 +127,7 @@ def test_spliced_json_data_are_found_again(event: Event, data: bytes) -> None:
     assert json_format.read(document) == Event(attributes, data)
 
 
+@pytest.mark.conformance("KN-DLV-05")
 @given(events(), st.sampled_from([None, "json", "binary"]))
 def test_whatever_the_format_a_subscriber_gets_the_same_event(
     event: Event, mode: Literal["json", "binary"] | None

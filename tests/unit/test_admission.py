@@ -65,6 +65,7 @@ def refusal(new: dict[str, Any], old: dict[str, Any] | None = None) -> str:
     return ""
 
 
+@pytest.mark.conformance("KN-TRG-12")
 def test_a_trigger_is_filled_in() -> None:
     """KN-TRG-12."""
     document = trigger(delivery={"deadLetterSink": DEAD, "retry": 0})
@@ -82,6 +83,7 @@ def test_a_trigger_is_filled_in() -> None:
     assert refusal(defaulted) == ""
 
 
+@pytest.mark.conformance("KN-TRG-12")
 def test_what_a_trigger_says_itself_is_kept() -> None:
     """KN-TRG-12."""
     there = {"ref": {**MAIL["ref"], "namespace": "post"}}
@@ -94,6 +96,7 @@ def test_what_a_trigger_says_itself_is_kept() -> None:
     }
 
 
+@pytest.mark.conformance("KN-TRG-12")
 @pytest.mark.parametrize(
     ("spec", "label"),
     [
@@ -123,6 +126,7 @@ def test_a_spec_of_the_wrong_type_is_left_for_the_schema_to_refuse(spec: object)
         assert defaulted_trigger(broken) == broken
 
 
+@pytest.mark.conformance("KN-BRK-04", "KN-DLV-01")
 def test_a_new_broker_is_filled_in() -> None:
     """KN-BRK-04, KN-DLV-01."""
     defaulted = defaulted_broker(
@@ -165,6 +169,7 @@ def test_what_a_broker_says_itself_is_kept() -> None:
     }
 
 
+@pytest.mark.conformance("KN-BRK-05", "KN-BRK-06")
 def test_what_an_update_leaves_out_stays_although_the_defaults_are_others_by_now() -> None:
     """KN-BRK-05, KN-BRK-06: `kubectl replace` of the file that the Broker was made from."""
     old = broker({BROKER_CLASS: "Kafka"}, config={**CONFIG, "namespace": "shop"})
@@ -218,6 +223,7 @@ def test_what_is_well_formed_is_let_pass(document: dict[str, Any]) -> None:
     assert refusal(document) == ""
 
 
+@pytest.mark.conformance("KN-TRG-09")
 @pytest.mark.parametrize(
     "name",
     [
@@ -231,6 +237,7 @@ def test_the_conformance_tests_positive_names_are_let_pass(name: str) -> None:
     assert refusal(trigger(filters=[{"prefix": {name: "x"}}])) == ""
 
 
+@pytest.mark.conformance("KN-TRG-09")
 @pytest.mark.parametrize(
     "name",
     [
@@ -419,6 +426,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.conformance("KN-TRG-05", "KN-TRG-09", "KN-TRG-10", "KN-TRG-13", "KN-DLV-06")
 @pytest.mark.parametrize(("document", "told"), REFUSED)
 def test_what_is_wrong_is_told_as_upstream_tells_it(document: dict[str, Any], told: str) -> None:
     """KN-TRG-05, KN-TRG-09, KN-TRG-10, KN-TRG-13, KN-DLV-06."""
@@ -460,6 +468,7 @@ def test_everything_wrong_is_told_at_once() -> None:
     assert raised.value.path == "metadata.annotations[eventing.knative.dev/injection]"
 
 
+@pytest.mark.conformance("KN-BRK-06", "KN-BRK-05", "KN-TRG-05")
 @pytest.mark.parametrize(
     ("new", "old", "told"),
     [
@@ -543,6 +552,7 @@ def test_autoscaling_annotations_stand_over_the_installations_defaults() -> None
         check_trigger(document, autoscaling=Autoscaling(max_scale=3))
 
 
+@pytest.mark.conformance("KN-TRG-13")
 def test_a_dependency_is_read() -> None:
     """KN-TRG-13; an ObjectReference has more fields than we read."""
     reference = {"apiVersion": "v1", "kind": "A", "name": "a", "uid": "1", "fieldPath": ""}
@@ -555,6 +565,7 @@ def test_a_dependency_is_read() -> None:
     assert dependency(Metadata(name="mail")) is None
 
 
+@pytest.mark.conformance("KN-TRG-13")
 @pytest.mark.parametrize("text", ["{", "null", "[" * 200_000, '{"kind": "A"}'], ids=len)
 def test_a_broken_dependency_is_refused(text: str) -> None:
     """KN-TRG-13, for the condition where webhooks are off."""

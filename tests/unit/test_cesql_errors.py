@@ -75,6 +75,7 @@ def test_an_evaluation_error_says_what_went_wrong(text: str, kind: str, message:
     assert (error.kind, error.message) == (kind, message)
 
 
+@pytest.mark.conformance("KN-TRG-10")
 @pytest.mark.parametrize("text", ["'true'", "1", "type", "nosuch", "1 / 0 = 0", "NO_SUCH()"])
 def test_neither_an_error_nor_a_value_that_is_no_boolean_matches(text: str) -> None:
     """KN-TRG-10"""

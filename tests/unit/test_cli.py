@@ -56,6 +56,7 @@ def test_an_event_that_matches_is_exit_code_0() -> None:
     assert (code, output.split(":")[0]) == (0, "match")
 
 
+@pytest.mark.conformance("KN-TRG-10")
 def test_an_event_that_does_not_match_is_exit_code_1_with_the_clause_that_said_no(
     tmp_path: Path,
 ) -> None:

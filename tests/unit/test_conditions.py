@@ -22,6 +22,7 @@ def of(conditions: Sequence[dict[str, Any]], type_: str) -> dict[str, Any]:
     return next(each for each in conditions if each["type"] == type_)
 
 
+@pytest.mark.conformance("KN-CON-01", "KN-CON-02")
 def test_the_list_is_sorted_and_holds_the_summary() -> None:
     """KN-CON-01, KN-CON-02."""
     assert merged([], [NO_TOPIC, ADDRESSABLE], NOW) == [
@@ -43,6 +44,7 @@ def test_the_list_is_sorted_and_holds_the_summary() -> None:
     ]
 
 
+@pytest.mark.conformance("KN-CON-02", "KN-CON-04")
 @pytest.mark.parametrize(
     ("conditions", "ready"),
     [
@@ -74,6 +76,7 @@ def test_ready_sums_up_what_counts(conditions: list[Condition], ready: tuple[Sta
     assert found.severity is Severity.ERROR
 
 
+@pytest.mark.conformance("KN-CON-01")
 def test_the_transition_time_moves_only_with_the_status() -> None:
     """KN-CON-01."""
     before = merged([], [NO_TOPIC, ADDRESSABLE], EARLIER)
@@ -105,6 +108,7 @@ def test_a_severity_is_told() -> None:
     assert of(merged([], [warning], NOW), "TopicAsDeclared")["severity"] == "Warning"
 
 
+@pytest.mark.conformance("KN-CON-01", "KN-CON-03")
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
@@ -141,6 +145,7 @@ def test_a_condition_is_given_once_and_the_summary_not_at_all(conditions: list[C
         merged([], conditions, NOW)
 
 
+@pytest.mark.conformance("KN-CON-01")
 @pytest.mark.parametrize("at", ["", "now", "2026-11-21", "2026-11-21 10:00:00Z"])
 def test_a_time_is_rfc_3339(at: str) -> None:
     """KN-CON-01."""
@@ -161,6 +166,7 @@ FOUND = st.lists(
 )
 
 
+@pytest.mark.conformance("KN-CON-01", "KN-CON-02")
 @given(FOUND, FOUND)
 def test_the_rules_hold_over_any_change(before: list[Condition], after: list[Condition]) -> None:
     """KN-CON-01, KN-CON-02."""

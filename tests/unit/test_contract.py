@@ -56,6 +56,7 @@ def refusal(model: type[Model], document: object, path: str = "") -> InvalidDocu
     return raised.value
 
 
+@pytest.mark.conformance("KN-DLV-06")
 @pytest.mark.parametrize(
     ("option", "value", "problem"),
     [
@@ -94,6 +95,7 @@ def test_a_bad_delivery_option_is_refused_by_path(option: str, value: object, pr
     assert str(error) == f"spec.delivery.{option}: {problem}"
 
 
+@pytest.mark.conformance("KN-DLV-02")
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
@@ -118,6 +120,7 @@ def test_a_duration_survives_being_written(seconds: float) -> None:
     assert "e" not in str(written.get("timeout", "")).lower()
 
 
+@pytest.mark.conformance("KN-TRG-10")
 @pytest.mark.parametrize(
     ("filters", "path", "problem"),
     [
@@ -161,6 +164,7 @@ def test_a_bad_filter_is_refused_by_path(filters: object, path: str, problem: st
     assert (error.path, error.problem) == (f"filters{path}", problem)
 
 
+@pytest.mark.conformance("KN-TRG-10")
 def test_invalid_cesql_is_refused_with_where_it_breaks() -> None:
     """KN-TRG-10: rejected at admission, not per event."""
     error = refusal(Egress, {**EGRESS, "filters": [{"not": {"cesql": "type ="}}]})
@@ -182,6 +186,7 @@ def test_a_dialect_set_to_null_is_not_there() -> None:
     assert parse(Egress, {**EGRESS, "filters": filters}).filters == (Exact(exact={"type": "a"}),)
 
 
+@pytest.mark.conformance("KN-TRG-09")
 @pytest.mark.parametrize(
     "name",
     [
@@ -205,6 +210,7 @@ def test_a_filter_on_what_is_no_attribute_name_is_refused(name: str) -> None:
     assert error.problem == f"invalid attribute name: {name!r}: {NAME}"
 
 
+@pytest.mark.conformance("KN-TRG-09", "KN-TRG-08")
 @pytest.mark.parametrize("name", ["source", "a", "c1d2e3", "abcdefghijklmnopqrst", "partitionkey"])
 def test_a_filter_on_an_attribute_name_is_taken(name: str) -> None:
     """KN-TRG-09: rekt's positive cases; KN-TRG-08: an empty value is fine here."""
@@ -283,6 +289,7 @@ def test_json_that_is_none_is_refused() -> None:
         parse_ingresses("")
 
 
+@pytest.mark.conformance("KN-BRK-20")
 def test_a_receiver_reads_an_array_of_ingresses() -> None:
     """KN-BRK-20: each knows its path."""
     document = {"namespace": "shop", "broker": "orders", "topic": "t", "kafka": KAFKA}

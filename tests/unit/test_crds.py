@@ -116,6 +116,7 @@ def test_the_schema_holds_no_rule_that_would_hide_the_webhooks_message(kind: str
     }
 
 
+@pytest.mark.conformance("KN-BRK-20")
 def test_the_status_has_upstreams_fields() -> None:
     """KN-BRK-20, naming.md: Trigger."""
     broker, trigger = (schema(kind)["status"]["properties"] for kind in ("broker", "trigger"))
@@ -132,6 +133,7 @@ def test_the_status_has_upstreams_fields() -> None:
         }
 
 
+@pytest.mark.conformance("KN-TRG-14")
 def test_the_columns_are_upstreams() -> None:
     """KN-TRG-14."""
     columns = {

@@ -2,6 +2,8 @@
 
 import base64
 
+import pytest
+
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka.core.kafka_binding import RecordHeaders, read
@@ -39,11 +41,13 @@ def buried(
     return told
 
 
+@pytest.mark.conformance("KN-DP-14")
 def test_the_event_keeps_its_version_its_partition_key_and_its_other_headers() -> None:
     """KN-DP-14, spec trap 8."""
     assert buried(HEADERS, failure(), ORIGIN)[: len(HEADERS)] == HEADERS
 
 
+@pytest.mark.conformance("KN-DLV-08")
 def test_the_story_says_where_how_when_and_whose() -> None:
     """KN-DLV-08, and what issue 5 reads."""
     attributes = read(buried(HEADERS, failure(), ORIGIN), b"data").attributes
@@ -75,6 +79,7 @@ def test_without_a_response_there_is_no_code_and_no_data() -> None:
     assert attributes["knafkareason"] == "timeout"
 
 
+@pytest.mark.conformance("KN-DLV-08")
 def test_error_data_of_any_size_stays_within_1024_characters_and_decodable() -> None:
     """KN-DLV-08."""
     attributes = read(buried(HEADERS, failure(500, bytes(range(256)) * 9), ORIGIN), None).attributes

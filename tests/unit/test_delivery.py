@@ -26,6 +26,7 @@ def test_every_2xx_is_delivered(status: int) -> None:
     assert decide(Outcome(status), 0, ONCE_MORE) == Done()
 
 
+@pytest.mark.conformance("KN-DP-03")
 @pytest.mark.parametrize("status", RETRIED)
 def test_a_retriable_status_is_retried_and_then_a_dead_letter(status: int) -> None:
     assert decide(Outcome(status), 0, ONCE_MORE) == Retry(0.5)
@@ -43,23 +44,27 @@ def test_no_response_is_retried(reason: Reason) -> None:
     assert decide(Outcome(failure=reason), 1, ONCE_MORE) == DeadLetter(reason)
 
 
+@pytest.mark.conformance("KN-DP-08")
 def test_a_malformed_reply_is_a_failure_that_another_attempt_would_not_mend() -> None:
     """KN-DP-08."""
     outcome = Outcome(200, failure=Reason.MALFORMED_REPLY)
     assert decide(outcome, 0, ONCE_MORE) == DeadLetter(Reason.MALFORMED_REPLY)
 
 
+@pytest.mark.conformance("KN-BRK-12")
 def test_a_reply_that_could_not_be_stored_fails_the_whole_delivery_and_is_retried() -> None:
     """KN-BRK-12."""
     outcome = Outcome(200, failure=Reason.REPLY_NOT_STORED)
     assert decide(outcome, 0, ONCE_MORE) == Retry(0.5)
 
 
+@pytest.mark.conformance("KN-DLV-01")
 def test_without_retries_the_first_failure_is_final() -> None:
     """KN-DLV-01: retry counts the attempts after the first."""
     assert decide(Outcome(503), 0, Delivery(retry=0)) == DeadLetter(Reason.STATUS)
 
 
+@pytest.mark.conformance("KN-DLV-02")
 @pytest.mark.parametrize(
     ("policy", "waits"),
     [
@@ -89,6 +94,7 @@ def test_a_delay_of_zero_retries_at_once() -> None:
     assert decide(Outcome(503), 1, delivery) == Retry(0)
 
 
+@pytest.mark.conformance("KN-DLV-04")
 @pytest.mark.parametrize(
     ("retry_after_max", "asked", "wait"),
     [

@@ -115,6 +115,7 @@ def test_a_single_node_gets_no_more_copies_than_it_can_keep() -> None:
     assert desired.broker_topic(broker(), None, local).replication == 1
 
 
+@pytest.mark.conformance("KN-BRK-19")
 def test_the_name_that_a_broker_got_once_is_kept() -> None:
     """KN-BRK-19: for life, whatever today's rule would call it."""
     kept = broker(status={"default.topic": "old-name"})
@@ -170,6 +171,7 @@ def test_a_name_that_kafka_would_refuse_is_refused_first(bad: Broker, path: str)
     assert raised.value.path == path
 
 
+@pytest.mark.conformance("KN-BRK-15")
 def test_a_brokers_config_is_a_config_map_in_its_namespace_unless_it_says_otherwise() -> None:
     """KN-BRK-15."""
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "c"}
@@ -204,6 +206,7 @@ def test_an_egress_says_all_about_a_trigger() -> None:
     assert egress.filters == (Exact(exact={"a": "b"}),)
 
 
+@pytest.mark.conformance("KN-BRK-19")
 def test_the_group_that_a_trigger_got_once_is_kept() -> None:
     """KN-BRK-19: another group would begin elsewhere."""
     assert egress_of(trigger(status={"group.id": "old"})).group == "old"
@@ -212,6 +215,7 @@ def test_the_group_that_a_trigger_got_once_is_kept() -> None:
 BROKERS = {"retry": 3, "timeout": "PT5S", "deadLetterSink": {"uri": "http://brokers/"}}
 
 
+@pytest.mark.conformance("KN-BRK-15", "KN-DLV-01")
 @pytest.mark.parametrize(
     ("triggers", "brokers", "want"),
     [
@@ -240,6 +244,7 @@ def test_any_option_on_the_trigger_replaces_the_brokers_delivery(
     assert type(egress.delivery) is Delivery
 
 
+@pytest.mark.conformance("KN-BRK-15", "KN-DLV-07")
 @pytest.mark.parametrize(
     ("triggers", "brokers", "want"),
     [

@@ -166,6 +166,7 @@ async def test_a_bad_request_is_answered_400_with_the_reason(
     assert GROUP not in running.world.log.groups
 
 
+@pytest.mark.conformance("KN-DP-13")
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -304,6 +305,7 @@ async def test_a_bug_ends_a_drain_as_failed_and_the_next_one_can_begin() -> None
     assert (again.lines[-1].ended, again.lines[-1].delivered) == (Ended.IDLE, 1)
 
 
+@pytest.mark.conformance("KN-DP-15")
 async def test_metrics_count_what_drains_did_and_do() -> None:
     """KN-DP-15."""
     answers = iter([503, 200])

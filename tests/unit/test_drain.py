@@ -157,6 +157,7 @@ async def test_a_key_has_one_attempt_under_way_at_a_time() -> None:
     assert world.subscriber.most_under_way == 1
 
 
+@pytest.mark.conformance("KN-DP-05")
 async def test_attempts_under_way_never_outnumber_the_limit() -> None:
     async def answer(request: Request) -> Response:
         await asyncio.sleep(1)

@@ -58,6 +58,7 @@ def gaps(world: World) -> list[float]:
     return [later - earlier for earlier, later in pairwise(world.subscriber.times)]
 
 
+@pytest.mark.conformance("KN-DLV-01", "KN-DLV-02")
 @pytest.mark.parametrize(
     ("policy", "waits"),
     [
@@ -79,6 +80,7 @@ async def test_ten_retries_wait_as_the_delivery_says(
     assert (progress.retried, progress.buried) == (10, 1)
 
 
+@pytest.mark.conformance("KN-DLV-04", "KN-DP-05")
 @pytest.mark.parametrize(
     ("status", "most", "wait"),
     [
@@ -100,6 +102,7 @@ async def test_retry_after_is_honoured_where_it_may(
     assert wait - 1e-6 <= gaps(world)[0] < wait + 0.1
 
 
+@pytest.mark.conformance("KN-DLV-03", "KN-DLV-08")
 async def test_an_attempt_that_times_out_is_retried_and_buried_without_a_code() -> None:
     """KN-DLV-03, KN-DLV-08."""
 
@@ -133,6 +136,7 @@ async def test_an_attempt_without_a_response_is_retried(reason: str) -> None:
     assert (await world.run()).delivered == 1
 
 
+@pytest.mark.conformance("KN-DLV-07", "KN-DLV-08")
 async def test_what_fails_for_good_goes_to_the_sink() -> None:
     """KN-DLV-07, KN-DLV-08: the event as it was, and how it failed."""
     world = World(unless_sink(response(422, b"no \xff"), response(202)), sink=True)
@@ -156,6 +160,7 @@ async def test_what_fails_for_good_goes_to_the_sink() -> None:
     assert world.committed == {0: 1}
 
 
+@pytest.mark.conformance("KN-DLV-07", "KN-DLV-09")
 async def test_the_sink_is_retried_as_the_subscriber_is_and_then_the_topic_takes_it() -> None:
     """KN-DLV-07: a dead letter's delivery is retried, too; KN-DLV-09: it is never dropped."""
     delivery = Delivery(retry=2, backoff_delay=1)
@@ -191,6 +196,7 @@ async def test_a_dead_letter_tells_its_story() -> None:
     assert world.records_of(DEAD)[0].key() == b"k"
 
 
+@pytest.mark.conformance("KN-DLV-09")
 async def test_what_no_dead_letter_topic_takes_stays_unsettled_until_one_does() -> None:
     """KN-DLV-09: the offset does not move."""
     world = World(always(response(400)))
@@ -239,6 +245,7 @@ async def test_an_undecodable_record_is_buried_as_it_is_and_sent_to_nobody(sink:
     assert world.committed == {0: 2}
 
 
+@pytest.mark.conformance("KN-BRK-11", "KN-BRK-12")
 async def test_a_reply_is_stored_before_its_event_is_settled() -> None:
     """KN-BRK-11, KN-BRK-12."""
 
@@ -270,6 +277,7 @@ async def test_a_reply_in_structured_mode_is_stored_as_an_event() -> None:
     assert world.events_of(TOPIC)[1].data == b'{"a": 1}'
 
 
+@pytest.mark.conformance("KN-BRK-12")
 async def test_an_event_whose_reply_is_not_stored_is_delivered_again() -> None:
     """KN-BRK-12: the entire delivery failed."""
     answer = response(200, b"", **REPLY)
@@ -294,6 +302,7 @@ async def test_an_event_whose_replies_are_never_stored_is_buried_at_last() -> No
     assert world.events_of(DEAD)[0].attributes["knafkareason"] == "reply-not-stored"
 
 
+@pytest.mark.conformance("KN-DP-08")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -314,6 +323,7 @@ async def test_a_success_without_a_reply_stores_nothing(answer: Response) -> Non
     assert len(world.records_of(TOPIC)) == 1
 
 
+@pytest.mark.conformance("KN-DP-08")
 @pytest.mark.parametrize(
     "answer",
     [

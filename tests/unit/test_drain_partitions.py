@@ -205,6 +205,50 @@ async def test_a_partition_at_its_share_is_read_again_when_it_has_caught_up() ->
     assert world.committed == {0: 100, 1: 100}
 
 
+async def test_no_more_is_read_while_enough_events_could_go_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Held records cost memory, and looking after them time; only those that wait pay for it."""
+    monkeypatch.setattr(drains, "READ_LIMIT", 5)
+    monkeypatch.setattr(drains, "READY_ENOUGH", 10)
+
+    async def answer(request: Request) -> Response:
+        await asyncio.sleep(0.01)
+        return response()
+
+    world = World(answer, max_in_flight=2)
+    for number in range(300):
+        world.send(str(number))
+    drain = world.drain()
+    running = world.begin(drain)
+    most = 0
+    while len(world.subscriber.answered) < 300:
+        most = max(most, drain.progress().unsettled)
+        await asyncio.sleep(0.005)
+    assert 10 < most <= 10 + 5 + 2
+    assert (await running).delivered == 300
+
+
+async def test_a_subscriber_that_hangs_does_not_end_the_reading_that_keeps_it_in_its_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drains, "READ_LIMIT", 5)
+    monkeypatch.setattr(drains, "READY_ENOUGH", 10)
+
+    async def hang(request: Request) -> Response:
+        await asyncio.sleep(FAR)
+        return response()
+
+    world = World(hang, max_in_flight=2)
+    for number in range(100):
+        world.send(str(number))
+    drain = world.drain()
+    running = world.begin(drain, budget=30)
+    await asyncio.sleep(10 * drains.ROOM_TIMEOUT)
+    assert drain.progress().unsettled >= 50
+    assert (await running).ended is Ended.BUDGET
+
+
 async def test_bytes_are_bounded_as_well_as_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drains, "READ_LIMIT", 1)
     monkeypatch.setattr(drains, "MAX_UNSETTLED_BYTES", 10_000)

@@ -66,24 +66,28 @@ def verdict(event: dict[str, str], **fields: object) -> bool:
     return matches
 
 
+@pytest.mark.conformance("KN-TRG-10")
 @pytest.mark.parametrize("spec", MATCHING.values(), ids=MATCHING.keys())
 def test_a_matching_event_passes(spec: object) -> None:
     """KN-TRG-10."""
     assert verdict(EVENT, filters=[spec])
 
 
+@pytest.mark.conformance("KN-TRG-10")
 @pytest.mark.parametrize("spec", REFUSING.values(), ids=REFUSING.keys())
 def test_any_other_event_is_refused(spec: object) -> None:
     """KN-TRG-10."""
     assert not verdict(EVENT, filters=[spec])
 
 
+@pytest.mark.conformance("KN-TRG-10")
 def test_filters_are_anded() -> None:
     """KN-TRG-10."""
     assert verdict(EVENT, filters=[MATCHING["exact"], MATCHING["cesql"]])
     assert not verdict(EVENT, filters=[MATCHING["exact"], REFUSING["cesql, false"]])
 
 
+@pytest.mark.conformance("KN-TRG-10")
 def test_filters_override_the_attributes_filter_unless_they_are_empty() -> None:
     """KN-TRG-10."""
     other = {"attributes": {"type": "other"}}
@@ -91,6 +95,7 @@ def test_filters_override_the_attributes_filter_unless_they_are_empty() -> None:
     assert not verdict(EVENT, filter=other, filters=[])
 
 
+@pytest.mark.conformance("KN-TRG-08")
 @pytest.mark.parametrize(
     ("wanted", "matches"),
     [

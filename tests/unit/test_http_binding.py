@@ -76,6 +76,7 @@ def test_the_key_is_the_partitionkey_else_the_subject(subject: bytes) -> None:
     assert record_of([*headers, (b"ce-partitionkey", b"")], b"").key == (b"s" if subject else None)
 
 
+@pytest.mark.conformance("KN-DP-10", "KN-DP-11")
 @pytest.mark.parametrize("extra", [[], [(b"ce-ext", b"%20")]], ids=["plain", "encoded"])
 def test_trace_and_knative_headers_pass_under_their_own_names(
     extra: list[tuple[bytes, bytes]],
@@ -171,6 +172,7 @@ def test_a_source_is_a_uri_reference(source: bytes) -> None:
     assert "is not a URI-reference" in problem(headers)
 
 
+@pytest.mark.conformance("KN-DP-14")
 @pytest.mark.parametrize(("version", "taken"), [(b"0.3", True), (b"1.0", True), (b"0.2", False)])
 def test_versions_are_kept_as_they_are(version: bytes, taken: bool) -> None:
     """KN-DP-14"""
@@ -269,6 +271,7 @@ def test_duplicate_record_headers_become_one_http_header() -> None:
     assert head.count(b"\r\n") == 5
 
 
+@pytest.mark.conformance("KN-DLV-05")
 def test_a_structured_record_leaves_as_it_is() -> None:
     """KN-DLV-05: unless the delivery's format says otherwise"""
     envelope = read([("content-type", b"application/cloudevents+json")], DOCUMENT)
@@ -280,6 +283,7 @@ def test_a_structured_record_leaves_as_it_is() -> None:
     assert body == b'{"a": 1}'
 
 
+@pytest.mark.conformance("KN-DLV-05")
 def test_the_format_json_makes_a_binary_record_structured() -> None:
     """KN-DLV-05"""
     attributes = {**ATTRIBUTES, "datacontenttype": "application/json"}
@@ -305,6 +309,7 @@ def test_for_other_clients_an_event_is_headers_and_a_body() -> None:
     assert to_http(Event(ATTRIBUTES, None)) == (REQUIRED, b"")
 
 
+@pytest.mark.conformance("KN-DP-08")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -327,6 +332,7 @@ def test_a_reply_is_read_in_either_mode() -> None:
     assert draft.value == b'{"a": 1}'
 
 
+@pytest.mark.conformance("KN-DP-08")
 @pytest.mark.parametrize(
     "headers",
     [

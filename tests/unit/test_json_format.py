@@ -184,6 +184,7 @@ def test_whatever_is_no_json_object_is_an_invalid_event(document: str | bytes) -
     assert problem(document)
 
 
+@pytest.mark.conformance("KN-DLV-05")
 @pytest.mark.parametrize("data", ['{"b" : 1.10,\t"a":[2]}', "9" * 5000, "null", ' "é" \n'])
 def test_json_data_are_written_verbatim(data: str) -> None:
     """KN-DLV-05, CE-H10"""

@@ -82,6 +82,7 @@ def test_of_duplicate_headers_the_last_wins() -> None:
     assert read(headers, None) == Envelope(ATTRIBUTES, None, [("traceparent", b"1")])
 
 
+@pytest.mark.conformance("KN-DP-10", "KN-DP-11")
 def test_only_headers_that_may_pass_are_kept_and_only_if_they_fit_http() -> None:
     """KN-DP-10, KN-DP-11"""
     passing = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+import pytest
+
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka.core.event import Event
@@ -44,6 +46,7 @@ class FakeRecord:
         return 1, self.written
 
 
+@pytest.mark.conformance("KN-DLV-08")
 def test_a_dead_letter_tells_its_whole_story() -> None:
     """KN-DLV-08."""
     draft = to_record(EVENT)

@@ -53,6 +53,7 @@ def test_every_document_of_every_file_in_a_folder_is_read(tmp_path: Path) -> Non
     assert declared.problems == ()
 
 
+@pytest.mark.conformance("KN-DLV-06")
 def test_a_problem_names_the_file_the_document_and_the_field(tmp_path: Path) -> None:
     """KN-DLV-06: rejected with the field path."""
     write(tmp_path, shop=f"{BROKER}---\n{BROKEN}")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from knafka.core.contract import Kafka
 from knafka.local.manifests import Declared, Identity, Place
 from knafka.local.plan import Plan, defaults, identity, make_plan
@@ -67,6 +69,7 @@ def test_a_broker_and_a_trigger_run() -> None:
     assert not plan.refused
 
 
+@pytest.mark.conformance("KN-TRG-01")
 def test_a_trigger_without_its_broker_is_refused_by_upstreams_words() -> None:
     """KN-TRG-01."""
     plan = plan_of(trigger())
@@ -74,6 +77,7 @@ def test_a_trigger_without_its_broker_is_refused_by_upstreams_words() -> None:
     assert not plan.triggers
 
 
+@pytest.mark.conformance("KN-BRK-04")
 def test_a_broker_of_another_class_is_refused_and_its_triggers_say_why() -> None:
     """KN-BRK-04."""
     annotations = {"eventing.knative.dev/broker.class": "MTChannelBasedBroker"}
@@ -82,6 +86,7 @@ def test_a_broker_of_another_class_is_refused_and_its_triggers_say_why() -> None
     assert "is refused" in plan.refused[ORDERS]
 
 
+@pytest.mark.conformance("KN-DST-01", "KN-TRG-12")
 def test_a_knative_service_is_its_command_in_the_manifests_folder() -> None:
     """KN-DST-01, KN-TRG-12."""
     command = "functions-framework --target 'a b'"
@@ -92,12 +97,14 @@ def test_a_knative_service_is_its_command_in_the_manifests_folder() -> None:
     assert subscriber_of(plan) == "http://127.0.0.1:9999/"
 
 
+@pytest.mark.conformance("KN-DST-03")
 def test_a_uri_beside_a_ref_is_relative_to_it() -> None:
     """KN-DST-03."""
     plan = plan_of(service(), broker(), trigger("orders", {"ref": SERVICE, "uri": "/deep?x=1"}))
     assert subscriber_of(plan) == "http://127.0.0.1:9999/deep?x=1"
 
 
+@pytest.mark.conformance("KN-DST-01", "KN-BRK-20")
 def test_a_brokers_address_is_a_path_of_ours() -> None:
     """KN-DST-01, KN-BRK-20."""
     ref = {"apiVersion": "eventing.knative.dev/v1", "kind": "Broker", "name": "other"}
@@ -105,6 +112,7 @@ def test_a_brokers_address_is_a_path_of_ours() -> None:
     assert subscriber_of(plan) == f"{URL}/default/other"
 
 
+@pytest.mark.conformance("KN-TRG-03", "KN-DST-04")
 def test_what_has_no_address_refuses_its_trigger_and_no_other() -> None:
     """KN-TRG-03, KN-DST-04."""
     kubernetes = {"apiVersion": "v1", "kind": "Service", "name": "web"}
@@ -124,6 +132,7 @@ def test_what_has_no_address_refuses_its_trigger_and_no_other() -> None:
     assert all("spec.subscriber.ref" in reason for reason in reasons.values())
 
 
+@pytest.mark.conformance("KN-TRG-04")
 def test_a_dead_letter_sink_is_resolved_like_a_subscriber() -> None:
     """KN-TRG-04."""
     delivery = {"delivery": {"deadLetterSink": {"ref": SERVICE, "uri": "lost"}}}

@@ -99,6 +99,7 @@ async def test_every_event_is_sent_and_counted() -> None:
     assert {request.rpartition(b"\r\n\r\n")[2] for request in requests} == set(b"1 2 3 4 5".split())
 
 
+@pytest.mark.conformance("KN-DP-09")
 async def test_a_503_is_tried_again_when_it_said() -> None:
     """KN-DP-09: 503 with Retry-After."""
     async with answering(BUSY, OK) as (url, requests):

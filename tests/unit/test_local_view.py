@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from knafka.local.snapshot import BrokerRow, Snapshot, TriggerRow
@@ -34,6 +35,7 @@ def test_a_change_of_scale_is_said_with_its_reason() -> None:
     assert line == "Trigger default/orders: 2 of 4 replicas (lag 150, 100 per drain)"
 
 
+@pytest.mark.conformance("KN-TRG-03")
 def test_a_trigger_that_cannot_run_says_why_and_then_that_it_can() -> None:
     """KN-TRG-03."""
     refused = with_trigger(refused="no address")

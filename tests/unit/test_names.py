@@ -14,6 +14,7 @@ LABEL = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", fullmatch=True)
 OBJECT = st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", fullmatch=True)
 
 
+@pytest.mark.conformance("KN-BRK-19")
 def test_a_brokers_topic_and_a_triggers_group_have_upstreams_names() -> None:
     """naming.md; KN-BRK-19."""
     assert names.broker_topic("shop", "orders") == "knative-broker-shop-orders"

@@ -38,6 +38,7 @@ def test_a_step_that_set_its_condition_keeps_its_reason() -> None:
     assert found["reason"] == "NotConfigured"
 
 
+@pytest.mark.conformance("KN-CON-03")
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -142,7 +142,7 @@ async def test_a_sender_that_hangs_up_mid_body_stores_nothing(hosted: Hosted) ->
     ],
 )
 async def test_methods_and_paths(hosted: Hosted, method: str, path: str, status: int) -> None:
-    hosted.receiver.reception.ready = True
+    hosted.receiver.reception.waiting = None
     assert await hosted.ask(method=method, path=path) == status
 
 
@@ -206,8 +206,8 @@ async def test_it_is_ready_once_kafka_has_answered(hosted: Hosted) -> None:
     receiver = new()
     assert receiver.alive()[0]
     await receiver.start(environment())
-    await asyncio.sleep(0.05)
     assert receiver.ready() == (False, "Kafka has not answered yet")
+    await until(lambda: receiver.ready() == (False, "Kafka has not answered yet: away"))
     hosted.log.fail(None)
     await until(lambda: receiver.ready()[0])
     await receiver.stop()

@@ -578,7 +578,7 @@ async def test_a_bug_behind_it_costs_one_connection_and_is_logged(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(server.reception, "handle", broken)
+        patched.setattr(server.reception, "receive", broken)
         async with server.connect() as wire:
             wire.send(EVENT)
             assert await wire.closed() == b""
@@ -595,3 +595,16 @@ async def test_connections_that_are_gone_leave_nothing_behind(server: Server) ->
     await until(lambda: not server.shared.open)
     gc.collect()
     assert not [each for each in gc.get_objects() if type(each) is ReceiverProtocol]
+
+
+async def test_a_broken_request_after_a_good_one_is_counted_for_no_broker(server: Server) -> None:
+    """Until its head is whole, nobody knows where it was to go."""
+    async with server.connect() as wire:
+        wire.send(EVENT + b"garbage\r\n\r\n")
+        assert await wire.statuses(2) == [202, 400]
+    counts = {
+        metric.name: {labels.get("code"): count for labels, count in metric.samples}
+        for metric in server.reception.metrics()
+    }
+    assert counts["knafka_receiver_events_total"] == {"202": 1}
+    assert counts["knafka_receiver_unrouted_total"] == {"400": 1}

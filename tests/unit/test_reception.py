@@ -67,6 +67,7 @@ def world() -> World:
     return World()
 
 
+@pytest.mark.conformance("KN-DP-09")
 @pytest.mark.parametrize("request_", EVERY, ids=lambda each: each.id)
 async def test_each_request_is_answered_and_stored_as_the_table_says(
     world: World, request_: Request
@@ -86,6 +87,7 @@ async def test_each_request_is_answered_and_stored_as_the_table_says(
     assert world.metric("knafka_receiver_events_total") == {str(request_.status): 1}
 
 
+@pytest.mark.conformance("KN-BRK-07", "KN-DP-02")
 async def test_202_is_said_only_when_kafka_has_acknowledged(world: World) -> None:
     """KN-BRK-07."""
     world.log.hold()
@@ -96,6 +98,7 @@ async def test_202_is_said_only_when_kafka_has_acknowledged(world: World) -> Non
     assert world.statuses == [202]
 
 
+@pytest.mark.conformance("KN-BRK-07", "KN-DP-02", "KN-DP-09")
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -128,6 +131,7 @@ async def test_a_full_writer_is_busy(world: World) -> None:
     assert (b"retry-after", b"1") in answer.headers
 
 
+@pytest.mark.conformance("KN-DP-05")
 async def test_more_events_in_flight_than_the_limit_are_busy() -> None:
     world = World(Limits(in_flight=3))
     world.log.hold()
@@ -166,6 +170,7 @@ async def test_attributes_count_for_the_bytes_in_flight() -> None:
         assert world.metric("knafka_receiver_waiting_bytes") == {"": 0}
 
 
+@pytest.mark.conformance("KN-DP-12")
 @pytest.mark.parametrize(
     ("headers", "body", "status"),
     [
@@ -196,6 +201,7 @@ async def test_a_broker_is_served_with_and_without_a_trailing_slash(
     assert world.metric("knafka_receiver_events_total") == {"202": 2}
 
 
+@pytest.mark.conformance("KN-DP-09")
 @pytest.mark.parametrize(
     "path", [b"", b"/", b"/ns", b"/ns/other", b"/ns/broker//", b"/ns/broker/x", b"ns/broker", b"*"]
 )
@@ -205,6 +211,7 @@ async def test_an_unknown_path_is_404(world: World, path: bytes) -> None:
     assert world.metric("knafka_receiver_events_total") == {}
 
 
+@pytest.mark.conformance("KN-DP-09")
 @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"PUT", b"PATCH", b"DELETE", b"BREW"])
 async def test_other_methods_are_405_and_told_what_is_allowed(world: World, method: bytes) -> None:
     answer = await world.answer(method)
@@ -213,6 +220,7 @@ async def test_other_methods_are_405_and_told_what_is_allowed(world: World, meth
     assert world.log.topics["events"] == [[]]
 
 
+@pytest.mark.conformance("KN-DP-07")
 async def test_options_is_the_webhook_handshake(world: World) -> None:
     """KN-DP-07."""
     answer = await world.answer(b"OPTIONS")
@@ -225,6 +233,7 @@ async def test_options_is_the_webhook_handshake(world: World) -> None:
     }
 
 
+@pytest.mark.conformance("KN-BRK-21")
 async def test_the_network_probe_gets_its_hash_back(world: World) -> None:
     """KN-BRK-21."""
     headers = ((b"K-Network-Probe", b"probe"), (b"K-Network-Hash", b"abc"))
@@ -235,6 +244,7 @@ async def test_the_network_probe_gets_its_hash_back(world: World) -> None:
     assert (await world.answer(b"GET", headers=((b"k-network-probe", b"x"),))).status == 405
 
 
+@pytest.mark.conformance("KN-DP-13")
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
 async def test_liveness_and_readiness(world: World, method: bytes) -> None:
     """KN-DP-13: both spellings; ready once Kafka has answered."""
@@ -242,12 +252,13 @@ async def test_liveness_and_readiness(world: World, method: bytes) -> None:
         assert (await world.answer(method, path)).status == 200
     for path in (b"/readyz", b"/health/readiness"):
         assert (await world.answer(method, path)).status == 503
-    world.reception.ready = True
+    world.reception.waiting = None
     for path in (b"/readyz", b"/health/readiness"):
         assert (await world.answer(method, path)).status == 200
     assert (await world.answer(b"POST", b"/healthz")).status == 404
 
 
+@pytest.mark.conformance("KN-DP-15")
 async def test_metrics_count_by_broker_and_code(world: World) -> None:
     """KN-DP-15."""
     await world.answer()

@@ -42,6 +42,7 @@ PLAIN = _ref("v1", "Service", "plain")
 FUNCTION = _ref("serving.knative.dev/v1", "Service", "fn")
 
 
+@pytest.mark.conformance("KN-DST-01", "KN-DST-02", "KN-DST-03")
 @pytest.mark.parametrize(
     ("declared", "url"),
     [
@@ -71,6 +72,7 @@ async def test_an_addressables_authorities_are_trusted_unless_others_are_declare
     assert await _resolve({"ref": ref, "CACerts": "MINE"}) == ("https://inbox.shop", "MINE")
 
 
+@pytest.mark.conformance("KN-DST-04", "KN-TRG-03")
 @pytest.mark.parametrize(
     ("ref", "reason"),
     [

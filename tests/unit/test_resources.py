@@ -96,6 +96,7 @@ def test_what_the_api_server_adds_is_tolerated() -> None:
     assert parsed.status.annotations == {"group.id": "g"}
 
 
+@pytest.mark.conformance("KN-BRK-15")
 def test_a_field_set_to_null_is_left_out() -> None:
     """As by the API server, so `delivery: null` overrides nothing (KN-BRK-15)."""
     parsed = trigger(filter=None, filters=None, delivery=None, brokerRef=None)
@@ -104,12 +105,14 @@ def test_a_field_set_to_null_is_left_out() -> None:
     assert not trigger(delivery={"retry": None}).spec.delivery.is_set
 
 
+@pytest.mark.conformance("KN-BRK-15")
 @pytest.mark.parametrize("delivery", [{"retry": 0}, {"deadLetterSink": {"ref": REF}}])
 def test_any_delivery_option_counts_even_one_that_is_the_default(delivery: object) -> None:
     """KN-BRK-15: `retry: 0` on a Trigger wins over the Broker's `retry: 3`."""
     assert trigger(delivery=delivery).spec.delivery.is_set
 
 
+@pytest.mark.conformance("KN-BRK-16")
 def test_a_broker_needs_no_spec() -> None:
     """KN-BRK-16."""
     bare = {key: value for key, value in document("Broker").items() if key != "spec"}
@@ -174,6 +177,7 @@ def test_other_kinds_are_none_of_ours(api_version: str, kind: str) -> None:
     assert parse_resource({"apiVersion": api_version, "kind": kind, "spec": 5}) is None
 
 
+@pytest.mark.conformance("KN-DLV-06", "KN-TRG-05", "KN-TRG-10")
 @pytest.mark.parametrize(
     ("broken", "path", "problem"),
     [
@@ -301,6 +305,7 @@ def test_an_empty_namespace_is_none() -> None:
     assert reference.namespace is None
 
 
+@pytest.mark.conformance("KN-BRK-04")
 @pytest.mark.parametrize(
     ("annotations", "ours"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from knafka_operator.resources import AUTOSCALING
 from knafka_operator.scaler import (
     BUDGET,
     GRACE,
+    KEPT,
     Autoscaling,
     Lags,
     Scale,
@@ -657,6 +659,39 @@ async def test_a_triggers_counts_are_those_of_all_its_drains(
         assert scaler.statuses()["mail"].counts == DrainProgress(
             read=16, delivered=15, unsettled=1, partitions=(0,)
         )
+
+
+@pytest.mark.looptime
+async def test_an_idle_group_is_joined_before_kafka_forgets_its_offsets(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """Kafka drops the offsets of a group that stays empty for 7 days."""
+    drains.script = Ended.IDLE
+    slow = Autoscaling(polling_interval=600)
+    async with running(lags, drains) as scaler:
+        await scaler.watch("mail", egress(), slow)
+        await scaler.watch("bill", egress("bill"), slow)
+        started = now()
+        await asyncio.sleep(KEPT / 2 - 600)
+        assert drains.all == [], "as long as an operator may take to be restarted"
+        await asyncio.sleep(KEPT * 6)
+    for trigger in ("mail", "bill"):
+        times = [started, *(drain.began for drain in drains.all if drain.trigger == trigger)]
+        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert 6 <= len(pauses) <= 13
+        assert all(KEPT / 2 <= pause <= KEPT + 601 for pause in pauses)
+
+
+@pytest.mark.looptime
+async def test_a_group_that_could_not_be_joined_is_joined_again_soon(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    drains.script = Ended.FAILED
+    async with running(lags, drains) as scaler:
+        await scaler.watch("mail", egress(), Autoscaling(polling_interval=600))
+        await asyncio.sleep(KEPT + 700)
+        assert len(drains.all) > 10
+        assert scaler.statuses()["mail"].scale == Scale(1, "no lag, to keep its offsets")
 
 
 @pytest.mark.looptime

@@ -64,19 +64,34 @@ class HttpSubscriber:
     async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
         pool = self._pools.get(target.origin) or self._open(target.origin)
         deadline = pool.loop.time() + timeout
-        head = b"%b%bcontent-length: %d\r\n\r\n" % (target.start, head, len(body))
+        size = len(body)
+        if size <= _JOINED_BYTES:
+            first = b"%b%bcontent-length: %d\r\n\r\n%b" % (target.start, head, size, body)
+            body = b""
+        else:
+            first = b"%b%bcontent-length: %d\r\n\r\n" % (target.start, head, size)
         if pool.free:
             pool.free -= 1
         else:
             await pool.wait_for_slot(deadline)
         try:
-            if pool.idle:
+            is_new = False
+            while True:
+                if not pool.idle:
+                    is_new = True
+                connection = await pool.connect(deadline) if is_new else pool.idle.pop()
                 try:
-                    return await pool.idle.pop().exchange(head, body, deadline)
+                    waiter = connection.send(first, body, deadline)
+                    try:
+                        return await waiter
+                    finally:
+                        connection.leave(waiter)
+                        # It holds the error whose traceback holds this frame and its request.
+                        del waiter
                 except _Unanswered:
-                    pass
-            connection = await pool.connect(deadline)
-            return await connection.exchange(head, body, deadline)
+                    if is_new:
+                        raise
+                    is_new = True
         finally:
             pool.give_slot()
 
@@ -232,10 +247,10 @@ class _Connection(asyncio.Protocol):
         self._body: bytes | bytearray = b""
         self._response: Response | None = None
 
-    async def exchange(self, head: bytes, body: bytes, deadline: float) -> Response:
-        """Send one request and return its response; the connection must be new or just idle.
+    def send(self, first: bytes, rest: bytes, deadline: float) -> asyncio.Future[Response]:
+        """Send one request; the response, or a `DeliveryError`. Call `leave` when done with it.
 
-        Raises `DeliveryError`; a connection that is left in any other way is dropped.
+        The connection must be new or just idle.
         """
         if self._transport.is_closing():
             # Its end came before this exchange began, and nothing more will.
@@ -243,16 +258,15 @@ class _Connection(asyncio.Protocol):
         waiter: asyncio.Future[Response] = self._pool.loop.create_future()
         self._waiter = waiter
         self._expire_at(deadline)
-        if len(body) <= _JOINED_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.write(head)
-            self._transport.write(body)
-        try:
-            return await waiter
-        finally:
-            if self._waiter is waiter:
-                self.drop()
+        self._transport.write(first)
+        if rest:
+            self._transport.write(rest)
+        return waiter
+
+    def leave(self, waiter: asyncio.Future[Response]) -> None:
+        """Whoever sent has a response, or waits no longer: then the connection is dropped."""
+        if self._waiter is waiter:
+            self.drop()
 
     def drop(self) -> None:
         """Close at once, whatever is still to be written or read."""

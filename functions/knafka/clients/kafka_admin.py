@@ -141,13 +141,11 @@ class KafkaAdmin:
 
     async def ensure_committed(self, group: str, topic: str) -> None:
         partitions = (await self._existing(topic)).partitions
-        committed = await self._groups.committed(group, partitions)
-        missing = [each for each in partitions if each.partition not in committed]
-        if not missing:
+        if await self._groups.committed(group, partitions):
             return
-        begin = await self._list_offsets(missing, _EARLIEST if committed else _LATEST)
+        ends = await self._list_offsets(partitions, _LATEST)
         await self._groups.commit(
-            group, [TopicPartition(topic, number, offset) for number, offset in begin.items()]
+            group, [TopicPartition(topic, number, offset) for number, offset in ends.items()]
         )
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:

@@ -16,9 +16,9 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from knafka.clients.kafka_client import Connection, open_client
 from knafka.clients.kafka_requests import THREADS, Requests
@@ -26,8 +26,6 @@ from knafka.clients.log import Positions
 
 REMEMBERED: Final = 300.0
 """Seconds, at most, for which a group at the end of its topic isn't asked again."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +47,7 @@ class KafkaGroups:
     async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Positions:
         """What the group has committed, as Kafka knows it now."""
         wanted = list(partitions)
-        found: list[TopicPartition] = await self._as(
-            group, lambda it, timeout: it.committed(wanted, timeout=timeout)
-        )
+        found = await self._as(group, lambda it, timeout: it.committed(wanted, timeout=timeout))
         return {each.partition: each.offset for each in found if each.offset >= 0}
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
@@ -101,11 +97,19 @@ class KafkaGroups:
         """Ask anew what this group has committed."""
         self._known = {key: each for key, each in self._known.items() if key[0] != group}
 
-    async def _as(self, group: str, call: Callable[[Consumer, float], T]) -> T:
-        def asked(timeout: float) -> T:
-            consumer = open_client(Consumer, {**self._connection, "group.id": group})
+    async def _as(
+        self, group: str, call: Callable[[Consumer, float], list[TopicPartition] | None]
+    ) -> list[TopicPartition]:
+        def asked(timeout: float) -> list[TopicPartition]:
+            # A commit takes no timeout of its own.
+            bound = {"socket.timeout.ms": int(timeout * 1000)}
+            consumer = open_client(Consumer, {**self._connection, **bound, "group.id": group})
             try:
-                return call(consumer, timeout)
+                answers = call(consumer, timeout) or []
+                for each in answers:
+                    if each.error is not None:
+                        raise KafkaException(each.error)
+                return answers
             finally:
                 consumer.close()
 

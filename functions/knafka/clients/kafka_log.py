@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -26,10 +27,17 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from knafka.clients.kafka_client import PASSING, Connection, log_error_of, open_client
+from knafka.clients.kafka_client import (
+    PASSING,
+    Connection,
+    log_error,
+    log_error_of,
+    open_client,
+)
 from knafka.clients.log import Assignment, Positions, Record, Reported
 from knafka.core.errors import LogError, LogFull
 from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.kafka_trouble import Trouble
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +55,8 @@ SESSION_TIMEOUT: Final = 10.0
 """Seconds until a killed member's partitions go to others; the peer's value."""
 PURGE_TIMEOUT: Final = 0.5
 """Seconds for the reports of what is given up at the end; they come from librdkafka's threads."""
+JOIN_TIMEOUT: Final = 10.0
+"""Seconds to join a group in spite of connections that fail: a broker's restart."""
 REVOKE_TIMEOUT: Final = 30.0
 """Seconds a rebalance waits for the loop at most; `Assignment.revoked` has a bound of its own."""
 CLOSE_TIMEOUT: Final = 5.0
@@ -58,6 +68,7 @@ class KafkaWriter:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._trouble = Trouble()
         self._producer = self._open()
         self._loop = asyncio.get_running_loop()
         self._in_flight = 0
@@ -69,13 +80,14 @@ class KafkaWriter:
         return open_client(
             Producer,
             {
+                "error_cb": self._hear,
                 **self._connection,
                 "acks": "all",
                 "enable.idempotence": True,
                 "partitioner": "murmur2_random",
                 "linger.ms": 1,
-                # The batches that a Java consumer's default fetch serves well (performance.md).
-                "batch.size": 65_536,
+                # batch.size stays librdkafka's 1 MB: its thread spins while a full batch waits for
+                # one of the five requests that may be under way (docs/decisions/0010).
                 "message.timeout.ms": int(DELIVERY_TIMEOUT * 1000),
                 "queue.buffering.max.messages": BUFFER_RECORDS,
                 "queue.buffering.max.kbytes": BUFFER_BYTES // 1024,
@@ -135,13 +147,18 @@ class KafkaWriter:
                 delay = POLL_BUSY if self._busy else POLL_IDLE
                 self._timer = self._loop.call_later(delay, self._poll)
 
-    async def reachable(self, timeout: float) -> bool:
+    def _hear(self, error: KafkaError) -> None:
+        log_error(error)
+        self._trouble.hear(error)
+
+    async def reach(self, timeout: float) -> None:
+        self._trouble.forget()
         ask = partial(self._producer.list_topics, timeout=timeout)
         try:
             await asyncio.to_thread(ask)
-        except KafkaException:
-            return False
-        return True
+        except KafkaException as error:
+            self._producer.poll(0)
+            raise LogError(str(self._trouble) or error.args[0].str()) from error
 
     async def close(self, timeout: float) -> None:
         self._closed = True
@@ -170,9 +187,13 @@ class KafkaReader:
         self._loop = asyncio.get_running_loop()
         self._thread = _Thread(self._loop)
         self._failure: LogError | None = None
+        self._trouble = Trouble()
+        self._joined = False
+        self._opened = time.monotonic()
         self._consumer = open_client(
             Consumer,
             {
+                "error_cb": self._hear,
                 **connection,
                 "group.id": group,
                 "enable.auto.commit": False,
@@ -185,6 +206,8 @@ class KafkaReader:
                 "queued.min.messages": 10_000,
                 # Bounds what librdkafka prefetches, so a backlog of large events stays in Kafka.
                 "queued.max.messages.kbytes": 16 * 1024,
+                # Of 1000: a full buffer is drained in less, and the dispatcher would stand still.
+                "fetch.queue.backoff.ms": 20,
                 "reconnect.backoff.max.ms": 1000,
             },
         )
@@ -196,6 +219,10 @@ class KafkaReader:
         records: list[Record] = await self._thread.call(partial(self._read, limit, timeout))
         return records
 
+    def _hear(self, error: KafkaError) -> None:
+        log_error(error)
+        self._trouble.hear(error)
+
     def _read(self, limit: int, timeout: float) -> list[Record]:
         records: list[Record] = []
         for message in self._batch(limit, timeout) if self._failure is None else ():
@@ -204,11 +231,21 @@ class KafkaReader:
                 records.append(cast(Record, message))
             elif not error.retriable() and error.code() not in PASSING:
                 self._failure = log_error_of(error)
+        if not self._joined and (why := self._why_not()):
+            self._trouble.forget()
+            raise LogError(why)  # or to be refused would look like having nothing to do
         if self._failure is not None and not records:
             failure, self._failure = self._failure, None
             raise failure
         # What was read before it failed comes first: the position is beyond it already.
         return records
+
+    def _why_not(self) -> str:
+        """Why there is no hope of joining, empty while there is some."""
+        refusal = self._trouble.refusal
+        if refusal or time.monotonic() - self._opened < JOIN_TIMEOUT:
+            return refusal or ""
+        return str(self._trouble)
 
     def _batch(self, limit: int, timeout: float) -> list[Message]:
         # consume() alone would wait for the whole batch; the first record alone is worth a return.
@@ -241,6 +278,7 @@ class KafkaReader:
         return [TopicPartition(self._topic, each, offset) for each, offset in positions.items()]
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._joined = True
         consumer.incremental_assign(partitions)
         # librdkafka remembers a pause beyond a revoke; to its next owner a partition is new.
         consumer.resume(partitions)

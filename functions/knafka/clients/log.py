@@ -163,11 +163,11 @@ class LogAdmin(Protocol):
         ...
 
     async def ensure_committed(self, group: str, topic: str) -> None:
-        """See to it that the group has an offset on every partition (KN-TRG-06).
+        """Have a new group begin at the topic's end (KN-TRG-06).
 
-        A group without any is a new Trigger's and begins at the end. One that has an offset began
-        before, so a partition where it has none came later: all of that is its, from the start.
-        The offsets are committed all or none, so that no crash makes a new group look old.
+        New is one that has no offset on any partition. Of one that has, a partition without came
+        later: all of it is the group's, and that is where a reader begins without an offset. All
+        are committed or none, so that no crash makes a new group look old.
         """
         ...
 

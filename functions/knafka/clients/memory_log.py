@@ -343,9 +343,9 @@ class MemoryAdmin:
 
     async def ensure_committed(self, group: str, topic: str) -> None:
         committed = self._memory.group(group).committed
-        is_old = any(place[0] == topic for place in committed)
-        for number, end in (await self.end_offsets(topic)).items():
-            committed.setdefault((topic, number), 0 if is_old else end)
+        ends = await self.end_offsets(topic)
+        if not any(place[0] == topic for place in committed):
+            committed.update({(topic, number): end for number, end in ends.items()})
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         ends = await self.end_offsets(topic)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -77,20 +77,21 @@ class Courier:
         self._target = _target(egress.subscriber)
         self._sink = _target(egress.dead_letter_sink) if egress.dead_letter_sink else None
         self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
+        self._wanting_reply = b"prefer: reply\r\n" + self._head
 
     def prepare(self, event: Unsettled, envelope: Envelope) -> None:
         """Make the request once, for every attempt to deliver the event (KN-DP-06, KN-DP-11)."""
         head, event.body = request_of(envelope, self._delivery.format)
-        event.head = b"prefer: reply\r\n" + self._head + head
+        event.head = self._wanting_reply + head
         event.size = len(event.head) + len(event.body)
 
-    async def carry(self, event: Unsettled) -> Done | Retry:
+    def carry(self, event: Unsettled) -> Coroutine[None, None, Done | Retry]:
         """One attempt in the event's stage; `Retry` says when the next is due, in any stage."""
-        if event.stage is Stage.TOPIC:
-            return await self._bury(event)
+        if event.stage is Stage.SUBSCRIBER:
+            return self._deliver(event)
         if event.stage is Stage.SINK:
-            return await self._deliver_to_sink(event)
-        return await self._deliver(event)
+            return self._deliver_to_sink(event)
+        return self._bury(event)
 
     def undecodable(self, event: Unsettled, error: InvalidEvent) -> None:
         """The record holds no event: nobody can be sent it, its bytes are buried (CE-K8)."""
@@ -199,7 +200,7 @@ class Courier:
             return Outcome(status, retry_after=self._retry_after(response)), response.body
         # A 202's body is no reply whatever it holds (data-plane table).
         if not wants_reply or status == 202:
-            return Outcome(status), b""
+            return _DELIVERED[status], b""
         return await self._reply(response), response.body
 
     async def _reply(self, response: Response) -> Outcome:
@@ -238,6 +239,9 @@ class Courier:
         status = "" if outcome.status is None else f" {outcome.status}"
         what = f"{outcome.failure or Reason.STATUS}{status}"
         self._counts.failures[what] = self._counts.failures.get(what, 0) + 1
+
+
+_DELIVERED: Final = {status: Outcome(status) for status in range(200, 300)}
 
 
 def _target(sink: Sink) -> Target:

@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 READ_LIMIT: Final = 500
 """Records taken at once: enough to make the thread switch cheap, little enough to stay fair."""
+READY_ENOUGH: Final = 500
+"""Events that may go at once and wait for a worker only: while there are more, none are read. What
+is held beyond them waits behind its own key, and reading on is what lets other keys go first."""
 READ_TIMEOUT: Final = 0.25
 """Seconds a read waits for a first record; also how soon a stop is noticed."""
 COMMIT_INTERVAL: Final = 1.0
@@ -77,6 +80,7 @@ class Drain:
         self._courier = Courier(egress, subscriber, writer, self.counts, now)
         self._partitions: dict[int, Partition] = {}
         self._ready: deque[Unsettled] = deque()
+        self._hungry: asyncio.Future[None] | None = None
         self._idle_workers: list[asyncio.Future[None]] = []
         self._workers: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -89,6 +93,7 @@ class Drain:
         """End soon: fetch no more, finish or abandon what is in flight, commit, leave."""
         self._stopping = True
         self._moved.set()
+        self._feed()
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
         """The counts so far."""
@@ -143,11 +148,25 @@ class Drain:
                 return Ended.BUDGET
             if now - self._active_at >= max(request.idle, at_least):
                 return Ended.IDLE
+            await self._until_hungry()
             await self._make_room(reader)
             if records := await reader.read(READ_LIMIT, READ_TIMEOUT):
                 self._active_at = self._loop.time()
                 self._take(records)
         return Ended.STOPPED
+
+    async def _until_hungry(self) -> None:
+        if len(self._ready) > READY_ENOUGH and not self._stopping:
+            self._hungry = self._loop.create_future()
+            # Not for long, however slow the subscriber is: reading is what keeps us in the group.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ROOM_TIMEOUT):
+                    await self._hungry
+            self._hungry = None
+
+    def _feed(self) -> None:
+        if self._hungry is not None and not self._hungry.done():
+            self._hungry.set_result(None)
 
     # What was read
 
@@ -205,6 +224,8 @@ class Drain:
                 self._idle_workers.append(waiter)
                 await waiter
             event = ready.popleft()
+            if self._hungry is not None and len(ready) <= READY_ENOUGH:
+                self._feed()
             partition = event.partition
             if self._stopping or not partition.open:
                 continue

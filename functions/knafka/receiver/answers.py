@@ -34,7 +34,6 @@ OPTIONS: Final = Answer(
 )
 """The webhook handshake of KN-DP-07."""
 HEALTHY: Final = Answer(HTTPStatus.OK, "OK")
-NOT_READY: Final = Answer(HTTPStatus.SERVICE_UNAVAILABLE, "Kafka has not answered yet")
 NOT_FOUND: Final = Answer(
     HTTPStatus.NOT_FOUND, "no Broker is served at this path: want /{namespace}/{broker}"
 )
@@ -82,3 +81,9 @@ def plain(body: bytes) -> Answer:
 def probed(digest: bytes) -> Answer:
     """The answer to Knative's network probe: it wants its hash back (KN-BRK-21)."""
     return Answer(HTTPStatus.OK, headers=((b"k-network-hash", digest),))
+
+
+def waiting(why: str) -> Answer:
+    """503 for the readiness probe, with the reason."""
+    text = "Kafka has not answered yet"
+    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{text}: {why}" if why else text)

@@ -17,14 +17,18 @@ from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_log import KafkaWriter
 from knafka.clients.log import LogWriter
 from knafka.core.contract import Kafka
+from knafka.core.errors import LogError
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 from knafka.receiver.protocol import Connections
-from knafka.receiver.reception import HttpHeaders, Reception
+from knafka.receiver.reception import HttpHeaders, Reception, header_bytes
 from knafka.serving import Receive, Scope, Send
 
 PROBE_TIMEOUT: Final = 2.0
 """Seconds to wait for Kafka's first answer before asking again."""
+PRODUCER_SETTLES: Final = 0.02
+"""Seconds in which nothing is asked of a new producer: what comes in its first milliseconds can
+cross its request for an id, and librdkafka tries that again only after 500 ms (decision 0010)."""
 STOP_TIMEOUT: Final = 5.0
 """Seconds for what is in flight at the end; with the server's own four it stays below ten."""
 
@@ -46,15 +50,20 @@ class Receiver:
                 self._writers[ingress.kafka] = KafkaWriter(connection(ingress.kafka))
         self.reception = Reception(ingresses, [self._writers[each.kafka] for each in ingresses])
         self._connections = Connections(self.reception, asyncio.get_running_loop())
+        await asyncio.sleep(PRODUCER_SETTLES)
         self._probe = asyncio.create_task(self._wait_for_kafka())
 
     async def _wait_for_kafka(self) -> None:
         for writer in self._writers.values():
             while True:
-                if await writer.reachable(PROBE_TIMEOUT):
+                try:
+                    await writer.reach(PROBE_TIMEOUT)
+                except LogError as error:
+                    self.reception.waiting = answers.waiting(str(error))
+                    await asyncio.sleep(PROBE_TIMEOUT / 10)
+                else:
                     break
-                await asyncio.sleep(PROBE_TIMEOUT / 10)
-        self.reception.ready = True
+        self.reception.waiting = None
 
     def state(self) -> Mapping[str, Any]:
         """What the fast way in needs of a started receiver."""
@@ -77,8 +86,9 @@ class Receiver:
         return True, "alive"
 
     def ready(self) -> tuple[bool, str]:
-        """Whether Kafka has answered (UX-3)."""
-        return (True, "ready") if self.reception.ready else (False, "Kafka has not answered yet")
+        """Whether Kafka has answered, and why not (UX-3)."""
+        waiting = self.reception.waiting
+        return (True, "ready") if waiting is None else (False, waiting.body.decode().strip())
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request, as ASGI has it."""
@@ -101,7 +111,7 @@ class Receiver:
     ) -> bytes | Answer | None:
         """The whole body; or why it isn't taken; None if it doesn't come."""
         limits, shared = self.reception.limits, self._connections
-        if sum([len(name) + len(value) + 4 for name, value in headers]) > limits.header_bytes:
+        if header_bytes(headers) > limits.header_bytes:
             return answers.HEADERS_TOO_LARGE
         limit, refusal = self.reception.body_limit(path)
         for name, value in headers:

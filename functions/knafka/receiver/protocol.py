@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
-from knafka.receiver.reception import Reception
+from knafka.receiver.reception import Reception, header_bytes
 
 log = logging.getLogger(__name__)
 
@@ -63,18 +63,57 @@ class Connections:
 
 
 class _Slot:
-    """One request's place in the order of answers."""
+    """One request's place in the order of answers; called with the answer, once."""
 
-    __slots__ = ("answer", "head_only", "last")
+    __slots__ = ("_connection", "answer", "head_only", "last")
 
-    def __init__(self, head_only: bool, last: bool) -> None:
+    def __init__(self, connection: ReceiverProtocol, head_only: bool, last: bool) -> None:
+        self._connection = connection
         self.answer: Answer | None = None
         self.head_only = head_only
         self.last = last
 
+    def __call__(self, answer: Answer) -> None:
+        self.answer = answer
+        self._connection.answered(self)
+
 
 class ReceiverProtocol(asyncio.Protocol):
     """One client connection. uvicorn makes it, with its own keyword arguments."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_body_limit",
+        "_careful",
+        "_closing",
+        "_counting",
+        "_entrance",
+        "_header_bytes",
+        "_header_limit",
+        "_headers",
+        "_heard",
+        "_in_body",
+        "_in_request",
+        "_invited",
+        "_limits",
+        "_lingering",
+        "_parser",
+        "_path",
+        "_reading",
+        "_received_bytes",
+        "_reception",
+        "_routed_url",
+        "_server",
+        "_shared",
+        "_slots",
+        "_stopping",
+        "_time",
+        "_too_large",
+        "_transport",
+        "_url",
+        "_writable",
+    )
 
     def __init__(
         self,
@@ -86,6 +125,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._shared: Connections = app_state["connections"]
         self._reception = self._shared.reception
         self._limits = self._reception.limits
+        self._header_limit = self._limits.header_bytes
         self._server = server_state.connections
         self._time = self._shared.loop.time
         self._parser = httptools.HttpRequestParser(self)
@@ -96,19 +136,20 @@ class ReceiverProtocol(asyncio.Protocol):
         self._writable = True
         self._in_request = False
         self._lingering: asyncio.TimerHandle | None = None
+        self._counting = False
+        self._routed_url = b""
+        self._route(b"")
         self._begin()
 
     def _begin(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
         self._header_bytes = 0
         self._url = b""
-        self._path = b""
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._body_limit = 0
-        self._announced_bytes = 0
-        self._expects_continue = False
-        self._in_body = False
+        self._received_bytes = 0
+        self._in_body = self._invited = False
+        self._careful = self._counting
 
     # asyncio.Protocol
 
@@ -123,6 +164,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._forget_body()
         if self._lingering is not None:
             self._lingering.cancel()
+        # The parser holds methods of this object: let the cycle go now, not when it is collected.
+        del self._parser
         self._shared.open.discard(self)
         self._server.discard(self)
 
@@ -137,7 +180,64 @@ class ReceiverProtocol(asyncio.Protocol):
         if self._closing:
             return
         self._heard = self._time()
+        if self._in_request or len(data) > self._header_limit:
+            self._receive_counting(data)
+            return
+        self._feed(data)
+        if self._in_request:
+            self._count()
+
+    def _receive_counting(self, data: bytes) -> None:
+        """Read on in a request that isn't whole: what is held of it has its limits.
+
+        One that comes whole, in a read below the limit of headers, is not counted: most are.
+        """
+        self._count()
         headers, counted = self._headers, self._header_bytes + self._body_bytes
+        self._feed(data)
+        if (
+            self._in_request
+            and self._headers is headers
+            and self._header_bytes + self._body_bytes == counted
+        ):
+            # All of it went into a header, or a trailer, that the parser holds until it is whole.
+            self._count_header(len(data))
+        if self._in_request:
+            self._count()
+        else:
+            self._counting = self._careful = False
+
+    def _count(self) -> None:
+        """Count what is held of a request that isn't whole, now and from now on."""
+        if self._closing:
+            return
+        if not self._counting:
+            self._counting = self._careful = True
+            self._header_bytes = len(self._url) + header_bytes(self._headers)
+        shared = self._shared
+        shared.receiving_bytes += self._body_bytes - self._received_bytes
+        self._received_bytes = self._body_bytes
+        if shared.receiving_bytes > self._limits.in_flight_bytes:
+            self._refuse(answers.BUSY)
+        elif self._in_body and not self._invited:
+            self._invite()
+
+    def _invite(self) -> None:
+        """The head is whole and the body isn't: whether the rest of it may come."""
+        self._invited = True
+        expects_continue = False
+        for name, value in self._headers:
+            name = name.lower()
+            if name == b"content-length" and int(value) > self._body_limit:
+                self._refuse(self._too_large)
+                return
+            if name == b"expect":
+                expects_continue = value.lower() == b"100-continue"
+        if expects_continue and not self._slots:
+            # Behind earlier requests it would be taken for theirs; senders don't wait for ever.
+            self._transport.write(CONTINUE)
+
+    def _feed(self, data: bytes) -> None:
         while data and not self._closing:
             try:
                 self._parser.feed_data(data)
@@ -150,13 +250,6 @@ class ReceiverProtocol(asyncio.Protocol):
                 self._transport.abort()
             except httptools.HttpParserError:
                 self._refuse(answers.MALFORMED)
-        if (
-            self._in_request
-            and self._headers is headers
-            and self._header_bytes + self._body_bytes == counted
-        ):
-            # All of it went into a header, or a trailer, that the parser holds until it is whole.
-            self._count_header(len(data))
 
     def _without_upgrade(self, rest: bytes) -> bytes:
         """The request that offers an upgrade, without the offer, and what follows it.
@@ -224,18 +317,15 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._count_header(len(url))
+        if self._careful:
+            self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        size = len(name)
-        self._count_header(size + len(value) + 4)  # the colon, the space and the line's end
-        if self._in_body:
-            return  # a trailer: it may not say what a header would have (RFC 9110, 6.5.1)
+        if self._careful:
+            self._count_header(header_bytes([(name, value)]))
+            if self._in_body:
+                return  # a trailer: it may not say what a header would have (RFC 9110, 6.5.1)
         self._headers.append((name, value))
-        if size == 14 and name.lower() == b"content-length":
-            self._announced_bytes = int(value)
-        elif size == 6 and name.lower() == b"expect":
-            self._expects_continue = value.lower() == b"100-continue"
 
     def _count_header(self, size: int) -> None:
         self._header_bytes += size
@@ -245,8 +335,13 @@ class ReceiverProtocol(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._closing or self._parser.should_upgrade():
             return
-        self._in_body = True
-        path = self._url
+        self._in_body = self._careful = True
+        if self._url != self._routed_url:
+            self._route(self._url)
+
+    def _route(self, url: bytes) -> None:
+        """Find what this URL leads to; the next requests of a connection often have the same."""
+        self._routed_url = path = url
         if b"?" in path:
             path = path[: path.index(b"?")]
         if not path.startswith(b"/"):
@@ -254,32 +349,24 @@ class ReceiverProtocol(asyncio.Protocol):
         if b"%" in path:
             path = unquote_to_bytes(path)
         self._path = path
-        self._body_limit, refusal = self._reception.body_limit(path)
-        if self._announced_bytes > self._body_limit:
-            self._refuse(refusal)
-        elif self._expects_continue and not self._slots:
-            # Behind earlier requests it would be taken for theirs; senders don't wait for ever.
-            self._transport.write(CONTINUE)
+        self._entrance = self._reception.find(path)
+        self._body_limit, self._too_large = self._reception.body_limit(path)
 
     def on_body(self, body: bytes) -> None:
         if self._closing:
             return
-        size = len(body)
         self._body.append(body)
-        self._body_bytes += size
-        shared = self._shared
-        shared.receiving_bytes += size
+        self._body_bytes += len(body)
         if self._body_bytes > self._body_limit:
-            self._refuse(self._reception.body_limit(self._path)[1])
-        elif shared.receiving_bytes > self._limits.in_flight_bytes:
-            self._refuse(answers.BUSY)
+            self._refuse(self._too_large)
 
     def on_message_complete(self) -> None:
         if self._closing or self._parser.should_upgrade():
             return
         parts = self._body
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._forget_body()
+        if self._received_bytes:
+            self._forget_body()
         method = self._parser.get_method()
         # To HTTP/1.0 we would have to say that the connection is kept: it isn't.
         last = (
@@ -287,26 +374,26 @@ class ReceiverProtocol(asyncio.Protocol):
             or not self._parser.should_keep_alive()
             or self._parser.get_http_version() == "1.0"
         )
-        slot = _Slot(method == b"HEAD", last)
-        slots = self._slots
-        slots.append(slot)
-        headers, path = self._headers, self._path
+        slot = _Slot(self, method == b"HEAD", last)
+        self._slots.append(slot)
+        headers = self._headers
         self._begin()
         self._in_request = False
         self._closing = last
-
-        def respond(answer: Answer) -> None:
-            slot.answer = answer
-            if slots[0] is slot:
-                self._flush()
-
-        self._reception.handle(method, path, headers, body, respond)
-        if len(slots) >= PIPELINED:
+        if method == b"POST" and self._entrance is not None:
+            self._reception.receive(self._entrance, headers, body, slot)
+        else:
+            self._reception.handle(method, self._path, headers, body, slot)
+        if len(self._slots) >= PIPELINED:
             self._regulate()
 
+    def answered(self, slot: _Slot) -> None:
+        if self._slots[0] is slot:
+            self._flush()
+
     def _forget_body(self) -> None:
-        self._shared.receiving_bytes -= self._body_bytes
-        self._body_bytes = 0
+        self._shared.receiving_bytes -= self._received_bytes
+        self._received_bytes = self._body_bytes = 0
         self._body = []
 
     def _refuse(self, answer: Answer) -> None:
@@ -316,8 +403,9 @@ class ReceiverProtocol(asyncio.Protocol):
         self._forget_body()
         self._closing = True
         self._in_request = True  # the rest of it is still to come
-        slot = _Slot(self._parser.get_method() == b"HEAD", True)
-        slot.answer = self._reception.refuse(self._path, answer)
+        slot = _Slot(self, self._parser.get_method() == b"HEAD", True)
+        # Before the head is whole, the path is still the last request's.
+        slot.answer = self._reception.refuse(self._path if self._in_body else b"", answer)
         self._slots.append(slot)
         self._flush()
 
@@ -326,6 +414,9 @@ class ReceiverProtocol(asyncio.Protocol):
         while slots and (answer := slots[0].answer) is not None:
             slot = slots.popleft()
             if transport.is_closing():
+                continue
+            if not slot.last and not slot.head_only:
+                transport.write(answer.wire)
                 continue
             wire = answer.closing if slot.last else answer.wire
             transport.write(wire[: len(wire) - len(answer.body)] if slot.head_only else wire)

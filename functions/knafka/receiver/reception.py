@@ -52,12 +52,19 @@ class Limits:
 class Entrance:
     """One Broker's way in, and what was answered there by status code."""
 
-    __slots__ = ("answered", "ingress", "too_large")
+    __slots__ = ("answered", "ingress", "max_event_bytes", "too_large", "topic", "writer")
 
-    def __init__(self, ingress: Ingress) -> None:
+    def __init__(self, ingress: Ingress, writer: LogWriter) -> None:
         self.ingress = ingress
+        self.writer = writer
+        self.topic = ingress.topic
+        self.max_event_bytes = ingress.max_event_bytes
         self.answered: Counter[int] = Counter()
         self.too_large = answers.too_large(ingress.max_event_bytes)
+
+    def settle(self, answer: Answer, respond: Respond) -> None:
+        self.answered[answer.status] += 1
+        respond(answer)
 
 
 class Reception:
@@ -71,9 +78,10 @@ class Reception:
     ) -> None:
         self.limits = limits
         self.max_event_bytes = max((each.max_event_bytes for each in ingresses), default=0)
-        self.ready = False
+        self.waiting: Answer | None = answers.waiting("")
+        """What the readiness probe is told until Kafka has answered; None since."""
         self._entrances = {
-            ingress.path.encode(): (Entrance(ingress), writer)
+            ingress.path.encode(): Entrance(ingress, writer)
             for ingress, writer in zip(ingresses, writers, strict=True)
         }
         self._waiting_bytes = 0
@@ -83,81 +91,73 @@ class Reception:
         self, method: bytes, path: bytes, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
         """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
-        found = self._find(path)
-        if found is None:
+        entrance = self.find(path)
+        if entrance is None:
             respond(self._elsewhere(method, path))
-            return
-        entrance, writer = found
-        if method == b"POST":
-            self._receive(entrance, writer, headers, body, respond)
-            return
-        answer = _handshake(method, headers)
-        entrance.answered[answer.status] += 1
-        respond(answer)
+        elif method == b"POST":
+            self.receive(entrance, headers, body, respond)
+        else:
+            entrance.settle(_handshake(method, headers), respond)
 
-    def _find(self, path: bytes) -> tuple[Entrance, LogWriter] | None:
+    def find(self, path: bytes) -> Entrance | None:
+        """The Broker at this path; it stays the same for as long as the receiver runs."""
         return self._entrances.get(path) or self._entrances.get(path.removesuffix(b"/"))
 
-    def _receive(
-        self,
-        entrance: Entrance,
-        writer: LogWriter,
-        headers: HttpHeaders,
-        body: bytes,
-        respond: Respond,
+    def receive(
+        self, entrance: Entrance, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
+        """`handle` for a POST to a Broker."""
         limits = self.limits
-
-        def settle(answer: Answer) -> None:
-            entrance.answered[answer.status] += 1
-            respond(answer)
 
         def reported(error: LogError | None) -> None:
             self._waiting_bytes -= held
-            settle(answers.ACCEPTED if error is None else _refusal(entrance, error))
+            entrance.settle(
+                answers.ACCEPTED if error is None else _refusal(entrance, error), respond
+            )
 
         try:
             key, kept, value = record_of(headers, body)
-            size = len(value or b"") + sum([len(name) + len(text) for name, text in kept])
+            size = 0 if value is None else len(value)
+            for name, text in kept:
+                size += len(name) + len(text)
             held = size + HEADER_OVERHEAD * len(kept)
-            if size > entrance.ingress.max_event_bytes:
-                settle(entrance.too_large)
+            if size > entrance.max_event_bytes:
+                entrance.settle(entrance.too_large, respond)
             elif (
-                writer.in_flight >= limits.in_flight
+                entrance.writer.in_flight >= limits.in_flight
                 or self._waiting_bytes + held > limits.in_flight_bytes
             ):
-                settle(answers.BUSY)
+                entrance.settle(answers.BUSY, respond)
             else:
-                writer.append(entrance.ingress.topic, key, value, kept, reported)
+                entrance.writer.append(entrance.topic, key, value, kept, reported)
                 self._waiting_bytes += held
         except UnsupportedContentMode as error:
-            settle(answers.unsupported(str(error)))
+            entrance.settle(answers.unsupported(str(error)), respond)
         except InvalidEvent as error:
-            settle(answers.invalid(str(error)))
+            entrance.settle(answers.invalid(str(error)), respond)
         except LogError as error:
-            settle(_refusal(entrance, error))
+            entrance.settle(_refusal(entrance, error), respond)
 
     def refuse(self, path: bytes, answer: Answer) -> Answer:
         """Count an answer that a way in gives by itself, before the request is whole."""
-        found = self._find(path)
-        counts = self._unrouted if found is None else found[0].answered
+        entrance = self.find(path)
+        counts = self._unrouted if entrance is None else entrance.answered
         counts[answer.status] += 1
         return answer
 
     def body_limit(self, path: bytes) -> tuple[int, Answer]:
         """How many bytes a request to this path may have, and the answer to more."""
-        found = self._find(path)
-        if found is None:
+        entrance = self.find(path)
+        if entrance is None:
             return self.max_event_bytes, answers.NOT_FOUND
-        entrance = found[0]
-        return entrance.ingress.max_event_bytes, entrance.too_large
+        return entrance.max_event_bytes, entrance.too_large
 
     def _elsewhere(self, method: bytes, path: bytes) -> Answer:
         if method in (b"GET", b"HEAD"):
             if path in LIVENESS:
                 return answers.HEALTHY
             if path in READINESS:
-                return answers.HEALTHY if self.ready else answers.NOT_READY
+                return self.waiting or answers.HEALTHY
             if path == METRICS:
                 return answers.plain(prometheus_text(self.metrics()))
         self._unrouted[answers.NOT_FOUND.status] += 1
@@ -170,7 +170,7 @@ class Reception:
             "Requests to a Broker's path by the status code they were answered with",
             [
                 (_labels(entrance.ingress, code), count)
-                for entrance, _ in self._entrances.values()
+                for entrance in self._entrances.values()
                 for code, count in sorted(entrance.answered.items())
             ],
         )
@@ -185,6 +185,11 @@ class Reception:
             [({}, self._waiting_bytes)],
             kind="gauge",
         )
+
+
+def header_bytes(headers: HttpHeaders) -> int:
+    """What headers count as: names, values, and for each the colon, a space and the line's end."""
+    return sum([len(name) + len(value) + 4 for name, value in headers])
 
 
 def _labels(ingress: Ingress, code: int) -> Labels:

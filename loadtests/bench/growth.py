@@ -1,0 +1,89 @@
+"""How cost grows as one thing grows alone: Triggers, bodies, partitions, keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Final
+
+from bench.dispatching import KEYS, PARTITIONS, deliver, wait
+from bench.receiving import load, receivers
+from bench.results import FLOOR, OURS, Results
+from bench.targets import External, Running, dispatcher
+from bench.world import World
+
+SIZES: Final = {100: 1, 1024: 1, 16_384: 2, 65_536: 6, 262_144: 20}
+"""Bytes of data, and by how much fewer events of that size are sent."""
+SINGLE_FILE: Final = 6
+"""By how much fewer where only one event can be under way."""
+ALL_PARTITIONS: Final = 64 * 100
+"""Keys where partitions grow: a multiple of each number of them."""
+JOINING: Final = 200
+"""Events that every Trigger delivers before its cost is measured."""
+
+
+async def growth_case(world: World, results: Results, externals: Sequence[External]) -> None:
+    """Every step is a row whose name ends in what grew."""
+    results.plot_by = "cpu_us"
+    runs = min(3, world.options.runs)
+    count = int(world.sized(60_000, 6_000))
+    for _ in range(runs):
+        for triggers in (1, 3) if world.options.quick else (1, 10, 50):
+            name = f"dispatcher, Triggers: {triggers}"
+            measured = await _triggers(world, count // (3 if triggers < 50 else 6), triggers)
+            results.add(name, OURS, **measured)
+    seconds = world.sized(3, 1)
+    async with receivers(world, ()) as targets:
+        for _ in range(runs):
+            for size in SIZES:
+                for target in targets:
+                    measured = await load(world, target, seconds=seconds, size=size, c=16)
+                    results.add(f"receiver, bytes of data: {size}", target.name, **measured)
+    for size, fewer in SIZES.items():
+        name = f"dispatcher, bytes of data: {size}"
+        await _backlog(world, results, name, count // fewer, runs, size=size)
+    for partitions in (1, 8, 64):
+        name = f"dispatcher, partitions: {partitions}"
+        await _backlog(world, results, name, count, runs, partitions, ALL_PARTITIONS)
+    for keys in (1, 100, 1_000, 10_000):
+        name, fewer = f"dispatcher, keys: {keys}", SINGLE_FILE if keys == 1 else 1
+        await _backlog(world, results, name, count // fewer, runs, keys=keys)
+    one = "dispatcher, Triggers: 1"
+    results.at_most(
+        "CPU a delivery with 50 Triggers, × one",
+        results.to_other("dispatcher, Triggers: 50", one, "cpu_us"),
+        1.2,
+    )
+
+
+async def _backlog(
+    world: World,
+    results: Results,
+    what: str,
+    count: int,
+    runs: int,
+    partitions: int = PARTITIONS,
+    keys: int = KEYS,
+    size: int = 1024,
+) -> None:
+    async with world.topic(partitions) as topic:
+        await world.fill(topic, count, partitions=partitions, keys=keys, size=size)
+        for _ in range(runs):
+            for name in (OURS, FLOOR):
+                results.add(what, name, **await deliver(world, name, topic, count, lanes=keys))
+
+
+async def _triggers(world: World, count: int, triggers: int) -> dict[str, float | None]:
+    """`count` events for each of many Triggers, one dispatcher each, all in their drains."""
+    await world.reset_sink(KEYS)
+    async with world.topic(PARTITIONS) as topic, AsyncExitStack() as stack:
+        targets = [
+            await stack.enter_async_context(dispatcher(world, OURS, topic, f"/trigger-{number}"))
+            for number in range(triggers)
+        ]
+        together = Running(OURS, [pid for each in targets for pid in each.pids])
+        await world.fill(topic, JOINING, partitions=PARTITIONS, keys=KEYS)
+        await wait(world, together, JOINING * triggers)
+        await world.fill(topic, count, first_id=JOINING, partitions=PARTITIONS, keys=KEYS)
+        everything = (JOINING + count) * triggers
+        return await wait(world, together, everything)

@@ -1,0 +1,275 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	idDigits   = 12
+	sentDigits = 19
+	keyDigits  = 6
+)
+
+// body is a JSON document of exactly size bytes.
+func body(size int) []byte {
+	head, tail := `{"msg":"`, `"}`
+	return []byte(head + strings.Repeat("x", max(0, size-len(head)-len(tail))) + tail)
+}
+
+// request is a CloudEvent's POST, made once and patched in place for each event.
+type request struct {
+	bytes         []byte
+	id, sent, key int // where their digits start; key 0: no key
+}
+
+func newRequest(u *url.URL, typ string, size int, keyed, structured bool) *request {
+	var event bytes.Buffer
+	at := func(mark string) int { return bytes.Index(event.Bytes(), []byte(mark)) + len(mark) }
+	head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: %s\r\n", u.RequestURI(), u.Host)
+	zeros := func(n int) string { return strings.Repeat("0", n) }
+	data := body(size)
+	if structured {
+		key := ""
+		if keyed {
+			key = `"partitionkey":"k` + zeros(keyDigits) + `",`
+		}
+		document := `{"specversion":"1.0","source":"/kbench","type":"` + typ + `","time":"2026-01-01T00:00:00Z",` + key +
+			`"id":"` + zeros(idDigits) + `","kbsent":"` + zeros(sentDigits) + `","datacontenttype":"application/json","data":` + string(data) + "}"
+		fmt.Fprintf(&event, "%sContent-Type: application/cloudevents+json\r\nContent-Length: %d\r\n\r\n%s", head, len(document), document)
+		r := &request{id: at(`"id":"`), sent: at(`"kbsent":"`)}
+		if keyed {
+			r.key = at(`"partitionkey":"k`)
+		}
+		r.bytes = event.Bytes()
+		return r
+	}
+	fmt.Fprintf(&event, "%sContent-Type: application/json\r\nContent-Length: %d\r\nce-specversion: 1.0\r\nce-source: /kbench\r\n"+
+		"ce-type: %s\r\nce-time: 2026-01-01T00:00:00Z\r\n", head, len(data), typ)
+	if keyed {
+		event.WriteString("ce-partitionkey: k" + zeros(keyDigits) + "\r\n")
+	}
+	fmt.Fprintf(&event, "ce-id: %s\r\nce-kbsent: %s\r\n\r\n", zeros(idDigits), zeros(sentDigits))
+	event.Write(data)
+	r := &request{id: at("ce-id: "), sent: at("ce-kbsent: ")}
+	if keyed {
+		r.key = at("ce-partitionkey: k")
+	}
+	r.bytes = event.Bytes()
+	return r
+}
+
+func (r *request) patch(id, nanoseconds, keys int64) {
+	putDigits(r.bytes[r.id:r.id+idDigits], id)
+	putDigits(r.bytes[r.sent:r.sent+sentDigits], nanoseconds)
+	if r.key > 0 {
+		putDigits(r.bytes[r.key:r.key+keyDigits], id%keys)
+	}
+}
+
+func putDigits(b []byte, v int64) {
+	for i := len(b) - 1; i >= 0; i-- {
+		b[i] = byte('0' + v%10)
+		v /= 10
+	}
+}
+
+// readResponse reads one HTTP/1.1 response, and throws its body away.
+func readResponse(r *bufio.Reader) (status int, closed bool, err error) {
+	line, err := r.ReadSlice('\n')
+	if err != nil {
+		return 0, true, err
+	}
+	if len(line) < 12 {
+		return 0, true, fmt.Errorf("short status line %q", line)
+	}
+	if status, err = strconv.Atoi(string(line[9:12])); err != nil {
+		return 0, true, err
+	}
+	length, chunked := 0, false
+	for {
+		if line, err = r.ReadSlice('\n'); err != nil {
+			return status, true, err
+		}
+		line = bytes.TrimRight(line, "\r\n")
+		if len(line) == 0 {
+			break
+		}
+		k, v, _ := bytes.Cut(line, []byte(":"))
+		v = bytes.TrimSpace(v)
+		switch {
+		case bytes.EqualFold(k, []byte("content-length")):
+			length, _ = strconv.Atoi(string(v))
+		case bytes.EqualFold(k, []byte("transfer-encoding")):
+			chunked = bytes.EqualFold(v, []byte("chunked"))
+		case bytes.EqualFold(k, []byte("connection")):
+			closed = bytes.EqualFold(v, []byte("close"))
+		}
+	}
+	for chunked {
+		if line, err = r.ReadSlice('\n'); err != nil {
+			return status, true, err
+		}
+		n, e := strconv.ParseInt(string(bytes.TrimSpace(line)), 16, 32)
+		if e != nil {
+			return status, true, e
+		}
+		if _, err = r.Discard(int(n) + 2); err != nil || n == 0 {
+			return status, closed, err
+		}
+	}
+	if length > 0 {
+		_, err = r.Discard(length)
+	}
+	return status, closed, err
+}
+
+// client is one connection, opened again when it was closed.
+type client struct {
+	addr string
+	conn net.Conn
+	r    *bufio.Reader
+}
+
+func (c *client) do(request []byte, timeout time.Duration) (int, error) {
+	if c.conn == nil {
+		conn, err := net.DialTimeout("tcp", c.addr, timeout)
+		if err != nil {
+			return 0, err
+		}
+		c.conn, c.r = conn, bufio.NewReaderSize(conn, 8192)
+	}
+	c.conn.SetDeadline(time.Now().Add(timeout))
+	_, err := c.conn.Write(request)
+	status, closed := 0, true
+	if err == nil {
+		status, closed, err = readResponse(c.r)
+	}
+	if closed || err != nil {
+		c.conn.Close()
+		c.conn = nil
+	}
+	return status, err
+}
+
+type outcomes struct {
+	latency []uint32 // microseconds
+	status  map[string]int64
+	errors  map[string]int64
+	ok      int64
+}
+
+func runLoad(fs *flag.FlagSet, args []string) error {
+	procs := processesFlag(fs)
+	targets := fs.String("url", "", "receiver URL; several, by comma, share the connections")
+	conns := fs.Int("c", 64, "connections, each with one request under way")
+	warm := fs.Duration("warm", 0, "send so long before measuring")
+	dur := fs.Duration("d", 10*time.Second, "measure so long")
+	n := fs.Int64("n", 0, "stop after so many requests (0: by duration)")
+	rate := fs.Float64("rate", 0, "requests a second, latency from the scheduled time (0: as fast as answered)")
+	size := fs.Int("size", 1024, "bytes of data")
+	typ := fs.String("type", "com.example.bench", "ce-type")
+	keys := fs.Int64("keys", 0, "partition keys, used in turn (0: none)")
+	structured := fs.Bool("structured", false, "structured instead of binary mode")
+	firstID := fs.Int64("first-id", 0, "first ce-id")
+	timeout := fs.Duration("timeout", 30*time.Second, "for one request")
+	fs.Parse(args)
+	urls := []*url.URL{}
+	for _, text := range strings.Split(*targets, ",") {
+		u, err := url.Parse(text)
+		if err != nil || u.Host == "" {
+			return fmt.Errorf("bad -url %q", text)
+		}
+		urls = append(urls, u)
+	}
+	results := make([]outcomes, *conns)
+	var seq atomic.Int64
+	var wg sync.WaitGroup
+	start := time.Now()
+	from := start.Add(*warm)
+	end := from.Add(*dur)
+	for i := range results {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			u := urls[i%len(urls)]
+			res := outcomes{status: map[string]int64{}, errors: map[string]int64{}}
+			req, c := newRequest(u, *typ, *size, *keys > 0, *structured), &client{addr: u.Host}
+			for {
+				k := seq.Add(1) - 1
+				if *n > 0 && k >= *n {
+					break
+				}
+				at := time.Now()
+				if *rate > 0 {
+					at = start.Add(time.Duration(float64(k) / *rate * 1e9))
+				}
+				if *n == 0 && !at.Before(end) {
+					break
+				}
+				time.Sleep(time.Until(at))
+				req.patch(*firstID+k, time.Now().UnixNano(), max(1, *keys))
+				status, err := c.do(req.bytes, *timeout)
+				if err != nil && err != io.EOF || status == 0 {
+					res.errors[fmt.Sprint(err)]++
+					time.Sleep(time.Millisecond)
+					continue
+				}
+				if done := time.Now(); *n > 0 || done.After(from) && done.Before(end) {
+					res.status[strconv.Itoa(status)]++
+					res.latency = append(res.latency, uint32(done.Sub(at).Microseconds()))
+					if status/100 == 2 {
+						res.ok++
+					}
+				}
+			}
+			if c.conn != nil {
+				c.conn.Close()
+			}
+			results[i] = res
+		}()
+	}
+	time.Sleep(time.Until(from))
+	measured, mon := time.Now(), startMonitor(*procs)
+	if *n > 0 {
+		wg.Wait()
+	} else {
+		time.Sleep(time.Until(end)) // what is measured ends before the last answers come in
+	}
+	wall, use := time.Since(measured).Seconds(), mon.stop(0)
+	wg.Wait()
+	total := outcomes{status: map[string]int64{}, errors: map[string]int64{}}
+	for _, r := range results {
+		total.latency, total.ok = append(total.latency, r.latency...), total.ok+r.ok
+		for k, v := range r.status {
+			total.status[k] += v
+		}
+		for k, v := range r.errors {
+			total.errors[k] += v
+		}
+	}
+	use["cpu_us"] = perEvent(use["cpu_s"].(map[string]float64), total.ok)
+	return emit(use, map[string]any{"connections": *conns, "size": *size, "rate": *rate, "ok": total.ok,
+		"status": total.status, "errors": total.errors, "per_s": round(float64(total.ok)/wall, 1), "latency_ms": summary(total.latency)})
+}
+
+// summary gives percentiles, in milliseconds, of latencies in microseconds.
+func summary(us []uint32) map[string]float64 {
+	if len(us) == 0 {
+		return map[string]float64{}
+	}
+	slices.Sort(us)
+	at := func(q float64) float64 { return round(float64(us[min(len(us)-1, int(q*float64(len(us))))])/1000, 3) }
+	return map[string]float64{"p50": at(.5), "p90": at(.9), "p99": at(.99), "p999": at(.999), "max": at(1)}
+}

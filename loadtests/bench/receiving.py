@@ -1,0 +1,121 @@
+"""Cases whose load comes by HTTP: the receiver alone, and two of them.
+
+Each runs its targets in turn, run by run, so that neighbours had the same machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+from bench.results import FLOOR, OURS, Results
+from bench.targets import External, Running, receiver
+from bench.world import World, resident_mb
+
+FIXED_RATE: Final = 2000
+"""Events a second where latency is compared: far below what either can do."""
+MANY_EVENTS: Final = 1_000_000
+"""After so many the receiver's memory is judged."""
+
+AT_64: Final = "64 connections"
+AT_256: Final = "256 connections"
+AT_RATE: Final = f"{FIXED_RATE:,} a second"
+STRUCTURED: Final = "structured mode, 64 connections"
+KEYED: Final = "10,000 keys, 64 connections"
+
+
+async def receiver_case(world: World, results: Results, externals: Sequence[External]) -> None:
+    """CPU, throughput and latency at 64 and 256 connections and at a fixed rate; memory."""
+    seconds = world.sized(5, 1.5)
+    async with receivers(world, externals) as targets:
+        for target in targets:
+            await load(world, target, seconds=seconds, c=64)
+        for _ in range(world.options.runs):
+            for target in targets:
+                if target.name == FLOOR:  # it knows neither
+                    continue
+                measured = await load(world, target, seconds=seconds, keys=10_000)
+                results.add(KEYED, target.name, **measured)
+                measured = await load(world, target, seconds=seconds, structured="true")
+                results.add(STRUCTURED, target.name, **measured)
+            for target in targets:
+                results.add(AT_64, target.name, **await load(world, target, seconds=seconds))
+            for target in targets:
+                measured = await load(world, target, seconds=seconds, c=256)
+                results.add(AT_256, target.name, **measured)
+            for target in targets:
+                measured = await load(world, target, seconds=seconds, c=32, rate=FIXED_RATE)
+                results.add(AT_RATE, target.name, **measured)
+        many = int(world.sized(MANY_EVENTS, 50_000))
+        what = f"after {many:,} more events"
+        for target in targets:
+            if target.pids and target.name != FLOOR:
+                await world.run("load", url=target.url, n=many, c=64)
+                results.add(what, target.name, rss_mb=resident_mb(target.pids))
+    results.at_most("CPU at 64 connections, × floor", results.to_floor(AT_64, "cpu_us"), 1.2)
+    results.at_most("p99 at 2,000/s, × floor", results.to_floor(AT_RATE, "p99_ms"), 1.5)
+    results.at_most("resident after a million events, MB", results.middle(what, "rss_mb"), 90)
+    results.at_most(
+        "structured mode's CPU, × binary", results.to_other(STRUCTURED, AT_64, "cpu_us"), 2.0
+    )
+
+
+async def scale_case(world: World, results: Results, externals: Sequence[External]) -> None:
+    """Two receivers beside one, and what share of the machine was left to them."""
+    seconds = world.sized(5, 1.5)
+    async with world.topic() as topic, AsyncExitStack() as stack:
+        pair = [await stack.enter_async_context(receiver(world, OURS, topic)) for _ in range(2)]
+        both = Running(OURS, [pid for each in pair for pid in each.pids], _urls(pair))
+        await load(world, both, seconds=seconds)
+        for _ in range(world.options.runs):
+            for what, target in (("one receiver", pair[0]), ("two receivers", both)):
+                results.add(what, OURS, **await load(world, target, seconds=seconds))
+    ratio = results.to_other("two receivers", "one receiver", "per_s")
+    results.at_least("throughput of two receivers, × one", ratio, 1.7)
+
+
+@asynccontextmanager
+async def receivers(
+    world: World, externals: Sequence[External]
+) -> AsyncIterator[Sequence[Running]]:
+    """Ours and the floor, each on a topic of its own, and what runs elsewhere."""
+    async with world.topic() as ours, world.topic() as theirs, AsyncExitStack() as stack:
+        targets = [
+            await stack.enter_async_context(receiver(world, OURS, ours)),
+            await stack.enter_async_context(receiver(world, FLOOR, theirs)),
+        ]
+        targets += [
+            Running(each.name, [each.pid] if each.pid else [], each.url)
+            for each in externals
+            if each.url
+        ]
+        yield targets
+
+
+def _urls(targets: Sequence[Running]) -> str:
+    return ",".join(each.url for each in targets)
+
+
+async def load(
+    world: World, target: Running, *, seconds: float, **flags: Any
+) -> dict[str, float | None]:
+    """Half a second to warm up, then `seconds` that count."""
+    result = await world.run(
+        "load", {"target": target.pids}, url=target.url, warm="500ms", d=f"{seconds}s", **flags
+    )
+    problems = {code: count for code, count in result["status"].items() if code != "202"}
+    cpu, latency = result["cpu_us"], result["latency_ms"]
+    return {
+        "cpu_us": cpu.get("target"),
+        "per_s": result["per_s"],
+        "p50_ms": latency.get("p50"),
+        "p99_ms": latency.get("p99"),
+        "rss_mb": result["rss_mb"].get("target"),
+        "kafka_cpu_us": cpu.get("kafka"),
+        "load_cpu_us": cpu.get("load"),
+        "idle_cores": (os.cpu_count() or 1) - result["machine_cpu_s"] / result["wall_s"],
+        "other_cores": result["other_cpu_s"] / result["wall_s"],
+        "not_202": float(sum(problems.values()) + sum(result["errors"].values())),
+    }

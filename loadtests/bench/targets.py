@@ -1,0 +1,148 @@
+"""Targets: what is measured, each started the same way and known by what the load needs of it.
+
+`ours` and `floor` are started here. Anything else is somebody's that runs already, named on the
+command line by its URL (a receiver) or its topic and the sink it was told of (a dispatcher).
+Refused here: measuring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bench.results import FLOOR, OURS
+from bench.world import HERE, HOST, PYTHON, BenchError, World, free_port, listens
+from knafka.core.contract import Egress, Ingress, Kafka, Sink, dump, parse
+from knafka.core.drain import DrainRequest
+from knafka.settings import EGRESS, INGRESSES
+
+EXACT: Final = [{"exact": {"type": "com.example.bench"}}]
+IN_FLIGHT: Final = 100
+"""Attempts under way at once in ours and in the floor: our default, and the peer's pool."""
+DRAIN: Final = DrainRequest(idle=3600, budget=7200)
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """A target of somebody else's.
+
+    name=peer,url=http://host/ns/broker,pid=123              a receiver
+    name=peer,topic=T,sink=127.0.0.1:18090,pid=123           a dispatcher that reads T
+    """
+
+    name: str
+    url: str = ""
+    topic: str = ""
+    sink: str = ""
+    pid: int | None = None
+
+    @staticmethod
+    def parse(text: str) -> External:
+        """Raises ValueError that says what is wrong."""
+        fields: dict[str, Any] = {}
+        for part in text.split(","):
+            key, found, value = part.partition("=")
+            if not found or key not in ("name", "url", "topic", "sink", "pid"):
+                raise ValueError(f"{part!r}: want name=, url=, topic=, sink= or pid=")
+            fields[key] = int(value) if key == "pid" else value
+        external = External(**{"name": "", **fields})
+        if not external.name or external.name in (OURS, FLOOR):
+            raise ValueError(f"want a name of its own, not {external.name!r}")
+        if bool(external.url) == bool(external.topic and external.sink):
+            raise ValueError("want a url (receiver), or a topic and a sink (dispatcher)")
+        return external
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A target that serves, or delivers."""
+
+    name: str
+    pids: Sequence[int]
+    url: str = ""
+
+
+def ingress(world: World, topic: str) -> str:
+    one = Ingress(
+        namespace="bench",
+        broker="broker",
+        topic=topic,
+        kafka=Kafka(bootstrap_servers=world.bootstrap),
+    )
+    return json.dumps([dump(one)])
+
+
+def egress(world: World, topic: str, path: str = "/", **more: Any) -> str:
+    """A Trigger with a group of its own, which begins at the start of the topic."""
+    whole = Egress(
+        namespace="bench", broker="broker", trigger="trigger", topic=topic,
+        group=f"bench-{uuid.uuid4().hex[:12]}", dead_letter_topic=f"{topic}-dead",
+        kafka=Kafka(bootstrap_servers=world.bootstrap),
+        subscriber=Sink(url=f"http://{world.sink}{path}"), max_in_flight=IN_FLIGHT,
+    )  # fmt: skip
+    return json.dumps(dump(parse(Egress, {**dump(whole), "filters": EXACT, **more})))
+
+
+@asynccontextmanager
+async def receiver(world: World, name: str, topic: str) -> AsyncIterator[Running]:
+    """Our receiver or its floor, serving."""
+    port = free_port()
+    environment = {"HOST": HOST, "PORT": str(port), INGRESSES: ingress(world, topic)}
+    path = "/bench/broker"
+    command: tuple[str, ...] = ("-m", "knafka.receiver")
+    if name == FLOOR:
+        command = (str(HERE / "floor_receiver.py"), str(port), world.bootstrap, topic)
+    async with world.process(PYTHON, *command, environment=environment) as process:
+        await listens(f"{HOST}:{port}")
+        yield Running(name, [process.pid], f"http://{HOST}:{port}{path}")
+
+
+@asynccontextmanager
+async def dispatcher(
+    world: World, name: str, topic: str, path: str = "/", **more: Any
+) -> AsyncIterator[Running]:
+    """Our dispatcher in a drain, or its floor; `more` are fields of our contract."""
+    if name == FLOOR:
+        command = (
+            str(HERE / "floor_dispatcher.py"), world.bootstrap, topic, world.sink, str(IN_FLIGHT)
+        )  # fmt: skip
+        async with world.process(PYTHON, *command) as process:
+            yield Running(name, [process.pid])
+        return
+    port = free_port()
+    environment = {"HOST": HOST, "PORT": str(port), EGRESS: egress(world, topic, path, **more)}
+    async with world.process(PYTHON, "-m", "knafka.dispatcher", environment=environment) as process:
+        await listens(f"{HOST}:{port}")
+        async with drain(*await asyncio.open_connection(HOST, port)):
+            yield Running(name, [process.pid])
+
+
+@asynccontextmanager
+async def drain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+    """A drain, held over this connection for the length of the block."""
+    body = DRAIN.model_dump_json(by_alias=True).encode()
+    writer.write(
+        b"POST /drain HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    reading = asyncio.create_task(_last_line(reader))
+    try:
+        yield
+        if reading.done():
+            raise BenchError(f"the drain ended by itself: {reading.result()!r}")
+    finally:
+        reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await reading
+        writer.close()
+
+
+async def _last_line(reader: asyncio.StreamReader) -> bytes:
+    last = b""
+    async for line in reader:
+        last = line.strip() or last
+    return last

@@ -1,0 +1,165 @@
+"""Users who send numbered CloudEvents to a Broker; at the end, what became of them.
+
+    locust -f loadtests/locustfile.py --host http://127.0.0.1:8080/default/default --headless \\
+        -u 20 -t 30s --subscriber http://127.0.0.1:8099
+
+Each user has keys of its own and sends a key's events one after the other, each again until the
+Broker takes it. The subscriber (`subscriber.py`) counts them. When the run is over, what it lost
+and reordered is printed and decides the exit code: 1 for either. Duplicates are told, not judged:
+delivery is at least once. Shapes: see `shapes.py`. Works with workers too (`--processes`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+import uuid
+from collections import Counter
+from typing import Any, Final, TypeAlias
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import shapes
+from arrivals import Summary
+from locust import FastHttpUser, events, task
+from locust.env import Environment
+from locust.runners import MasterRunner, WorkerRunner
+
+log = logging.getLogger("knafka")
+
+TIMEOUT: Final = 10.0
+"""Seconds for one question to the subscriber."""
+PAUSE: Final = 0.5
+"""Seconds before a refused event is sent again, and between two looks at what arrives."""
+
+Head: TypeAlias = dict[str, str]
+
+accepted: Counter[str] = Counter()
+"""Events that the Broker took, by key; of this process' users."""
+
+if shape := shapes.chosen():
+    Shape = shape  # locust takes the one class that it finds here
+
+
+@events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
+def add_options(parser: Any) -> None:
+    options = parser.add_argument_group("CloudEvents")
+    add = options.add_argument
+    add("--subscriber", env_var="SUBSCRIBER", default="", help="URL of subscriber.py, to count")
+    add("--event-types", env_var="EVENT_TYPES", default="com.example.loadtest",
+        help="comma-separated, one is drawn for each event")  # fmt: skip
+    add("--event-bytes", env_var="EVENT_BYTES", default="1024",
+        help="size of the data, or a range such as 100-65536")  # fmt: skip
+    add("--keys", env_var="KEYS", type=int, default=10, help="keys (subjects) of each user")
+    add("--structured", env_var="STRUCTURED", type=float, default=0.2,
+        help="share of events sent in structured mode, 0 to 1")  # fmt: skip
+    add("--each", env_var="EACH", type=float, default=0.0,
+        help="events a second of each user (0: as fast as they are taken)")  # fmt: skip
+    add("--settle", env_var="SETTLE", type=float, default=30.0,
+        help="seconds that the last events may take to arrive")  # fmt: skip
+
+
+class Sender(FastHttpUser):
+    """Sends events, binary or structured."""
+
+    def on_start(self) -> None:
+        options = self.environment.parsed_options
+        assert options is not None
+        low, _, high = options.event_bytes.partition("-")
+        self._sizes = int(low), int(high or low)
+        self._types = options.event_types.split(",")
+        self._structured = options.structured
+        self._pause = 1 / options.each if options.each else 0.0
+        self._due = time.monotonic()
+        name = uuid.uuid4().hex[:12]
+        self._numbers: Counter[str] = Counter()
+        self._keys = [f"{name}-{number}" for number in range(options.keys)]
+
+    def wait_time(self) -> float:
+        self._due = max(self._due + self._pause, time.monotonic() - self._pause)
+        return max(0.0, self._due - time.monotonic())
+
+    @task
+    def send(self) -> None:
+        """One event, until it is taken; the time in between is part of no figure."""
+        key = random.choice(self._keys)
+        number = accepted[key]
+        mode, headers, body = self._event(key, number)
+        while not self._post(mode, headers, body):
+            time.sleep(PAUSE)
+        accepted[key] = number + 1
+
+    def _post(self, mode: str, headers: Head, body: Any) -> bool:
+        with self.client.post(
+            self.host or "/", data=body, headers=headers, name=mode, catch_response=True
+        ) as answer:
+            if answer.status_code == 202:
+                return True
+            answer.failure(f"status {answer.status_code}")
+            return False
+
+    def _event(self, key: str, number: int) -> tuple[str, Head, bytes]:
+        size = random.randint(*self._sizes)
+        data = b'{"msg":"' + b"x" * max(0, size - 10) + b'"}'
+        attributes = {
+            "specversion": "1.0",
+            "id": f"{key}-{number}",
+            "source": "/loadtest",
+            "type": random.choice(self._types),
+            "subject": key,
+            "sequence": str(number),
+        }
+        if random.random() >= self._structured:
+            headers = {f"ce-{name}": value for name, value in attributes.items()}
+            return "binary", {**headers, "content-type": "application/json"}, data
+        head = json.dumps({**attributes, "datacontenttype": "application/json"}).encode()
+        document = head[:-1] + b', "data": ' + data + b"}"
+        return "structured", {"content-type": "application/cloudevents+json"}, document
+
+
+@events.test_start.add_listener  # type: ignore[untyped-decorator]
+def begin(environment: Environment, **_: Any) -> None:
+    accepted.clear()
+    if not isinstance(environment.runner, WorkerRunner):
+        _ask(environment, "_reset", {})
+
+
+@events.test_stop.add_listener  # type: ignore[untyped-decorator]
+def tell_what_was_accepted(environment: Environment, **_: Any) -> None:
+    if not isinstance(environment.runner, MasterRunner):
+        _ask(environment, "_accepted", accepted)
+
+
+@events.quitting.add_listener  # type: ignore[untyped-decorator]
+def judge(environment: Environment, **_: Any) -> None:
+    """Wait for the last events; lost or reordered ones make the exit code 1."""
+    options = environment.parsed_options
+    if isinstance(environment.runner, WorkerRunner) or options is None or not options.subscriber:
+        return
+    deadline = time.monotonic() + options.settle
+    while (summary := _summary(environment)).lost and time.monotonic() < deadline:
+        time.sleep(PAUSE)
+    print(summary, flush=True)
+    if summary.lost or summary.reordered or not summary.accepted:
+        environment.process_exit_code = 1
+
+
+def _summary(environment: Environment) -> Summary:
+    return Summary.of(json.loads(_ask(environment, "_summary")))
+
+
+def _ask(environment: Environment, what: str, document: object = None) -> bytes:
+    """The subscriber's answer; nothing without a subscriber. SystemExit: it can't be reached."""
+    options = environment.parsed_options
+    if options is None or not options.subscriber:
+        return b""
+    url = f"{options.subscriber.rstrip('/')}/{what}"
+    body = None if document is None else json.dumps(document).encode()
+    try:
+        with urlopen(Request(url, data=body), timeout=TIMEOUT) as answer:
+            content: bytes = answer.read()
+            return content
+    except URLError as error:
+        raise SystemExit(f"error: the subscriber at {url} does not answer: {error}") from error

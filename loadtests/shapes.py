@@ -1,0 +1,70 @@
+"""Shapes: how many users there are at what time, for locust.
+
+    SHAPE=ramp    from none to SHAPE_USERS over the whole time
+    SHAPE=spike   a tenth of the users; in the middle fifth of the time, all of them
+    SHAPE=soak    all of them, all the time
+
+SHAPE_USERS is 50 and SHAPE_SECONDS 60 unless set. Without SHAPE, locust's own -u, -r and -t count.
+Refused here: what a user does (see `locustfile`).
+"""
+
+from __future__ import annotations
+
+import os
+from math import ceil
+from typing import ClassVar, Final
+
+from locust import LoadTestShape
+
+
+class _Shape(LoadTestShape):
+    """Ends after `seconds`."""
+
+    abstract = True
+    users: ClassVar[int] = int(os.environ.get("SHAPE_USERS", "50"))
+    seconds: ClassVar[float] = float(os.environ.get("SHAPE_SECONDS", "60"))
+
+    def tick(self) -> tuple[int, float] | None:
+        """Users now, and how many may be started or stopped a second."""
+        elapsed = self.get_run_time() / self.seconds  # type: ignore[no-untyped-call]
+        if elapsed >= 1:
+            return None
+        return max(1, ceil(self.users * self.share(elapsed))), float(self.users)
+
+    def share(self, elapsed: float) -> float:
+        """The part of the users that there is after this part of the time."""
+        raise NotImplementedError
+
+
+class Ramp(_Shape):
+    """Where does latency begin to rise, or the receiver to answer 503?"""
+
+    def share(self, elapsed: float) -> float:
+        return elapsed
+
+
+class Spike(_Shape):
+    """Ten times the load at once, and back: do drains come and go, is anything lost?"""
+
+    def share(self, elapsed: float) -> float:
+        return 1.0 if 0.4 <= elapsed < 0.6 else 0.1
+
+
+class Soak(_Shape):
+    """Does memory stay, does latency?"""
+
+    def share(self, elapsed: float) -> float:
+        return 1.0
+
+
+SHAPES: Final[dict[str, type[LoadTestShape]]] = {"ramp": Ramp, "spike": Spike, "soak": Soak}
+
+
+def chosen() -> type[LoadTestShape] | None:
+    """The shape that SHAPE names; None without one. Raises SystemExit for an unknown name."""
+    name = os.environ.get("SHAPE")
+    if not name:
+        return None
+    if name not in SHAPES:
+        raise SystemExit(f"error: SHAPE={name}: want one of {', '.join(SHAPES)}")
+    return SHAPES[name]

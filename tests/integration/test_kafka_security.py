@@ -1,0 +1,195 @@
+"""Receiver, dispatcher and admin on Kafka's real listeners, by the Secret keys of naming.md.
+
+Issue 4, Security. Whoever is refused is told why, and soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support import functions, secure_kafka
+from support.scripted import ScriptedServer
+from support.secure_kafka import KINDS, Authority, SecureKafka
+from support.trigger_world import drained
+from support.wire import connected
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_connection import connection
+from knafka.core.contract import Egress, Ingress, Kafka, Sink
+from knafka.core.drain import Ended
+from knafka.core.errors import LogError
+from knafka.local.kafka_distribution import KafkaDistribution
+
+pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
+
+TIMEOUT = 4.0
+"""Seconds an admin's request may take in these tests."""
+EVENT = (
+    b"POST /ns/broker HTTP/1.1\r\nhost: x\r\nce-specversion: 1.0\r\nce-id: 1\r\nce-source: /s\r\n"
+    b"ce-type: t\r\ncontent-length: 4\r\n\r\ndata"
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def secured(
+    kafka_distribution: KafkaDistribution, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[SecureKafka]:
+    async with secure_kafka.running(kafka_distribution, tmp_path_factory.mktemp("kafka")) as kafka:
+        yield kafka
+
+
+def ingress(kafka: Kafka, topic: str = "events") -> Ingress:
+    return Ingress(namespace="ns", broker="broker", topic=topic, kafka=kafka)
+
+
+def egress(kafka: Kafka, topic: str = "events", url: str = "http://nowhere/") -> Egress:
+    return Egress(
+        namespace="ns", broker="broker", trigger="trigger",
+        topic=topic, group=topic, dead_letter_topic=f"{topic}-dead",
+        kafka=kafka, subscriber=Sink(url=url),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_event_passes_through_every_kind_of_security(
+    secured: SecureKafka, tmp_path: Path, kind: str
+) -> None:
+    kafka = secured.mounted(kind, tmp_path / "secret")
+    topic = f"events-{uuid.uuid4().hex}"
+    admin = KafkaAdmin(connection(kafka))
+    assert await admin.cluster_id() == secured.server.cluster_id
+    assert await admin.ensure_topic(topic, 2, 1, {"retention.ms": "3600000"})
+    description = await admin.describe_topic(topic)
+    assert description is not None
+    assert description.config == {"retention.ms": "3600000"}
+    await admin.ensure_committed(topic, topic)
+
+    async with (
+        functions.receiver([ingress(kafka, topic)], tmp_path / "receiver.log") as receiver,
+        ScriptedServer() as subscriber,
+        functions.dispatcher(egress(kafka, topic, subscriber.url), tmp_path / "log") as dispatcher,
+    ):
+        await receiver.ready()
+        async with connected(receiver.port) as wire:
+            wire.send(EVENT)
+            assert (await wire.response()).status == 202
+        assert (await admin.lags([topic], topic))[topic].total == 1
+        ended = await drained(dispatcher)
+    assert (ended.ended, ended.delivered) == (Ended.IDLE, 1)
+    assert [arrival.id for arrival in subscriber.arrivals] == ["1"]
+    assert (await admin.lags([topic], topic))[topic].total == 0
+    await admin.delete_group(topic)
+    await admin.close()
+
+
+OTHERS = Authority("somebody else")
+STRANGER = OTHERS.issue("stranger")
+NO_REASON = "every connection ends without a reason, as with a wrong security protocol"
+
+REFUSALS: dict[str, tuple[str, dict[str, str | None], str]] = {
+    "a wrong password with PLAIN": ("PLAIN", {"password": "x"}, "authentication failed: "),
+    "a wrong password with SCRAM": (
+        "SCRAM-SHA-256",
+        {"password": "x"},
+        "authentication failed: ",
+    ),
+    "a wrong password under TLS": ("SASL_SSL", {"password": "x"}, "authentication failed: "),
+    "an unknown user": ("SCRAM-SHA-512", {"user": "nobody"}, "authentication failed: "),
+    "an unknown CA": ("SASL_SSL", {"ca_crt": OTHERS.certificate}, "certificate verify failed"),
+    "a CA that the system doesn't know": (
+        "SASL_SSL",
+        {"ca_crt": None},
+        "certificate verify failed",
+    ),
+    "an unknown CA with mutual TLS": (
+        "SSL",
+        {"ca_crt": OTHERS.certificate},
+        "certificate verify failed",
+    ),
+    "no client certificate": (
+        "SSL",
+        {"user_skip": "true"},
+        "Kafka refuses our certificate or misses one",
+    ),
+    "a client certificate of a stranger": (
+        "SSL",
+        {"user_crt": STRANGER.certificate, "user_key": STRANGER.key},
+        "Kafka refuses our certificate or misses one",
+    ),
+    "PLAINTEXT where TLS is wanted": ("SSL user.skip", {"protocol": "PLAINTEXT"}, NO_REASON),
+    "PLAINTEXT where a password is wanted": ("PLAIN", {"protocol": "PLAINTEXT"}, NO_REASON),
+    "TLS where there is none": (
+        "PLAIN",
+        {"protocol": "SASL_SSL"},
+        "connecting to a PLAINTEXT broker listener?",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+async def test_who_is_refused_is_told_why_within_a_bound(
+    secured: SecureKafka, tmp_path: Path, case: str
+) -> None:
+    kind, changed, why = REFUSALS[case]
+    kafka = secured.mounted(kind, tmp_path / "secret", **changed)
+    admin = KafkaAdmin(connection(kafka), request_timeout=TIMEOUT)
+    started = time.monotonic()
+    with pytest.raises(LogError) as refused:
+        await admin.cluster_id()
+    assert time.monotonic() - started < TIMEOUT + 1
+    assert why in str(refused.value)
+    assert "never-shown" not in str(refused.value)
+    await admin.close()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "a wrong password with SCRAM",
+        "an unknown CA",
+        "no client certificate",
+        "PLAINTEXT where a password is wanted",
+    ],
+)
+async def test_a_refused_function_says_why(secured: SecureKafka, tmp_path: Path, case: str) -> None:
+    """Readiness and the drain, which the operator shows, carry the reason."""
+    kind, changed, why = REFUSALS[case]
+    kafka = secured.mounted(kind, tmp_path / "secret", **changed)
+    async with (
+        functions.receiver([ingress(kafka)], tmp_path / "receiver.log") as receiver,
+        functions.dispatcher(egress(kafka), tmp_path / "dispatcher.log") as dispatcher,
+    ):
+        ended = await drained(dispatcher)
+        assert ended.ended is Ended.FAILED
+        assert ended.error is not None
+        assert why in ended.error
+        async with asyncio.timeout(10):
+            while True:
+                status, told = await receiver.get("/readyz")
+                if why.encode() in told:
+                    break
+        assert status == 503
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"user_key": STRANGER.key}, "key values mismatch"),
+        ({"user_key": "garbage"}, "ssl.key.pem failed: not in PEM format?"),
+        ({"user_crt": "garbage"}, "ssl.certificate.pem failed: error reading certificate"),
+        ({"ca_crt": "garbage"}, "ssl.ca.pem: not in PEM format?"),
+    ],
+    ids=["key of another certificate", "user.key", "user.crt", "ca.crt"],
+)
+async def test_a_broken_certificate_is_told_before_anything_is_asked(
+    secured: SecureKafka, tmp_path: Path, changed: dict[str, str | None], why: str
+) -> None:
+    kafka = secured.mounted("SSL", tmp_path / "secret", **changed)
+    with pytest.raises(LogError, match=why.replace("?", r"\?")):
+        KafkaAdmin(connection(kafka))

@@ -1,0 +1,153 @@
+"""Conformance: which line of Knative's specification which test holds, and the table of it.
+
+    @pytest.mark.conformance("KN-BRK-01", "KN-DP-01")
+
+    pytest -m conformance                                              all of them
+    pytest -m conformance --conformance-report docs/conformance.md     and write the table
+
+The table shows the run it was written by: a line is passed if every test of it was, and in that
+run. Registered by `pytest_plugins` in tests/conftest.py.
+
+Refused here: what a line asks (`conformance_lines`), and telling a line passed without a test.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pytest
+from support.conformance_lines import FAMILIES, LINES, Line
+
+MARKER: Final = "conformance"
+KNOWN: Final = frozenset(line.id for line in LINES)
+
+_HEAD: Final = """\
+# Conformance
+
+What Knative asks of a Broker and its Triggers, and whether Knafka does it. Written by
+`pytest -m conformance --conformance-report docs/conformance.md`, on a real cluster: don't edit it.
+
+Level: **M** must, **S** should, **y** may, **-** no specification's, but what upstream's Brokers
+do. A line has passed if all of its tests have.
+"""
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What became of the tests of each line."""
+
+    tests: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Line's id -> test, without its parameters -> the worst it came to."""
+
+    def add(self, ids: Iterable[str], test: str, outcome: str) -> None:
+        for each in ids:
+            of_line = self.tests.setdefault(each, {})
+            if _WORST.index(outcome) <= _WORST.index(of_line.get(test, _WORST[-1])):
+                of_line[test] = outcome
+
+
+_WORST: Final = ("failed", "skipped", "passed")
+
+
+def result(line: Line, tests: Mapping[str, str]) -> str:
+    """What the table says of a line: its tests' outcomes are by test."""
+    outcomes = set(tests.values())
+    if line.absent:
+        return f"not offered: {line.absent}"
+    for each in _WORST:
+        if each in outcomes:
+            return each
+    return "not run"
+
+
+def table(outcomes: Outcomes, lines: Iterable[Line] = LINES) -> str:
+    """docs/conformance.md."""
+    lines = tuple(lines)
+    results = {line.id: result(line, outcomes.tests.get(line.id, {})) for line in lines}
+    parts = [_HEAD, "| | passed | failed | not run | not offered |", "| - | - | - | - | - |"]
+    for family, title in FAMILIES.items():
+        own = [results[line.id] for line in lines if line.family == family]
+        counts = [
+            sum(each.startswith(words) for each in own)
+            for words in (("passed",), ("failed",), ("not run", "skipped"), ("not offered",))
+        ]
+        parts.append(f"| {title} ({family}) | {' | '.join(map(str, counts))} |")
+    for family, title in FAMILIES.items():
+        parts += [
+            f"\n## {title}\n",
+            "| id | level | what | result | tests |",
+            "| - | - | - | - | - |",
+            *(
+                _row(line, results[line.id], outcomes.tests.get(line.id, {}))
+                for line in lines
+                if line.family == family
+            ),
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def _row(line: Line, told: str, tests: Mapping[str, str]) -> str:
+    what = f"{line.what} ({line.note})" if line.note else line.what
+    failed = {test for test, outcome in tests.items() if outcome != "passed"}
+    named = "<br>".join(
+        f"**{test}**" if test in failed else test for test in map(str, sorted(tests))
+    )
+    return f"| {line.id} | {line.level} | {what} | {told} | {named} |"
+
+
+def marked(folder: Path) -> Iterator[tuple[str, str]]:
+    """Every id that a marker in a test's source names, with the test; nothing is imported."""
+    for path in sorted(folder.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                for each in node.decorator_list:
+                    if ast.unparse(each).startswith(f"pytest.mark.{MARKER}("):
+                        assert isinstance(each, ast.Call)
+                        yield from ((ast.literal_eval(id_), node.name) for id_ in each.args)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--conformance-report",
+        type=Path,
+        metavar="FILE",
+        help="write what the tests of each line of Knative's specification came to",
+    )
+
+
+_OUTCOMES: Final = pytest.StashKey[Outcomes]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_OUTCOMES] = Outcomes()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if unknown := set(_ids(item)) - KNOWN:
+        raise pytest.UsageError(f"{item.nodeid}: no such line: {', '.join(sorted(unknown))}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    # A set-up that passed has shown nothing yet.
+    if report.when == "call" or report.outcome != "passed":
+        test = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
+        item.config.stash[_OUTCOMES].add(_ids(item), test, report.outcome)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path: Path | None = session.config.getoption("--conformance-report")
+    if path is not None:
+        path.write_text(table(session.config.stash[_OUTCOMES]))
+
+
+def _ids(item: pytest.Item) -> list[str]:
+    return [str(id_) for marker in item.iter_markers(MARKER) for id_ in marker.args]

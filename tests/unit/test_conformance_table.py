@@ -1,0 +1,73 @@
+"""The table of conformance: no line without a test or a reason, nothing told that was not shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.conformance import Outcomes, marked, result, table
+from support.conformance_lines import FAMILIES, LINES, Level, Line
+
+ROOT = Path(__file__).parents[2]
+TESTED = {id_ for id_, _ in marked(ROOT / "tests")}
+LINE = Line("KN-BRK-01", Level.MUST, "has an address")
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.id)
+def test_every_line_has_a_test_or_a_reason_why_it_is_not_offered(line: Line) -> None:
+    assert bool(line.absent) != (line.id in TESTED)
+
+
+def test_ids_are_unique_and_of_a_family() -> None:
+    ids = [line.id for line in LINES]
+    assert len(set(ids)) == len(ids)
+    assert {line.family for line in LINES} == set(FAMILIES)
+
+
+def test_what_must_be_is_never_merely_not_offered() -> None:
+    assert [line.id for line in LINES if line.absent and line.level is Level.MUST] == []
+
+
+@pytest.mark.parametrize(
+    ("came_to", "told"),
+    [
+        ([], "not run"),
+        (["passed", "passed"], "passed"),
+        (["passed", "failed", "passed"], "failed"),
+        (["skipped", "passed"], "skipped"),
+    ],
+)
+def test_a_line_has_passed_if_all_of_its_tests_have(came_to: list[str], told: str) -> None:
+    outcomes = Outcomes()
+    for number, outcome in enumerate(came_to):
+        outcomes.add([LINE.id], f"test_{number}", outcome)
+    assert result(LINE, outcomes.tests.get(LINE.id, {})) == told
+
+
+def test_a_test_is_as_good_as_the_worst_of_its_cases() -> None:
+    outcomes = Outcomes()
+    for outcome in ("passed", "failed", "passed"):
+        outcomes.add([LINE.id], "test_it", outcome)
+    assert outcomes.tests == {LINE.id: {"test_it": "failed"}}
+
+
+def test_the_table_tells_each_line_its_result_and_its_tests() -> None:
+    outcomes = Outcomes()
+    outcomes.add([LINE.id], "test_a.py::test_it", "passed")
+    outcomes.add([LINE.id], "test_b.py::test_that", "failed")
+    absent = Line("KN-BRK-13", Level.MAY, "finds loops", absent="nobody needs it")
+    told = table(outcomes, [LINE, absent])
+    assert (
+        "| KN-BRK-01 | M | has an address | failed "
+        "| test_a.py::test_it<br>**test_b.py::test_that** |" in told
+    )
+    assert "| KN-BRK-13 | y | finds loops | not offered: nobody needs it |  |" in told
+    assert "| Broker (KN-BRK) | 0 | 1 | 0 | 1 |" in told
+
+
+def test_the_table_in_docs_has_every_line_and_no_failure() -> None:
+    """As it was written last: by a run on a real cluster."""
+    told = (ROOT / "docs" / "conformance.md").read_text()
+    rows = [line.split(" | ") for line in told.splitlines() if line.startswith("| KN-")]
+    assert [row[0].removeprefix("| ") for row in rows] == [line.id for line in LINES]
+    assert [row[0] for row in rows if row[3].startswith(("failed", "not run", "skipped"))] == []

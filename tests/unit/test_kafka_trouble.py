@@ -1,0 +1,73 @@
+"""What librdkafka tells of a connection, in words for a person. The texts are librdkafka's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from knafka.core.kafka_trouble import Trouble
+
+
+@dataclass(frozen=True)
+class Error:
+    code: str
+    text: str
+
+    def name(self) -> str:
+        return self.code
+
+    def str(self) -> str:
+        return self.text
+
+
+DOWN = Error("_ALL_BROKERS_DOWN", "1/1 brokers are down")
+PASSWORD = Error("_AUTHENTICATION", "k:1/bootstrap: SASL authentication error: Invalid username")
+UNKNOWN_CA = Error("_SSL", "k:1/bootstrap: SSL handshake failed: certificate verify failed")
+PLAIN_LISTENER = Error("_SSL", "SSL handshake failed: Disconnected: to a PLAINTEXT listener?")
+ALERT = Error("_TRANSPORT", "Receive failed: SSL routines::ssl/tls alert bad certificate")
+NOBODY = Error("_TRANSPORT", "k:1/bootstrap: Connect to k:1 failed: Connection refused")
+
+
+@pytest.mark.parametrize(
+    ("told", "refusal"),
+    [
+        ([PASSWORD], f"authentication failed: {PASSWORD.text}"),
+        ([PASSWORD, DOWN], f"authentication failed: {PASSWORD.text}"),
+        ([UNKNOWN_CA], f"TLS failed: {UNKNOWN_CA.text}"),
+        ([ALERT, DOWN], f"TLS failed, Kafka refuses our certificate or misses one: {ALERT.text}"),
+        ([NOBODY, UNKNOWN_CA], f"TLS failed: {UNKNOWN_CA.text}"),
+    ],
+    ids=["password", "then all are down", "CA", "alert", "after another"],
+)
+def test_what_waiting_will_not_mend_is_a_refusal(told: list[Error], refusal: str) -> None:
+    trouble = Trouble()
+    for error in told:
+        trouble.hear(error)
+    assert trouble.refusal == str(trouble) == refusal
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ([], ""),
+        ([NOBODY, DOWN], NOBODY.text),
+        ([PLAIN_LISTENER], PLAIN_LISTENER.text),
+        ([PASSWORD, NOBODY], NOBODY.text),
+        ([DOWN], "every connection ends without a reason, as with a wrong security protocol"),
+    ],
+    ids=["nothing", "nobody there", "a listener without TLS", "mended", "no reason"],
+)
+def test_what_may_pass_is_told_and_is_no_refusal(told: list[Error], text: str) -> None:
+    trouble = Trouble()
+    for error in told:
+        trouble.hear(error)
+    assert trouble.refusal is None
+    assert str(trouble) == text
+
+
+def test_what_is_forgotten_is_told_no_more() -> None:
+    trouble = Trouble()
+    trouble.hear(PASSWORD)
+    trouble.forget()
+    assert (str(trouble), trouble.refusal) == ("", None)
