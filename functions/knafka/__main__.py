@@ -1,14 +1,8 @@
 """`python -m knafka`: the function that FUNCTION_TARGET names; what the image starts."""
 
 import os
-import signal
-
-# A container's first process has no default action: until the server listens to it, a SIGTERM
-# would be lost, and the pod would live on for its whole grace period.
-signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-
-import runpy  # noqa: E402
-import sys  # noqa: E402
+import runpy
+import sys
 
 MODULES = {"receive": "knafka.receiver", "dispatch": "knafka.dispatcher"}
 

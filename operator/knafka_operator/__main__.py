@@ -5,21 +5,15 @@ Its settings are environment variables: see `settings`.
 
 from __future__ import annotations
 
+import logging
 import os
-import signal
+import sys
 
-# A container's first process has no default action: until kopf listens to it, a SIGTERM would be
-# lost, and the pod would live on for its whole grace period.
-signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+import kopf
 
-import logging  # noqa: E402
-import sys  # noqa: E402
-
-import kopf  # noqa: E402
-
-from knafka.core.errors import InvalidDocument  # noqa: E402
-from knafka_operator import handlers  # noqa: E402
-from knafka_operator.settings import Settings  # noqa: E402
+from knafka.core.errors import InvalidDocument
+from knafka_operator import handlers
+from knafka_operator.settings import Settings
 
 LIVENESS = "http://0.0.0.0:8080/healthz"
 

@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 
 from knafka.clients.log import Assignment, LogReader, LogWriter, Positions, Record
 from knafka.clients.subscriber import Subscriber
-from knafka.core.contract import Egress
+from knafka.core.contract import Egress, Order
 from knafka.core.delivery import Retry
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidEvent, LogError
@@ -306,6 +306,8 @@ class Drain:
         return sum(each.held_bytes for each in self._partitions.values())
 
     def _share(self) -> int:
+        if self._egress.order is Order.PARTITION:
+            return READ_LIMIT  # nothing may pass, so what is further ahead only takes memory
         return max(READ_LIMIT, MAX_UNSETTLED // max(1, len(self._partitions)))
 
     # Offsets and partitions

@@ -40,7 +40,7 @@ PYTHON: Final = "python3.11"
 PACKAGES: Final = (
     "base-files libc6 libgcc-s1 libcrypt1 zlib1g libbz2-1.0 liblzma5 libssl3 libffi8 libsqlite3-0 "
     "libuuid1 libexpat1 libzstd1 media-types netbase tzdata ca-certificates busybox "
-    "python3.11-minimal libpython3.11-minimal libpython3.11-stdlib"
+    "python3.11-minimal libpython3.11-minimal libpython3.11-stdlib tini"
 ).split()
 UNUSED: Final = (
     "usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug",
@@ -111,6 +111,9 @@ def _source(name: str, tag: str, base: Path, sources: Sequence[str], module: str
             f"{REPOSITORY}/{name}:{tag}", OUT / f"{name}.tar", base, {target: "/app/source"},
             "--user", USER, "--workdir", "/app",
             "--env", "PYTHONPATH=/app/source:/app/dependencies",
+            # A container's first process has no default action for signals, so a SIGTERM during
+            # Python's own start would be lost, and the pod would live on for its grace period.
+            "--entrypoint", "/usr/bin/tini-static", "--entrypoint", "--",
             "--entrypoint", "python3", "--entrypoint", "-m", "--entrypoint", module,
         )  # fmt: skip
 
