@@ -709,3 +709,33 @@ async def test_what_is_watched_before_the_scaler_runs_is_scaled_once_it_does(
     run.cancel()
     with suppress(asyncio.CancelledError):
         await run
+
+
+@pytest.mark.looptime
+async def test_an_expected_event_has_sleeping_triggers_drain_at_once(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """Issue 4, item 2: waking receiver and dispatcher at once."""
+    async with running(lags, drains) as scaler:
+        for trigger in ("mail", "bill"):
+            await scaler.watch(trigger, egress(trigger), SCALING)
+        await asyncio.sleep(1)
+        scaler.expect("orders", limit=2)
+        scaler.expect("orders", limit=2)
+        scaler.expect("a topic of nobody's", limit=2)
+        await asyncio.sleep(0.1)
+        assert [status.replicas for status in scaler.statuses().values()] == [1, 1]
+        assert scaler.statuses()["mail"].scale == Scale(1, "an event is on its way")
+
+
+@pytest.mark.looptime
+async def test_many_triggers_are_left_asleep_until_the_event_is_there(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        for trigger in ("mail", "bill", "stock"):
+            await scaler.watch(trigger, egress(trigger), SCALING)
+        await asyncio.sleep(1)
+        scaler.expect("orders", limit=2)
+        await asyncio.sleep(0.1)
+        assert [status.replicas for status in scaler.statuses().values()] == [0, 0, 0]
