@@ -22,7 +22,7 @@ from knafka.clients.log import Record
 from knafka.clients.memory_log import MemoryReader
 from knafka.clients.memory_subscriber import Request
 from knafka.clients.subscriber import Response
-from knafka.core.contract import Delivery
+from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
 from knafka.dispatcher import drain as drains
 from knafka.dispatcher.drain import STOP_TIMEOUT
@@ -247,6 +247,20 @@ async def test_a_subscriber_that_hangs_does_not_end_the_reading_that_keeps_it_in
     await asyncio.sleep(10 * drains.ROOM_TIMEOUT)
     assert drain.progress().unsettled >= 50
     assert (await running).ended is Ended.BUDGET
+
+
+async def test_in_partition_order_little_is_read_ahead_since_nothing_may_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drains, "READ_LIMIT", 5)
+    world = World(slow({"0": FAR}), order=Order.PARTITION)
+    for number in range(100):
+        world.send(str(number))
+    drain = world.drain()
+    running = world.begin(drain, budget=30)
+    await asyncio.sleep(10)
+    assert 5 <= drain.progress().unsettled <= 5 + 5
+    await running
 
 
 async def test_bytes_are_bounded_as_well_as_records(monkeypatch: pytest.MonkeyPatch) -> None:
