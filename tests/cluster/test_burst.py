@@ -108,11 +108,12 @@ def _set_up(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("brokers_go")
+@pytest.mark.usefixtures("mortal_kafka", "brokers_go")  # in this order: Kafka outlives them
 def test_a_burst_raises_dispatchers_to_several_pods_and_back_to_zero(
     installed: Installation, namespace: str, mortal_kafka: MortalKafka
 ) -> None:
-    address, subscriber = _set_up(installed, namespace, mortal_kafka, delay=0.1)
+    # One dispatcher has 100 attempts under way, so it delivers 250 events a second: less than come.
+    address, subscriber = _set_up(installed, namespace, mortal_kafka, delay=0.4)
     pods: list[int] = []
     count = lambda: pods.append(len(installed.cluster.pods(namespace, "all-kn-dispatcher")))  # noqa: E731
     with Repeated(count, 2.0):
@@ -126,7 +127,7 @@ def test_a_burst_raises_dispatchers_to_several_pods_and_back_to_zero(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("brokers_go")
+@pytest.mark.usefixtures("mortal_kafka", "brokers_go")
 def test_nothing_is_lost_or_out_of_order_while_everything_is_killed_at_random(
     installed: Installation, namespace: str, mortal_kafka: MortalKafka
 ) -> None:

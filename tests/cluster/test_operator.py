@@ -27,7 +27,7 @@ def _events(installed: Installation, namespace: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.usefixtures("brokers_go")
+@pytest.mark.usefixtures("mortal_kafka", "brokers_go")
 def test_a_kafka_that_is_gone_never_blocks_a_deletion_for_ever(
     installed: Installation, namespace: str, mortal_kafka: MortalKafka
 ) -> None:
@@ -45,7 +45,7 @@ def test_a_kafka_that_is_gone_never_blocks_a_deletion_for_ever(
     mortal_kafka.start()
 
 
-@pytest.mark.usefixtures("brokers_go")
+@pytest.mark.usefixtures("mortal_kafka", "brokers_go")
 def test_a_topic_that_nobody_of_ours_made_is_used_only_when_it_is_declared_external(
     installed: Installation, namespace: str, mortal_kafka: MortalKafka
 ) -> None:
