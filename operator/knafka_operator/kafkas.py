@@ -45,7 +45,7 @@ class KafkaSide:
     async def run(self) -> None:
         """Scale, and wake by new events, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.scaler.run())
+            group.create_task(repeat("scaling", self.scaler.run, LOOK_INTERVAL))
             group.create_task(repeat("looking at the ends of topics", self._look, LOOK_INTERVAL))
 
     async def _look(self) -> None:

@@ -35,6 +35,9 @@ subscriber's recovery shows soon."""
 WAKE_SPACING: Final = 0.25
 """Seconds between two looks at one topic however often it is woken."""
 
+LAG_TIMEOUT: Final = 60.0
+"""Seconds after which a question for lags is given up; Kafka's own limits end most before."""
+
 KEPT: Final = 24 * 3600.0
 """Seconds without a drain, at most, after which one is held though there is no lag: Kafka forgets
 the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and then all
@@ -214,9 +217,12 @@ class _Trigger:
 
 @dataclass(eq=False, slots=True)
 class _Topic:
+    name: str
     triggers: dict[str, _Trigger] = field(default_factory=dict)
     looked: float = -math.inf
     due: float = math.inf
+    looking: bool = False
+    """Its lags are being asked for; the next question waits for the answer."""
 
 
 class Scaler:
@@ -235,17 +241,22 @@ class Scaler:
         """Look and hold until cancelled; then end every drain and wait for it."""
         loop = asyncio.get_running_loop()
         try:
-            while True:
-                self._sooner.clear()
-                now = loop.time() + TIMER_SLACK
-                due = [name for name, topic in self._topics.items() if topic.due <= now]
-                await asyncio.gather(*map(self._look, due))
-                at = min((topic.due for topic in self._topics.values()), default=math.inf)
-                try:
-                    async with asyncio.timeout_at(None if at == math.inf else at):
-                        await self._sooner.wait()
-                except TimeoutError:
-                    pass
+            async with asyncio.TaskGroup() as looks:
+                while True:
+                    self._sooner.clear()
+                    now = loop.time() + TIMER_SLACK
+                    # A question that waits for its answer makes no other topic wait.
+                    idle = [each for each in self._topics.values() if not each.looking]
+                    for topic in idle:
+                        if topic.due <= now:
+                            topic.looking = True
+                            looks.create_task(self._look(topic))
+                    at = min((each.due for each in idle if not each.looking), default=math.inf)
+                    try:
+                        async with asyncio.timeout_at(None if at == math.inf else at):
+                            await self._sooner.wait()
+                    except TimeoutError:
+                        pass
         finally:
             for trigger in self._triggers.values():
                 self._cancel(trigger)
@@ -267,7 +278,8 @@ class Scaler:
             trigger.egress = egress
             trigger.lag = trigger.drain_error = None
         trigger.autoscaling = autoscaling
-        self._topics.setdefault(egress.topic, _Topic()).triggers[trigger_id] = trigger
+        topic = self._topics.setdefault(egress.topic, _Topic(egress.topic))
+        topic.triggers[trigger_id] = trigger
         self._soon(egress.topic)
         await self._until_ended(trigger_id)
 
@@ -334,15 +346,25 @@ class Scaler:
         if ending := self._ending.get(trigger_id):
             await asyncio.wait(set(ending))
 
-    async def _look(self, name: str) -> None:
+    async def _look(self, topic: _Topic) -> None:
         """Ask once for the lags of all Triggers of one topic, decide, and open what is missing."""
-        topic = self._topics[name]
-        asked = [(trigger, trigger.egress) for trigger in topic.triggers.values()]
-        topic.looked = asyncio.get_running_loop().time()
-        # Before the question: who wakes the topic meanwhile has events that the answer may miss.
-        topic.due = topic.looked + min(each.autoscaling.polling_interval for each, _ in asked)
         try:
-            lags = await self._lags.lags([egress.group for _, egress in asked], name)
+            # The last of its Triggers may have gone since it was due.
+            if asked := [(trigger, trigger.egress) for trigger in topic.triggers.values()]:
+                topic.looked = asyncio.get_running_loop().time()
+                # Before the question: who wakes the topic meanwhile has events that the answer
+                # may miss.
+                polled = min(trigger.autoscaling.polling_interval for trigger, _ in asked)
+                topic.due = topic.looked + polled
+                await self._ask(topic.name, asked)
+        finally:
+            topic.looking = False
+            self._sooner.set()
+
+    async def _ask(self, name: str, asked: Sequence[tuple[_Trigger, Egress]]) -> None:
+        try:
+            async with asyncio.timeout(LAG_TIMEOUT):
+                lags = await self._lags.lags([egress.group for _, egress in asked], name)
         except Exception as error:  # Whatever it is, the other topics need their drains.
             for trigger, _ in asked:
                 trigger.lag_error = f"the lag is not known: {_say(error)}"

@@ -14,7 +14,7 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidDocument
 from knafka_operator import kafkas as module
 from knafka_operator.kafkas import Kafkas
-from knafka_operator.scaler import Autoscaling
+from knafka_operator.scaler import Autoscaling, Scaler
 
 SECRET = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "one"}
 
@@ -98,6 +98,26 @@ async def test_a_topic_that_grows_wakes_its_triggers_before_their_interval(log: 
     _append(log, "orders")
     await asyncio.sleep(2)
     assert drains.held[0] == "shop/all"
+    await kafkas.close()
+
+
+@pytest.mark.looptime
+async def test_a_scaler_that_fails_is_told_and_started_again(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would miss it until events wait."""
+    runs = []
+
+    async def run(self: Scaler) -> None:
+        runs.append(self)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Scaler, "run", run)
+    kafkas = _kafkas(log, Drains(), [])
+    kafkas.at("a:1", None)
+    await asyncio.sleep(3)
+    assert len(runs) > 1
+    assert "a bug" in caplog.text
     await kafkas.close()
 
 

@@ -19,6 +19,7 @@ from knafka_operator.scaler import (
     BUDGET,
     GRACE,
     KEPT,
+    LAG_TIMEOUT,
     Autoscaling,
     Lags,
     Scale,
@@ -132,11 +133,15 @@ class FakeLags:
         self.asked: list[tuple[float, Sequence[str], str]] = []
         self.errors: dict[str, Exception] = {}
         self.takes = 0.0
+        self.silent: set[str] = set()
+        """Topics about which no question is answered."""
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         self.asked.append((now(), groups, topic))
         lags = {group: self.by_group.get(group, 0) for group in groups}
         await asyncio.sleep(self.takes)
+        if topic in self.silent:
+            await asyncio.Event().wait()
         if topic in self.errors:
             raise self.errors[topic]
         return {
@@ -582,6 +587,40 @@ async def test_a_trigger_forgotten_while_its_lag_is_asked_for_opens_nothing(
         await scaler.forget("mail")
         await asyncio.sleep(5)
     assert drains.all == []
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_trigger_may_go_at_any_step_of_a_look_and_the_others_are_scaled(
+    lags: FakeLags, drains: FakeDrains, steps: int
+) -> None:
+    """Once the loop ended here, and with it every delivery that needed waking."""
+    async with running(lags, drains) as scaler:
+        await scaler.watch("gone", egress("gone", topic="short-lived"), SCALING)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await scaler.forget("gone")
+        lags.by_group["group-mail"] = 1
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        assert [each.trigger for each in drains.open] == ["mail"]
+
+
+@pytest.mark.looptime
+async def test_a_topic_whose_lag_is_not_answered_holds_up_no_other(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    lags.silent.add("silent")
+    async with running(lags, drains) as scaler:
+        await scaler.watch("waiting", egress("waiting", topic="silent"), SCALING)
+        await asyncio.sleep(1)
+        lags.by_group["group-mail"] = 1
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        assert [each.trigger for each in drains.open] == ["mail"]
+        assert [name for _, _, name in lags.asked] == ["silent", "orders"]
+        await asyncio.sleep(LAG_TIMEOUT)
+        assert "TimeoutError" in str(scaler.statuses()["waiting"].error)
 
 
 @pytest.mark.looptime
