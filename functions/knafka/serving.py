@@ -16,6 +16,7 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -27,6 +28,9 @@ from knafka.observability import log_to_stderr
 
 GRACEFUL_TIMEOUT: Final = 4
 """Seconds in which connections finish after SIGTERM; with a function's own stop it makes ten."""
+
+TICK: Final = 1.0
+"""Seconds between two looks at the clock for the Date header."""
 
 GC_THRESHOLD: Final = 20_000
 """New objects between two looks for cycles: some failures make a few, an event makes none."""
@@ -138,12 +142,27 @@ def serve(function: Function, *, protocol: type[asyncio.Protocol] | None = None)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which tells the function of a signal before it waits for connections."""
+    """uvicorn's server, which tells the function of a signal before it waits for connections.
+
+    It looks about once a second, for the Date header, and ends when it is told to: uvicorn's own
+    looks, ten a second, were half of what a dispatcher costs that waits for events.
+    """
 
     def __init__(self, config: uvicorn.Config, function: Function) -> None:
         super().__init__(config)
         self._function = function
+        self._told = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK):
+                    await self._told.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        asyncio.get_running_loop().call_soon_threadsafe(self._function.interrupt)
         super().handle_exit(sig, frame)
+        asyncio.get_running_loop().call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        self._function.interrupt()
+        self._told.set()

@@ -25,7 +25,7 @@ JOINING: Final = 200
 async def growth_case(world: World, results: Results, externals: Sequence[External]) -> None:
     """Every step is a row whose name ends in what grew."""
     results.plot_by = "cpu_us"
-    runs = min(3, world.options.runs)
+    runs = world.options.runs
     count = int(world.sized(60_000, 6_000))
     for _ in range(runs):
         for triggers in (1, 3) if world.options.quick else (1, 10, 50):

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +32,9 @@ HERE: Final = Path(__file__).parent
 HOST: Final = "127.0.0.1"
 START_TIMEOUT: Final = 30.0
 """Seconds for a process to listen."""
+CPU_GROUPS: Final = Path("/sys/fs/cgroup/cpu")
+CPU_PERIOD: Final = 10_000
+"""Microseconds in which a limited process gets its share: short, so that it isn't away for long."""
 END_TIMEOUT: Final = 15.0
 """Seconds for a process to end after SIGTERM; a dispatcher may still leave its group."""
 
@@ -181,6 +184,29 @@ async def sink(world: World, address: str | None = None) -> AsyncIterator[None]:
             yield
         finally:
             world.sink, world.sink_pid = before
+
+
+@contextmanager
+def limited(pids: Sequence[int], cores: float) -> Iterator[None]:
+    """The processes together may use that much of the machine's CPU, by a cgroup of their own."""
+    group = CPU_GROUPS / f"knafka-bench-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise BenchError(
+            f"CPU can't be limited here: {error}: want root, and version 1 of Linux's cgroups"
+        ) from None
+    try:
+        (group / "cpu.cfs_period_us").write_text(str(CPU_PERIOD))
+        (group / "cpu.cfs_quota_us").write_text(str(int(cores * CPU_PERIOD)))
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for pid in pids:
+            with suppress(OSError):  # it has ended
+                (CPU_GROUPS / "cgroup.procs").write_text(str(pid))
+        group.rmdir()
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

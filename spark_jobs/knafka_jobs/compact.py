@@ -151,6 +151,8 @@ def _spans(found: Mapping[str, Topic]) -> dict[Position, Span]:
 
 
 def _held(tables: Tables, found: Mapping[str, Topic]) -> dict[Position, int]:
+    if tables.is_empty("records"):
+        return {}
     by_id = {topic.id: name for name, topic in found.items()}
     rows = positions(tables.read("records")).collect()
     return {
@@ -165,6 +167,8 @@ def _settled(tables: Tables, topics: Topics) -> list[tuple[str, int, int]]:
 
     Asked before the dead letters are read: what is settled by now and failed again is among them.
     """
+    if tables.is_empty("sent"):
+        return []
     pending = tables.read("sent").where("outcome IS NULL")
     names = [row["topic"] for row in pending.select("topic").distinct().collect()]
     return [

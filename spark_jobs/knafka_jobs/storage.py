@@ -25,12 +25,13 @@ from pyspark.sql import functions as F
 
 from knafka_jobs.compaction import MERGE_ON, Source, is_worth_merging, merged
 from knafka_jobs.errors import JobError
-from knafka_jobs.schema import SOURCES, TABLES, Columns, ddl
+from knafka_jobs.schema import BOUNDED, SOURCES, TABLES, Columns, ddl
 
 VACUUM_INTERVAL: Final = timedelta(days=1)
 """Listing all files is what VACUUM costs; what it removes waits for a week (Delta's default)."""
 
 _LOCAL: Final = "file:"
+_STATISTICS: Final = "delta.dataSkippingStatsColumns"
 
 
 class Tables:
@@ -53,8 +54,12 @@ class Tables:
     def id(self, name: str) -> str:
         """Delta's id of the table: another one is another table, whatever it holds."""
         if name not in self._ids:
-            self._ids[name] = str(self._detail(name)["id"])
+            self._ids[name] = str(self._snapshot(name).metadata().id())
         return self._ids[name]
+
+    def is_empty(self, name: str) -> bool:
+        """Whether a table has no rows, told by its log: asking Spark costs a query."""
+        return int(self._snapshot(name).numOfFiles()) == 0
 
     def append(self, rows: DataFrame, name: str) -> None:
         self._write(rows, name, "append")
@@ -141,7 +146,7 @@ class Tables:
         """
         stream = f"failures-{self.id('failures')}-{self.id('records')}"
         checkpoint = f"{self.root}/checkpoints/{stream}"
-        if not self.has_begun(checkpoint) and not self.read("failures").isEmpty():
+        if not self.has_begun(checkpoint) and not self.is_empty("failures"):
             raise JobError(
                 f"the checkpoint {checkpoint} is gone: restore it, or remove "
                 f"{self.path('failures')}, which is then folded anew from records"
@@ -171,8 +176,8 @@ class Tables:
 
     def maintain(self, name: str) -> bool:
         """Merge small files if there are many, and drop files that nobody needs; whether it did."""
-        detail = self._detail(name)
-        if not is_worth_merging(detail["numFiles"], detail["sizeInBytes"]):
+        snapshot = self._snapshot(name)
+        if not is_worth_merging(int(snapshot.numOfFiles()), int(snapshot.sizeInBytes())):
             return False
         table = self._table(name)
         table.optimize().executeCompaction()
@@ -212,12 +217,20 @@ class Tables:
         with explained(f"the table {path} can't be read"):
             if name not in self._made:
                 if not DeltaTable.isDeltaTable(self.spark, path):
-                    self.spark.sql(f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta")
+                    made = f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta"
+                    if name in BOUNDED:
+                        made += f" TBLPROPERTIES ('{_STATISTICS}' = '{','.join(BOUNDED[name])}')"
+                    self.spark.sql(made)
                 self._made.add(name)
             return DeltaTable.forPath(self.spark, path)
 
-    def _detail(self, name: str) -> Any:
-        return self._table(name).detail().first()
+    def _snapshot(self, name: str) -> Any:
+        """Delta's own view of the table as it is now; `DeltaTable.detail` is a query around it."""
+        self._table(name)
+        with explained(f"the table {self.path(name)} can't be read"):
+            delta = self.spark._jvm.org.apache.spark.sql.delta  # type: ignore[union-attr]
+            spark = self.spark._jsparkSession
+            return delta.DeltaLog.forTableWithSnapshot(spark, self.path(name))._2()
 
 
 @contextlib.contextmanager

@@ -202,9 +202,13 @@ class KafkaReader:
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": int(SESSION_TIMEOUT * 1000),
                 "heartbeat.interval.ms": int(SESSION_TIMEOUT * 1000 / 4),
-                "fetch.wait.max.ms": 100,
-                "queued.min.messages": 10_000,
-                # Bounds what librdkafka prefetches, so a backlog of large events stays in Kafka.
+                # How long Kafka may keep a question open: each costs, and a partition that was just
+                # assigned or resumed waits for the one under way.
+                "fetch.wait.max.ms": 250,
+                # What librdkafka prefetches is small, for each partition and in all: a backlog
+                # stays in Kafka, and what is fetched is still in the CPU's caches when it is read.
+                "fetch.message.max.bytes": 256 * 1024,
+                "queued.min.messages": 500,
                 "queued.max.messages.kbytes": 16 * 1024,
                 # Of 1000: a full buffer is drained in less, and the dispatcher would stand still.
                 "fetch.queue.backoff.ms": 20,
