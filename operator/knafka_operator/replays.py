@@ -8,18 +8,23 @@ Refused here: what is replayed, which the job decides, and how many drains (`sca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from knafka.core import names
 from knafka.core.contract import parse
+from knafka.core.errors import LogError
 from knafka_operator import desired, services
 from knafka_operator.brokers import Identity, apply_service
 from knafka_operator.cluster import Cluster, Document
+from knafka_operator.kafkas import KafkaSide
 from knafka_operator.resources import Trigger
 from knafka_operator.settings import Settings
 from knafka_operator.triggers import Triggers, Watched
 from knafka_operator.wakes import repeat
+
+log = logging.getLogger(__name__)
 
 LOOK_INTERVAL: Final = 5.0
 """Seconds between two looks for new topics."""
@@ -49,11 +54,7 @@ class Replays:
         await repeat("looking for replays", self._look, LOOK_INTERVAL)
 
     async def _look(self) -> None:
-        watched = dict(self._triggers.watched)
-        there: set[str] = set()
-        for kafka in {each.kafka for each in watched.values()}:
-            there |= (await kafka.topics.topics()).keys()
-        wanted = {who: each for who, each in watched.items() if _topic(each) in there}
+        wanted = await with_replays(dict(self._triggers.watched), self._followed)
         for who in self._followed.keys() - wanted.keys():
             await self._unfollow(who)
         for who, each in wanted.items():
@@ -88,6 +89,24 @@ class Replays:
         watched = self._followed.pop(who)
         watched.kafka.watched.discard(_topic(watched))
         await watched.kafka.scaler.forget(_id(who))
+
+
+async def with_replays(
+    watched: Mapping[Identity, Watched], followed: Collection[Identity]
+) -> dict[Identity, Watched]:
+    """Those with a topic for replays; where a Kafka doesn't answer, those `followed` so far."""
+    topics: dict[KafkaSide, Collection[str] | None] = {}
+    for kafka in {each.kafka for each in watched.values()}:
+        try:
+            topics[kafka] = await kafka.topics.topics()
+        except LogError as error:
+            log.warning("looking for replays: %s", error)
+            topics[kafka] = None
+    return {
+        who: each
+        for who, each in watched.items()
+        if (who in followed if (there := topics[each.kafka]) is None else _topic(each) in there)
+    }
 
 
 def _id(who: Identity) -> str:

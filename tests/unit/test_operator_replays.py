@@ -1,0 +1,66 @@
+"""Which Triggers get a replayer, when Kafkas answer and when one doesn't."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from knafka.clients.memory_log import MemoryAdmin, MemoryLog
+from knafka.core import names
+from knafka.core.contract import Egress, Kafka, Sink
+from knafka.core.drain import DrainProgress, DrainRequest
+from knafka.core.errors import LogError
+from knafka_operator.kafkas import Kafkas, KafkaSide
+from knafka_operator.replays import with_replays
+from knafka_operator.scaler import Autoscaling
+from knafka_operator.triggers import Watched
+
+
+class _Away(MemoryAdmin):
+    async def topics(self) -> Mapping[str, int]:
+        raise LogError("Kafka did not answer within 15 s")
+
+
+class _NoDrains:
+    async def hold(
+        self, trigger_id: str, egress: Egress, request: DrainRequest
+    ) -> AsyncIterator[DrainProgress]:
+        raise AssertionError("nobody asks for a drain here")
+        yield DrainProgress()
+
+
+def _watched(kafka: KafkaSide, trigger: str) -> Watched:
+    egress = Egress(
+        namespace="shop",
+        broker="default",
+        trigger=trigger,
+        topic="orders",
+        group=trigger,
+        dead_letter_topic="dead",
+        kafka=Kafka(bootstrap_servers="a:1"),
+        subscriber=Sink(url="http://there"),
+    )
+    return Watched(kafka, egress, Autoscaling(), 1, None)
+
+
+@pytest.mark.looptime
+async def test_a_kafka_that_is_away_stops_the_replays_of_no_other() -> None:
+    def connect(configuration: Mapping[str, Any]) -> MemoryAdmin:
+        kind = _Away if configuration["bootstrap.servers"] == "away:1" else MemoryAdmin
+        return kind(MemoryLog())
+
+    kafkas = Kafkas(connect, _NoDrains())
+    away, there = kafkas.at("away:1", None), kafkas.at("there:1", None)
+    await there.topics.ensure_topic(names.replay_topic("shop", "default", "replayed"), 1, 1, {})
+    watched = {
+        ("shop", "replayed"): _watched(there, "replayed"),
+        ("shop", "ended"): _watched(there, "ended"),
+        ("shop", "unknown"): _watched(away, "unknown"),
+        ("shop", "followed"): _watched(away, "followed"),
+    }
+    followed = [("shop", "followed"), ("shop", "ended")]
+    found = await with_replays(watched, followed)
+    assert found.keys() == {("shop", "replayed"), ("shop", "followed")}
+    await kafkas.close()
