@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 
 # `parse` joins what it finds into one sentence; here each problem stands by itself.
-from knafka.core.contract import Delivery, dump, parse, path_of, told_of
+from knafka.core.contract import parse, path_of, told_of
 from knafka.core.errors import InvalidDocument
 from knafka.core.names import MAX_LENGTH, is_topic
 from knafka_operator.desired import MAX_MAX_IN_FLIGHT, ORDERS
@@ -81,29 +81,25 @@ def defaulted_broker(
     document: Document,
     old: Document | None = None,
     *,
-    default_class: str | None = None,
-    default_config: Document | None = None,
-    default_delivery: Delivery | None = None,
+    default_class: str = "",
 ) -> dict[str, Any]:
-    """The Broker with upstream's defaults (KN-BRK-04), those of its namespace from the caller.
+    """The Broker with upstream's defaults (KN-BRK-04); `default_class` is the installation's.
 
     Class and config can't change, so on an update what is left out stays as in `old`, whatever the
-    defaults are by now. Idempotent.
+    default is by now. Idempotent.
     """
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     namespace = _namespace(document)
     spec = _mapping(document, "spec")
-    config = spec.get("config") or (_mapping(old, "spec").get("config") if old else default_config)
+    config = spec.get("config") or _mapping(old, "spec").get("config")
     if isinstance(config, Mapping):
         spec["config"] = _in_namespace(config, namespace)
-    if spec.get("delivery") is None and default_delivery is not None:
-        spec["delivery"] = dump(default_delivery)
     _default_sink(spec, namespace)
     metadata = _mapping(document, "metadata")
     annotations = _mapping(metadata, "annotations")
     given = _annotations(old).get(BROKER_CLASS) if old else default_class
-    if BROKER_CLASS not in annotations and given is not None:
+    if BROKER_CLASS not in annotations and given:
         metadata["annotations"] = {**annotations, BROKER_CLASS: given}
     return {**document, "metadata": metadata, "spec": spec}
 

@@ -174,9 +174,13 @@ async def hear_of_receiver(body: kopf.Body, memo: kopf.Memo, type: str | None, *
 def default_broker(
     body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
 ) -> None:
-    if memo.operator.brokers.is_ours(old or body):
-        before = old and dict(old)
-        patch.fns.append(lambda raw: _become(raw, admission.defaulted_broker(raw, before)))
+    brokers = memo.operator.brokers
+    filled_in = admission.defaulted_broker(
+        dict(body), old and dict(old), default_class=brokers.settings.default_class
+    )
+    # One without a class is ours by now, if the default is.
+    if brokers.is_ours(old or filled_in):
+        patch.fns.append(lambda raw: _become(raw, filled_in))
 
 
 @kopf.on.mutate(*TRIGGERS, id="default-trigger", **WEBHOOK)

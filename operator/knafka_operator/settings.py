@@ -3,6 +3,7 @@
     KNAFKA_NAMESPACE        where the operator and its ConfigMaps are (required)
     KNAFKA_IMAGE            the functions' image (required)
     KNAFKA_BROKER_CLASSES   classes that are ours, comma-separated ("Kafka,kafka")
+    KNAFKA_DEFAULT_CLASS    one of them, which webhooks give to a new Broker that names none ("")
     KNAFKA_CONFIG           ConfigMap with the defaults for all Brokers ("kafka-broker-config")
     KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
                             the Broker's namespace ("false")
@@ -36,6 +37,8 @@ class Settings:
     identity: str = "knafka"
     """Who we are to other replicas: the pod's name, so that a restarted one is the same."""
     broker_classes: frozenset[str] = BROKER_CLASSES
+    default_class: str = ""
+    """Empty: whose a Broker without a class is, is for others to say."""
     config: str = "kafka-broker-config"
     project_secrets: bool = False
     cluster_domain: str = "cluster.local"
@@ -67,12 +70,20 @@ class Settings:
             raise InvalidDocument(
                 "KNAFKA_LOG_LEVEL", f"invalid value: {level:.80}: want {', '.join(LEVELS)}"
             )
-        classes = environment.get("KNAFKA_BROKER_CLASSES", ",".join(BROKER_CLASSES))
+        named = environment.get("KNAFKA_BROKER_CLASSES", ",".join(BROKER_CLASSES)).split(",")
+        classes = frozenset(each.strip() for each in named if each.strip())
+        default_class = environment.get("KNAFKA_DEFAULT_CLASS", "").strip()
+        if default_class and default_class not in classes:
+            wanted = f"want {', '.join(sorted(classes))}"
+            raise InvalidDocument(
+                "KNAFKA_DEFAULT_CLASS", f"invalid value: {default_class:.80}: {wanted}"
+            )
         return cls(
             namespace=required("KNAFKA_NAMESPACE"),
             image=required("KNAFKA_IMAGE"),
             identity=environment.get("HOSTNAME", "knafka"),
-            broker_classes=frozenset(each.strip() for each in classes.split(",") if each.strip()),
+            broker_classes=classes,
+            default_class=default_class,
             config=environment.get("KNAFKA_CONFIG", "kafka-broker-config"),
             project_secrets=flag("KNAFKA_PROJECT_SECRETS"),
             cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),

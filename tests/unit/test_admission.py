@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kopf import Patch
+from kopf import Body, Memo, Patch
 
-from knafka.core.contract import Delivery
 from knafka.core.errors import InvalidDocument
 from knafka_operator.admission import (
     DEPENDENCY,
@@ -22,6 +22,8 @@ from knafka_operator.admission import (
     defaulted_trigger,
     dependency,
 )
+from knafka_operator.brokers import Brokers
+from knafka_operator.handlers import default_broker
 from knafka_operator.resources import (
     AUTOSCALING,
     BROKER_CLASS,
@@ -31,6 +33,7 @@ from knafka_operator.resources import (
     Metadata,
 )
 from knafka_operator.scaler import Autoscaling
+from knafka_operator.settings import Settings
 
 EVENTING = "eventing.knative.dev/v1"
 MAIL = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "mail"}}
@@ -126,24 +129,16 @@ def test_a_spec_of_the_wrong_type_is_left_for_the_schema_to_refuse(spec: object)
         assert defaulted_trigger(broken) == broken
 
 
-@pytest.mark.conformance("KN-BRK-04", "KN-DLV-01")
+@pytest.mark.conformance("KN-BRK-04")
 def test_a_new_broker_is_filled_in() -> None:
-    """KN-BRK-04, KN-DLV-01."""
-    defaulted = defaulted_broker(
-        broker(annotations={}),
-        default_class="kafka",
-        default_config={**CONFIG, "namespace": "knative-eventing"},
-        default_delivery=Delivery(retry=10, backoff_delay=0.2),
-    )
+    """KN-BRK-04."""
+    defaulted = defaulted_broker(broker(annotations={}, config=CONFIG), default_class="kafka")
     assert defaulted["metadata"]["annotations"] == {BROKER_CLASS: "kafka"}
-    assert defaulted["spec"] == {
-        "config": {**CONFIG, "namespace": "knative-eventing"},
-        "delivery": {"retry": 10, "backoffDelay": "PT0.2S"},
-    }
+    assert defaulted["spec"] == {"config": {**CONFIG, "namespace": "shop"}}
     assert refusal(defaulted) == ""
 
 
-def test_without_defaults_of_the_installation_only_namespaces_are_filled_in() -> None:
+def test_without_a_default_class_only_namespaces_are_filled_in() -> None:
     document = broker(annotations={}, config=CONFIG, delivery={"deadLetterSink": DEAD})
     defaulted = defaulted_broker(document)
     assert defaulted["metadata"]["annotations"] == {}
@@ -156,12 +151,7 @@ def test_without_defaults_of_the_installation_only_namespaces_are_filled_in() ->
 
 def test_what_a_broker_says_itself_is_kept() -> None:
     document = broker({BROKER_CLASS: "Kafka"}, config=CONFIG, delivery={"retry": 0})
-    defaulted = defaulted_broker(
-        document,
-        default_class="kafka",
-        default_config={**CONFIG, "name": "other"},
-        default_delivery=Delivery(retry=10),
-    )
+    defaulted = defaulted_broker(document, default_class="kafka")
     assert defaulted["metadata"] == document["metadata"]
     assert defaulted["spec"] == {
         "config": {**CONFIG, "namespace": "shop"},
@@ -170,15 +160,15 @@ def test_what_a_broker_says_itself_is_kept() -> None:
 
 
 @pytest.mark.conformance("KN-BRK-05", "KN-BRK-06")
-def test_what_an_update_leaves_out_stays_although_the_defaults_are_others_by_now() -> None:
+def test_what_an_update_leaves_out_stays_although_the_default_is_another_by_now() -> None:
     """KN-BRK-05, KN-BRK-06: `kubectl replace` of the file that the Broker was made from."""
     old = broker({BROKER_CLASS: "Kafka"}, config={**CONFIG, "namespace": "shop"})
-    defaults: dict[str, Any] = {"default_class": "kafka", "default_config": {"name": "new"}}
-    defaulted = defaulted_broker(broker(annotations={}), old, **defaults)
+    defaulted = defaulted_broker(broker(annotations={}), old, default_class="kafka")
     assert refusal(defaulted, old) == ""
+    assert defaulted["metadata"]["annotations"] == {BROKER_CLASS: "Kafka"}
     assert defaulted["spec"]["config"]["name"] == "kafka"
     bare = broker(annotations={})
-    assert defaulted_broker(bare, bare, **defaults) == bare, "nor is anything put in later"
+    assert defaulted_broker(bare, bare, default_class="kafka") == bare, "nor is it put in later"
 
 
 def test_defaults_reach_the_api_server_through_kopf() -> None:
@@ -194,6 +184,32 @@ def test_defaults_reach_the_api_server_through_kopf() -> None:
         "/spec/filter": {},
         "/spec/subscriber/ref/namespace": "shop",
     }
+
+
+@pytest.mark.parametrize(
+    ("annotations", "default", "then"),
+    [
+        ({}, "kafka", {BROKER_CLASS: "kafka"}),
+        ({}, "", {}),
+        ({BROKER_CLASS: "Kafka"}, "kafka", {BROKER_CLASS: "Kafka"}),
+        ({BROKER_CLASS: "MTChannelBasedBroker"}, "kafka", {BROKER_CLASS: "MTChannelBasedBroker"}),
+    ],
+)
+def test_the_webhook_makes_a_broker_ours_that_is_nobody_elses(
+    annotations: dict[str, str], default: str, then: dict[str, str]
+) -> None:
+    missing: Any = None
+    settings = Settings(namespace="knafka", image="knafka", default_class=default)
+    brokers = Brokers(settings, missing, missing, missing, missing)
+    memo = Memo(operator=SimpleNamespace(brokers=brokers))
+    document: Any = broker(annotations, config=CONFIG)
+    webhook: Any = default_broker  # kopf hands over more than it asks for
+    webhook(body=Body(document), patch=(patch := Patch()), memo=memo)
+    for fill_in in patch.fns:
+        fill_in(document)
+    assert document["metadata"]["annotations"] == then
+    ours = then.get(BROKER_CLASS, "").lower() == "kafka"
+    assert ("namespace" in document["spec"]["config"]) == ours, "others' are left as they are"
 
 
 @pytest.mark.parametrize(

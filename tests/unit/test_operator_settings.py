@@ -21,6 +21,7 @@ def test_everything_may_be_said() -> None:
         {
             **REQUIRED,
             "KNAFKA_BROKER_CLASSES": "Mine, Other",
+            "KNAFKA_DEFAULT_CLASS": "Other",
             "KNAFKA_PROJECT_SECRETS": "true",
             "KNAFKA_DELETION_TIMEOUT": "5",
             "KNAFKA_INITIAL_SCALE": "0",
@@ -28,6 +29,7 @@ def test_everything_may_be_said() -> None:
         }
     )
     assert settings.broker_classes == {"Mine", "Other"}
+    assert settings.default_class == "Other"
     assert settings.project_secrets is True
     assert (settings.deletion_timeout, settings.initial_scale) == (5, 0)
     assert settings.log_level == "debug"
@@ -38,6 +40,7 @@ def test_everything_may_be_said() -> None:
     [
         ("KNAFKA_NAMESPACE", ""),
         ("KNAFKA_IMAGE", ""),
+        ("KNAFKA_DEFAULT_CLASS", "MTChannelBasedBroker"),
         ("KNAFKA_PROJECT_SECRETS", "yes"),
         ("KNAFKA_WEBHOOKS", "1"),
         ("KNAFKA_DELETION_TIMEOUT", "-1"),
