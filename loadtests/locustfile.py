@@ -48,6 +48,8 @@ def add_options(parser: Any) -> None:
     options = parser.add_argument_group("CloudEvents")
     add = options.add_argument
     add("--subscriber", env_var="SUBSCRIBER", default="", help="URL of subscriber.py, to count")
+    add("--broker-host", env_var="BROKER_HOST", default="",
+        help="the Broker's host name, where --host names an ingress that goes by it")  # fmt: skip
     add("--event-types", env_var="EVENT_TYPES", default="com.example.loadtest",
         help="comma-separated, one is drawn for each event")  # fmt: skip
     add("--event-bytes", env_var="EVENT_BYTES", default="1024",
@@ -73,6 +75,7 @@ class Sender(FastHttpUser):
         self._structured = options.structured
         self._pause = 1 / options.each if options.each else 0.0
         self._due = time.monotonic()
+        self._host = {"host": options.broker_host} if options.broker_host else {}
         name = uuid.uuid4().hex[:12]
         self._numbers: Counter[str] = Counter()
         self._keys = [f"{name}-{number}" for number in range(options.keys)]
@@ -93,7 +96,11 @@ class Sender(FastHttpUser):
 
     def _post(self, mode: str, headers: Head, body: Any) -> bool:
         with self.client.post(
-            self.host or "/", data=body, headers=headers, name=mode, catch_response=True
+            self.host or "/",
+            data=body,
+            headers={**headers, **self._host},
+            name=mode,
+            catch_response=True,
         ) as answer:
             if answer.status_code == 202:
                 return True
