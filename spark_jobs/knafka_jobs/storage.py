@@ -30,7 +30,6 @@ from knafka_jobs.schema import BOUNDED, SOURCES, TABLES, Columns, ddl
 VACUUM_INTERVAL: Final = timedelta(days=1)
 """Listing all files is what VACUUM costs; what it removes waits for a week (Delta's default)."""
 
-_LOCAL: Final = "file:"
 _STATISTICS: Final = "delta.dataSkippingStatsColumns"
 
 
@@ -41,7 +40,7 @@ class Tables:
         self.spark = spark
         self.root = root.rstrip("/") if "://" in root else str(Path(root).absolute())
         self._ids: dict[str, str] = {}
-        self._made: set[str] = set()
+        self._there: set[str] = set()
 
     def path(self, name: str) -> str:
         return f"{self.root}/{name}"
@@ -58,8 +57,11 @@ class Tables:
         return self._ids[name]
 
     def is_empty(self, name: str) -> bool:
-        """Whether a table has no rows, told by its log: asking Spark costs a query."""
-        return int(self._snapshot(name).numOfFiles()) == 0
+        """Whether a table has no rows, told by its log: asking Spark costs a query.
+
+        One that was never written is not made for the answer.
+        """
+        return not self._exists(name) or int(self._snapshot(name).numOfFiles()) == 0
 
     def append(self, rows: DataFrame, name: str) -> None:
         self._write(rows, name, "append")
@@ -95,9 +97,9 @@ class Tables:
 
         Raises `JobError` if `records` is not the table that the others were made from.
         """
-        rows = self.read("sources").collect()
-        if not rows:
+        if self.is_empty("sources"):
             return None
+        rows = self.read("sources").collect()
         if rows[0]["records"] != self.id("records"):
             raise JobError(
                 f"{self.path('records')} is not the table that was there: restore it, or remove "
@@ -215,14 +217,18 @@ class Tables:
     def _table(self, name: str) -> DeltaTable:
         path = self.path(name)
         with explained(f"the table {path} can't be read"):
-            if name not in self._made:
-                if not DeltaTable.isDeltaTable(self.spark, path):
-                    made = f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta"
-                    if name in BOUNDED:
-                        made += f" TBLPROPERTIES ('{_STATISTICS}' = '{','.join(BOUNDED[name])}')"
-                    self.spark.sql(made)
-                self._made.add(name)
+            if not self._exists(name):
+                made = f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta"
+                if name in BOUNDED:
+                    made += f" TBLPROPERTIES ('{_STATISTICS}' = '{','.join(BOUNDED[name])}')"
+                self.spark.sql(made)
+                self._there.add(name)
             return DeltaTable.forPath(self.spark, path)
+
+    def _exists(self, name: str) -> bool:
+        if name not in self._there and DeltaTable.isDeltaTable(self.spark, self.path(name)):
+            self._there.add(name)
+        return name in self._there
 
     def _snapshot(self, name: str) -> Any:
         """Delta's own view of the table as it is now; `DeltaTable.detail` is a query around it."""

@@ -342,3 +342,15 @@ def test_small_files_are_merged_in_numbers() -> None:
     assert not is_worth_merging(files=8, size=megabyte)
     assert is_worth_merging(files=9, size=megabyte)
     assert not is_worth_merging(files=40, size=40 * 100 * megabyte)
+
+
+def test_a_table_is_empty_until_it_has_rows_and_is_not_made_to_tell(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    tables = Tables(spark, str(tmp_path))
+    assert tables.is_empty("failures")
+    assert not (tmp_path / "failures").exists()
+    tables.id("failures")
+    assert tables.is_empty("failures")
+    tables.append(failures_of(records(spark, {})), "failures")
+    assert not tables.is_empty("failures")
