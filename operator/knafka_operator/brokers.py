@@ -83,6 +83,8 @@ class Brokers:
     found: dict[Identity, Found] = field(default_factory=dict)
     topics: dict[str, str] = field(default_factory=dict)
     """UID of the Broker that has each topic's name."""
+    known_kafkas: dict[Identity, KafkaSide] = field(default_factory=dict)
+    """Where each Broker's topic is: its ConfigMap and Secret may go before it does."""
 
     async def reconcile(self, document: Document) -> Mapping[str, Any]:
         """Make one Broker so; gives the status it has then. Raises `ClusterError`."""
@@ -153,7 +155,9 @@ class Brokers:
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
         metadata = document["metadata"]
-        self.found.pop((metadata["namespace"], metadata["name"]), None)
+        identity = metadata["namespace"], metadata["name"]
+        self.found.pop(identity, None)
+        self.known_kafkas.pop(identity, None)
         for topic in [name for name, uid in self.topics.items() if uid == metadata["uid"]]:
             del self.topics[topic]
 
@@ -176,6 +180,10 @@ class Brokers:
         try:
             return (await self._config(broker)).kafka
         except (NotReady, InvalidDocument):
+            identity = broker.metadata.namespace, broker.metadata.name
+            if identity in self.known_kafkas:
+                return self.known_kafkas[identity]
+            # The operator is new since: without credentials it may still succeed.
             servers = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
             if servers is None:
                 raise
@@ -315,6 +323,7 @@ class Brokers:
             return  # its Triggers go on with what was found before
         ready = told.summary(conditions)
         identity = broker.metadata.namespace, broker.metadata.name
+        self.known_kafkas[identity] = config.kafka
         self.found[identity] = Found(
             broker,
             config,

@@ -61,6 +61,9 @@ class Triggers:
     watched: dict[Identity, Watched] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)
     """UID of the Trigger that has each group's name."""
+    known_kafkas: dict[Identity, KafkaSide] = field(default_factory=dict)
+    """Where each Trigger's group is: what `kubectl delete -f` deletes goes in any order, and a
+    group that stayed would be what a later Trigger of that name starts from."""
     subscribers: dict[Identity, set[Identity]] = field(default_factory=dict)
     """Namespace and name of what is referred to -> the Triggers that do."""
 
@@ -146,8 +149,10 @@ class Triggers:
         await self.rest((namespace, name))
         if group := annotations.get(GROUP_STATUS):
             broker = namespace, str(document["spec"].get("broker"))
-            if found := self.brokers.found.get(broker):
-                await found.config.kafka.topics.delete_group(group)
+            found = self.brokers.found.get(broker)
+            kafka = found.config.kafka if found else self.known_kafkas.get((namespace, name))
+            if kafka is not None:
+                await kafka.topics.delete_group(group)
             elif await self.cluster.get(EVENTING, "Broker", *broker) is not None:
                 raise NotReady("BrokerNotConfigured", f"Broker {broker[1]} has no topic yet")
         self.forget(document)
@@ -155,7 +160,9 @@ class Triggers:
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
         metadata = document["metadata"]
-        self.watched.pop((metadata["namespace"], metadata["name"]), None)
+        identity = metadata["namespace"], metadata["name"]
+        self.watched.pop(identity, None)
+        self.known_kafkas.pop(identity, None)
         for group in [name for name, uid in self.groups.items() if uid == metadata["uid"]]:
             del self.groups[group]
 
@@ -206,6 +213,7 @@ class Triggers:
         if self.watched.get(identity) not in (None, watched):
             await self.rest(identity)
         self.groups[egress.group] = trigger.metadata.uid
+        self.known_kafkas[identity] = config.kafka
         dead_letters = desired.dead_letter_topic(
             egress, replace(found.topic, partitions=found.partitions)
         )

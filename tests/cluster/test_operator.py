@@ -8,6 +8,7 @@ import time
 
 import httpx
 import pytest
+from confluent_kafka.admin import AdminClient
 from support.cluster import OPERATOR_NAMESPACE
 from support.installation import Installation
 from support.mortal_kafka import MortalKafka
@@ -43,6 +44,37 @@ def test_a_kafka_that_is_gone_never_blocks_a_deletion_for_ever(
     )
     assert "Kafka still has" in left
     mortal_kafka.start()
+
+
+def test_what_is_deleted_at_once_with_its_configuration_leaves_nothing_in_kafka(
+    installed: Installation, namespace: str
+) -> None:
+    """As `kubectl delete -f` does it, in whatever order; KN-BRK-22."""
+    kafka, cluster = installed.kafka, installed.cluster
+    cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "kafka", "namespace": namespace},
+            "stringData": kafka.secret("SASL_SSL"),
+        }
+    )
+    data = {"bootstrap.servers": kafka.bootstrap("SASL_SSL"), "auth.secret.ref.name": "kafka"}
+    installed.broker(namespace, data=data)
+    installed.trigger(namespace, "all", {"uri": "http://nowhere.invalid"})
+    topic = installed.status("broker", "default", namespace)["annotations"]["default.topic"]
+    group = installed.status("trigger", "all", namespace)["annotations"]["group.id"]
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap("PLAINTEXT")})
+    assert topic in admin.list_topics(timeout=10).topics
+    assert group in _groups(admin)
+    everything = ("configmap/default-kafka", "secret/kafka", "broker/default", "trigger/all")
+    cluster.kubectl("delete", *everything, "-n", namespace, "--timeout=50s")
+    assert topic not in admin.list_topics(timeout=10).topics
+    assert group not in _groups(admin)
+
+
+def _groups(admin: AdminClient) -> set[str]:
+    return {each.group_id for each in admin.list_consumer_groups().result().valid}
 
 
 @pytest.mark.usefixtures("mortal_kafka", "brokers_go")
