@@ -4,7 +4,8 @@
 
 Dead letters of 1 KiB are appended in steps (a quarter, a half, all of them); after each step the
 compaction takes what is new, which shows whether its cost grows with what is new or with what is
-stored. Then a new compaction takes everything at once, and Spark copies the same topic to Parquet.
+stored. Then a new compaction takes everything at once, and Spark copies the same topic to Parquet:
+as our jobs start it, and with Java's own settings (C2), which change what CPU a process costs.
 Prints a table in Markdown. Refused here: judging the figures.
 """
 
@@ -97,7 +98,11 @@ def main() -> None:
         print(nothing, flush=True)
         print(_compact("compact all at once", servers, namespace, root / "once", total), flush=True)
         copy = [sys.executable, "-c", COPY, servers, ",".join(_names(namespace))]
-        print(_measured("plain copy to Parquet", [*copy, str(root / "copy")], root / "copy", total))
+        for what, folder, c2 in (
+            ("plain copy to Parquet", root / "copy", False),
+            ("plain copy to Parquet, with C2", root / "c2", True),
+        ):
+            print(_measured(what, [*copy, str(folder)], folder, total, c2=c2), flush=True)
 
 
 def _compact(what: str, servers: str, namespace: str, tables: Path, records: int) -> Measured:
@@ -106,11 +111,14 @@ def _compact(what: str, servers: str, namespace: str, tables: Path, records: int
     return _measured(what, job, tables, records)
 
 
-def _measured(what: str, command: list[str], folder: Path, records: int) -> Measured:
+def _measured(
+    what: str, command: list[str], folder: Path, records: int, *, c2: bool = False
+) -> Measured:
     environment = dead_letter_jobs.environment(lambda line: None)
-    # As spark-submit starts it: C2 pays for so many records.
-    arguments = environment["PYSPARK_SUBMIT_ARGS"].replace("-XX:TieredStopAtLevel=1", "-Dknafka=1")
-    environment["PYSPARK_SUBMIT_ARGS"] = arguments
+    if c2:
+        arguments = environment["PYSPARK_SUBMIT_ARGS"]
+        arguments = arguments.replace("-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4")
+        environment["PYSPARK_SUBMIT_ARGS"] = arguments
     begun = time.monotonic()
     job = subprocess.Popen(
         command,
