@@ -4,8 +4,8 @@
 
 Dead letters of 1 KiB are appended in steps (a quarter, a half, all of them); after each step the
 compaction takes what is new, which shows whether its cost grows with what is new or with what is
-stored. Then a new compaction takes everything at once, and Spark copies the same topic to Parquet:
-as our jobs start it, and with Java's own settings (C2), which change what CPU a process costs.
+stored. Then a new compaction takes everything at once, and Spark copies the same topic to Parquet,
+as our jobs start Spark and with Java's own settings (C2), which change what CPU a process costs.
 Prints a table in Markdown. Refused here: judging the figures.
 """
 
@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--bootstrap-servers", required=True)
     parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--at-once", action="store_true", help="leave out the steps")
     parser.add_argument("--folder", type=Path, help="for the tables; a temporary one if not given")
     given = parser.parse_args()
     servers, total = given.bootstrap_servers, given.records
@@ -91,24 +92,27 @@ def main() -> None:
         done = 0
         for goal in (total // 4, total // 2, total):
             _fill(servers, namespace, done, goal)
-            what = f"compact what is new, {done:,} stored"
-            print(_compact(what, servers, namespace, root / "steps", goal - done), flush=True)
+            if not given.at_once:
+                what = f"compact what is new, {done:,} stored"
+                print(_compact(what, servers, namespace, root / "steps", goal - done), flush=True)
             done = goal
-        nothing = _compact("compact, nothing new", servers, namespace, root / "steps", 0)
-        print(nothing, flush=True)
-        print(_compact("compact all at once", servers, namespace, root / "once", total), flush=True)
+        if not given.at_once:
+            what = "compact, nothing new"
+            print(_compact(what, servers, namespace, root / "steps", 0), flush=True)
         copy = [sys.executable, "-c", COPY, servers, ",".join(_names(namespace))]
-        for what, folder, c2 in (
-            ("plain copy to Parquet", root / "copy", False),
-            ("plain copy to Parquet, with C2", root / "c2", True),
-        ):
-            print(_measured(what, [*copy, str(folder)], folder, total, c2=c2), flush=True)
+        for jvm, c2 in (("", False), (", with C2", True)):
+            what, tables = f"compact all at once{jvm}", root / f"once{jvm}"
+            print(_compact(what, servers, namespace, tables, total, c2=c2), flush=True)
+            what, files = f"plain copy to Parquet{jvm}", root / f"copy{jvm}"
+            print(_measured(what, [*copy, str(files)], files, total, c2=c2), flush=True)
 
 
-def _compact(what: str, servers: str, namespace: str, tables: Path, records: int) -> Measured:
+def _compact(
+    what: str, servers: str, namespace: str, tables: Path, records: int, *, c2: bool = False
+) -> Measured:
     job = [sys.executable, "-m", "knafka_jobs", "compact", "--tables", str(tables)]
     job += ["--bootstrap-servers", servers, "--broker", f"{namespace}/main"]
-    return _measured(what, job, tables, records)
+    return _measured(what, job, tables, records, c2=c2)
 
 
 def _measured(

@@ -17,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 from knafka_jobs.compaction import (
+    FOLDED,
     Position,
     Source,
     Span,
@@ -34,7 +35,7 @@ SAFETY_WINDOW: Final = 24.0
 """Hours that a dead letter stays in its topic though the table has it: time to notice that the
 table was lost, and to look at recent ones without Spark."""
 
-BATCH_RECORDS: Final = 500_000
+BATCH_RECORDS: Final = 1_000_000
 """Records in one batch: few large ones cost far less than many small ones."""
 
 Progress = Callable[[str], None]
@@ -71,7 +72,7 @@ def compact(tables: Tables, topics: Topics, options: Options, progress: Progress
         found = topics.dead_letters(options.broker)
         progress(f"{len(found)} dead-letter topics")
         records, missed = _ingest(tables, topics, found, options, progress)
-        folded = tables.fold_stream(failures_of)
+        folded = tables.fold_stream(failures_of, FOLDED)
         progress(f"{folded} folded into failures")
         _judge(tables, settled)
         merged = tuple(name for name in ("records", "failures") if folded and tables.maintain(name))

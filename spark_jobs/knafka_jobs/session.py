@@ -32,6 +32,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     # Only what is smaller is merged with others, so that a record is not rewritten with every run.
     "spark.databricks.delta.optimize.minFileSize": str(32 * 1024 * 1024),
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
+    # Hardly two dead letters are of one failure: a hash table of so many groups only spills.
+    "spark.sql.execution.useObjectHashAggregateExec": "false",
     # Of INT96, Spark's default: a third smaller, and other readers know what it is.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # A dictionary of what never repeats is built for nothing, and thrown away at 1 MiB.

@@ -140,8 +140,10 @@ class Tables:
         query.awaitTermination()
         return sum(each["numInputRows"] for each in query.recentProgress)
 
-    def fold_stream(self, fold: Callable[[DataFrame], DataFrame]) -> int:
+    def fold_stream(self, fold: Callable[[DataFrame], DataFrame], columns: Iterable[str]) -> int:
         """MERGE what is new in `records`, folded, into `failures`; returns how many records.
+
+        `columns` are those that `fold` needs: a batch is read before Spark could see that.
 
         Delta notes the batch with the commit, so that one that is repeated after a crash adds
         nothing to the sums.
@@ -159,7 +161,11 @@ class Tables:
             spark.conf.set("spark.databricks.delta.write.txnAppId", stream)
             spark.conf.set("spark.databricks.delta.write.txnVersion", str(number))
             try:
-                Tables(spark, self.root).upsert(fold(batch), "failures", MERGE_ON, merged())
+                tables, rows = Tables(spark, self.root), fold(batch)
+                if tables.is_empty("failures"):
+                    tables.append(rows, "failures")  # without what a MERGE with nothing costs
+                else:
+                    tables.upsert(rows, "failures", MERGE_ON, merged())
             finally:
                 spark.conf.unset("spark.databricks.delta.write.txnAppId")
                 spark.conf.unset("spark.databricks.delta.write.txnVersion")
@@ -168,6 +174,7 @@ class Tables:
             self.spark.readStream.format("delta")
             .option("skipChangeCommits", "true")  # a purge takes back what was folded long ago
             .load(self.path("records"))
+            .select(*columns)
             .writeStream.foreachBatch(merge)
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)

@@ -15,6 +15,7 @@ from pyspark.testing import assertDataFrameEqual
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka_jobs.compaction import (
+    FOLDED,
     MERGE_ON,
     Source,
     Span,
@@ -139,7 +140,7 @@ def test_garbage_is_kept_as_an_undecodable_record(
         value,
         None if headers is None else [tuple(each) for each in headers],
     )
-    folded = failures_of(records)
+    folded = failures_of(records.select(*FOLDED))
     assert folded.count() == 2
 
 
@@ -204,7 +205,7 @@ def test_repeated_failures_fold_into_counts_times_and_history(spark: SparkSessio
         {"attempts": 2, "first_attempt": at(10), "last_attempt": at(12), "code": 503},
         {"failure_id": "g", "attempts": 0},
     )
-    folded = failures_of(rows)
+    folded = failures_of(rows.select(*FOLDED))
     assert folded.columns == list(FAILURES)
     assertDataFrameEqual(
         folded.select(
