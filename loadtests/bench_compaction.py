@@ -89,22 +89,26 @@ def main() -> None:
         root = Path(folder)
         print("| job | records | s | CPU s | records/s | peak MiB | MiB on disk |")
         print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
-        done = 0
-        for goal in (total // 4, total // 2, total):
-            _fill(servers, namespace, done, goal)
-            if not given.at_once:
-                what = f"compact what is new, {done:,} stored"
-                print(_compact(what, servers, namespace, root / "steps", goal - done), flush=True)
-            done = goal
-        if not given.at_once:
-            what = "compact, nothing new"
-            print(_compact(what, servers, namespace, root / "steps", 0), flush=True)
+        if given.at_once:
+            _fill(servers, namespace, 0, total)
+        else:
+            _compact_in_steps(servers, namespace, root / "steps", total)
         copy = [sys.executable, "-c", COPY, servers, ",".join(_names(namespace))]
         for jvm, c2 in (("", False), (", with C2", True)):
             what, tables = f"compact all at once{jvm}", root / f"once{jvm}"
             print(_compact(what, servers, namespace, tables, total, c2=c2), flush=True)
             what, files = f"plain copy to Parquet{jvm}", root / f"copy{jvm}"
             print(_measured(what, [*copy, str(files)], files, total, c2=c2), flush=True)
+
+
+def _compact_in_steps(servers: str, namespace: str, tables: Path, total: int) -> None:
+    done = 0
+    for goal in (total // 4, total // 2, total):
+        _fill(servers, namespace, done, goal)
+        what = f"compact what is new, {done:,} stored"
+        print(_compact(what, servers, namespace, tables, goal - done), flush=True)
+        done = goal
+    print(_compact("compact, nothing new", servers, namespace, tables, 0), flush=True)
 
 
 def _compact(

@@ -82,16 +82,7 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
     )
 
 
-FOLDED: Final = (
-    "failure_id",
-    *POSITION,
-    "appended",
-    *TRIGGER,
-    *EVENT,
-    *STORY,
-    "first_attempt",
-    "last_attempt",
-)
+FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "headers"))
 """The columns of `records` that `failures_of` needs: not what the dead letter held."""
 
 
