@@ -1,7 +1,7 @@
 """The floor for a dispatcher: what consuming, one exact filter and an HTTP POST cost in Python.
 
 No ordering, no retries, no replies, no offsets committed. Usage:
-    floor_dispatcher.py BOOTSTRAP TOPIC SINK_HOST:PORT [IN_FLIGHT]      (until it is killed)
+    floor_dispatcher.py BOOTSTRAP TOPIC SINK_HOST:PORT [IN_FLIGHT [PATH]]      (until it is killed)
 """
 
 import asyncio
@@ -14,8 +14,9 @@ from confluent_kafka import Consumer
 
 BOOTSTRAP, TOPIC, SINK = sys.argv[1:4]
 IN_FLIGHT = int(sys.argv[4]) if len(sys.argv) > 4 else 64
+PATH = sys.argv[5] if len(sys.argv) > 5 else "/"
 HOST, PORT = SINK.rsplit(":", 1)
-REQUEST = f"POST / HTTP/1.1\r\nhost: {SINK}\r\nprefer: reply\r\n".encode()
+REQUEST = f"POST {PATH} HTTP/1.1\r\nhost: {SINK}\r\nprefer: reply\r\n".encode()
 
 
 class Connection(asyncio.Protocol):

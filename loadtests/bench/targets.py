@@ -109,7 +109,8 @@ async def dispatcher(
     """Our dispatcher in a drain, or its floor; `more` are fields of our contract."""
     if name == FLOOR:
         command = (
-            str(HERE / "floor_dispatcher.py"), world.bootstrap, topic, world.sink, str(IN_FLIGHT)
+            str(HERE / "floor_dispatcher.py"), world.bootstrap, topic, world.sink,
+            str(IN_FLIGHT), path,
         )  # fmt: skip
         async with world.process(PYTHON, *command) as process:
             yield Running(name, [process.pid])

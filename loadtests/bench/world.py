@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,9 @@ START_TIMEOUT: Final = 30.0
 CPU_GROUPS: Final = Path("/sys/fs/cgroup/cpu")
 CPU_PERIOD: Final = 10_000
 """Microseconds in which a limited process gets its share: short, so that it isn't away for long."""
+SINK_NICE: Final = -15
+"""The sink's priority. Others' subscribers have machines of their own; here many dispatchers would
+leave it a turn among theirs, get its answers in drips and be woken for each."""
 END_TIMEOUT: Final = 15.0
 """Seconds for a process to end after SIGTERM; a dispatcher may still leave its group."""
 
@@ -135,6 +138,7 @@ class World:
         *command: str | Path,
         environment: Mapping[str, str] | None = None,
         pass_fd: int | None = None,
+        nice: int = 0,
     ) -> AsyncIterator[asyncio.subprocess.Process]:
         """A process that is ended with the block; its output goes into a log of its own."""
         log = self.folder / f"{uuid.uuid4().hex[:8]}.log"
@@ -143,7 +147,7 @@ class World:
                 *command, env={**os.environ, **(environment or {})},
                 pass_fds=() if pass_fd is None else (pass_fd,),
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                preexec_fn=die_with_parent(),
+                preexec_fn=_prepared(nice),
             )  # fmt: skip
         try:
             yield process
@@ -177,9 +181,12 @@ async def sink(world: World, address: str | None = None) -> AsyncIterator[None]:
     """The world's sink, for the length of the block; at `address` for a target that insists."""
     before = world.sink, world.sink_pid
     world.sink = address or f"{HOST}:{free_port()}"
-    async with world.process(world.kbench, "sink", f"-addr={world.sink}") as process:
+    command = world.kbench, "sink", f"-addr={world.sink}"
+    async with world.process(*command, nice=SINK_NICE) as process:
         world.sink_pid = process.pid
         await listens(world.sink)
+        if os.getpriority(os.PRIO_PROCESS, process.pid) != SINK_NICE:
+            print("the sink has no priority (want root): it may be the limit", file=sys.stderr)
         try:
             yield
         finally:
@@ -207,6 +214,19 @@ def limited(pids: Sequence[int], cores: float) -> Iterator[None]:
             with suppress(OSError):  # it has ended
                 (CPU_GROUPS / "cgroup.procs").write_text(str(pid))
         group.rmdir()
+
+
+def _prepared(nice: int) -> Callable[[], None]:
+    """What a child does before it becomes its program; all its threads keep the priority."""
+    arm = die_with_parent()
+
+    def prepare() -> None:
+        if arm is not None:
+            arm()
+        with suppress(PermissionError):
+            os.nice(nice)
+
+    return prepare
 
 
 async def end(process: asyncio.subprocess.Process) -> None:

@@ -208,6 +208,26 @@ async def test_a_drain_with_nothing_to_do_ends_idle() -> None:
     assert world.log.groups["group"].members == []
 
 
+async def test_a_drain_without_work_asks_once_a_second_and_stops_within_one() -> None:
+    """A waiting dispatcher is to cost next to nothing; one that holds events looks more often."""
+    world = World()
+    reads: list[float] = []
+
+    class Counting(MemoryReader):
+        async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+            reads.append(asyncio.get_running_loop().time())
+            return await super().read(limit, timeout)
+
+    world.reads_with(Counting)
+    drain = world.drain()
+    running = world.begin(drain, idle=FAR)
+    await asyncio.sleep(20)
+    assert len([at for at in reads if at >= 10]) <= 11
+    drain.stop()
+    assert (await running).ended is Ended.STOPPED
+    assert asyncio.get_running_loop().time() <= 21
+
+
 async def test_a_drain_that_may_not_idle_still_delivers_the_backlog() -> None:
     """What takes a reader a moment to fetch is no idleness."""
     world = World()
