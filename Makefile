@@ -34,7 +34,7 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest --cov=knafka.core --cov-report=term-missing:skip-covered $(ARGS)
 
-bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (half an hour; needs Go)
+bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (45 minutes; needs Go)
 	$(BIN)/python loadtests/bench/run.py $(ARGS)
 
 image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest)
