@@ -1,0 +1,13 @@
+"""Fixtures that more than one module of unit tests shares."""
+
+from __future__ import annotations
+
+import pytest
+
+from knafka.clients import http_subscriber
+
+
+@pytest.fixture
+def idle_connections_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a connection which is closed was closed for the reason under test."""
+    monkeypatch.setattr(http_subscriber, "IDLE_SECONDS", 1000.0)

@@ -1,0 +1,298 @@
+"""The HTTP client's connections: timeouts, limits, reuse, closing and TLS, on both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.raw_server import (
+    ACCEPTED,
+    BIG,
+    LONG,
+    UNTIL_CLOSE,
+    Connection,
+    Script,
+    accept_everything,
+    answering_once,
+    on_both_loops,
+    serving,
+    silent,
+)
+
+from knafka.clients import http_subscriber
+from knafka.core.errors import DeliveryError
+
+pytestmark = pytest.mark.usefixtures("idle_connections_stay")
+
+
+async def half_an_answer(connection: Connection) -> None:
+    await connection.request()
+    await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
+    await connection.ended()
+
+
+async def deaf(connection: Connection) -> None:
+    connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("script", "body"),
+    [(silent, b""), (half_an_answer, b""), (deaf, BIG)],
+    ids=["never answers", "half an answer", "never reads"],
+)
+@on_both_loops
+async def test_a_server_that_is_too_slow_times_out(script: Script, body: bytes) -> None:
+    async with serving(script) as (server, post):
+        with pytest.raises(DeliveryError) as caught:
+            await post(body, timeout=0.05)
+        assert caught.value.reason == "timeout"
+        if script is not deaf:
+            await server.until_finished(1)
+
+
+@on_both_loops
+async def test_the_timeout_covers_connecting() -> None:
+    """A TLS handshake that is never answered."""
+    async with serving(silent, scheme="https") as (server, post):
+        with pytest.raises(DeliveryError) as caught:
+            await post(timeout=0.05)
+        assert caught.value.reason == "timeout"
+        await server.until_finished(1)
+
+
+@on_both_loops
+async def test_the_timeout_covers_waiting_for_a_connection() -> None:
+    async with serving(silent, limit=1) as (_, post):
+        first = asyncio.create_task(post(timeout=0.1))
+        await asyncio.sleep(0)
+        with pytest.raises(DeliveryError, match="stayed busy") as caught:
+            await post(timeout=0.02)
+        assert caught.value.reason == "timeout"
+        with pytest.raises(DeliveryError, match="no response"):
+            await first
+
+
+@on_both_loops
+async def test_each_post_has_its_own_deadline_on_a_shared_connection() -> None:
+    """One timer serves them all: it must come earlier when asked to, and never too early."""
+    pause = 0.1
+
+    async def script(connection: Connection) -> None:
+        await accept(connection)
+        await connection.request()
+        await asyncio.sleep(pause)
+        await connection.send(ACCEPTED)
+        await connection.request()
+        await connection.ended()
+
+    async def accept(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(ACCEPTED)
+
+    async with serving(script) as (server, post):
+        await post(timeout=pause / 2)
+        assert (await post(timeout=LONG)).status == 202
+        with pytest.raises(DeliveryError) as caught:
+            await post(timeout=pause / 2)
+        assert caught.value.reason == "timeout"
+        assert server.accepted == 1
+
+
+@on_both_loops
+async def test_a_cancelled_post_drops_its_connection() -> None:
+    async with serving(silent, accept_everything, limit=1) as (server, post):
+        posting = asyncio.create_task(post())
+        await server.until_accepted(1)
+        posting.cancel()
+        await server.until_finished(1)
+        assert (await post()).status == 202
+        assert posting.cancelled()
+        assert server.accepted == 2
+
+
+@on_both_loops
+async def test_a_post_cancelled_while_it_connects_leaves_nothing_behind() -> None:
+    async with serving(silent, scheme="https", limit=1) as (server, post):
+        posting = asyncio.create_task(post())
+        await server.until_accepted(1)
+        posting.cancel()
+        await server.until_finished(1)
+        assert posting.cancelled()
+
+
+@on_both_loops
+async def test_a_post_cancelled_while_it_waits_gives_up_its_place() -> None:
+    async with serving(accept_everything, limit=1) as (server, post):
+        first, waiting, last = (asyncio.create_task(post()) for _ in range(3))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        assert (await first).status == (await last).status == 202
+        assert waiting.cancelled()
+        assert server.accepted == 1
+
+
+@on_both_loops
+async def test_a_slot_given_to_a_post_that_is_just_cancelled_goes_to_the_next() -> None:
+    async def post_then_cancel() -> None:
+        await post()
+        waiting.cancel()
+
+    async with serving(accept_everything, limit=1) as (server, post):
+        first = asyncio.create_task(post_then_cancel())
+        waiting, last = (asyncio.create_task(post()) for _ in range(2))
+        await first
+        assert (await last).status == 202
+        assert waiting.cancelled()
+        assert (await post()).status == 202
+        assert server.accepted == 1
+
+
+@on_both_loops
+async def test_connections_never_outnumber_the_limit() -> None:
+    async with serving(accept_everything, limit=3) as (server, post):
+        responses = await asyncio.gather(*(post() for _ in range(20)))
+        assert {response.status for response in responses} == {202}
+        assert server.most_open <= server.accepted <= 3
+
+
+@on_both_loops
+async def test_the_connection_used_last_is_used_next() -> None:
+    used: list[int] = []
+
+    async def script(connection: Connection) -> None:
+        number = server.accepted
+        while True:
+            await connection.request()
+            used.append(number)
+            await connection.send(ACCEPTED)
+
+    async with serving(script) as (server, post):
+        await asyncio.gather(post(), post())
+        del used[:]
+        for _ in range(3):
+            await post()
+        assert len(set(used)) == 1
+
+
+@on_both_loops
+async def test_a_connection_that_was_idle_for_long_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_subscriber, "IDLE_SECONDS", 0.02)
+    async with serving(accept_everything) as (server, post):
+        await post()
+        await server.until_finished(1)
+        assert (await post()).status == 202
+        assert server.accepted == 2
+
+
+@on_both_loops
+async def test_a_connection_that_the_server_closes_while_idle_is_replaced() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(ACCEPTED)
+        connection.writer.write_eof()
+        await connection.ended()
+
+    async with serving(script) as (server, post):
+        for round_ in range(1, 4):
+            assert (await post()).status == 202
+            await server.until_finished(round_)
+        assert server.accepted == 3
+
+
+@on_both_loops
+async def test_closing_ends_what_is_under_way_and_what_is_idle() -> None:
+    async with serving(accept_everything, silent) as (server, post):
+        await post()
+        held = asyncio.create_task(post())
+        under_way = asyncio.create_task(post())
+        await server.until_accepted(2)
+        await held
+        await post.client.close()
+        await server.until_finished(2)
+        with pytest.raises(DeliveryError) as caught:
+            await under_way
+        assert caught.value.reason == "broken"
+
+
+@on_both_loops
+async def test_dropped_connections_leave_no_garbage_behind() -> None:
+    """The parser and its connection know each other: the cycle must be cut by hand."""
+    async with serving(answering_once(UNTIL_CLOSE)) as (server, post):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                await post()
+            await server.until_finished(3)
+            await post.client.close()
+            alive = [each for each in gc.get_objects() if type(each).__name__ == "_Connection"]
+            assert alive == []
+        finally:
+            gc.enable()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a self-signed certificate for 127.0.0.1: cert.pem and key.pem."""
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", folder / "key.pem", "-out", folder / "cert.pem"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+def server_context(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    return context
+
+
+@on_both_loops
+async def test_https_trusts_the_ca_certificates_of_its_target(certificate: Path) -> None:
+    tls, pem = server_context(certificate), (certificate / "cert.pem").read_text()
+    async with serving(accept_everything, tls=tls, ca_certs=pem) as (server, post):
+        assert (await post(BIG)).status == 202
+        assert (await post()).status == 202
+        assert server.accepted == 1
+
+
+@pytest.mark.parametrize("raw", [UNTIL_CLOSE + b"body", b"HTTP/1.1 200 OK\r\n"])
+@on_both_loops
+async def test_https_ends_with_its_connection_too(certificate: Path, raw: bytes) -> None:
+    tls, pem = server_context(certificate), (certificate / "cert.pem").read_text()
+    async with serving(answering_once(raw), tls=tls, ca_certs=pem) as (_, post):
+        if raw.endswith(b"body"):
+            assert (await post()).body == b"body"
+        else:
+            with pytest.raises(DeliveryError, match="before its response ended"):
+                await post()
+
+
+@on_both_loops
+async def test_https_refuses_a_stranger(certificate: Path) -> None:
+    async with serving(accept_everything, tls=server_context(certificate)) as (_, post):
+        with pytest.raises(DeliveryError, match="CERTIFICATE_VERIFY_FAILED") as caught:
+            await post()
+        assert caught.value.reason == "refused"
+
+
+@pytest.mark.parametrize("ca_certs", ["", "no PEM", "-----BEGIN CERTIFICATE-----\nAA\n"])
+@on_both_loops
+async def test_ca_certificates_that_cannot_be_read_are_refused(ca_certs: str) -> None:
+    async with serving(silent, scheme="https", ca_certs=ca_certs) as (_, post):
+        with pytest.raises(DeliveryError, match="can't be read") as caught:
+            await post()
+        assert caught.value.reason == "refused"

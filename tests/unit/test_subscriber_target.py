@@ -1,0 +1,64 @@
+"""Where an event goes: a URL taken apart once."""
+
+from __future__ import annotations
+
+import pytest
+
+from knafka.clients.subscriber import Target
+from knafka.core.errors import InvalidDocument
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "start"),
+    [
+        ("http://a.b", (False, "a.b", 80, None), b"POST / HTTP/1.1\r\nhost: a.b\r\n"),
+        ("https://a.b/", (True, "a.b", 443, None), b"POST / HTTP/1.1\r\nhost: a.b\r\n"),
+        ("HTTP://A.B:80/C", (False, "a.b", 80, None), b"POST /C HTTP/1.1\r\nhost: a.b\r\n"),
+        (
+            "http://a:443/x?y=%20",
+            (False, "a", 443, None),
+            b"POST /x?y=%20 HTTP/1.1\r\nhost: a:443\r\n",
+        ),
+        ("http://a?y#frag", (False, "a", 80, None), b"POST /?y HTTP/1.1\r\nhost: a\r\n"),
+        ("http://[::1]:81/", (False, "::1", 81, None), b"POST / HTTP/1.1\r\nhost: [::1]:81\r\n"),
+        ("https://[::1]/", (True, "::1", 443, None), b"POST / HTTP/1.1\r\nhost: [::1]\r\n"),
+    ],
+)
+def test_a_target_is_a_url_taken_apart(
+    url: str, origin: tuple[bool, str, int, None], start: bytes
+) -> None:
+    assert Target.parse(url) == Target(url, origin, start)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "a.b/c",
+        "/path",
+        "ftp://a/",
+        "http://",
+        "http:///path",
+        "http://:80/",
+        "http://a:0/",
+        "http://a:65536/",
+        "http://a:b/",
+        "http://user@a/",
+        "http://user:secret@a/",
+        "http://a/b c",
+        "http://a/b\r\nce-id: forged",
+        "http://a\tb/",
+        "http://a\x00/",
+        "http://a/\x7f",
+        "http://a/é",
+        "http://a\\b/",
+        "http://a%0d%0ab/",
+        "http://[::1/",
+        "http://[fe80::1%25eth0]/",
+        "http://a..b/",
+        f"http://{'a' * 64}.b/",
+    ],
+)
+def test_a_url_that_cannot_be_posted_to_is_refused(url: str) -> None:
+    with pytest.raises(InvalidDocument, match="the URL"):
+        Target.parse(url)
