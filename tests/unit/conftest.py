@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.scaling import FakeDrains, FakeLags
 
 from knafka.clients import http_subscriber
 
@@ -11,3 +12,13 @@ from knafka.clients import http_subscriber
 def idle_connections_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a connection which is closed was closed for the reason under test."""
     monkeypatch.setattr(http_subscriber, "IDLE_SECONDS", 1000.0)
+
+
+@pytest.fixture
+def lags() -> FakeLags:
+    return FakeLags()
+
+
+@pytest.fixture
+def drains() -> FakeDrains:
+    return FakeDrains()

@@ -1,0 +1,135 @@
+"""The scaler among fakes: lags that a test sets, and drains that do what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from knafka.clients.log import Lag
+from knafka.core.contract import Egress, Kafka, Sink
+from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka_operator.scaler import (
+    Scaler,
+)
+
+
+def egress(trigger: str = "mail", topic: str = "orders", url: str = "http://mail/") -> Egress:
+    return Egress(
+        namespace="shop",
+        broker="orders",
+        trigger=trigger,
+        topic=topic,
+        group=f"group-{trigger}",
+        dead_letter_topic="dead",
+        kafka=Kafka(bootstrap_servers="kafka:9092"),
+        subscriber=Sink(url=url),
+    )
+
+
+class FakeLags:
+    """Ten partitions; the lag of each group is what the test says, zero if it says nothing."""
+
+    def __init__(self) -> None:
+        self.by_group: dict[str, int | None] = {}
+        self.asked: list[tuple[float, Sequence[str], str]] = []
+        self.errors: dict[str, Exception] = {}
+        self.takes = 0.0
+        self.silent: set[str] = set()
+        """Topics about which no question is answered."""
+
+    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
+        self.asked.append((now(), groups, topic))
+        lags = {group: self.by_group.get(group, 0) for group in groups}
+        await asyncio.sleep(self.takes)
+        if topic in self.silent:
+            await asyncio.Event().wait()
+        if topic in self.errors:
+            raise self.errors[topic]
+        return {
+            group: Lag({0: lag} | dict.fromkeys(range(1, 10), 0))
+            for group, lag in lags.items()
+            if lag is not None
+        }
+
+    def times(self) -> list[float]:
+        return [time for time, _, _ in self.asked]
+
+
+@dataclass
+class FakeDrain:
+    trigger: str
+    egress: Egress
+    request: DrainRequest
+    began: float
+    lines: asyncio.Queue[DrainProgress | Exception | None] = field(default_factory=asyncio.Queue)
+    over: float | None = None
+
+    def tell(self, **counts: int) -> None:
+        self.lines.put_nowait(DrainProgress.model_validate(counts))
+
+    def end(self, ended: Ended, error: str | None = None, **counts: int) -> None:
+        self.lines.put_nowait(
+            DrainProgress.model_validate({"ended": ended, "error": error} | counts)
+        )
+
+    def break_off(self, error: Exception | None = None) -> None:
+        self.lines.put_nowait(error)
+
+
+class FakeDrains:
+    """Each drain tells what the test has it tell; a cancelled one takes `clean_end` seconds."""
+
+    def __init__(self) -> None:
+        self.all: list[FakeDrain] = []
+        self.clean_end = 0.0
+        self.script: Ended | None = None
+        """How every drain ends, at once; None: as the test says."""
+
+    async def hold(
+        self, trigger_id: str, egress: Egress, request: DrainRequest
+    ) -> AsyncIterator[DrainProgress]:
+        drain = FakeDrain(trigger_id, egress, request, now())
+        self.all.append(drain)
+        if self.script is not None:
+            drain.end(self.script)
+        try:
+            while (line := await drain.lines.get()) is not None:
+                if isinstance(line, Exception):
+                    raise line
+                yield line
+                if line.ended is not None:
+                    break
+        except asyncio.CancelledError:
+            await asyncio.sleep(self.clean_end)
+            raise
+        finally:
+            drain.over = now()
+
+    @property
+    def open(self) -> list[FakeDrain]:
+        return [drain for drain in self.all if drain.over is None]
+
+    def times(self) -> list[float]:
+        return [drain.began for drain in self.all]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def running(lags: FakeLags, drains: FakeDrains) -> AsyncIterator[Scaler]:
+    scaler = Scaler(lags, drains)
+    run = asyncio.create_task(scaler.run())
+    try:
+        yield scaler
+    finally:
+        run.cancel()
+        with suppress(asyncio.CancelledError):
+            await run
+
+
+def since(start: float, times: Sequence[float]) -> list[float]:
+    return [round(time - start, 2) for time in times]

@@ -1,0 +1,101 @@
+"""What the scaler decides from a lag, and what the annotations say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from knafka.clients.log import LogAdmin
+from knafka.core.errors import InvalidDocument
+from knafka_operator.resources import AUTOSCALING
+from knafka_operator.scaler import (
+    Autoscaling,
+    Lags,
+    Scale,
+    decide,
+)
+
+SCALING = Autoscaling()
+
+
+def a_log_admin_is_a_lags(admin: LogAdmin) -> Lags:
+    """For mypy: the operator can't import the clients, so the seam is checked here."""
+    return admin
+
+
+@pytest.mark.parametrize(
+    ("lag", "partitions", "autoscaling", "held", "scale"),
+    [
+        (0, 10, SCALING, 0, Scale(0, "no lag")),
+        (0, 10, SCALING, 3, Scale(0, "no lag")),
+        (1, 10, SCALING, 0, Scale(1, "lag 1, 100 per drain")),
+        (100, 10, SCALING, 0, Scale(1, "lag 100, 100 per drain")),
+        (101, 10, SCALING, 0, Scale(2, "lag 101, 100 per drain")),
+        (2000, 10, SCALING, 0, Scale(10, "lag 2000, 100 per drain, partitions 10")),
+        (9000, 99, SCALING, 0, Scale(50, "lag 9000, 100 per drain, max-scale 50")),
+        (0, 10, Autoscaling(min_scale=2), 0, Scale(2, "no lag, min-scale 2")),
+        (1, 10, Autoscaling(min_scale=2), 0, Scale(2, "lag 1, 100 per drain, min-scale 2")),
+        (0, 1, Autoscaling(min_scale=2), 0, Scale(1, "no lag, min-scale 2")),
+        (5, 0, SCALING, 0, Scale(0, "lag 5, 100 per drain, partitions 0")),
+        (
+            5,
+            10,
+            Autoscaling(activation_lag_threshold=5),
+            0,
+            Scale(0, "lag 5, activation-lag-threshold 5"),
+        ),
+        (6, 10, Autoscaling(activation_lag_threshold=5), 0, Scale(1, "lag 6, 100 per drain")),
+        (5, 10, Autoscaling(activation_lag_threshold=5), 1, Scale(1, "lag 5, 100 per drain")),
+    ],
+)
+def test_a_decision_comes_with_its_reason(
+    lag: int, partitions: int, autoscaling: Autoscaling, held: int, scale: Scale
+) -> None:
+    """CHN-28: never more drains than partitions."""
+    assert decide(lag, partitions, autoscaling, held) == scale
+
+
+def annotated(**values: str) -> Mapping[str, str]:
+    return {AUTOSCALING + key.replace("_", "-"): value for key, value in values.items()}
+
+
+def test_annotations_go_over_the_defaults() -> None:
+    """naming.md: autoscaling annotations."""
+    defaults = Autoscaling(polling_interval=0.5)
+    assert Autoscaling.from_annotations({}, defaults) == defaults
+    given = annotated(
+        min_scale="1",
+        max_scale="5",
+        lag_threshold="10",
+        activation_lag_threshold="3",
+        polling_interval="7",
+        cooldown_period="0",
+    )
+    assert Autoscaling.from_annotations(given, defaults) == Autoscaling(1, 5, 10, 3, 7, 0)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "problem"),
+    [
+        ("min-scale", "-1", "-1: want a whole number from 0 to 2147483647"),
+        ("max-scale", "0", "0: want a whole number from 1 to 2147483647"),
+        ("lag-threshold", "0", "0: want a whole number from 1 to 2147483647"),
+        ("polling-interval", "0", "0: want a whole number from 1 to 2147483647"),
+        ("polling-interval", "10s", "10s: want a whole number from 1 to 2147483647"),
+        ("cooldown-period", "", ": want a whole number from 0 to 2147483647"),
+        ("min-scale", "51", "51: want at most max-scale, 50"),
+        ("class", "hpa", "hpa: want keda.autoscaling.knative.dev or disabled"),
+    ],
+)
+def test_garbage_in_an_annotation_is_refused(annotation: str, value: str, problem: str) -> None:
+    with pytest.raises(InvalidDocument) as raised:
+        Autoscaling.from_annotations({AUTOSCALING + annotation: value}, SCALING)
+    assert raised.value.path == f"metadata.annotations.{AUTOSCALING}{annotation}"
+    assert raised.value.problem == f"invalid value: {problem}"
+
+
+def test_a_trigger_that_opts_out_of_scaling_has_one_drain_always() -> None:
+    """As upstream: one replica unless something scales it."""
+    fixed = Autoscaling.from_annotations({AUTOSCALING + "class": "disabled"}, SCALING)
+    assert decide(0, 10, fixed, 0).replicas == decide(10**6, 10, fixed, 1).replicas == 1

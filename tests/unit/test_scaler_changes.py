@@ -1,0 +1,151 @@
+"""The scaler while Triggers change, go and come back. The event loop's time is faked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.scaling import FakeDrains, FakeLags, egress, now, running, since
+
+from knafka_operator.scaler import (
+    LAG_TIMEOUT,
+    Autoscaling,
+)
+
+pytestmark = pytest.mark.looptime
+SCALING = Autoscaling()
+
+
+async def test_a_changed_trigger_ends_its_drains_before_it_opens_new_ones(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    drains.clean_end = 3.0
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 150
+        start = now()
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        for drain in drains.open:
+            drain.tell(delivered=5, read=6, unsettled=1)
+        await asyncio.sleep(1)
+        await scaler.watch("mail", egress(url="http://new/"), SCALING)
+        assert since(start, [drain.over or 0 for drain in drains.all]) == [5, 5]
+        await asyncio.sleep(1)
+        assert [drain.egress.subscriber.url for drain in drains.open] == ["http://new/"] * 2
+        counts = scaler.statuses()["mail"].counts
+        assert (counts.delivered, counts.read, counts.unsettled) == (10, 12, 0)
+
+
+async def test_another_scaling_cuts_no_drain(lags: FakeLags, drains: FakeDrains) -> None:
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 300
+        await scaler.watch("mail", egress(), Autoscaling(lag_threshold=300))
+        await asyncio.sleep(1)
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        assert (len(drains.open), len(drains.all)) == (3, 3)
+
+
+async def test_a_trigger_that_moves_to_another_topic_is_looked_for_there(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        await scaler.watch("mail", egress(topic="elsewhere"), SCALING)
+        await asyncio.sleep(15)
+        assert [topic for _, _, topic in lags.asked] == ["orders", "elsewhere", "elsewhere"]
+
+
+async def test_a_forgotten_trigger_has_ended_cleanly_and_is_gone(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    drains.clean_end = 3.0
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 1
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        start = now()
+        await scaler.forget("mail")
+        assert now() - start == pytest.approx(3)
+        assert drains.open == []
+        assert scaler.statuses() == {}
+        await asyncio.sleep(60)
+        assert (len(drains.all), len(lags.asked)) == (1, 1)
+        await scaler.forget("never seen")
+
+
+async def test_a_trigger_forgotten_while_its_lag_is_asked_for_opens_nothing(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    lags.takes = 2.0
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 1
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        await scaler.forget("mail")
+        await asyncio.sleep(5)
+    assert drains.all == []
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_trigger_may_go_at_any_step_of_a_look_and_the_others_are_scaled(
+    lags: FakeLags, drains: FakeDrains, steps: int
+) -> None:
+    """Once the loop ended here, and with it every delivery that needed waking."""
+    async with running(lags, drains) as scaler:
+        await scaler.watch("gone", egress("gone", topic="short-lived"), SCALING)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await scaler.forget("gone")
+        lags.by_group["group-mail"] = 1
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        assert [each.trigger for each in drains.open] == ["mail"]
+
+
+async def test_a_topic_whose_lag_is_not_answered_holds_up_no_other(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    lags.silent.add("silent")
+    async with running(lags, drains) as scaler:
+        await scaler.watch("waiting", egress("waiting", topic="silent"), SCALING)
+        await asyncio.sleep(1)
+        lags.by_group["group-mail"] = 1
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        assert [each.trigger for each in drains.open] == ["mail"]
+        assert [name for _, _, name in lags.asked] == ["silent", "orders"]
+        await asyncio.sleep(LAG_TIMEOUT)
+        assert "TimeoutError" in str(scaler.statuses()["waiting"].error)
+
+
+async def test_a_trigger_that_comes_back_waits_for_its_old_drains(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    drains.clean_end = 3.0
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 1
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        start = now()
+        forgotten = asyncio.create_task(scaler.forget("mail"))
+        await asyncio.sleep(1)
+        await scaler.watch("mail", egress(), SCALING)
+        await forgotten
+        await asyncio.sleep(0.5)
+        assert since(start, drains.times()) == [-1, 3]
+
+
+async def test_the_end_of_the_scaler_is_the_clean_end_of_every_drain(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    drains.clean_end = 3.0
+    lags.by_group |= {"group-mail": 150, "group-other": 1}
+    async with running(lags, drains) as scaler:
+        await scaler.watch("mail", egress(), SCALING)
+        await scaler.watch("other", egress("other", topic="other"), SCALING)
+        await asyncio.sleep(1)
+        assert len(drains.open) == 3
+        start = now()
+    assert since(start, [drain.over or 0 for drain in drains.all]) == [3, 3, 3]
