@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
+from support.receiving import Server
 from support.scaling import FakeDrains, FakeLags
 
 from knafka.clients import http_subscriber
@@ -22,3 +25,12 @@ def lags() -> FakeLags:
 @pytest.fixture
 def drains() -> FakeDrains:
     return FakeDrains()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    """A receiver, which must be left without connections."""
+    server = Server()
+    await server.start()
+    yield server
+    await server.stop()

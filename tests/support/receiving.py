@@ -1,0 +1,70 @@
+"""A receiver that listens on a log in memory, without uvicorn's own server."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+
+import uvicorn
+from support.requests import ingress
+from support.waiting import until
+from support.wire import Wire, connected
+from uvicorn.server import ServerState
+
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
+from knafka.receiver.protocol import (
+    Connections,
+    ReceiverProtocol,
+)
+from knafka.receiver.reception import Reception
+
+LIMIT = 300_000
+
+
+class Server:
+    """A listening receiver, without uvicorn's own server."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog()
+        self.log.create("events")
+        entrance = ingress(max_event_bytes=LIMIT)
+        self.reception = Reception([entrance], [MemoryWriter(self.log)])
+        self.shared = Connections(self.reception, asyncio.get_running_loop())
+        self.state = ServerState()
+        self._config = uvicorn.Config("none:none", log_config=None)
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._make, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+
+    def _make(self) -> ReceiverProtocol:
+        return ReceiverProtocol(self._config, self.state, {"connections": self.shared})
+
+    def connect(self) -> AbstractAsyncContextManager[Wire]:
+        return connected(self.port)
+
+    @property
+    def one(self) -> ReceiverProtocol:
+        (one,) = self.shared.open
+        return one
+
+    @property
+    def values(self) -> list[bytes | None]:
+        return [record.value() for record in self.log.topics["events"][0]]
+
+    @property
+    def refused(self) -> dict[str, float]:
+        return {
+            labels["code"]: count
+            for metric in self.reception.metrics()
+            for labels, count in metric.samples
+            if "code" in labels
+        }
+
+    async def stop(self) -> None:
+        self.shared.close()
+        self._server.close()
+        await until(lambda: not self.shared.open)
+        assert self.state.connections == set()
+        assert self.shared.receiving_bytes == 0
