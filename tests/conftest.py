@@ -12,6 +12,9 @@ pytest_plugins = [
     "support.installation",
     "support.kafka",
     "support.mortal_kafka",
+    "support.raw_server",
+    "support.receiving",
+    "support.scaling",
     "support.spark",
     "support.conformance_world",  # after what it imports, so that asserts there are rewritten
 ]

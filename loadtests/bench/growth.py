@@ -29,9 +29,9 @@ async def growth_case(world: World, results: Results, externals: Sequence[Extern
     count = int(world.sized(60_000, 6_000))
     for _ in range(runs):
         for triggers in (1, 3) if world.options.quick else (1, 10, 50):
+            what = f"dispatcher, Triggers: {triggers}"
             for name in (OURS, FLOOR):
-                measured = await _triggers(world, name, count // 3, triggers)
-                results.add(f"dispatcher, Triggers: {triggers}", name, **measured)
+                results.add(what, name, **await _triggers(world, name, count // 3, triggers))
     seconds = world.sized(3, 1)
     async with receivers(world, ()) as targets:
         for _ in range(runs):
@@ -40,14 +40,14 @@ async def growth_case(world: World, results: Results, externals: Sequence[Extern
                     measured = await load(world, target, seconds=seconds, size=size, c=16)
                     results.add(f"receiver, bytes of data: {size}", target.name, **measured)
     for size, fewer in SIZES.items():
-        name = f"dispatcher, bytes of data: {size}"
-        await _backlog(world, results, name, count // fewer, runs, size=size)
+        what = f"dispatcher, bytes of data: {size}"
+        await _backlog(world, results, what, count // fewer, runs, size=size)
     for partitions in (1, 8, 64):
-        name = f"dispatcher, partitions: {partitions}"
-        await _backlog(world, results, name, count, runs, partitions, ALL_PARTITIONS)
+        what = f"dispatcher, partitions: {partitions}"
+        await _backlog(world, results, what, count, runs, partitions, ALL_PARTITIONS)
     for keys in (1, 100, 1_000, 10_000):
-        name, fewer = f"dispatcher, keys: {keys}", SINGLE_FILE if keys == 1 else 1
-        await _backlog(world, results, name, count // fewer, runs, keys=keys)
+        what, fewer = f"dispatcher, keys: {keys}", SINGLE_FILE if keys == 1 else 1
+        await _backlog(world, results, what, count // fewer, runs, keys=keys)
     one, many = "dispatcher, Triggers: 1", "dispatcher, Triggers: 50"
     ratio = results.to_other(many, one, "cpu_us")
     results.at_most("CPU a delivery with 50 Triggers, × one", ratio, 1.2)

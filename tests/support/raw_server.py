@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 import uvloop
 
+from knafka.clients import http_subscriber
 from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.clients.subscriber import Response, Target
 
@@ -42,6 +43,12 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
     loops = [asyncio.new_event_loop, uvloop.new_event_loop]
     both: Callable[..., None] = pytest.mark.parametrize("new_loop", loops, ids=LOOPS)(run)
     return both
+
+
+@pytest.fixture
+def idle_connections_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a connection which is closed was closed for the reason under test."""
+    monkeypatch.setattr(http_subscriber, "IDLE_SECONDS", 1000.0)
 
 
 class Connection:

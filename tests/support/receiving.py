@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 
+import pytest
 import uvicorn
 from support.requests import ingress
 from support.waiting import until
@@ -12,10 +14,7 @@ from support.wire import Wire, connected
 from uvicorn.server import ServerState
 
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
-from knafka.receiver.protocol import (
-    Connections,
-    ReceiverProtocol,
-)
+from knafka.receiver.protocol import Connections, ReceiverProtocol
 from knafka.receiver.reception import Reception
 
 LIMIT = 300_000
@@ -68,3 +67,12 @@ class Server:
         await until(lambda: not self.shared.open)
         assert self.state.connections == set()
         assert self.shared.receiving_bytes == 0
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    """A receiver, which must be left without connections."""
+    server = Server()
+    await server.start()
+    yield server
+    await server.stop()

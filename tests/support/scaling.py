@@ -7,12 +7,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+import pytest
+
 from knafka.clients.log import Lag
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
-from knafka_operator.scaler import (
-    Scaler,
-)
+from knafka_operator.scaler import Autoscaling, Scaler
+
+SCALING = Autoscaling()
+"""What holds where nobody says otherwise."""
 
 
 def egress(trigger: str = "mail", topic: str = "orders", url: str = "http://mail/") -> Egress:
@@ -117,6 +120,16 @@ class FakeDrains:
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+@pytest.fixture
+def lags() -> FakeLags:
+    return FakeLags()
+
+
+@pytest.fixture
+def drains() -> FakeDrains:
+    return FakeDrains()
 
 
 @asynccontextmanager

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from support.scaling import SCALING
 
 from knafka.clients.log import LogAdmin
 from knafka.core.errors import InvalidDocument
 from knafka_operator.resources import AUTOSCALING
-from knafka_operator.scaler import (
-    Autoscaling,
-    Lags,
-    Scale,
-    decide,
-)
-
-SCALING = Autoscaling()
+from knafka_operator.scaler import Autoscaling, Lags, Scale, decide
 
 
 def a_log_admin_is_a_lags(admin: LogAdmin) -> Lags:

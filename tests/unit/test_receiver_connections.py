@@ -11,12 +11,7 @@ from support.receiving import Server
 from support.waiting import until
 
 from knafka.receiver import protocol
-from knafka.receiver.protocol import (
-    IDLE_TIMEOUT,
-    PIPELINED,
-    REQUEST_TIMEOUT,
-    ReceiverProtocol,
-)
+from knafka.receiver.protocol import IDLE_TIMEOUT, PIPELINED, REQUEST_TIMEOUT, ReceiverProtocol
 
 
 async def test_half_a_request_and_then_silence_is_408(server: Server) -> None:

@@ -7,21 +7,13 @@ import itertools
 from contextlib import suppress
 
 import pytest
-from support.scaling import FakeDrains, FakeLags, egress, now, running, since
+from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running, since
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import LogError
-from knafka_operator.scaler import (
-    BUDGET,
-    GRACE,
-    KEPT,
-    Autoscaling,
-    Scale,
-    Scaler,
-)
+from knafka_operator.scaler import BUDGET, GRACE, KEPT, Autoscaling, Scale, Scaler
 
 pytestmark = pytest.mark.looptime
-SCALING = Autoscaling()
 
 
 async def test_hundreds_of_idle_triggers_cost_one_question_per_topic_and_interval(

@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.scaling import FakeDrains, FakeLags, egress, now, running, since
+from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running, since
 
-from knafka_operator.scaler import (
-    LAG_TIMEOUT,
-    Autoscaling,
-)
+from knafka_operator.scaler import LAG_TIMEOUT, Autoscaling
 
 pytestmark = pytest.mark.looptime
-SCALING = Autoscaling()
 
 
 async def test_a_changed_trigger_ends_its_drains_before_it_opens_new_ones(

@@ -43,8 +43,8 @@ is held beyond them waits behind its own key, and reading on is what lets other 
 READ_TIMEOUT: Final = 0.25
 """Seconds a read waits for a first record; also how soon a stop is noticed."""
 READ_TIMEOUT_WITHOUT_WORK: Final = 1.0
-"""The same while no record is held, so that a stop has nothing to finish: these returns were half
-of what a waiting dispatcher costs (docs/decisions/0010)."""
+"""The same while no record is held, so that a stop has nothing to finish: more returns were a
+quarter of what a waiting dispatcher cost (docs/decisions/0010)."""
 COMMIT_INTERVAL: Final = 1.0
 """Seconds between commits: what a killed dispatcher delivers again is about this much."""
 MAX_UNSETTLED: Final = 10_000
@@ -144,7 +144,8 @@ class Drain:
     async def _fetch(self, reader: LogReader, request: DrainRequest, started: float) -> Ended:
         while not self._stopping:
             now = self._loop.time()
-            if self._held():
+            holds_records = self._held() > 0
+            if holds_records:
                 self._active_at = now
             at_least = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
             until_spent = started + request.budget - now
@@ -156,7 +157,7 @@ class Drain:
             await self._until_hungry()
             await self._make_room(reader)
             timeout = READ_TIMEOUT
-            if self._partitions and not self._held():
+            if self._partitions and not holds_records:
                 left = min(until_spent, until_idle)
                 timeout = min(max(left, READ_TIMEOUT), READ_TIMEOUT_WITHOUT_WORK)
             if records := await reader.read(READ_LIMIT, timeout):
