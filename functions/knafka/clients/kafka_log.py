@@ -1,7 +1,8 @@
 """The log on real Kafka: confluent-kafka (librdkafka) behind the Protocols of `log`.
 
-Delivery reports are polled on the event loop, and only often while something is in flight; the
-consumer, whose poll blocks, has one thread of its own (docs/decisions/0004).
+Delivery reports are polled on the event loop, and only often while something is in flight. What
+blocks has a thread of its own: the consumer's poll, and the producer's flush, which sends a record
+at once that nothing else is to be sent with (docs/decisions/0004).
 
 Refused here: any decision about an event. Configuration comes in as `Connection`.
 """
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -44,6 +46,13 @@ log = logging.getLogger(__name__)
 POLL_BUSY: Final = 0.001
 """Seconds between looks for delivery reports while records are in flight: what it adds to an
 answer is half of it; a look costs a microsecond."""
+LINGER_MS: Final = 1
+"""Milliseconds for which records are gathered that go in one request."""
+QUIET: Final = 0.002
+"""Seconds without a record in flight after which the next is sent at once. Lingering is worth it
+where others come: it saves Kafka and us a request each."""
+HASTE: Final = 0.001
+"""Seconds, the shortest that librdkafka knows, for which it doesn't linger then."""
 POLL_IDLE: Final = 1.0
 """Seconds between looks otherwise: connection errors are logged, nothing else is due."""
 DELIVERY_TIMEOUT: Final = 10.0
@@ -71,9 +80,12 @@ class KafkaWriter:
         self._trouble = Trouble()
         self._producer = self._open()
         self._loop = asyncio.get_running_loop()
+        self._thread = _Thread(self._loop, "kafka-writer")
         self._in_flight = 0
+        self._reports: deque[tuple[Reported, KafkaError | None]] = deque()
         self._timer = self._loop.call_later(POLL_IDLE, self._poll)
         self._busy = False
+        self._quiet_since = self._loop.time()
         self._closed = False
 
     def _open(self) -> Producer:
@@ -85,7 +97,7 @@ class KafkaWriter:
                 "acks": "all",
                 "enable.idempotence": True,
                 "partitioner": "murmur2_random",
-                "linger.ms": 1,
+                "linger.ms": LINGER_MS,
                 # batch.size stays librdkafka's 1 MB: its thread spins while a full batch waits for
                 # one of the five requests that may be under way (docs/decisions/0010).
                 "message.timeout.ms": int(DELIVERY_TIMEOUT * 1000),
@@ -111,9 +123,9 @@ class KafkaWriter:
         reported: Reported,
     ) -> None:
         def on_delivery(error: KafkaError | None, _: Message) -> None:
-            self._in_flight -= 1
-            reported(None if error is None else log_error_of(error))
+            reports.append((reported, error))  # a flush calls this from its own thread
 
+        reports = self._reports
         if self._closed:
             raise LogError("the writer is closed")
         try:
@@ -137,15 +149,31 @@ class KafkaWriter:
             self._busy = True
             self._timer.cancel()
             self._timer = self._loop.call_later(POLL_BUSY, self._poll)
+            if self._loop.time() - self._quiet_since >= QUIET:
+                self._hasten()
+
+    def _hasten(self) -> None:
+        """Have what was taken sent now: librdkafka doesn't linger while somebody flushes."""
+        flushed = self._thread.call(partial(self._producer.flush, HASTE))
+        flushed.add_done_callback(lambda _: self._settle())
 
     def _poll(self) -> None:
         try:
             self._producer.poll(0)
+            self._settle()
         finally:  # one callback that breaks must not silence all that follow
             if not self._closed:
+                if self._busy and not self._in_flight:
+                    self._quiet_since = self._loop.time()
                 self._busy = self._in_flight > 0
                 delay = POLL_BUSY if self._busy else POLL_IDLE
                 self._timer = self._loop.call_later(delay, self._poll)
+
+    def _settle(self) -> None:
+        while self._reports:
+            reported, error = self._reports.popleft()
+            self._in_flight -= 1
+            reported(None if error is None else log_error_of(error))
 
     def _hear(self, error: KafkaError) -> None:
         log_error(error)
@@ -163,17 +191,19 @@ class KafkaWriter:
     async def close(self, timeout: float) -> None:
         self._closed = True
         self._timer.cancel()
-        deadline = self._loop.time() + timeout
-        while self._in_flight and self._loop.time() < deadline:
-            self._producer.poll(0)
-            await asyncio.sleep(POLL_BUSY)
+        self._thread.end()
+        await self._drained(timeout)
         if self._in_flight:
             # What was not acknowledged was not answered with success; its senders try again.
             self._producer.purge()
-            deadline = self._loop.time() + PURGE_TIMEOUT
-            while self._in_flight and self._loop.time() < deadline:
-                self._producer.poll(0)
-                await asyncio.sleep(POLL_BUSY)
+            await self._drained(PURGE_TIMEOUT)
+
+    async def _drained(self, timeout: float) -> None:
+        deadline = self._loop.time() + timeout
+        while self._in_flight and self._loop.time() < deadline:
+            self._producer.poll(0)
+            self._settle()
+            await asyncio.sleep(POLL_BUSY)
 
 
 class KafkaReader:
@@ -185,7 +215,7 @@ class KafkaReader:
         self._topic = topic
         self._assignment = assignment
         self._loop = asyncio.get_running_loop()
-        self._thread = _Thread(self._loop)
+        self._thread = _Thread(self._loop, "kafka-reader")
         self._failure: LogError | None = None
         self._trouble = Trouble()
         self._joined = False
@@ -205,13 +235,15 @@ class KafkaReader:
                 # How long Kafka may keep a question open: each costs, and a partition that was just
                 # assigned or resumed waits for the one under way.
                 "fetch.wait.max.ms": 250,
-                # What librdkafka prefetches is small, for each partition and in all: a backlog
-                # stays in Kafka, and what is fetched is still in the CPU's caches when it is read.
+                # What librdkafka prefetches is small: a backlog stays in Kafka, and what is fetched
+                # is still in the CPU's caches when it is read.
                 "fetch.message.max.bytes": 256 * 1024,
-                "queued.min.messages": 500,
-                "queued.max.messages.kbytes": 16 * 1024,
-                # Of 1000: a full buffer is drained in less, and the dispatcher would stand still.
-                "fetch.queue.backoff.ms": 20,
+                # Both count what is queued of all partitions together, whatever their documentation
+                # says. When there is more, librdkafka looks again after the backoff: they are what
+                # the fastest dispatcher takes meanwhile, or it would stand still.
+                "queued.min.messages": 1250,
+                "queued.max.messages.kbytes": 32 * 1024,
+                "fetch.queue.backoff.ms": 50,
                 "reconnect.backoff.max.ms": 1000,
             },
         )
@@ -312,10 +344,10 @@ class _Thread:
     """One thread that makes calls in order. It is a daemon: librdkafka's close can hang for as long
     as Kafka is frozen, and must not keep the process."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        Thread(target=self._run, name="kafka-reader", daemon=True).start()
+        Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
         """The result of `function`, which runs after all calls before it."""
