@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from support.kafka import Kafka, MakeTopic
+from support.waiting import until
 
 from knafka.clients import kafka_log
 from knafka.clients.kafka_log import KafkaWriter
@@ -29,8 +30,7 @@ async def test_a_record_after_a_quiet_time_is_written_before_its_producer_would_
     await asyncio.to_thread(writer._producer.flush, SOON)
     for _ in range(3):
         answer: asyncio.Future[LogError | None] = asyncio.Future()
-        while writer.in_flight:
-            await asyncio.sleep(0.01)
+        await until(lambda: not writer.in_flight)
         writer.append(name, None, b"x", [], answer.set_result)
         assert await asyncio.wait_for(answer, SOON) is None
     await writer.close(SOON)
