@@ -1,0 +1,174 @@
+"""What the webhooks fill in, and what they leave as it is."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kopf import Body, Memo, Patch
+from support.admitted import (
+    CONFIG,
+    DEAD,
+    EVENTING,
+    MAIL,
+    broker,
+    refusal,
+    trigger,
+)
+
+from knafka_operator.admission import (
+    defaulted_broker,
+    defaulted_trigger,
+)
+from knafka_operator.brokers import Brokers
+from knafka_operator.handlers import default_broker
+from knafka_operator.resources import (
+    BROKER_CLASS,
+)
+from knafka_operator.settings import Settings
+
+
+@pytest.mark.conformance("KN-TRG-12")
+def test_a_trigger_is_filled_in() -> None:
+    """KN-TRG-12."""
+    document = trigger(delivery={"deadLetterSink": DEAD, "retry": 0})
+    before = copy.deepcopy(document)
+    defaulted = defaulted_trigger(document)
+    assert defaulted["metadata"]["labels"] == {"eventing.knative.dev/broker": "orders"}
+    assert defaulted["spec"] == {
+        "broker": "orders",
+        "filter": {},
+        "subscriber": {"ref": {**MAIL["ref"], "namespace": "shop"}},
+        "delivery": {"deadLetterSink": {"ref": {**DEAD["ref"], "namespace": "shop"}}, "retry": 0},
+    }
+    assert document == before, "it is not changed in place"
+    assert defaulted_trigger(defaulted) == defaulted
+    assert refusal(defaulted) == ""
+
+
+@pytest.mark.conformance("KN-TRG-12")
+def test_what_a_trigger_says_itself_is_kept() -> None:
+    """KN-TRG-12."""
+    there = {"ref": {**MAIL["ref"], "namespace": "post"}}
+    document = trigger(filter={"attributes": {"type": "a"}}, subscriber=there)
+    document["metadata"]["labels"] = {"eventing.knative.dev/broker": "old", "team": "shop"}
+    defaulted = defaulted_trigger(document)
+    assert defaulted["spec"] == document["spec"]
+    assert defaulted["metadata"]["labels"] == {"eventing.knative.dev/broker": "orders"} | {
+        "team": "shop"
+    }
+
+
+@pytest.mark.conformance("KN-TRG-12")
+@pytest.mark.parametrize(
+    ("spec", "label"),
+    [
+        ({"broker": "orders"}, "orders"),
+        ({"brokerRef": {"apiVersion": EVENTING, "kind": "Broker", "name": "orders"}}, "orders"),
+        ({"broker": "b" * 63}, "b" * 63),
+        ({"broker": "b" * 64}, None),
+        ({"broker": "my orders"}, None),
+        ({"broker": ""}, None),
+        ({}, None),
+        (None, None),
+    ],
+    ids=repr,
+)
+def test_the_label_names_the_broker_where_a_label_can(spec: Any, label: str | None) -> None:
+    """KN-TRG-12; the API server's complaint about a bad label would hide ours."""
+    defaulted = defaulted_trigger({**trigger(), "spec": spec})
+    assert defaulted["metadata"].get("labels", {}).get("eventing.knative.dev/broker") == label
+    assert defaulted["spec"]["filter"] == {}
+
+
+@pytest.mark.parametrize("spec", ["mail", ["mail"], 1], ids=repr)
+def test_a_spec_of_the_wrong_type_is_left_for_the_schema_to_refuse(spec: object) -> None:
+    for document in (broker(), trigger()):
+        broken = {**document, "spec": spec}
+        assert defaulted_broker(broken, default_class="kafka") == broken
+        assert defaulted_trigger(broken) == broken
+
+
+@pytest.mark.conformance("KN-BRK-04")
+def test_a_new_broker_is_filled_in() -> None:
+    """KN-BRK-04."""
+    defaulted = defaulted_broker(broker(annotations={}, config=CONFIG), default_class="kafka")
+    assert defaulted["metadata"]["annotations"] == {BROKER_CLASS: "kafka"}
+    assert defaulted["spec"] == {"config": {**CONFIG, "namespace": "shop"}}
+    assert refusal(defaulted) == ""
+
+
+def test_without_a_default_class_only_namespaces_are_filled_in() -> None:
+    document = broker(annotations={}, config=CONFIG, delivery={"deadLetterSink": DEAD})
+    defaulted = defaulted_broker(document)
+    assert defaulted["metadata"]["annotations"] == {}
+    assert defaulted["spec"] == {
+        "config": {**CONFIG, "namespace": "shop"},
+        "delivery": {"deadLetterSink": {"ref": {**DEAD["ref"], "namespace": "shop"}}},
+    }
+    assert defaulted_broker(defaulted) == defaulted
+
+
+def test_what_a_broker_says_itself_is_kept() -> None:
+    document = broker({BROKER_CLASS: "Kafka"}, config=CONFIG, delivery={"retry": 0})
+    defaulted = defaulted_broker(document, default_class="kafka")
+    assert defaulted["metadata"] == document["metadata"]
+    assert defaulted["spec"] == {
+        "config": {**CONFIG, "namespace": "shop"},
+        "delivery": {"retry": 0},
+    }
+
+
+@pytest.mark.conformance("KN-BRK-05", "KN-BRK-06")
+def test_what_an_update_leaves_out_stays_although_the_default_is_another_by_now() -> None:
+    """KN-BRK-05, KN-BRK-06: `kubectl replace` of the file that the Broker was made from."""
+    old = broker({BROKER_CLASS: "Kafka"}, config={**CONFIG, "namespace": "shop"})
+    defaulted = defaulted_broker(broker(annotations={}), old, default_class="kafka")
+    assert refusal(defaulted, old) == ""
+    assert defaulted["metadata"]["annotations"] == {BROKER_CLASS: "Kafka"}
+    assert defaulted["spec"]["config"]["name"] == "kafka"
+    bare = broker(annotations={})
+    assert defaulted_broker(bare, bare, default_class="kafka") == bare, "nor is it put in later"
+
+
+def test_defaults_reach_the_api_server_through_kopf() -> None:
+    """Also the empty filter, which a merge patch can't carry there."""
+    document: Any = trigger()
+
+    def fill_in(body: Any) -> None:
+        body.update(defaulted_trigger(body))
+
+    operations = Patch(fns=[fill_in]).as_json_patch(document)
+    assert {each["path"]: each.get("value") for each in operations} == {
+        "/metadata/labels": {"eventing.knative.dev/broker": "orders"},
+        "/spec/filter": {},
+        "/spec/subscriber/ref/namespace": "shop",
+    }
+
+
+@pytest.mark.parametrize(
+    ("annotations", "default", "then"),
+    [
+        ({}, "kafka", {BROKER_CLASS: "kafka"}),
+        ({}, "", {}),
+        ({BROKER_CLASS: "Kafka"}, "kafka", {BROKER_CLASS: "Kafka"}),
+        ({BROKER_CLASS: "MTChannelBasedBroker"}, "kafka", {BROKER_CLASS: "MTChannelBasedBroker"}),
+    ],
+)
+def test_the_webhook_makes_a_broker_ours_that_is_nobody_elses(
+    annotations: dict[str, str], default: str, then: dict[str, str]
+) -> None:
+    missing: Any = None
+    settings = Settings(namespace="knafka", image="knafka", default_class=default)
+    brokers = Brokers(settings, missing, missing, missing, missing)
+    memo = Memo(operator=SimpleNamespace(brokers=brokers))
+    document: Any = broker(annotations, config=CONFIG)
+    webhook: Any = default_broker  # kopf hands over more than it asks for
+    webhook(body=Body(document), patch=(patch := Patch()), memo=memo)
+    for fill_in in patch.fns:
+        fill_in(document)
+    assert document["metadata"]["annotations"] == then
+    ours = then.get(BROKER_CLASS, "").lower() == "kafka"
+    assert ("namespace" in document["spec"]["config"]) == ours, "others' are left as they are"
