@@ -31,6 +31,8 @@ class Fatal:
     def poll(self, _: float) -> None:
         self.report(KafkaError(KafkaError._FATAL, "lost its thread", True), None)
 
+    def flush(self, _: float) -> None: ...
+
 
 class Prompt:
     """A producer that sends nothing unless it is flushed; reports come with the flush."""
