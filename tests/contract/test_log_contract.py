@@ -426,6 +426,50 @@ async def test_two_readers_share_the_partitions_and_nothing_is_read_twice(
             assert list(await first.read(500, 0.1)) == []
 
 
+async def test_what_a_reader_is_told_waits_for_no_read(log: Log, group: str) -> None:
+    """The loop, on which it is told, has events to deliver meanwhile."""
+    topic = await log.topic()
+    await log.append(topic, b"1")
+    reader = log.reader(group, topic)
+    await read(reader, 1)
+    reading = asyncio.create_task(reader.read(1, SOON))
+    await asyncio.sleep(NOTHING)
+    reader.commit({0: 1})
+    reader.pause([0])
+    reader.resume([0])
+    done, _ = await asyncio.wait({reading}, timeout=NOTHING)
+    assert not done
+    await log.append(topic, b"2")
+    assert values(await reading) == [b"2"]
+    await log.close_reader(reader)
+    assert (await log.admin.lags([group], topic))[group].total == 1
+
+
+async def test_a_commit_while_partitions_go_holds_nobody_up_and_moves_none_of_them(
+    log: Log, group: str
+) -> None:
+    topic = await log.topic(partitions=2)
+    for number in range(40):
+        await log.append(topic, b"%d" % number, b"%d" % number)
+    first_owner, second_owner = Owner(), Owner()
+    first = log.reader(group, topic, first_owner)
+    records = await read(first, 40, first_owner)
+    first_owner.finish = lambda: first.commit({0: 1, 1: 1})
+    second = log.reader(group, topic, second_owner)
+    async with asyncio.timeout(SOON / 2):
+        while not second_owner.owned:
+            await asyncio.gather(first.read(500, 0.1), second.read(500, 0.1))
+    (gone,), (kept,) = second_owner.owned, first_owner.owned
+    uncommitted = sum(each.partition() == kept for each in records) - 1
+    lag = {kept: 0}
+    async with asyncio.timeout(SOON):
+        while lag[kept] != uncommitted:
+            first.commit({0: 1, 1: 1})
+            await first.read(500, 0.1)
+            lag = dict((await log.admin.lags([group], topic))[group].by_partition)
+    assert lag[gone] == 0, "its next owner begins where revoked said"
+
+
 async def test_pause_and_resume_lose_nothing(log: Log, group: str) -> None:
     topic = await log.topic(partitions=2)
     for number in range(100):

@@ -207,7 +207,11 @@ class KafkaWriter:
 
 
 class KafkaReader:
-    """`LogReader` on a consumer with cooperative rebalancing."""
+    """`LogReader` on a consumer with cooperative rebalancing.
+
+    Only its thread asks the consumer anything: whoever else does waits until a poll under way ends,
+    a rebalance in it included, and that waits for the loop (docs/decisions/0004).
+    """
 
     def __init__(
         self, connection: Connection, group: str, topic: str, assignment: Assignment
@@ -219,6 +223,7 @@ class KafkaReader:
         self._failure: LogError | None = None
         self._trouble = Trouble()
         self._joined = False
+        self._owned: set[int] = set()  # the thread's, like all that the consumer is asked
         self._opened = time.monotonic()
         self._consumer = open_client(
             Consumer,
@@ -291,14 +296,27 @@ class KafkaReader:
         return [first, *self._consumer.consume(limit - 1, 0)] if limit > 1 else [first]
 
     def pause(self, partitions: Sequence[int]) -> None:
-        self._consumer.pause([TopicPartition(self._topic, each) for each in partitions])
+        self._thread.call(partial(self._switch, self._consumer.pause, partitions))
 
     def resume(self, partitions: Sequence[int]) -> None:
-        self._consumer.resume([TopicPartition(self._topic, each) for each in partitions])
+        self._thread.call(partial(self._switch, self._consumer.resume, partitions))
+
+    def _switch(
+        self, how: Callable[[list[TopicPartition]], None], partitions: Sequence[int]
+    ) -> None:
+        try:
+            how([TopicPartition(self._topic, each) for each in partitions if each in self._owned])
+        except KafkaException as error:
+            self._failure = log_error_of(error.args[0])  # the next read tells
 
     def commit(self, positions: Positions) -> None:
-        with contextlib.suppress(KafkaException):
-            self._consumer.commit(offsets=self._offsets(positions), asynchronous=True)
+        self._thread.call(partial(self._commit, positions))
+
+    def _commit(self, positions: Positions) -> None:
+        owned = {each: offset for each, offset in positions.items() if each in self._owned}
+        if owned:
+            with contextlib.suppress(KafkaException):
+                self._consumer.commit(offsets=self._offsets(owned), asynchronous=True)
 
     async def close(self) -> None:
         leaving = self._thread.call(self._consumer.close)
@@ -319,10 +337,12 @@ class KafkaReader:
         # librdkafka remembers a pause beyond a revoke; to its next owner a partition is new.
         consumer.resume(partitions)
         numbers = [each.partition for each in partitions]
+        self._owned.update(numbers)
         self._loop.call_soon_threadsafe(self._assignment.assigned, numbers)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         numbers = [each.partition for each in partitions]
+        self._owned.difference_update(numbers)
         finished = asyncio.run_coroutine_threadsafe(self._assignment.revoked(numbers), self._loop)
         try:
             positions = finished.result(REVOKE_TIMEOUT)
@@ -336,6 +356,7 @@ class KafkaReader:
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         numbers = [each.partition for each in partitions]
+        self._owned.difference_update(numbers)
         self._loop.call_soon_threadsafe(self._assignment.lost, numbers)
         consumer.incremental_unassign(partitions)
 

@@ -92,13 +92,14 @@ class LogReader(Protocol):
         ...
 
     def pause(self, partitions: Sequence[int]) -> None:
-        """Read nothing from these until `resume`; what was read is not touched."""
+        """Have the next read give nothing of these, until `resume`; it tells if that fails."""
         ...
 
     def resume(self, partitions: Sequence[int]) -> None: ...
 
     def commit(self, positions: Positions) -> None:
-        """Commit without waiting; a failure shows up as lag and is retried by the next commit."""
+        """Commit what is owned still, without waiting, after a read under way; a failure shows up
+        as lag and is retried by the next commit."""
         ...
 
     async def close(self) -> None:

@@ -256,6 +256,9 @@ class MemoryReader:
         self._memory.wake()
 
     def commit(self, positions: Positions) -> None:
+        self._commit({each: offset for each, offset in positions.items() if each in self._next})
+
+    def _commit(self, positions: Positions) -> None:
         for number, offset in positions.items():
             self._group.committed[self._topic, number] = offset
 
@@ -294,7 +297,7 @@ class MemoryReader:
             for number in partitions:
                 del self._next[number]  # first of all: nothing is read while it is being revoked
             self._paused -= partitions
-            self.commit(await self._assignment.revoked(sorted(partitions)))
+            self._commit(await self._assignment.revoked(sorted(partitions)))
 
     def _take_over(self, partitions: set[int]) -> None:
         if partitions:
