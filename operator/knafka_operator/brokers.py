@@ -10,7 +10,7 @@ Refused here: hearing of changes (`handlers`), and any decision that could be a 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -134,11 +134,13 @@ class Brokers:
         self._remember(broker, config, topic, has, status["conditions"])
         return await self._write(document, status)
 
-    async def delete(self, document: Document) -> None:
-        """Stop its receiver, then let go of its topic; raises `LogError`, `ClusterError`."""
+    async def delete(self, document: Document, groups: Collection[str]) -> None:
+        """Stop its receiver, then let go of its topic, which `groups` read.
+
+        Raises `LogError`, also while one of them has members, and `ClusterError`.
+        """
         broker = parse(Broker, document)
         metadata, annotations = broker.metadata, broker.status.annotations
-        self.found.pop((metadata.namespace, metadata.name), None)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         name = services.receiver_name(broker)
         receiver = await self.cluster.get(SERVING, "Service", metadata.namespace, name)
@@ -149,6 +151,10 @@ class Brokers:
             topics = (await self._kafka_of(broker)).topics
             known = annotations.get(TOPIC_ID)
             if may_delete(await topics.describe_topic(topic), known):
+                for group in groups:
+                    # A dispatcher that has still to leave it would commit where it was, and Kafka
+                    # takes that for a topic made anew under the name: events would be passed over.
+                    await topics.delete_group(group)
                 await topics.delete_topic(topic)
         self.forget(document)
 

@@ -54,7 +54,8 @@ class KafkaSide:
         async with asyncio.timeout(LOOK_TIMEOUT):
             ends = await self.topics.end_offsets_of_all(wanted)
         for topic, now in ends.items():
-            if self._ends.get(topic, now) != now:
+            # Also at the first look: what came since the scaler's own is not to wait for the next.
+            if self._ends.get(topic) != now:
                 self.scaler.wake(topic)
         self._ends = ends
 

@@ -93,9 +93,13 @@ class Operator:
         return now
 
     async def delete_broker(self, document: Document) -> None:
-        for trigger in self.triggers.of_broker(_identity(document)):
+        identity = _identity(document)
+        # First of all: a Trigger that is just being reconciled would begin to drain again.
+        self.brokers.found.pop(identity, None)
+        for trigger in self.triggers.of_broker(identity):
             await self.triggers.rest(trigger)
-        await self.brokers.delete(document)
+        triggers = [each for each in self._documents.values() if _broker_of(each) == identity]
+        await self.brokers.delete(document, self.triggers.groups_of(triggers))
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""

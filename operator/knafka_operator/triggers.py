@@ -11,7 +11,7 @@ Refused here: hearing of changes (`handlers`), Brokers (`brokers`), how many dra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -185,6 +185,11 @@ class Triggers:
             if (watched.egress.namespace, watched.egress.broker) == identity
         ]
 
+    def groups_of(self, documents: Iterable[Document]) -> list[str]:
+        """The consumer groups of these Triggers."""
+        uids = {document["metadata"]["uid"] for document in documents}
+        return [group for group, uid in self.groups.items() if uid in uids]
+
     async def _subscribe(
         self,
         trigger: Trigger,
@@ -239,9 +244,12 @@ class Triggers:
             f"http://{name}.{identity[0]}.svc.{self.settings.cluster_domain}"
         )
         if self.watched.get(identity) != watched:
+            if (identity[0], trigger.spec.broker) not in self.brokers.found:
+                message = f'Broker "{trigger.spec.broker}" is being deleted'
+                raise NotReady("BrokerDoesNotExist", message)
+            self.watched[identity] = watched
             config.kafka.watched.add(egress.topic)
             await config.kafka.scaler.watch("/".join(identity), egress, autoscaling)
-            self.watched[identity] = watched
 
     async def rest(self, identity: Identity) -> None:
         """Deliver nothing for now; returns when its drains are over."""

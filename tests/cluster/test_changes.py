@@ -111,3 +111,21 @@ def test_a_broker_that_is_deleted_and_made_again_under_its_name_starts_clean(
     assert installed.send(address, "after").status_code == 202
     subscriber.wait_for(1)
     assert subscriber.ids() == ["after"]
+
+
+@pytest.mark.usefixtures("brokers_go")
+def test_what_is_still_being_delivered_when_a_broker_goes_hides_no_event_of_the_next(
+    installed: Installation, namespace: str
+) -> None:
+    """F-14: the dispatcher commits as it leaves, and Kafka knows topics by their names there."""
+    subscriber = installed.subscriber(namespace, SUBSCRIBER_DELAY="2.5")
+    address = installed.broker(namespace, partitions=1)
+    installed.trigger(namespace, "all", subscriber.ref)
+    assert installed.send(address, "before").status_code == 202
+    subscriber.wait_for(1)  # and is answered only later
+    installed.cluster.kubectl("delete", "broker", "default", "-n", namespace, "--timeout=60s")
+    address = installed.broker(namespace, partitions=1)
+    installed.until_ready("trigger", "all", namespace)
+    assert installed.send(address, "after").status_code == 202
+    subscriber.wait_for(2)
+    assert subscriber.ids() == ["before", "after"]

@@ -17,6 +17,16 @@ from knafka_operator.kafkas import Kafkas
 from knafka_operator.scaler import Autoscaling, Scaler
 
 SECRET = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "one"}
+EGRESS = Egress(
+    namespace="shop",
+    broker="default",
+    trigger="all",
+    topic="orders",
+    group="group",
+    dead_letter_topic="dead",
+    kafka=Kafka(bootstrap_servers="a:1"),
+    subscriber=Sink(url="http://there"),
+)
 
 
 class Drains:
@@ -81,19 +91,31 @@ async def test_a_topic_that_grows_wakes_its_triggers_before_their_interval(log: 
     side = kafkas.at("a:1", None)
     await side.topics.ensure_topic("orders", 1, 1, {})
     await side.topics.ensure_committed("group", "orders")
-    egress = Egress(
-        namespace="shop",
-        broker="default",
-        trigger="all",
-        topic="orders",
-        group="group",
-        dead_letter_topic="dead",
-        kafka=Kafka(bootstrap_servers="a:1"),
-        subscriber=Sink(url="http://there"),
-    )
     side.watched.add("orders")
-    await side.scaler.watch("shop/all", egress, Autoscaling(polling_interval=1000.0))
+    await side.scaler.watch("shop/all", EGRESS, Autoscaling(polling_interval=1000.0))
     await asyncio.sleep(5)
+    assert drains.held == []
+    _append(log, "orders")
+    await asyncio.sleep(2)
+    assert drains.held[0] == "shop/all"
+    await kafkas.close()
+
+
+@pytest.mark.looptime
+async def test_an_event_that_comes_before_the_first_look_at_a_topic_is_no_later_for_it(
+    log: MemoryLog,
+) -> None:
+    """The first look has nothing to compare the ends with, and the scaler has looked before."""
+    drains = Drains()
+    kafkas = _kafkas(log, drains, [])
+    side = kafkas.at("a:1", None)
+    await side.topics.ensure_topic("orders", 1, 1, {})
+    await side.topics.ensure_committed("group", "orders")
+    await asyncio.sleep(1.1 * module.LOOK_INTERVAL)  # the scaler runs, and a look is just over
+    side.watched.add("orders")
+    await side.scaler.watch("shop/all", EGRESS, Autoscaling(polling_interval=1000.0))
+    await asyncio.sleep(module.LOOK_INTERVAL / 2)
+    assert side.scaler.statuses()["shop/all"].lag == 0
     assert drains.held == []
     _append(log, "orders")
     await asyncio.sleep(2)
