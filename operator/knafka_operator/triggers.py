@@ -232,7 +232,10 @@ class Triggers:
             if GROUP_STATUS not in annotations:
                 # Nobody was promised anything yet: what a namesake left behind isn't ours.
                 await topics.delete_group(egress.group)
-            await topics.ensure_committed(egress.group, egress.topic)
+            if annotations.get(GROUP_STATUS) != egress.group or found.topic.external:
+                await topics.ensure_committed(egress.group, egress.topic)
+            # Else it was promised every event: should Kafka have no offsets of it any more, since
+            # its Broker was made anew or it rested for a week, it begins at the beginning.
         annotations[GROUP_STATUS] = egress.group
         annotations[DEAD_LETTER_TOPIC] = egress.dead_letter_topic
         manifest = services.dispatcher_service(

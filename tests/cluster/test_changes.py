@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from support.installation import Installation
 
 UPDATES = 20
@@ -117,7 +118,10 @@ def test_a_broker_that_is_deleted_and_made_again_under_its_name_starts_clean(
 def test_what_is_still_being_delivered_when_a_broker_goes_hides_no_event_of_the_next(
     installed: Installation, namespace: str
 ) -> None:
-    """F-14: the dispatcher commits as it leaves, and Kafka knows topics by their names there."""
+    """F-14: the dispatcher commits as it leaves, and Kafka knows topics by their names there.
+
+    Nor does the Trigger miss what the next Broker accepts before it is ready for it.
+    """
     subscriber = installed.subscriber(namespace, SUBSCRIBER_DELAY="2.5")
     address = installed.broker(namespace, partitions=1)
     installed.trigger(namespace, "all", subscriber.ref)
@@ -125,7 +129,26 @@ def test_what_is_still_being_delivered_when_a_broker_goes_hides_no_event_of_the_
     subscriber.wait_for(1)  # and is answered only later
     installed.cluster.kubectl("delete", "broker", "default", "-n", namespace, "--timeout=60s")
     address = installed.broker(namespace, partitions=1)
-    installed.until_ready("trigger", "all", namespace)
     assert installed.send(address, "after").status_code == 202
     subscriber.wait_for(2)
     assert subscriber.ids() == ["before", "after"]
+
+
+@pytest.mark.usefixtures("brokers_go")
+def test_a_trigger_whose_offsets_kafka_has_forgotten_gets_all_that_waits_for_it(
+    installed: Installation, namespace: str
+) -> None:
+    """As Kafka does after a week without members; the Trigger was promised every event."""
+    subscriber = installed.subscriber(namespace)
+    address = installed.broker(namespace)
+    installed.trigger(namespace, "all", subscriber.ref)
+    nowhere = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "not-there-yet"}}
+    installed.trigger(namespace, "all", nowhere, ready=False)
+    installed.until_condition("trigger", "all", namespace, "SubscriberResolved", "NotFound")
+    assert installed.send(address, "waits").status_code == 202
+    group = installed.status("trigger", "all", namespace)["annotations"]["group.id"]
+    admin = AdminClient({"bootstrap.servers": installed.kafka.bootstrap("PLAINTEXT")})
+    admin.delete_consumer_groups([group])[group].result(30)
+    installed.trigger(namespace, "all", subscriber.ref)
+    subscriber.wait_for(1)
+    assert subscriber.ids() == ["waits"]
