@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Final
@@ -18,6 +19,14 @@ SINGLE_FILE: Final = 6
 """By how much fewer where only one event can be under way."""
 ALL_PARTITIONS: Final = 64 * 100
 """Keys where partitions grow: a multiple of each number of them."""
+COPYING: Final = """
+import os
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+block = bytearray(24 * 1024 * 1024)
+while True:
+    bytes(block)
+"""
+"""Takes what nobody else wants of the cores, and uses their caches as many dispatchers would."""
 JOINING: Final = 200
 """Events that every Trigger delivers before its cost is measured."""
 
@@ -28,10 +37,14 @@ async def growth_case(world: World, results: Results, externals: Sequence[Extern
     runs = world.options.runs
     count = int(world.sized(60_000, 6_000))
     for _ in range(runs):
-        for triggers in (1, 3) if world.options.quick else (1, 10, 50):
+        for triggers in (1, 3) if world.options.quick else (1, 2, 10, 50):
             what = f"dispatcher, Triggers: {triggers}"
             for name in (OURS, FLOOR):
                 results.add(what, name, **await _triggers(world, name, count // 3, triggers))
+        for name in (OURS, FLOOR):
+            async with world.process(sys.executable, "-c", COPYING):
+                measured = await _triggers(world, name, count // 3, 1)
+            results.add("dispatcher, one Trigger, no core idle", name, **measured)
     seconds = world.sized(3, 1)
     async with receivers(world, ()) as targets:
         for _ in range(runs):

@@ -54,6 +54,7 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
     "transaction.state.log.min.isr": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
+    "offsets.retention.minutes": str(365 * 24 * 60),  # of a week: a laptop may rest for longer
     "offsets.topic.num.partitions": "4",  # of 50: each costs files, and time at every start
     "transaction.state.log.num.partitions": "4",
     "share.coordinator.state.topic.num.partitions": "4",
