@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Final
@@ -11,7 +10,7 @@ from bench.dispatching import KEYS, PARTITIONS, deliver, wait
 from bench.receiving import load, receivers
 from bench.results import FLOOR, OURS, Results
 from bench.targets import External, Running, dispatcher
-from bench.world import World
+from bench.world import PYTHON, World
 
 SIZES: Final = {100: 1, 1024: 1, 16_384: 2, 65_536: 6, 262_144: 20}
 """Bytes of data, and by how much fewer events of that size are sent."""
@@ -42,7 +41,7 @@ async def growth_case(world: World, results: Results, externals: Sequence[Extern
             for name in (OURS, FLOOR):
                 results.add(what, name, **await _triggers(world, name, count // 3, triggers))
         for name in (OURS, FLOOR):
-            async with world.process(sys.executable, "-c", COPYING):
+            async with world.process(PYTHON, "-c", COPYING):
                 measured = await _triggers(world, name, count // 3, 1)
             results.add("dispatcher, one Trigger, no core idle", name, **measured)
     seconds = world.sized(3, 1)

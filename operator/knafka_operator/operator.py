@@ -96,9 +96,9 @@ class Operator:
         identity = _identity(document)
         # First of all: a Trigger that is just being reconciled would begin to drain again.
         self.brokers.found.pop(identity, None)
-        for trigger in self.triggers.of_broker(identity):
-            await self.triggers.rest(trigger)
-        triggers = [each for each in self._documents.values() if _broker_of(each) == identity]
+        triggers = self._triggers_of(identity)
+        for each in triggers:
+            await self.triggers.rest(_identity(each))
         await self.brokers.delete(document, self.triggers.groups_of(triggers))
 
     def forget(self, document: Document) -> None:
@@ -146,9 +146,11 @@ class Operator:
                 found.config.kafka.scaler.expect(found.topic.name, MAX_WOKEN)
 
     def _wake_triggers(self, broker: Identity) -> None:
-        for identity, document in self._documents.items():
-            if _broker_of(document) == broker:
-                self.wakes.wake(("Trigger", *identity))
+        for each in self._triggers_of(broker):
+            self.wakes.wake(("Trigger", *_identity(each)))
+
+    def _triggers_of(self, broker: Identity) -> list[Document]:
+        return [each for each in self._documents.values() if _broker_of(each) == broker]
 
     async def _keep_telling(self) -> None:
         await repeat("telling what the scaler knows", self._tell, TELL_INTERVAL)

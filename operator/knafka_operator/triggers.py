@@ -177,14 +177,6 @@ class Triggers:
         watched = self.watched.get(identity)
         return watched.kafka.scaler.statuses().get("/".join(identity)) if watched else None
 
-    def of_broker(self, identity: Identity) -> list[Identity]:
-        """Its Triggers that are being delivered."""
-        return [
-            who
-            for who, watched in self.watched.items()
-            if (watched.egress.namespace, watched.egress.broker) == identity
-        ]
-
     def groups_of(self, documents: Iterable[Document]) -> list[str]:
         """The consumer groups of these Triggers."""
         uids = {document["metadata"]["uid"] for document in documents}
