@@ -43,6 +43,14 @@ such an answer short now and then."""
 TIMEOUT_SECONDS: Final = 600
 """Knative's default maximum; a drain's budget stays below it."""
 
+LIVENESS_PROBE: Final[Mapping[str, Any]] = {
+    "httpGet": {"path": "/health/liveness"},
+    # A pod on a busy node answers late; only one that says so itself is restarted soon.
+    "periodSeconds": 10,
+    "timeoutSeconds": 10,
+    "failureThreshold": 3,
+}
+
 _KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
 
 _RECEIVER_SCALING: Final[Mapping[str, str]] = {"min-scale": "0", "max-scale": "10"}
@@ -181,6 +189,7 @@ def _service(
             for name, value in {**environment, "KNAFKA_LOG_LEVEL": settings.log_level}.items()
         ],
         "readinessProbe": {"httpGet": {"path": "/health/readiness"}, "successThreshold": 1},
+        "livenessProbe": LIVENESS_PROBE,
         "resources": {"requests": {"cpu": "25m", "memory": "64Mi"}},
         "securityContext": {
             "runAsNonRoot": True,

@@ -111,6 +111,9 @@ def _producer(topics: Topics, replay_id: str) -> Producer:
             "transactional.id": f"knafka-replay-{replay_id}",
             "partitioner": "murmur2_random",
             "linger.ms": 5,
+            # With several, librdkafka may take a later request's success for that of one that Kafka
+            # rejected (docs/decisions/0012).
+            "max.in.flight.requests.per.connection": 1,
         }
     )
     producer.init_transactions(TIMEOUT)

@@ -15,7 +15,7 @@ from knafka.clients.memory_subscriber import Request
 from knafka.clients.subscriber import Response
 from knafka.core.contract import Delivery, Egress, dump
 from knafka.core.drain import DrainProgress, Ended
-from knafka.core.errors import InvalidDocument
+from knafka.core.errors import InvalidDocument, LogError
 from knafka.dispatcher.function import Clients, Dispatcher, new
 from knafka.settings import EGRESS
 
@@ -60,12 +60,13 @@ class Running:
     def __init__(self, world: World) -> None:
         self.world = world
         self.connected = 0
+        self.writer = MemoryWriter(world.log)
         self.dispatcher = Dispatcher(self._connect)
 
     def _connect(self, egress: Egress) -> Clients:
         assert egress == self.world.egress
         self.connected += 1
-        return Clients(self.world.open_reader, MemoryWriter(self.world.log), self.world.subscriber)
+        return Clients(self.world.open_reader, self.writer, self.world.subscriber)
 
     async def start(self) -> None:
         await self.dispatcher.start({EGRESS: json.dumps(dump(self.world.egress))})
@@ -225,6 +226,16 @@ async def test_an_interrupt_ends_the_drain_and_nothing_new_begins(running: Runni
     assert (await running.answer("POST", "/drain")).status == 503
     assert (await running.answer("GET", "/health/readiness")).status == 503
     assert (await running.answer("GET", "/health/liveness")).status == 200
+
+
+async def test_it_is_alive_until_only_a_new_process_could_store_anything(
+    running: Running,
+) -> None:
+    """UX-3."""
+    assert (await running.answer("GET", "/health/liveness")).status == 200
+    running.writer.failure = LogError("no certificate")
+    assert running.dispatcher.alive() == (False, "no certificate")
+    assert (await running.answer("GET", "/health/liveness")).status == 503
 
 
 async def test_an_interrupt_without_a_drain_is_nothing_special(running: Running) -> None:

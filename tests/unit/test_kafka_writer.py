@@ -1,4 +1,4 @@
-"""When a writer replaces its producer, and when it has a record sent at once."""
+"""When a writer has a record sent at once."""
 
 from __future__ import annotations
 
@@ -8,30 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
 
 from knafka.clients import kafka_log
 from knafka.clients.kafka_log import KafkaWriter
 from knafka.core.errors import LogError
 
 SOON = 10.0
-
-
-class Fatal:
-    """A producer that takes one record and then fails for good; its report comes with a poll."""
-
-    def __init__(self) -> None:
-        self.report: Any = None
-
-    def produce(self, *_: object, on_delivery: Any, **__: object) -> None:
-        if self.report is not None:
-            raise KafkaException(KafkaError(KafkaError._FATAL, "lost its thread", True))
-        self.report = on_delivery
-
-    def poll(self, _: float) -> None:
-        self.report(KafkaError(KafkaError._FATAL, "lost its thread", True), None)
-
-    def flush(self, _: float) -> None: ...
 
 
 class Prompt:
@@ -114,21 +96,3 @@ async def test_a_record_soon_after_others_waits_for_company(
     append(writer)
     await writer._thread.call(lambda: None)  # whatever was asked for before it is done
     assert producer.flushed == []
-
-
-async def test_a_producer_is_replaced_only_when_all_it_took_is_reported(
-    writer: KafkaWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken: Any = Fatal()
-    monkeypatch.setattr(writer, "_producer", broken)
-    reports: list[LogError | None] = []
-    writer.append("t", None, b"1", [], reports.append)
-    with pytest.raises(LogError):
-        writer.append("t", None, b"2", [], reports.append)
-    assert writer._producer is broken, "it still owes a report"
-    writer._poll()
-    assert len(reports) == 1
-    assert isinstance(reports[0], LogError)
-    with pytest.raises(LogError):
-        writer.append("t", None, b"3", [], reports.append)
-    assert writer._producer is not broken

@@ -213,6 +213,22 @@ async def test_it_is_ready_once_kafka_has_answered(hosted: Hosted) -> None:
     await receiver.stop()
 
 
+async def test_it_is_alive_until_only_a_new_process_could_store_anything(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UX-3."""
+    writer = MemoryWriter(hosted.log)
+    monkeypatch.setattr(function, "KafkaWriter", lambda _: writer)
+    receiver = new()
+    await receiver.start(environment())
+    fresh = Hosted(hosted.log, receiver)
+    assert await fresh.ask(method="GET", path="/health/liveness") == 200
+    writer.failure = LogError("no certificate")
+    assert receiver.alive() == (False, "no certificate")
+    assert await fresh.ask(method="GET", path="/health/liveness") == 503
+    await receiver.stop()
+
+
 async def test_one_connection_to_kafka_serves_all_brokers_of_it(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

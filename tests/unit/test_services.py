@@ -143,3 +143,13 @@ def test_functions_are_for_the_cluster_only_and_run_without_privileges() -> None
     context = _template(service)["spec"]["containers"][0]["securityContext"]
     assert context["runAsNonRoot"] is True
     assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize(
+    "manifest", [_receiver(_broker()), _dispatcher(_egress(), Autoscaling(), 1)]
+)
+def test_a_function_is_restarted_when_it_says_that_only_this_helps(
+    manifest: dict[str, Any],
+) -> None:
+    (container,) = _template(manifest)["spec"]["containers"]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/health/liveness"}

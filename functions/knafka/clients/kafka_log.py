@@ -55,6 +55,8 @@ HASTE: Final = 0.001
 """Seconds, the shortest that librdkafka knows, for which it doesn't linger then."""
 POLL_IDLE: Final = 1.0
 """Seconds between looks otherwise: connection errors are logged, nothing else is due."""
+MAX_IN_FLIGHT: Final = 5
+"""Requests under way at once: while they are, records gather for the next, which saves requests."""
 DELIVERY_TIMEOUT: Final = 10.0
 """Seconds after which an unacknowledged record is given up: longer than a broker's restart."""
 BUFFER_BYTES: Final = 64 * 1024 * 1024
@@ -73,12 +75,17 @@ CLOSE_TIMEOUT: Final = 5.0
 
 
 class KafkaWriter:
-    """`LogWriter` on an idempotent producer."""
+    """`LogWriter` on a producer that is not idempotent, as an idempotent one may report a record as
+    stored that Kafka rejected (docs/decisions/0012): here a report is about its own request alone.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._trouble = Trouble()
         self._producer = self._open()
+        self._replaced: list[Producer] = []
+        """Producers that failed for good and still owe reports."""
+        self._failure: LogError | None = None
         self._loop = asyncio.get_running_loop()
         self._thread = _Thread(self._loop, "kafka-writer")
         self._in_flight = 0
@@ -95,7 +102,11 @@ class KafkaWriter:
                 "error_cb": self._hear,
                 **self._connection,
                 "acks": "all",
-                "enable.idempotence": True,
+                "enable.idempotence": False,
+                "max.in.flight.requests.per.connection": MAX_IN_FLIGHT,
+                # Who owns a missing topic knows how it should be; Kafka would make one with the
+                # cluster's defaults.
+                "allow.auto.create.topics": False,
                 "partitioner": "murmur2_random",
                 "linger.ms": LINGER_MS,
                 # batch.size stays librdkafka's 1 MB: its thread spins while a full batch waits for
@@ -114,6 +125,10 @@ class KafkaWriter:
     def in_flight(self) -> int:
         return self._in_flight
 
+    @property
+    def failure(self) -> LogError | None:
+        return self._failure
+
     def append(
         self,
         topic: str,
@@ -128,6 +143,8 @@ class KafkaWriter:
         reports = self._reports
         if self._closed:
             raise LogError("the writer is closed")
+        if self._failure is not None:
+            raise LogError(str(self._failure))
         try:
             self._producer.produce(
                 topic,
@@ -139,10 +156,6 @@ class KafkaWriter:
         except BufferError as error:
             raise LogFull("the buffer for Kafka is full") from error
         except KafkaException as error:
-            if error.args[0].fatal() and not self._in_flight:
-                # An idempotent producer that lost its thread takes nothing any more. A new one
-                # takes over once all that this one took is reported, or nobody would ever be told.
-                self._producer = self._open()
             raise log_error_of(error.args[0]) from error
         self._in_flight += 1
         if not self._busy:
@@ -152,6 +165,33 @@ class KafkaWriter:
             if self._loop.time() - self._quiet_since >= QUIET:
                 self._hasten()
 
+    def _poll_producers(self) -> None:
+        try:
+            if self._failure is not None:
+                self._replace_producer()
+            self._producer.poll(0)
+        except KafkaException as error:
+            # Only a fatal error is raised here: the producer takes records and sends none.
+            self._failure = log_error_of(error.args[0])
+            self._replace_producer()
+        for each in self._replaced:
+            with contextlib.suppress(KafkaException):
+                each.poll(0)
+        self._replaced = [each for each in self._replaced if len(each)]
+
+    def _replace_producer(self) -> None:
+        """Go on with another producer if there can be one; else `failure` stays."""
+        try:
+            producer = self._open()
+        except LogError as error:
+            self._failure = error
+            return
+        log.warning("the producer is replaced: %s", self._failure)
+        self._failure = None
+        self._producer.purge(blocking=False)  # what it holds is reported as failed
+        self._replaced.append(self._producer)
+        self._producer = producer
+
     def _hasten(self) -> None:
         """Have what was taken sent now: librdkafka doesn't linger while somebody flushes."""
         flushed = self._thread.call(partial(self._producer.flush, HASTE))
@@ -159,7 +199,7 @@ class KafkaWriter:
 
     def _poll(self) -> None:
         try:
-            self._producer.poll(0)
+            self._poll_producers()
             self._settle()
         finally:  # one callback that breaks must not silence all that follow
             if not self._closed:
@@ -201,7 +241,7 @@ class KafkaWriter:
     async def _drained(self, timeout: float) -> None:
         deadline = self._loop.time() + timeout
         while self._in_flight and self._loop.time() < deadline:
-            self._producer.poll(0)
+            self._poll_producers()
             self._settle()
             await asyncio.sleep(POLL_BUSY)
 

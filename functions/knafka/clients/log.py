@@ -8,7 +8,7 @@ Refused here: CloudEvents. A record is a key, a value and headers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -38,7 +38,8 @@ class Record(Protocol):
 
 
 class LogWriter(Protocol):
-    """Appends durably: acks=all, idempotent, in order per partition."""
+    """Appends durably: acks=all. At least once: a record may be stored twice, or be stored though
+    it was reported as failed, later than records that were appended after that report."""
 
     def append(
         self,
@@ -59,6 +60,11 @@ class LogWriter(Protocol):
         """Records taken and not yet reported."""
         ...
 
+    @property
+    def failure(self) -> LogError | None:
+        """Why nothing can be appended, where only a new process can mend that; else None."""
+        ...
+
     async def reach(self, timeout: float) -> None:
         """Ask for any answer within `timeout` seconds; raises `LogError` with what is wrong."""
         ...
@@ -66,6 +72,11 @@ class LogWriter(Protocol):
     async def close(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for what is in flight, then let go."""
         ...
+
+
+def failure_of(writers: Iterable[LogWriter]) -> LogError | None:
+    """The failure of the first writer that has one."""
+    return next((each.failure for each in writers if each.failure is not None), None)
 
 
 class Assignment(Protocol):

@@ -164,6 +164,7 @@ class MemoryWriter:
         self._in_flight = 0
         self._settled = asyncio.Event()
         self._closed = False
+        self.failure: LogError | None = None
 
     @property
     def in_flight(self) -> int:

@@ -20,7 +20,7 @@ from knafka import settings
 from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_log import KafkaReader, KafkaWriter
-from knafka.clients.log import Assignment, LogReader, LogWriter
+from knafka.clients.log import Assignment, LogReader, LogWriter, failure_of
 from knafka.clients.subscriber import Subscriber
 from knafka.core import drain as contract
 from knafka.core.contract import Egress, digest, parse_json
@@ -66,6 +66,8 @@ class Dispatcher:
         self._egress: Egress
         self._digest: str
         self._clients: Clients
+        self._writers: list[LogWriter] = []
+        """None before `start`, then one."""
         self._ending = False
         self._drain: Drain | None = None
         self._running: asyncio.Task[DrainProgress] | None = None
@@ -77,6 +79,7 @@ class Dispatcher:
         self._egress = settings.egress(environment)
         self._digest = digest(self._egress)
         self._clients = self._connect(self._egress)
+        self._writers.append(self._clients.writer)
 
     def state(self) -> Mapping[str, Any]:
         return {}
@@ -96,8 +99,9 @@ class Dispatcher:
         await self._clients.subscriber.close()
 
     def alive(self) -> tuple[bool, str]:
-        """Whether a restart would not help."""
-        return True, "alive"
+        """Whether a restart would not help, and why it would."""
+        failure = failure_of(self._writers)
+        return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
         """Whether a drain may be asked for."""
@@ -112,7 +116,8 @@ class Dispatcher:
             else:
                 await self._handle_drain(receive, send)
         elif method == "GET" and path in LIVENESS:
-            await _answer(send, 200, b"OK\n")
+            alive, why = self.alive()
+            await _answer(send, 200 if alive else 503, f"{why}\n".encode())
         elif method == "GET" and path in READINESS:
             ready, why = self.ready()
             await _answer(send, 200 if ready else 503, f"{why}\n".encode())

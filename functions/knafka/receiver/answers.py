@@ -87,3 +87,8 @@ def waiting(why: str) -> Answer:
     """503 for the readiness probe, with the reason."""
     text = "Kafka has not answered yet"
     return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{text}: {why}" if why else text)
+
+
+def failed(why: str) -> Answer:
+    """503 for the liveness probe, with the reason."""
+    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"nothing can be stored: {why}")

@@ -15,7 +15,7 @@ from typing import Any, Final
 from knafka import settings
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_log import KafkaWriter
-from knafka.clients.log import LogWriter
+from knafka.clients.log import LogWriter, failure_of
 from knafka.core.contract import Kafka
 from knafka.core.errors import LogError
 from knafka.receiver import answers
@@ -26,9 +26,6 @@ from knafka.serving import Receive, Scope, Send
 
 PROBE_TIMEOUT: Final = 2.0
 """Seconds to wait for Kafka's first answer before asking again."""
-PRODUCER_SETTLES: Final = 0.02
-"""Seconds in which nothing is asked of a new producer: what comes in its first milliseconds can
-cross its request for an id, and librdkafka tries that again only after 500 ms (decision 0010)."""
 STOP_TIMEOUT: Final = 5.0
 """Seconds for what is in flight at the end; with the server's own four it stays below ten."""
 
@@ -50,7 +47,6 @@ class Receiver:
                 self._writers[ingress.kafka] = KafkaWriter(connection(ingress.kafka))
         self.reception = Reception(ingresses, [self._writers[each.kafka] for each in ingresses])
         self._connections = Connections(self.reception, asyncio.get_running_loop())
-        await asyncio.sleep(PRODUCER_SETTLES)
         self._probe = asyncio.create_task(self._wait_for_kafka())
 
     async def _wait_for_kafka(self) -> None:
@@ -82,8 +78,9 @@ class Receiver:
         await asyncio.gather(*(writer.close(STOP_TIMEOUT) for writer in self._writers.values()))
 
     def alive(self) -> tuple[bool, str]:
-        """Whether a restart would not help."""
-        return True, "alive"
+        """Whether a restart would not help, and why it would."""
+        failure = failure_of(self._writers.values())
+        return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
         """Whether Kafka has answered, and why not (UX-3)."""

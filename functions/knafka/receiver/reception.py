@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from knafka import serving
-from knafka.clients.log import LogWriter
+from knafka.clients.log import LogWriter, failure_of
 from knafka.core.contract import Ingress
 from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
 from knafka.core.http_binding import record_of
@@ -80,6 +80,7 @@ class Reception:
         self.max_event_bytes = max((each.max_event_bytes for each in ingresses), default=0)
         self.waiting: Answer | None = answers.waiting("")
         """What the readiness probe is told until Kafka has answered; None since."""
+        self._writers = tuple(writers)
         self._entrances = {
             ingress.path.encode(): Entrance(ingress, writer)
             for ingress, writer in zip(ingresses, writers, strict=True)
@@ -155,7 +156,8 @@ class Reception:
     def _elsewhere(self, method: bytes, path: bytes) -> Answer:
         if method in (b"GET", b"HEAD"):
             if path in LIVENESS:
-                return answers.HEALTHY
+                failure = failure_of(self._writers)
+                return answers.HEALTHY if failure is None else answers.failed(str(failure))
             if path in READINESS:
                 return self.waiting or answers.HEALTHY
             if path == METRICS:
