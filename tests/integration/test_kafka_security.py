@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from support import functions, secure_kafka
 from support.scripted import ScriptedServer
 from support.secure_kafka import KINDS, Authority, SecureKafka
@@ -21,6 +24,7 @@ from support.wire import connected
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_log import KafkaWriter
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError
@@ -193,3 +197,42 @@ async def test_a_broken_certificate_is_told_before_anything_is_asked(
     kafka = secured.mounted("SSL", tmp_path / "secret", **changed)
     with pytest.raises(LogError, match=why.replace("?", r"\?")):
         KafkaAdmin(connection(kafka))
+
+
+async def test_a_writer_that_may_not_write_says_so_and_writes_once_it_may(
+    secured: SecureKafka, tmp_path: Path
+) -> None:
+    """An idempotent producer that was refused an id would refuse everything from then on."""
+    topic = f"events-{uuid.uuid4().hex}"
+    admin = KafkaAdmin({"bootstrap.servers": secured.bootstrap("PLAINTEXT")})
+    await admin.ensure_topic(topic, 1, 1, {})
+    refused = secured.mounted("PLAIN", tmp_path / "secret", user=secure_kafka.NOBODY)
+    writer = KafkaWriter(connection(refused))
+
+    async def append() -> LogError | None:
+        reported: asyncio.Future[LogError | None] = asyncio.Future()
+        try:
+            writer.append(topic, None, b"x", [], reported.set_result)
+        except LogError as error:
+            return error
+        return await asyncio.wait_for(reported, 30)
+
+    assert "authorization failed" in str(await append())
+    await asyncio.to_thread(allow, secured.bootstrap("PLAINTEXT"), topic)
+    async with asyncio.timeout(30):
+        while await append() is not None:  # noqa: ASYNC110  # what is waited for has no event
+            await asyncio.sleep(0.1)
+    assert writer.failure is None
+    await writer.close(1)
+    await admin.close()
+
+
+def allow(bootstrap_servers: str, topic: str) -> None:
+    """Let `NOBODY` write to this topic."""
+    binding = AclBinding(
+        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{secure_kafka.NOBODY}", "*",
+        AclOperation.WRITE, AclPermissionType.ALLOW,
+    )  # fmt: skip
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    for made in admin.create_acls([binding]).values():
+        made.result(30)

@@ -33,6 +33,8 @@ from knafka.local.kafka_server import HOST, KafkaServer
 USER: Final = "knafka"
 PASSWORD: Final = 'p"a\\s$never-shown'
 """What a careless quoting would break, with a part that would be found wherever it leaked."""
+NOBODY: Final = "nobody"
+"""A user, with the same password, who may do nothing until somebody allows it; PLAIN only."""
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 _LISTENERS: Final[Mapping[str, str]] = {
@@ -155,6 +157,8 @@ def _properties(authority: Authority, host: str) -> dict[str, str]:
     scram = "org.apache.kafka.common.security.scram.ScramLoginModule"
     quoted = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
     properties = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:ANONYMOUS;User:{USER};User:CN={USER}",
         "sasl.enabled.mechanisms": ",".join(MECHANISMS),
         "ssl.keystore.type": "PEM",
         "ssl.keystore.certificate.chain": own.certificate,
@@ -164,7 +168,8 @@ def _properties(authority: Authority, host: str) -> dict[str, str]:
         "listener.name.mutual.ssl.client.auth": "required",
     }
     logins = {mechanism: f"{scram} required;" for mechanism in MECHANISMS}
-    logins["PLAIN"] = f'{plain} required user_{USER}="{quoted}";'
+    users = " ".join(f'user_{user}="{quoted}"' for user in (USER, NOBODY))
+    logins["PLAIN"] = f"{plain} required {users};"
     for listener in ("password", "passwordtls"):
         for mechanism, login in logins.items():
             key = f"listener.name.{listener}.{mechanism.lower()}.sasl.jaas.config"
