@@ -10,7 +10,7 @@ CLUSTER := PYTHONPATH=tests $(PYTHON) -m cluster
 BUILD_IMAGES := $(BIN)/python operator/deploy/images/build.py
 TAG ?= latest
 
-.PHONY: help run jobs test lint types unit bench lock clean \
+.PHONY: help run jobs test lint types unit bench chaos lock clean \
 	image image-push cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -36,6 +36,9 @@ unit: $(VENV)/.dev
 
 bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (45 minutes; needs Go)
 	$(BIN)/python loadtests/bench/run.py $(ARGS)
+
+chaos: $(VENV)/.dev ## Take Kafka away twenty times under load, on the test cluster (30 minutes; root, Linux)
+	KNAFKA_OUTAGES=20 $(BIN)/python -m pytest tests/cluster/test_outages.py -s $(ARGS)
 
 image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest)
 	$(BUILD_IMAGES) --tag $(TAG)
