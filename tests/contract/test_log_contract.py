@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
+from support.kafka import transact
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_log import KafkaReader, KafkaWriter
@@ -72,9 +73,11 @@ class Log:
         reader: Callable[[str, str, Assignment], LogReader],
         admin: LogAdmin,
         grow: Callable[[str, int], object],
+        transact: Callable[[str, Sequence[bytes], bool], object],
     ) -> None:
         self._make_reader = reader
         self._grow = grow
+        self._transact = transact
         self._topics: list[str] = []
         self._readers: list[LogReader] = []
         self.writer = writer()
@@ -92,6 +95,10 @@ class Log:
         async with asyncio.timeout(SOON):
             while (await self.admin.topics())[topic] < partitions:
                 pass
+
+    async def transact(self, topic: str, *values: bytes, commit: bool = True) -> None:
+        """Append to partition 0 in one transaction, which is committed or aborted."""
+        await asyncio.to_thread(self._transact, topic, values, commit)
 
     def reader(self, group: str, topic: str, owner: Owner | None = None) -> LogReader:
         reader = self._make_reader(group, topic, owner or Owner())
@@ -141,6 +148,7 @@ async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
             lambda group, topic, owner: MemoryReader(memory, group, topic, owner),
             MemoryAdmin(memory),
             memory.grow,
+            memory.transact,
         )
     else:
         connection = {
@@ -152,6 +160,9 @@ async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
             lambda group, topic, owner: KafkaReader(connection, group, topic, owner),
             KafkaAdmin(connection),
             lambda topic, partitions: grow(connection, topic, partitions),
+            lambda topic, values, commit: transact(
+                connection["bootstrap.servers"], topic, values, commit=commit
+            ),
         )
     yield made
     await made.close()
@@ -176,6 +187,14 @@ async def read(
             records += some
     assert len(records) == count
     return records
+
+
+async def end_of(reader: LogReader) -> Positions:
+    """Where a reader goes on that has read all; what it has read comes before its end."""
+    async with asyncio.timeout(SOON):
+        while not reader.ends:
+            assert list(await reader.read(500, 0.1)) == []
+    return reader.ends
 
 
 def values(records: Sequence[Record]) -> list[bytes | None]:
@@ -508,6 +527,42 @@ async def test_a_pause_ends_with_the_ownership(log: Log, group: str) -> None:
     await log.close_reader(first)
     await log.append(topic, b"2")
     assert values(await read(log.reader(group, topic), 1)) == [b"2"]
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])
+async def test_a_reader_at_the_end_says_where_it_goes_on_behind_a_transaction(
+    log: Log, group: str, commit: bool
+) -> None:
+    """Its marker has an offset, too: whoever commits only what was read has a lag for ever."""
+    topic = await log.topic()
+    await log.append(topic, b"1")
+    await log.transact(topic, b"2", b"3", commit=commit)
+    reader = log.reader(group, topic)
+    assert (
+        values(await read(reader, 3 if commit else 1)) == [b"1", b"2", b"3"][: 3 if commit else 1]
+    )
+    assert await end_of(reader) == {0: 4}
+    reader.commit({0: 4})
+    await log.close_reader(reader)
+    assert (await log.admin.lags([group], topic))[group].total == 0
+    await log.append(topic, b"4")
+    assert values(await read(log.reader(group, topic), 1)) == [b"4"]
+
+
+async def test_a_reader_that_begins_at_the_end_says_so_once(log: Log, group: str) -> None:
+    topic = await log.topic(partitions=2)
+    await log.transact(topic, b"1")
+    await log.admin.ensure_committed(group, topic)
+    owner = Owner()
+    reader = log.reader(group, topic, owner)
+    found: dict[int, int] = {}
+    async with asyncio.timeout(SOON):
+        while len(found) < 2:
+            assert list(await reader.read(500, 0.1)) == []
+            found |= reader.ends
+    assert found == {0: 2, 1: 0}
+    assert list(await reader.read(500, NOTHING)) == []
+    assert reader.ends == {}
 
 
 async def test_a_reader_of_a_missing_topic_reads_nothing(log: Log, group: str) -> None:

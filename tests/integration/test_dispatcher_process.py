@@ -274,6 +274,27 @@ async def test_what_can_not_be_read_or_is_as_large_as_may_be_is_buried_all_the_s
     assert await world.lag() == 0
 
 
+@pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])
+async def test_a_drain_leaves_no_lag_behind_a_transactions_marker(
+    world: TriggerWorld, commit: bool
+) -> None:
+    """With a lag for ever its Trigger would never sleep again."""
+    world.send("1")
+    await asyncio.to_thread(world.transact, 2, commit=commit)
+    async with ScriptedServer() as server, world.dispatcher(server.url) as function:
+        progress = await drained(function)
+        assert (progress.ended, progress.read) == (Ended.IDLE, 3 if commit else 1)
+        assert await world.lag() == 0
+        # Also where nothing but a marker is new.
+        await asyncio.to_thread(world.transact, 1, commit=False)
+        assert await world.lag() == 2
+        progress = await drained(function)
+        assert (progress.ended, progress.read) == (Ended.IDLE, 0)
+        assert await world.lag() == 0
+        world.send("5")
+        assert (await drained(function)).delivered == 1
+
+
 async def test_requests_that_are_no_drain_and_two_at_once(world: TriggerWorld) -> None:
     async with ScriptedServer() as server, world.dispatcher(server.url) as function:
         await function.ready()

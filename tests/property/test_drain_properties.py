@@ -79,6 +79,7 @@ def first_arrivals(arrived: list[str]) -> dict[str, list[int]]:
     st.lists(attempts, max_size=40),
     visits,
     st.integers(1, 8),
+    st.sets(st.integers(0, 29)),
 )
 def test_every_event_is_delivered_and_first_arrivals_are_in_order(
     order: Order,
@@ -86,7 +87,10 @@ def test_every_event_is_delivered_and_first_arrivals_are_in_order(
     answers: list[tuple[int, float]],
     visits: list[tuple[float, float]],
     max_in_flight: int,
+    markers: set[int],
 ) -> None:
+    """Also between and behind transactions, whose markers no reader is given."""
+
     async def play() -> None:
         subscriber = Unsteady(answers)
         delivery = Delivery(retry=1000, backoff_delay=0.3, backoff_policy="linear")  # type: ignore[arg-type]
@@ -95,6 +99,8 @@ def test_every_event_is_delivered_and_first_arrivals_are_in_order(
         )
         for number, key in enumerate(keys):
             world.send(f"{key}-{number}", key)
+            if number in markers:
+                world.log.transact(TOPIC, [], commit=True)
 
         async def visit(joins: float, stops: float) -> None:
             await asyncio.sleep(joins)

@@ -11,15 +11,17 @@ import asyncio
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.gate import IN_CI
 
+from knafka.core.kafka_binding import RecordHeaders
 from knafka.local.kafka_distribution import KafkaDistribution, LocalKafkaError, obtain
 from knafka.local.kafka_server import KafkaServer
 
@@ -87,3 +89,26 @@ def topic(kafka: Kafka) -> Iterator[MakeTopic]:
     if made:
         for deleted in admin.delete_topics(made).values():
             deleted.exception()  # waits; a test may have deleted its topic itself
+
+
+def transact(
+    bootstrap_servers: str,
+    topic: str,
+    values: Sequence[bytes | None],
+    *,
+    headers: RecordHeaders | None = None,
+    commit: bool = True,
+) -> None:
+    """Append to partition 0 in one transaction; its marker takes an offset behind the records."""
+    producer = Producer(
+        {"bootstrap.servers": bootstrap_servers, "transactional.id": uuid.uuid4().hex}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value, partition=0, headers=headers)  # type: ignore[arg-type]
+    assert producer.flush(30) == 0
+    if commit:
+        producer.commit_transaction(30)
+    else:
+        producer.abort_transaction(30)

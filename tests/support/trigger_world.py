@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 from support.functions import FunctionProcess, dispatcher, drain
-from support.kafka import Kafka, MakeTopic
+from support.kafka import Kafka, MakeTopic, transact
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import contract
@@ -70,6 +70,13 @@ class TriggerWorld:
             named["subject"] = key or each[0]
             self.store(*to_record(Event(named, data), passed))
         self.flush()
+
+    def transact(self, count: int, *, commit: bool) -> None:
+        """Store events in one transaction, as the replays do."""
+        named = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t"}
+        _, headers, value = to_record(Event(named, b"data"))
+        values = [value] * count
+        transact(self.kafka.bootstrap_servers, self.topic, values, headers=headers, commit=commit)
 
     def store(self, key: bytes | None, headers: RecordHeaders, value: bytes | None) -> None:
         self._producer.produce(self.topic, value=value, key=key, headers=headers)  # type: ignore[arg-type]

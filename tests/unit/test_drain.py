@@ -92,6 +92,34 @@ async def test_no_offset_above_an_unsettled_one_is_committed() -> None:
     assert world.committed == {0: 1}
 
 
+async def test_what_holds_no_records_is_committed_once_all_below_is_settled() -> None:
+    world = slow({"slow": 5.0})
+    world.send("1", "slow")
+    world.log.transact(TOPIC, [], commit=True)
+    running = world.begin(world.drain())
+    await asyncio.sleep(4)
+    assert world.committed.get(0, 0) == 0
+    await until(lambda: world.committed == {0: 2})
+    assert (await running).ended is Ended.IDLE
+
+
+async def test_a_drain_that_finds_no_records_but_gaps_ends_idle_and_commits_them() -> None:
+    """Its Trigger would have a lag for ever, and never sleep."""
+    world = World(partitions=2)
+
+    async def abort() -> None:
+        while True:
+            await asyncio.sleep(1)
+            world.log.transact(TOPIC, [b"x"], commit=False)
+
+    aborting = asyncio.create_task(abort())
+    progress = await world.run(idle=5)
+    aborting.cancel()
+    assert (progress.ended, progress.read) == (Ended.IDLE, 0)
+    assert asyncio.get_running_loop().time() < 6.5
+    assert world.committed[0] >= 8
+
+
 async def test_one_slow_key_does_not_hold_back_the_others() -> None:
     """Issue 3, item 3: 2 s an event."""
     world = slow({"slow": 2.0})

@@ -40,6 +40,30 @@ def test_gaps_in_the_offsets_cost_nothing() -> None:
     assert ledger.position == 1_000_000
 
 
+def test_an_end_that_is_reached_passes_what_holds_no_records() -> None:
+    """A transaction's marker, or records of one that was aborted."""
+    ledger = ledger_of(5, 6)
+    ledger.settle(6)
+    ledger.reach(9)
+    assert ledger.position == 5, "never an unsettled record"
+    ledger.settle(5)
+    assert ledger.position == 9
+
+
+def test_an_end_is_a_position_where_nothing_was_read() -> None:
+    ledger = Ledger()
+    ledger.reach(108)
+    assert ledger.uncommitted() == 108
+
+
+def test_an_end_that_comes_late_takes_no_position_back() -> None:
+    ledger = ledger_of(5, 6)
+    ledger.reach(6)
+    ledger.settle(5)
+    ledger.settle(6)
+    assert ledger.position == 7
+
+
 def test_a_position_is_offered_for_commit_only_when_it_moved() -> None:
     ledger = ledger_of(1, 2)
     assert ledger.uncommitted() == 1

@@ -264,6 +264,8 @@ class KafkaReader:
         self._trouble = Trouble()
         self._joined = False
         self._owned: set[int] = set()  # the thread's, like all that the consumer is asked
+        self._reached: dict[int, int] = {}  # the thread's: ends that no read has given yet
+        self.ends: Positions = {}
         self._opened = time.monotonic()
         self._consumer = open_client(
             Consumer,
@@ -274,6 +276,8 @@ class KafkaReader:
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "earliest",
+                # Behind the last record may lie a transaction's marker, which no record shows.
+                "enable.partition.eof": True,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": int(SESSION_TIMEOUT * 1000),
                 "heartbeat.interval.ms": int(SESSION_TIMEOUT * 1000 / 4),
@@ -297,20 +301,23 @@ class KafkaReader:
         )
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        records: list[Record] = await self._thread.call(partial(self._read, limit, timeout))
+        records: list[Record]
+        records, self.ends = await self._thread.call(partial(self._read, limit, timeout))
         return records
 
     def _hear(self, error: KafkaError) -> None:
         log_error(error)
         self._trouble.hear(error)
 
-    def _read(self, limit: int, timeout: float) -> list[Record]:
+    def _read(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
         records: list[Record] = []
         for message in self._batch(limit, timeout) if self._failure is None else ():
             error = message.error()
             if error is None:
                 records.append(cast(Record, message))
-            elif not error.retriable() and error.code() not in PASSING:
+            elif (
+                not self._is_end(message) and not error.retriable() and error.code() not in PASSING
+            ):
                 self._failure = log_error_of(error)
         if not self._joined and (why := self._why_not()):
             self._trouble.forget()
@@ -319,7 +326,8 @@ class KafkaReader:
             failure, self._failure = self._failure, None
             raise failure
         # What was read before it failed comes first: the position is beyond it already.
-        return records
+        ends, self._reached = self._reached, {}
+        return records, ends
 
     def _why_not(self) -> str:
         """Why there is no hope of joining, empty while there is some."""
@@ -330,10 +338,22 @@ class KafkaReader:
 
     def _batch(self, limit: int, timeout: float) -> list[Message]:
         # consume() alone would wait for the whole batch; the first record alone is worth a return.
-        first = self._consumer.poll(timeout)
+        # An end alone isn't: each partition has one after each record that comes alone.
+        deadline = time.monotonic() + timeout
+        while (first := self._consumer.poll(timeout)) is not None and self._is_end(first):
+            timeout = max(0.0, deadline - time.monotonic())
         if first is None:
             return []
         return [first, *self._consumer.consume(limit - 1, 0)] if limit > 1 else [first]
+
+    def _is_end(self, message: Message) -> bool:
+        """Whether it is no record but says that a partition's end was reached; notes where."""
+        error, number, offset = message.error(), message.partition(), message.offset()
+        if error is None or error.code() != KafkaError._PARTITION_EOF:
+            return False
+        if number is not None and offset is not None:
+            self._reached[number] = offset
+        return True
 
     def pause(self, partitions: Sequence[int]) -> None:
         self._thread.call(partial(self._switch, self._consumer.pause, partitions))
@@ -381,8 +401,7 @@ class KafkaReader:
         self._loop.call_soon_threadsafe(self._assignment.assigned, numbers)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        numbers = [each.partition for each in partitions]
-        self._owned.difference_update(numbers)
+        numbers = self._disown(partitions)
         finished = asyncio.run_coroutine_threadsafe(self._assignment.revoked(numbers), self._loop)
         try:
             positions = finished.result(REVOKE_TIMEOUT)
@@ -395,10 +414,15 @@ class KafkaReader:
             consumer.incremental_unassign(partitions)
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._loop.call_soon_threadsafe(self._assignment.lost, self._disown(partitions))
+        consumer.incremental_unassign(partitions)
+
+    def _disown(self, partitions: list[TopicPartition]) -> list[int]:
         numbers = [each.partition for each in partitions]
         self._owned.difference_update(numbers)
-        self._loop.call_soon_threadsafe(self._assignment.lost, numbers)
-        consumer.incremental_unassign(partitions)
+        for number in numbers:
+            self._reached.pop(number, None)
+        return numbers
 
 
 class _Thread:

@@ -97,6 +97,11 @@ class LogReader(Protocol):
     """One member of a consumer group on one topic; starts where the group committed, else at the
     beginning (an offset is committed before a Trigger is Ready, so that nothing is missed)."""
 
+    ends: Positions
+    """Partitions whose end the last read has reached, behind the records it gave, and the offset at
+    which each goes on. That may lie beyond the last record: a transaction's marker has an offset,
+    and so have records of one that was aborted. Each end is told once."""
+
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Up to `limit` records, as soon as there are any, in order per partition; none after
         `timeout` seconds. Raises `LogError`, also if it is refused before it owns anything."""

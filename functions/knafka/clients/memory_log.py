@@ -70,6 +70,12 @@ class MemoryRecord:
         return (CREATE_TIME, self._millis)
 
 
+class _Marker(MemoryRecord):
+    """An offset without a record for a reader: the end of a transaction, or what it aborted."""
+
+    __slots__ = ()
+
+
 @dataclass
 class _Group:
     committed: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -146,6 +152,15 @@ class MemoryLog:
         records.append(record)
         self.wake()
         return record
+
+    def transact(self, topic: str, values: Sequence[bytes | None], commit: bool) -> None:
+        """Store records in partition 0 in one transaction."""
+        records = self.topics[topic][0]
+        for value in values:
+            kind = MemoryRecord if commit else _Marker
+            records.append(kind(topic, 0, len(records), None, value, None))
+        records.append(_Marker(topic, 0, len(records), None, None, None))
+        self.wake()
 
     def wake(self) -> None:
         """Let the readers that wait look again."""
@@ -233,6 +248,8 @@ class MemoryReader:
         self._topic = topic
         self._assignment = assignment
         self._next: dict[int, int] = {}
+        self._told: dict[int, int] = {}
+        self.ends: Positions = {}
         self._paused: set[int] = set()
         self._joined = False
 
@@ -246,7 +263,15 @@ class MemoryReader:
                 while not (records := self._take(limit)):
                     await self._memory.grown.wait()
         except TimeoutError:
-            return []
+            records = []
+        self.ends = {
+            number: position
+            for number, position in self._next.items()
+            if position == len(self._memory.topics[self._topic][number])
+            and position != self._told.get(number)
+            and number not in self._paused
+        }
+        self._told.update(self.ends)
         return records
 
     def pause(self, partitions: Sequence[int]) -> None:
@@ -277,7 +302,7 @@ class MemoryReader:
             some = self._memory.topics[self._topic][number][position : position + limit]
             self._next[number] = position + len(some)
             limit -= len(some)
-            records.extend(some)
+            records.extend(each for each in some if not isinstance(each, _Marker))
         return records
 
     async def _rebalance(self) -> None:
@@ -304,6 +329,7 @@ class MemoryReader:
         if partitions:
             for number in partitions:
                 self._next[number] = self._group.committed.get((self._topic, number), 0)
+                self._told.pop(number, None)
             self._assignment.assigned(sorted(partitions))
             self._memory.wake()
 
@@ -367,7 +393,12 @@ class MemoryAdmin:
         self._memory.groups.pop(group, None)
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
-        records = [record for records in self._partitions(topic) for record in records]
+        records = [
+            record
+            for records in self._partitions(topic)
+            for record in records
+            if not isinstance(record, _Marker)
+        ]
         records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
         return records[-limit:]
 

@@ -3,7 +3,8 @@
 One `Ledger` per assigned partition. A record is *tracked* when it is read and *settled* when it is
 delivered, filtered out or durably buried, in any order; what may be committed is the position
 below which everything tracked is settled. Gaps in the offsets (compaction, transactions) cost
-nothing, since only what was read is tracked.
+nothing, since only what was read is tracked; one at the partition's end is passed when that end is
+*reached*.
 
 Refused here: talking to Kafka, and forgetting: a record that was never settled holds the position
 for as long as the partition is ours. That is the promise of at-least-once (BRK-12, BRK-15).
@@ -32,6 +33,11 @@ class Ledger:
         self._order.append(offset)
         self._unsettled.add(offset)
         self._next = offset + 1
+
+    def reach(self, end: int) -> None:
+        """Everything below `end` was read: what wasn't tracked of it holds no records."""
+        if self._next is None or end > self._next:
+            self._next = end
 
     def settle(self, offset: int) -> None:
         """A tracked record is decided for good; KeyError: not tracked, or settled twice."""

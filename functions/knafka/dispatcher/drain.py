@@ -163,6 +163,9 @@ class Drain:
             if records := await reader.read(READ_LIMIT, timeout):
                 self._active_at = self._loop.time()
                 self._take(records)
+            for number, end in reader.ends.items():
+                if partition := self._partitions.get(number):
+                    partition.ledger.reach(end)
         return Ended.STOPPED
 
     async def _until_hungry(self) -> None:
