@@ -50,14 +50,20 @@ def _escaped(text: str) -> str:
 
 class Seldom(logging.Filter):
     """Lets one line of a kind through every `QUIET` seconds: while Kafka is away, the same is said
-    hundreds of times a second."""
+    hundreds of times a second.
 
-    def __init__(self) -> None:
+    Of a kind are lines that differ in their numbers only; `by_wording`, also those that differ in
+    what is filled in: what comes with events is never the same twice.
+    """
+
+    def __init__(self, *, by_wording: bool = False) -> None:
         super().__init__()
+        self._by_wording = by_wording
         self._said: dict[tuple[int, str], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind = record.levelno, _NUMBERS.sub("", record.getMessage())
+        said = str(record.msg) if self._by_wording else _NUMBERS.sub("", record.getMessage())
+        kind = record.levelno, said
         if record.created - self._said.get(kind, 0.0) < QUIET:
             return False
         if len(self._said) > 100:

@@ -7,6 +7,7 @@ refused connection; each row is then a test of its own.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import signal
 import socket
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from support.functions import FunctionProcess
 from support.kafka import Kafka, MakeTopic
+from support.raw_headers import produce_with_raw_headers
 from support.scripted import CLOSE, Arrival, ScriptedServer, raw
 from support.trigger_world import Held, TriggerWorld, drained
 from support.waiting import until
@@ -271,6 +273,31 @@ async def test_what_can_not_be_read_or_is_as_large_as_may_be_is_buried_all_the_s
     first, second = await world.records(world.dead)
     assert (first.value(), len(second.value())) == (b"\x00raw", 999_000)
     assert first.headers()[:2] == undecodable
+    assert await world.lag() == 0
+
+
+async def test_a_record_whose_header_name_is_not_utf8_is_buried_and_the_others_go_on(
+    world: TriggerWorld,
+) -> None:
+    """CE-K8. confluent-kafka raises a SystemError for it, and crashes where it is asked again."""
+    world.send("1")
+    headers = [(b"ce_id", b"2"), (b"name\xff", b"x"), (b"ce_source", b"/s")]
+    produce_with_raw_headers(world.kafka.bootstrap_servers, world.topic, headers, b"\x00raw")
+    world.send("3")
+    async with ScriptedServer() as server, world.dispatcher(server.url) as function:
+        progress = await drained(function)
+        _, metrics = await function.get("/metrics")
+    assert (progress.ended, progress.delivered, progress.buried) == (Ended.IDLE, 2, 1)
+    assert sorted(each.id for each in server.arrivals) == ["1", "3"]
+    (letter,) = await world.records(world.dead)
+    assert letter.value() == b"\x00raw"
+    told = dict(letter.headers())
+    assert told["ce_knafkareason"] == b"undecodable-record"
+    assert told["ce_knafkaoffset"] == b"1"
+    assert b"headers can't be read" in base64.b64decode(told["ce_knativeerrordata"])
+    assert "ce_id" not in told
+    assert b'reason="undecodable-record",code=""} 1\n' in metrics
+    assert "can't be read" in function.log
     assert await world.lag() == 0
 
 

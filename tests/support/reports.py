@@ -38,6 +38,7 @@ _ERRORS = {
     Reason.MALFORMED_REPLY: "the reply is no valid CloudEvent: the attribute type is required",
     Reason.REPLY_NOT_STORED: "Kafka did not take the reply: message too large",
     Reason.UNDECODABLE: "the record has no ce_specversion header",
+    Reason.INTERNAL_ERROR: "KeyError: 'subject'",
 }
 _NAMES = ("orders", "billing", "shipping", "stock", "mail", "audit", "fraud", "search")
 _TYPES = ("placed", "paid", "cancelled", "shipped")

@@ -416,21 +416,6 @@ async def test_a_log_that_fails_ends_the_drain_with_a_reason_and_what_is_settled
     assert world.committed == {0: 1}
 
 
-async def test_a_bug_in_a_delivery_ends_the_drain_aloud_and_commits_nothing_it_touched() -> None:
-    async def answer(request: Request) -> Response:
-        if id_of(request) == "2":
-            raise ZeroDivisionError
-        return response()
-
-    world = World(answer)
-    for each in "123":
-        world.send(each, each)
-    with pytest.raises(ZeroDivisionError):
-        await world.run()
-    assert world.committed == {0: 1}
-    assert world.log.groups["group"].members == [], "it has left"
-
-
 async def test_a_reader_that_cannot_leave_takes_the_workers_down_with_it() -> None:
     world = slow({"k": FAR})
 

@@ -33,6 +33,8 @@ class Reason(StrEnum):
     MALFORMED_REPLY = "malformed-reply"
     REPLY_NOT_STORED = "reply-not-stored"
     UNDECODABLE = "undecodable-record"
+    INTERNAL_ERROR = "internal-error"
+    """Knafka itself failed on this one event; it can be replayed once that is mended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@
 
 One step is one attempt; the waiting in between is the drain's. A reply is stored in the Broker's
 topic before its event is settled (KN-BRK-11, KN-BRK-12). An event that even the dead-letter topic
-does not take stays unsettled for as long as that lasts (KN-DLV-09).
+does not take stays unsettled for as long as that lasts (KN-DLV-09). Whatever one event raises, at
+any step, it goes to the TOPIC: nobody knows whether a sink could take it.
 
 Refused here: order, offsets and clocks.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from knafka.clients.log import LogWriter
@@ -36,8 +37,10 @@ from knafka.core.errors import DeliveryError, InvalidEvent, LogError
 from knafka.core.http_binding import reply_of, request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
 from knafka.dispatcher.unsettled import Stage, Unsettled
+from knafka.observability import Seldom
 
 log = logging.getLogger(__name__)
+log.addFilter(Seldom(by_wording=True))
 
 BURY_AGAIN: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to write a dead letter; the last one repeats."""
@@ -54,7 +57,8 @@ class Counts:
     buried: int = 0
     replied: int = 0
     failures: dict[str, int] = field(default_factory=dict)
-    """Failed attempts by reason and status, such as `status 503` or `timeout`."""
+    """Failed attempts, and events that are given up for another reason than a failed attempt, by
+    reason and status: `status 503`, `timeout`, `undecodable-record`."""
 
 
 class Courier:
@@ -93,13 +97,36 @@ class Courier:
             return self._deliver_to_sink(event)
         return self._bury(event)
 
-    def undecodable(self, event: Unsettled, error: InvalidEvent) -> None:
-        """The record holds no event: nobody can be sent it, its bytes are buried (CE-K8)."""
-        event.first_attempt = event.last_attempt = self._now()
-        event.failed = Outcome(failure=Reason.UNDECODABLE)
-        event.response_body = str(error).encode()
-        event.size = len(event.record.value() or b"")
+    def give_up(self, event: Unsettled, error: Exception) -> Retry:
+        """`error` was raised for this one record: bury it.
+
+        An `InvalidEvent` says that it holds no event (CE-K8); anything else is a bug.
+        """
+        undecodable = isinstance(error, InvalidEvent)
+        failed = Outcome(failure=Reason.UNDECODABLE if undecodable else Reason.INTERNAL_ERROR)
+        told = str(error) if undecodable else f"{type(error).__name__}: {error}"
+        self._failed(failed)
+        where = (event.record.topic(), event.partition.number, event.offset)
+        if undecodable:
+            log.warning("a dead letter, from %s, partition %d, offset %d: %s", *where, told)
+        else:
+            log.error(
+                "an event of %s, partition %d, offset %d, is given up for an error of our own",
+                *where,
+                exc_info=error,
+            )
+        if event.failed is None:
+            event.failed, event.response_body = failed, _encoded(told)
+            event.last_attempt = event.last_attempt or self._now()
+            event.first_attempt = event.first_attempt or event.last_attempt
+        if event.stage is Stage.TOPIC:
+            # Whatever breaks about its dead letter: the next has none of its headers.
+            event.headers = None
+            event.tries += 1
+            return Retry(_until_buried_again(event))
         event.stage = Stage.TOPIC
+        event.tries = 0
+        return Retry(0.0)
 
     async def _deliver(self, event: Unsettled) -> Done | Retry:
         event.last_attempt = self._now()
@@ -144,7 +171,7 @@ class Courier:
             self._counts.buried += 1
             return Done()
         event.tries += 1
-        wait = BURY_AGAIN[min(event.tries, len(BURY_AGAIN)) - 1]
+        wait = _until_buried_again(event)
         log.error(
             "%s is not written, so offset %d of partition %d stays uncommitted; again in %g s: %s",
             self._egress.dead_letter_topic,
@@ -184,7 +211,18 @@ class Courier:
             record.partition(),
             record.offset(),
         )
-        return dead_letter_of(record.headers() or [], record.value(), failure, origin)
+        try:
+            return dead_letter_of(event.headers or [], record.value(), failure, origin)
+        except Exception as error:
+            log.error(
+                "partition %d, offset %d: no dead letter with its headers, so one without",
+                event.partition.number,
+                event.offset,
+                exc_info=error,
+            )
+            # Without them it is no event.
+            bare = replace(failure, reason=Reason.UNDECODABLE)
+            return dead_letter_of([], record.value(), bare, origin)
 
     async def _post(
         self, target: Target, event: Unsettled, wants_reply: bool = True
@@ -242,6 +280,14 @@ class Courier:
 
 
 _DELIVERED: Final = {status: Outcome(status) for status in range(200, 300)}
+
+
+def _until_buried_again(event: Unsettled) -> float:
+    return BURY_AGAIN[min(event.tries, len(BURY_AGAIN)) - 1]
+
+
+def _encoded(sentence: str) -> bytes:
+    return sentence.encode(errors="replace")
 
 
 def _target(sink: Sink) -> Target:

@@ -28,7 +28,7 @@ from knafka.core.delivery import Retry
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.filters import compile_trigger
-from knafka.core.kafka_binding import read
+from knafka.core.kafka_binding import RecordHeaders, read
 from knafka.dispatcher.courier import Counts, Courier
 from knafka.dispatcher.lanes import lane_of
 from knafka.dispatcher.unsettled import Partition, Unsettled
@@ -192,20 +192,23 @@ class Drain:
             ledger, offset = partition.ledger, record.offset()
             ledger.track(offset)
             counts.read += 1
+            event: Unsettled | None = None
+            headers: RecordHeaders | None = None
             try:
-                envelope = read(record.headers(), record.value())
-            except InvalidEvent as error:
-                event = Unsettled(record, partition, self._lane_of(record.key()))
-                self._courier.undecodable(event, error)
-                self._admit(event)
-                continue
-            if passes(envelope.attributes):
-                event = Unsettled(record, partition, self._lane_of(record.key()))
-                self._courier.prepare(event, envelope)
-                self._admit(event)
-            else:
+                headers = _headers_of(record)
+                envelope = read(headers, record.value())
+                if passes(envelope.attributes):
+                    event = Unsettled(record, headers, partition, self._lane_of(record.key()))
+                    self._courier.prepare(event, envelope)
+            except Exception as error:  # it concerns this record, and the others go on
+                event = Unsettled(record, headers, partition, self._lane_of(record.key()))
+                event.size = len(record.value() or b"")
+                self._courier.give_up(event, error)
+            if event is None:
                 counts.filtered += 1
                 ledger.settle(offset)
+            else:
+                self._admit(event)
 
     def _admit(self, event: Unsettled) -> None:
         partition = event.partition
@@ -223,7 +226,8 @@ class Drain:
             self._workers.append(worker)
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
-        """A worker ends by being cancelled; anything else is a bug, and ends the drain aloud."""
+        """A worker ends by being cancelled. Anything else is a bug of the drain's own, as what one
+        event raises is caught, and ends the drain aloud."""
         if not worker.cancelled():
             self._crash = worker.exception()
             self.stop()
@@ -245,6 +249,8 @@ class Drain:
             partition.in_flight += 1
             try:
                 decision = await self._courier.carry(event)
+            except Exception as error:  # it concerns this event, and the others go on
+                decision = self._courier.give_up(event, error)
             finally:
                 partition.in_flight -= 1
             if isinstance(decision, Retry):
@@ -358,3 +364,11 @@ class Drain:
         for number in partitions:
             if partition := self._partitions.pop(number, None):
                 partition.close()
+
+
+def _headers_of(record: Record) -> RecordHeaders | None:
+    try:
+        return record.headers()
+    except Exception as error:  # a SystemError for a name that isn't UTF-8
+        why = error.__cause__ or error
+        raise InvalidEvent(f"the record's headers can't be read: {why}") from error

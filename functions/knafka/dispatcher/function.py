@@ -200,7 +200,7 @@ class Dispatcher:
         )
         yield Metric(
             "knafka_delivery_failures_total",
-            "Failed attempts by reason and status code",
+            "Failed attempts, and records that can't be sent, by reason and status code",
             [
                 ({**labels, "reason": reason, "code": code}, count)
                 for (reason, _, code), count in (

@@ -7,6 +7,7 @@ from enum import Enum
 
 from knafka.clients.log import Record
 from knafka.core.delivery import Outcome
+from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import Ledger
 from knafka.dispatcher.lanes import Lane, Lanes
 
@@ -63,6 +64,7 @@ class Unsettled:
         "failed",
         "first_attempt",
         "head",
+        "headers",
         "lane",
         "last_attempt",
         "offset",
@@ -74,8 +76,13 @@ class Unsettled:
         "tries",
     )
 
-    def __init__(self, record: Record, partition: Partition, lane: Lane) -> None:
+    def __init__(
+        self, record: Record, headers: RecordHeaders | None, partition: Partition, lane: Lane
+    ) -> None:
         self.record = record
+        self.headers = headers
+        """The record's, if they can be read. The record isn't asked again: confluent-kafka gives
+        a broken list to whoever asks after it has raised, and that ends the process."""
         self.partition = partition
         self.offset = record.offset()
         self.lane = lane
@@ -93,3 +100,4 @@ class Unsettled:
         self.failed: Outcome | None = None
         """The subscriber's last outcome, once it has failed for good."""
         self.response_body = b""
+        """The body of its response, or a sentence about why there is none."""
