@@ -28,6 +28,7 @@ from support.waiting import until
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import DrainRequest, Ended
+from knafka.local import dead_letters
 from knafka.settings import EGRESS
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -165,6 +166,42 @@ def test_data_plane_table(played: Played, row: str) -> None:
 
 def test_after_the_whole_table_nothing_is_left_uncommitted(played: Played) -> None:
     assert played.lag == 0
+
+
+async def test_a_dead_letter_tells_why_there_was_no_response(world: TriggerWorld) -> None:
+    """KN-DLV-08 has no words for it: a host that doesn't exist looked as one that is down."""
+    with pytest.raises(OSError) as unresolved:  # noqa: PT011  # the resolver's words are the test
+        socket.getaddrinfo("nowhere.invalid", 80)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+
+        async def too_much(arrival: Arrival) -> bytes:
+            return raw(200, b"x" * 1_200_000)
+
+        async with ScriptedServer(too_much) as server:
+            large = server.url.removeprefix("http://").rstrip("/")
+            said = {
+                f"http://{address}/": ("refused", f"no connection to {address}: "),
+                "http://nowhere.invalid/": (
+                    "refused",
+                    f"no connection to nowhere.invalid: {unresolved.value}",
+                ),
+                server.url: ("broken", f"{large} sent a response body longer than 1114112 bytes"),
+            }
+            logs = []
+            for url in said:
+                world.send("1")
+                async with world.dispatcher(url) as function:
+                    assert (await drained(function)).buried == 1
+                logs.append(function.log)
+    admin = KafkaAdmin({"bootstrap.servers": world.kafka.bootstrap_servers})
+    shown = await dead_letters.letters(admin, world.egress("http://unused/"), 10)
+    for letter, log, (url, (reason, why)) in zip(shown, logs, said.items(), strict=True):
+        assert (letter.destination, letter.reason, letter.code) == (url, reason, "")
+        assert letter.error.startswith(why)
+        assert f"  error: {why}" in letter.text()
+        assert why in log
 
 
 @pytest.mark.conformance("KN-DP-06", "KN-DP-10", "KN-DP-11", "KN-DLV-05")

@@ -88,6 +88,16 @@ def test_error_data_of_any_size_stays_within_1024_characters_and_decodable() -> 
     assert base64.b64decode(text, validate=True) == (bytes(range(256)) * 9)[:768]
 
 
+@pytest.mark.parametrize("character", ["é", "€", "🙂"])
+@pytest.mark.parametrize("before", range(4))
+def test_error_data_ends_with_a_whole_character(character: str, before: int) -> None:
+    text = "x" * (765 + before) + 20 * character
+    attributes = read(buried(HEADERS, failure(500, text.encode()), ORIGIN), None).attributes
+    kept = base64.b64decode(attributes["knativeerrordata"])
+    assert text.startswith(kept.decode())
+    assert 765 <= len(kept) <= 768
+
+
 def test_burying_a_replayed_event_again_replaces_its_story() -> None:
     once = buried(HEADERS, failure(), ORIGIN)
     again = buried(once, failure(None, b""), ORIGIN)

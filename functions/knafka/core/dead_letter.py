@@ -19,7 +19,8 @@ from knafka.core.delivery import Reason
 from knafka.core.kafka_binding import RecordHeaders, read, to_record
 
 ERROR_DATA_BYTES: Final = 768
-"""Bytes of a failing response's body that are kept: 1024 characters of base64, always decodable."""
+"""Bytes of a failing response's body, or of the sentence in its place, that are kept: 1024
+characters of base64, always decodable."""
 
 PREFIX: Final = "knafka"
 
@@ -77,7 +78,7 @@ def dead_letter_of(
     story = {
         "knativeerrordest": failure.destination,
         "knativeerrorcode": "" if failure.status is None else str(failure.status),
-        "knativeerrordata": base64.b64encode(failure.body[:ERROR_DATA_BYTES]).decode(),
+        "knativeerrordata": base64.b64encode(_beginning(failure.body)).decode(),
         f"{PREFIX}reason": failure.reason.value,
         f"{PREFIX}attempts": str(failure.attempts),
         f"{PREFIX}firsttime": _timestamp(failure.first_attempt),
@@ -105,6 +106,14 @@ def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders
     """
     added = STORY | {REPLAY}
     return [(name, raw) for name, raw in headers if name not in added] + [(REPLAY, replay.encode())]
+
+
+def _beginning(body: bytes) -> bytes:
+    """As much as is kept, and no half of a character where it is UTF-8."""
+    for end in range(ERROR_DATA_BYTES, ERROR_DATA_BYTES - 4, -1):
+        if end >= len(body) or body[end] & 0xC0 != 0x80:
+            return body[:end]
+    return body[:ERROR_DATA_BYTES]
 
 
 def _timestamp(seconds: float) -> str:

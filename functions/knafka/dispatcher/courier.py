@@ -232,7 +232,8 @@ class Courier:
                 target, event.head, event.body, self._delivery.timeout
             )
         except DeliveryError as error:
-            return Outcome(failure=Reason(error.reason)), b""
+            log.warning("no response from %s (%s): %s", target.url, error.reason, error)
+            return Outcome(failure=Reason(error.reason)), _encoded(str(error))
         status = response.status
         if not is_delivered(status):
             return Outcome(status, retry_after=self._retry_after(response)), response.body

@@ -34,7 +34,7 @@ class DeadLetter:
     last_time: str
     destination: str
     error: str
-    """What the subscriber answered."""
+    """What the subscriber answered, or why it did not."""
     data: str
     position: str
     """`topic/partition/offset` of the event in its Broker's topic."""
@@ -51,7 +51,7 @@ class DeadLetter:
             f"  first {self.first_time}, last {self.last_time}, was {self.position}",
         ]
         if self.error:
-            lines.append(f"  answer: {self.error}")
+            lines.append(f"  {'answer' if self.code else 'error'}: {self.error}")
         if self.data:
             lines.append(f"  data: {self.data}")
         return "\n".join(lines)
