@@ -121,8 +121,13 @@ class Destination(Declared):
             raise problem(f"invalid value: {self.uri:.200}, {error}", "uri") from None
         if self.ref is not None and (parts.scheme or parts.netloc):
             raise problem(f"absolute URL beside a ref: {self.uri:.200}: want a relative one", "uri")
-        if self.ref is None and not (parts.scheme in ("http", "https") and parts.netloc):
-            raise problem(f"relative URL without a ref: {self.uri:.200}: want http or https", "uri")
+        if self.ref is None and not parts.scheme:
+            raise problem(
+                f"relative URL without a ref: {self.uri:.200}: want an absolute one", "uri"
+            )
+        if self.ref is None and not parts.netloc:
+            wanted = "want one such as http://host/path"
+            raise problem(f"a URL without a host: {self.uri:.200}: {wanted}", "uri")
         return self
 
 

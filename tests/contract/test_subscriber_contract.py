@@ -157,6 +157,16 @@ async def test_a_closed_client_refuses_to_post(open_world: OpenWorld) -> None:
         assert caught.value.reason == "broken"
 
 
+async def test_a_url_that_cannot_be_posted_to_is_refused_with_its_problem(
+    open_world: OpenWorld,
+) -> None:
+    async with open_world(lambda _: Response(202, [], b"")) as world:
+        with pytest.raises(DeliveryError, match="unsupported scheme bad") as caught:
+            await world.subscriber.post(Target.parse("bad://uri"), HEAD, b"", 5.0)
+        assert caught.value.reason == "refused"
+        assert world.arrived == []
+
+
 async def test_nobody_listening_is_refused() -> None:
     """Only the real client: the fake has nobody to connect to."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

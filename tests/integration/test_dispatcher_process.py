@@ -26,7 +26,7 @@ from support.trigger_world import Held, TriggerWorld, drained
 from support.waiting import until
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.core.contract import Delivery, Order
+from knafka.core.contract import Delivery, Order, Sink
 from knafka.core.drain import DrainRequest, Ended
 from knafka.local import dead_letters
 from knafka.settings import EGRESS
@@ -202,6 +202,30 @@ async def test_a_dead_letter_tells_why_there_was_no_response(world: TriggerWorld
         assert letter.error.startswith(why)
         assert f"  error: {why}" in letter.text()
         assert why in log
+
+
+async def test_what_is_for_a_url_of_another_scheme_is_dead_lettered(world: TriggerWorld) -> None:
+    """As upstream: any absolute URL is taken, and every attempt fails."""
+    async with ScriptedServer() as server:
+        sink = Sink(url=server.url)
+        delivery = Delivery(retry=1, backoff_delay=0.05)
+        world.send("1")
+        async with world.dispatcher(
+            "bad://uri", delivery=delivery, dead_letter_sink=sink
+        ) as function:
+            assert (await drained(function)).buried == 1
+        world.send("2")
+        async with world.dispatcher("bad://uri") as function:
+            assert (await drained(function)).buried == 1
+    (arrival,) = server.arrivals
+    (letter,) = (await world.letters()).values()
+    unsupported = b"unsupported scheme bad: want http or https"
+    assert (arrival.id, arrival.headers["ce-knafkaattempts"], letter["id"]) == ("1", "2", "2")
+    for story in ({name[3:]: each for name, each in arrival.headers.items()}, letter):
+        assert story["knativeerrordest"] == "bad://uri"
+        assert story["knafkareason"] == "refused"
+        assert base64.b64decode(story["knativeerrordata"]) == unsupported
+    assert await world.lag() == 0
 
 
 @pytest.mark.conformance("KN-DP-06", "KN-DP-10", "KN-DP-11", "KN-DLV-05")

@@ -51,6 +51,7 @@ from knafka_operator.scaler import Autoscaling
         pytest.param(trigger({AUTOSCALING + "max-scale": "4"}), id="autoscaling"),
         pytest.param(trigger({INJECTION: "enabled"}, broker="default"), id="injection"),
         pytest.param(trigger(delivery={"retry": 0, "timeout": "PT1S"}), id="delivery"),
+        pytest.param(trigger(subscriber={"uri": "bad://uri"}), id="any-scheme"),
         pytest.param({**trigger(), "status": {"annotations": 1}}, id="odd-status"),
         pytest.param(broker(), id="broker"),
         pytest.param(broker({}), id="no-class"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.drains import GROUP, Answer, World, accept, response, until
 
-from knafka.clients.memory_log import MemoryWriter
+from knafka.clients.memory_log import MemoryReader, MemoryWriter
 from knafka.clients.memory_subscriber import Request
 from knafka.clients.subscriber import Response
 from knafka.core.contract import Delivery, Egress, dump
@@ -300,17 +300,20 @@ async def test_drains_in_sequence_share_their_clients(running: Running) -> None:
     assert running.world.subscriber.ids == ["1", "2"]
 
 
-async def test_a_bug_ends_a_drain_as_failed_and_the_next_one_can_begin() -> None:
-    async def stumble(request: Request) -> Response:
+async def test_a_bug_ends_a_drain_as_failed_and_the_next_one_can_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stumble(*_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    running = await started(stumble)
+    running = await started(accept)
     running.world.send("1")
-    exchange = running.drain(idle="PT1S")
-    await exchange.task
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryReader, "_take", stumble)
+        exchange = running.drain(idle="PT1S")
+        await exchange.task
     last = exchange.lines[-1]
     assert (last.ended, last.error) == (Ended.FAILED, "ZeroDivisionError: division by zero")
-    running.world.subscriber.answer = accept
     again = running.drain(idle="PT1S")
     await again.task
     assert (again.lines[-1].ended, again.lines[-1].delivered) == (Ended.IDLE, 1)

@@ -104,6 +104,18 @@ def test_a_uri_beside_a_ref_is_relative_to_it() -> None:
     assert subscriber_of(plan) == "http://127.0.0.1:9999/deep?x=1"
 
 
+def test_any_absolute_uri_is_an_address() -> None:
+    """As on a cluster: each attempt fails, and the events are dead letters."""
+    assert subscriber_of(plan_of(broker(), trigger("orders", {"uri": "bad://uri"}))) == "bad://uri"
+
+
+@pytest.mark.parametrize("url", ["http://user:word@host/", "http://host/a b"])
+def test_a_uri_that_is_refused_refuses_its_trigger_and_no_other(url: str) -> None:
+    plan = plan_of(broker(), trigger("orders"), trigger("odd", {"uri": url}))
+    assert set(plan.triggers) == {ORDERS}
+    assert plan.refused[Identity("Trigger", "default", "odd")].startswith("spec.subscriber.uri: ")
+
+
 @pytest.mark.conformance("KN-DST-01", "KN-BRK-20")
 def test_a_brokers_address_is_a_path_of_ours() -> None:
     """KN-DST-01, KN-BRK-20."""

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from knafka.core.errors import InvalidDocument
 from knafka.local import sending
 from knafka.local.sending import Answer, BadInput, Summary, events_of, sample, send
 
@@ -146,3 +147,9 @@ async def test_a_broken_event_in_the_middle_ends_it_with_its_name() -> None:
     async with answering(OK) as (url, _):
         with pytest.raises(BadInput, match="line 1"):
             await send(events_of([b"{"], "stdin"), url, lambda _: None)
+
+
+@pytest.mark.parametrize("url", ["/path", "bad://uri"])
+async def test_a_url_that_nothing_can_be_sent_to_is_refused_at_once(url: str) -> None:
+    with pytest.raises(InvalidDocument):
+        await sent(url)

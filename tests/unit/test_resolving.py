@@ -47,6 +47,7 @@ FUNCTION = _ref("serving.knative.dev/v1", "Service", "fn")
     ("declared", "url"),
     [
         pytest.param({"uri": "http://there/x"}, "http://there/x", id="uri"),
+        pytest.param({"uri": "bad://uri"}, "bad://uri", id="any-scheme"),
         pytest.param({"ref": FUNCTION}, "http://fn.shop.svc.cluster.local", id="KN-DST-01"),
         pytest.param({"ref": PLAIN}, "http://plain.shop.svc.cluster.local", id="KN-DST-02"),
         pytest.param(

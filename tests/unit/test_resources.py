@@ -232,7 +232,17 @@ def test_other_kinds_are_none_of_ours(api_version: str, kind: str) -> None:
         (
             document(spec={"broker": "b", "subscriber": {"uri": "/in"}}),
             "spec.subscriber.uri",
-            "relative URL without a ref: /in: want http or https",
+            "relative URL without a ref: /in: want an absolute one",
+        ),
+        (
+            document(spec={"broker": "b", "subscriber": {"uri": "//host/in"}}),
+            "spec.subscriber.uri",
+            "relative URL without a ref: //host/in: want an absolute one",
+        ),
+        (
+            document(spec={"broker": "b", "subscriber": {"uri": "host:8080/in"}}),
+            "spec.subscriber.uri",
+            "a URL without a host: host:8080/in: want one such as http://host/path",
         ),
         (
             document(spec={"broker": "b", "subscriber": {"uri": "http://h/", "ref": REF}}),

@@ -62,6 +62,8 @@ class HttpSubscriber:
         self._closed = False
 
     async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
+        if target.problem:
+            raise DeliveryError("refused", target.problem)
         pool = self._pools.get(target.origin) or self._open(target.origin)
         deadline = pool.loop.time() + timeout
         size = len(body)
@@ -105,13 +107,13 @@ class HttpSubscriber:
     def _context(self, origin: Origin) -> ssl.SSLContext | None:
         if not origin.tls:
             return None
-        context = self._tls()
-        if origin.ca_certs is not None:
-            try:
+        try:
+            context = self._tls()
+            if origin.ca_certs is not None:
                 context.load_verify_locations(cadata=origin.ca_certs)
-            except (ValueError, ssl.SSLError) as error:
-                problem = f"the CA certificates for {origin} can't be read: {error}"
-                raise DeliveryError("refused", problem) from error
+        except (ValueError, OSError) as error:
+            problem = f"the CA certificates for {origin} can't be read: {error}"
+            raise DeliveryError("refused", problem) from error
         return context
 
     async def close(self) -> None:

@@ -48,6 +48,8 @@ class MemorySubscriber:
         await asyncio.sleep(0)
         if self._closed:
             raise DeliveryError("broken", "the client is closed")
+        if target.problem:
+            raise DeliveryError("refused", target.problem)
         request = Request(target, head, body, timeout)
         self.requests.append(request)
         outcome = self._answer(request)

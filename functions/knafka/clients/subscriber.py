@@ -43,31 +43,44 @@ class Target:
     origin: Origin
     start: bytes
     """Request line and Host header, ready for the wire."""
+    problem: str = ""
+    """Why nothing can be posted there; empty if it can."""
 
     @staticmethod
     def parse(url: str, ca_certs: str | None = None) -> Target:
-        """Take an absolute http or https URL apart; a fragment is dropped, as it is never sent.
+        """Take an absolute URL apart; a fragment is dropped, as it is never sent.
 
-        Raises `InvalidDocument` for another scheme, for credentials in the URL, and for anything
-        that could break out of the request line.
+        One that nothing can be posted to, such as one of another scheme than http and https, has
+        a `problem`. Raises `InvalidDocument` for a URL that isn't absolute, for credentials in it,
+        and for anything that could break out of the request line.
         """
         if not _VISIBLE(url):
             raise _invalid(url, "holds a space, a control or a non-ASCII character")
         try:
             parts = urlsplit(url)
-            host, port = parts.hostname or "", parts.port
-            host.encode("idna")
+            host = parts.hostname or ""
         except ValueError as error:
             raise _invalid(url, f"can't be read: {error}") from None
-        if parts.scheme not in _PORTS:
-            raise _invalid(url, "is not an absolute http or https URL")
+        if not parts.scheme or not host:
+            raise _invalid(url, "is not absolute")
         if "@" in parts.netloc:
             raise _invalid(url, "holds credentials, which belong in a Secret")
+        try:
+            port = parts.port
+            host.encode("idna")
+        except ValueError as error:
+            return _unusable(url, f"the URL {url!r} can't be read: {error}")
+        if parts.scheme not in _PORTS:
+            return _unusable(url, f"unsupported scheme {parts.scheme}: want http or https")
         if not _HOST(host) or port == 0:
-            raise _invalid(url, "has no usable host and port")
+            return _unusable(url, f"the URL {url!r} has no usable host and port")
         origin = Origin(parts.scheme == "https", host, port or _PORTS[parts.scheme], ca_certs)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return Target(url, origin, f"POST {path} HTTP/1.1\r\nhost: {origin}\r\n".encode())
+
+
+def _unusable(url: str, problem: str) -> Target:
+    return Target(url, Origin(False, "", 0, None), b"", problem)
 
 
 def _invalid(url: str, problem: str) -> InvalidDocument:
@@ -94,7 +107,8 @@ class Subscriber(Protocol):
 
         `head` is finished header lines, each ended by CRLF, names and values already valid; the
         client adds the request line, `host` and `content-length`. `timeout` is seconds for all of
-        it, connecting included. Raises `DeliveryError` when there is no response.
+        it, connecting included. Raises `DeliveryError` when there is no response: `refused`, with
+        its problem, for a target that has one.
         """
         ...
 

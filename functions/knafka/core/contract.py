@@ -98,14 +98,13 @@ Duration: TypeAlias = Annotated[
 """Seconds; written and read as an ISO-8601 duration."""
 
 
-def _http_url(url: str) -> str:
+def _absolute_url(url: str) -> str:
     try:
         parts = urlsplit(url)
-        port_is_fine = parts.port is None or parts.port > 0
     except ValueError as error:
         raise problem(f"invalid value: {url}: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_fine:
-        raise problem(f"invalid value: {url}: want an absolute http or https URL")
+    if not parts.scheme or not parts.hostname:
+        raise problem(f"invalid value: {url}: want an absolute URL, such as http://host/path")
     if not url.isascii() or not is_uri_reference(url):
         # urlsplit overlooks line breaks, an HTTP request would keep them.
         raise problem(f"invalid value: {url!r}: want ASCII without spaces, controls or quotes")
@@ -114,7 +113,8 @@ def _http_url(url: str) -> str:
     return url
 
 
-HttpUrl: TypeAlias = Annotated[str, AfterValidator(_http_url)]
+AbsoluteUrl: TypeAlias = Annotated[str, AfterValidator(_absolute_url)]
+"""Any scheme, as upstream: that nothing can be posted there is for the attempts to tell."""
 
 
 def _attribute_name(name: str) -> str:
@@ -286,7 +286,7 @@ class Kafka(Model):
 class Sink(Model):
     """A resolved destination."""
 
-    url: HttpUrl
+    url: AbsoluteUrl
     ca_certs: str | None = None
     """PEM to trust for this destination beside the system's."""
 

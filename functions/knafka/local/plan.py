@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urljoin
 
-from knafka.core.contract import Egress, Ingress, Kafka, Sink
+from knafka.core.contract import Egress, Ingress, Kafka, Sink, parse
 from knafka.core.errors import InvalidDocument
 from knafka.local.manifests import Declared, Identity
 from knafka_operator import desired
@@ -235,9 +235,15 @@ class _Planner:
     def _sink(self, destination: Destination, trigger: Trigger, path: str) -> Sink:
         """KN-DST-01, KN-DST-03; raises `InvalidDocument` for what has no address here."""
         if destination.ref is None:
-            return Sink(url=destination.uri or "", ca_certs=destination.ca_certs)
-        base = self._address(destination.ref, trigger, f"{path}.ref")
-        return Sink(url=urljoin(base, destination.uri or ""), ca_certs=destination.ca_certs)
+            url = destination.uri or ""
+        else:
+            url = urljoin(
+                self._address(destination.ref, trigger, f"{path}.ref"), destination.uri or ""
+            )
+        try:
+            return parse(Sink, {"url": url, "caCerts": destination.ca_certs})
+        except InvalidDocument as error:
+            raise InvalidDocument(f"{path}.uri", error.problem) from None
 
     def _address(self, ref: KReference, trigger: Trigger, path: str) -> str:
         who = Identity(ref.kind, ref.namespace or trigger.metadata.namespace, ref.name)

@@ -19,7 +19,7 @@ from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.clients.subscriber import Response, Subscriber, Target
 from knafka.core import json_format
 from knafka.core.delivery import retry_after_seconds
-from knafka.core.errors import DeliveryError, InvalidEvent, KnafkaError
+from knafka.core.errors import DeliveryError, InvalidDocument, InvalidEvent, KnafkaError
 from knafka.core.event import Event, validate
 from knafka.core.http_binding import head_of
 
@@ -144,6 +144,8 @@ async def send(
     Raises `InvalidDocument` for a URL that can't be used, and `BadInput` from the events.
     """
     target = Target.parse(url)
+    if target.problem:
+        raise InvalidDocument("", target.problem)
     subscriber = HttpSubscriber(limit=connections)
     summary = Summary()
     source = _paced(events, rate)
