@@ -45,10 +45,11 @@ TIMEOUT_SECONDS: Final = 600
 
 LIVENESS_PROBE: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/health/liveness"},
-    # A pod on a busy node answers late; only one that says so itself is restarted soon.
-    "periodSeconds": 10,
-    "timeoutSeconds": 10,
-    "failureThreshold": 3,
+    # Patient: on a busy node a pod was seen to answer after more than 10 s, and a restart would make
+    # it busier still.
+    "periodSeconds": 20,
+    "timeoutSeconds": 20,
+    "failureThreshold": 6,
 }
 
 _KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"

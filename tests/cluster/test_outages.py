@@ -79,7 +79,7 @@ class Load:
 
     @property
     def accepted(self) -> set[str]:
-        return {event for event, status in self.statuses.items() if status == 202}
+        return {event for event, status in self.statuses.copy().items() if status == 202}
 
 
 @pytest.mark.timeout(120 + OUTAGES * 120)
