@@ -45,8 +45,8 @@ TIMEOUT_SECONDS: Final = 600
 
 LIVENESS_PROBE: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/health/liveness"},
-    # Patient: on a busy node a pod was seen to answer after more than 10 s, and a restart would make
-    # it busier still.
+    # Patient: on a busy node a pod was seen to answer after more than 10 s, and a restart would
+    # make it busier still.
     "periodSeconds": 20,
     "timeoutSeconds": 20,
     "failureThreshold": 6,
