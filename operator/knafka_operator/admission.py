@@ -29,6 +29,7 @@ from knafka.core.contract import parse, path_of, told_of
 from knafka.core.errors import InvalidDocument
 from knafka.core.names import MAX_LENGTH, is_topic
 from knafka_operator.desired import MAX_MAX_IN_FLIGHT, ORDERS
+from knafka_operator.external_topics import reserved
 from knafka_operator.resources import (
     BROKER_CLASS,
     DELIVERY_ORDER,
@@ -190,6 +191,9 @@ def _wrong_with_broker(document: Document) -> Iterator[_Problem]:
             f"want a topic's name, at most {MAX_LENGTH} of A-Z, a-z, 0-9, '.', '_' and '-'",
             _annotation(EXTERNAL_TOPIC),
         )
+    elif topic is not None and (why := reserved(topic)) is not None:
+        # Whether any other is allowed is told by a condition: the list may change.
+        yield _Problem(f"invalid value: {topic}", why, _annotation(EXTERNAL_TOPIC))
 
 
 def _wrong_with_trigger(document: Document, autoscaling: Autoscaling) -> Iterator[_Problem]:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from knafka.core import contract
+from knafka.core import contract, names
 from knafka.core.contract import Kafka, parse
 from knafka.core.errors import InvalidDocument
 from knafka_operator import desired, services
@@ -22,6 +22,7 @@ from knafka_operator import status as told
 from knafka_operator.cluster import Cluster, Document, decoded
 from knafka_operator.conditions import Condition, Severity, Status
 from knafka_operator.desired import Defaults, Topic
+from knafka_operator.external_topics import EXTERNAL_TOPICS, refusal
 from knafka_operator.kafkas import Kafkas, KafkaSide
 from knafka_operator.resolving import resolve
 from knafka_operator.resources import (
@@ -32,10 +33,18 @@ from knafka_operator.resources import (
     TOPIC_STATUS,
     Broker,
     ConfigMap,
+    Resource,
 )
 from knafka_operator.settings import Settings
 from knafka_operator.status import Findings, NotReady
-from knafka_operator.topics import TOPIC_ID, Description, drift, may_delete, own_topic
+from knafka_operator.topics import (
+    TOPIC_ID,
+    Description,
+    TopicRefused,
+    drift,
+    may_delete,
+    own_topic,
+)
 
 Identity = tuple[str, str]
 """Namespace and name."""
@@ -81,8 +90,10 @@ class Brokers:
     now: Callable[[], str]
     """The time, RFC 3339."""
     found: dict[Identity, Found] = field(default_factory=dict)
+    stopped: dict[Identity, str] = field(default_factory=dict)
+    """Brokers whose external topic isn't allowed, and why: their Triggers don't deliver."""
     topics: dict[str, str] = field(default_factory=dict)
-    """UID of the Broker that has each topic's name."""
+    """UID of the Broker that has each topic's name; external topics are nobody's."""
     known_kafkas: dict[Identity, KafkaSide] = field(default_factory=dict)
     """Where each Broker's topic is: its ConfigMap and Secret may go before it does."""
 
@@ -102,13 +113,22 @@ class Brokers:
         config: Config | None = None
         topic: Topic | None = None
         has: Description | None = None
+        # Before anything that can fail: what a Broker may not use it doesn't keep by being broken.
+        refused, stop = await self._external_topic(document)
+        if stop is not None:
+            await self._stop(document, stop)
+            status["address"] = None
+            annotations.pop(PROBED, None)
         with findings.concludes(told.CONFIG_PARSED):
             broker = parse(Broker, document)
             config = await self._config(broker)
         if broker is not None:
             with findings.concludes(told.DEAD_LETTER_SINK_RESOLVED):
                 status["deadLetterSinkUri"] = await self._dead_letter_sink(broker, findings)
-        if broker is not None and config is not None:
+        if refused is not None:
+            with findings.concludes(told.TOPIC_READY):
+                raise TopicRefused("ExternalTopicNotAllowed", refused)
+        elif broker is not None and config is not None:
             with findings.concludes(told.TOPIC_READY):
                 topic = desired.broker_topic(
                     broker, config.config, config.defaults, self._taken(broker)
@@ -142,12 +162,10 @@ class Brokers:
         broker = parse(Broker, document)
         metadata, annotations = broker.metadata, broker.status.annotations
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
-        name = services.receiver_name(broker)
-        receiver = await self.cluster.get(SERVING, "Service", metadata.namespace, name)
-        if receiver is not None and services.is_owned(receiver, broker):
-            await self.cluster.delete(SERVING, "Service", metadata.namespace, name)
+        await delete_service(self.cluster, services.receiver_name(broker), broker)
         topic = annotations.get(TOPIC_STATUS)
-        if topic is not None and EXTERNAL_TOPIC not in metadata.annotations:
+        own = names.is_broker_topic(topic, metadata.namespace, metadata.name)
+        if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
             topics = (await self._kafka_of(broker)).topics
             known = annotations.get(TOPIC_ID)
             if may_delete(await topics.describe_topic(topic), known):
@@ -163,6 +181,7 @@ class Brokers:
         metadata = document["metadata"]
         identity = metadata["namespace"], metadata["name"]
         self.found.pop(identity, None)
+        self.stopped.pop(identity, None)
         self.known_kafkas.pop(identity, None)
         for topic in [name for name, uid in self.topics.items() if uid == metadata["uid"]]:
             del self.topics[topic]
@@ -174,9 +193,43 @@ class Brokers:
 
     def learn(self, document: Document) -> None:
         """Keep in mind which topic a Broker has, before any other is reconciled."""
-        annotations = (document.get("status") or {}).get("annotations") or {}
-        if topic := annotations.get(TOPIC_STATUS):
-            self.topics.setdefault(topic, document["metadata"]["uid"])
+        metadata = document["metadata"]
+        topic = _topic_in_status(document)
+        if topic and names.is_broker_topic(topic, metadata["namespace"], metadata["name"]):
+            self.topics.setdefault(topic, metadata["uid"])
+
+    async def _external_topic(self, document: Document) -> tuple[str | None, str | None]:
+        """Why it may not use the external topic that it names, and why it must stop.
+
+        It also stops if it may no longer use the one that it has used until now: a Broker whose
+        new topic can't be had yet goes on with the one before. Goes by the stored document as it
+        is, since one that can't be parsed runs on, too. Raises `ClusterError`.
+        """
+        metadata = document["metadata"]
+        identity = metadata["namespace"], metadata["name"]
+        declared = (metadata.get("annotations") or {}).get(EXTERNAL_TOPIC)
+        found = self.found.get(identity)
+        used = {_topic_in_status(document), found and found.topic.name}
+        asked = {each for each in used if each and not names.is_broker_topic(each, *identity)} | (
+            {declared} if declared is not None and names.is_topic(declared) else set()
+        )
+        if not asked:
+            return None, None
+        # Not the Broker's own ConfigMap: that is the user's, as the annotation is.
+        base = await self._config_map(*self._default_reference)
+        allowed = "" if base is None else base.data.get(EXTERNAL_TOPICS, "")
+        where = f"ConfigMap {'/'.join(self._default_reference)}, the installation's own"
+        refusals = {each: refusal(each, identity[0], allowed, where) for each in sorted(asked)}
+        refused = refusals.get(declared or "")
+        return refused, refused or next(filter(None, refusals.values()), None)
+
+    async def _stop(self, document: Document, why: str) -> None:
+        """Nothing is accepted and nothing delivered; what is in Kafka stays."""
+        of = parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
+        identity = of.metadata.namespace, of.metadata.name
+        self.stopped[identity] = why
+        self.found.pop(identity, None)
+        await delete_service(self.cluster, services.receiver_name(of), of)
 
     def _taken(self, broker: Broker) -> set[str]:
         return {name for name, uid in self.topics.items() if uid != broker.metadata.uid}
@@ -289,8 +342,11 @@ class Brokers:
     ) -> Description:
         """The topic, the Broker's by its UID; what must be kept of it goes into `annotations`."""
         known = annotations.get(TOPIC_ID)
-        if annotations.get(TOPIC_STATUS) not in (None, topic.name):
-            known = None
+        if not topic.external and annotations.get(TOPIC_STATUS) not in (None, topic.name):
+            # It had another one. The id says whether this is its own nevertheless, from before it
+            # named an external one; an empty id belongs to that other name.
+            there = await config.kafka.topics.describe_topic(topic.name)
+            known = known if there is not None and there.id == known else None
 
         async def intend() -> None:
             intended = {TOPIC_STATUS: topic.name, TOPIC_ID: ""}
@@ -325,11 +381,14 @@ class Brokers:
         has: Description | None,
         conditions: list[dict[str, Any]],
     ) -> None:
-        if broker is None or config is None or topic is None or has is None:
+        if broker is None or config is None:
             return  # its Triggers go on with what was found before
-        ready = told.summary(conditions)
         identity = broker.metadata.namespace, broker.metadata.name
         self.known_kafkas[identity] = config.kafka
+        if topic is None or has is None:
+            return
+        ready = told.summary(conditions)
+        self.stopped.pop(identity, None)
         self.found[identity] = Found(
             broker,
             config,
@@ -370,6 +429,19 @@ async def apply_service(cluster: Cluster, manifest: Mapping[str, Any], owner: An
             known=failed,
         )
     return str(revision)
+
+
+async def delete_service(cluster: Cluster, name: str, owner: Resource) -> None:
+    """Delete this function of `owner`'s; one that is somebody else's is left alone."""
+    namespace = owner.metadata.namespace
+    there = await cluster.get(SERVING, "Service", namespace, name)
+    if there is not None and services.is_owned(there, owner):
+        await cluster.delete(SERVING, "Service", namespace, name)
+
+
+def _topic_in_status(document: Document) -> str | None:
+    topic = ((document.get("status") or {}).get("annotations") or {}).get(TOPIC_STATUS)
+    return topic if isinstance(topic, str) and topic else None
 
 
 def _as_declared(topic: Topic, found: Description) -> Condition:

@@ -149,7 +149,8 @@ def broker_topic(
 ) -> Topic:
     """The topic of a Broker: the one it names, the one it always had, or upstream's name for it.
 
-    `taken` are other Brokers' topics: joined with dashes, two names can give the same.
+    `taken` are other Brokers' topics: joined with dashes, two names can give the same. Whether it
+    may use the one that it names is another question (`external_topics`).
     """
     wanted = configured(config, defaults)
     annotations = broker.metadata.annotations
@@ -160,7 +161,10 @@ def broker_topic(
     else:
         path = "metadata.name"
         mine = broker.metadata.namespace, broker.metadata.name
-        name = broker.status.annotations.get(TOPIC_STATUS) or names.broker_topic(*mine)
+        kept = broker.status.annotations.get(TOPIC_STATUS)
+        # Of two names it keeps the one it got (KN-BRK-19). No other: one that is there was external
+        # before, or was written by somebody who may write the status.
+        name = kept if kept and names.is_broker_topic(kept, *mine) else names.broker_topic(*mine)
         if name in taken:
             name = names.distinct_broker_topic(*mine)
     if not names.is_topic(name):

@@ -26,7 +26,7 @@ from knafka_operator.probe import probe
 from knafka_operator.replays import Replays
 from knafka_operator.settings import Settings
 from knafka_operator.topics import Topics
-from knafka_operator.triggers import Triggers, scaling
+from knafka_operator.triggers import Triggers, broker_of, scaling
 from knafka_operator.wakes import Wakes, repeat
 
 TELL_INTERVAL: Final = 5.0
@@ -71,7 +71,7 @@ class Operator:
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
         """Whether a Trigger's Broker isn't known to be another implementation's."""
-        return _broker_of(trigger) not in self._foreign
+        return broker_of(trigger) not in self._foreign
 
     async def fresh(self, heard: Mapping[str, Any]) -> Document | None:
         """The object as it is stored; None: it is gone, or about to go.
@@ -86,11 +86,13 @@ class Operator:
 
     async def reconcile_broker(self, document: Document) -> Mapping[str, Any]:
         identity = _identity(document)
-        before = self.brokers.found.get(identity)
-        now = await self.brokers.reconcile(document)
-        if self.brokers.found.get(identity) != before:
-            self._wake_triggers(identity)
-        return now
+        brokers = self.brokers
+        before = brokers.found.get(identity), brokers.stopped.get(identity)
+        try:
+            return await brokers.reconcile(document)
+        finally:
+            if before != (brokers.found.get(identity), brokers.stopped.get(identity)):
+                self._wake_triggers(identity)
 
     async def delete_broker(self, document: Document) -> None:
         identity = _identity(document)
@@ -150,7 +152,7 @@ class Operator:
             self.wakes.wake(("Trigger", *_identity(each)))
 
     def _triggers_of(self, broker: Identity) -> list[Document]:
-        return [each for each in self._documents.values() if _broker_of(each) == broker]
+        return [each for each in self._documents.values() if broker_of(each) == broker]
 
     async def _keep_telling(self) -> None:
         await repeat("telling what the scaler knows", self._tell, TELL_INTERVAL)
@@ -171,12 +173,6 @@ class Operator:
 
 def _identity(document: Mapping[str, Any]) -> Identity:
     return document["metadata"]["namespace"], document["metadata"]["name"]
-
-
-def _broker_of(trigger: Mapping[str, Any]) -> Identity:
-    spec = trigger.get("spec") or {}
-    name = spec.get("broker") or (spec.get("brokerRef") or {}).get("name") or ""
-    return trigger["metadata"]["namespace"], str(name)
 
 
 def _declared(document: Document) -> tuple[Any, Any, Any]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from knafka.core import contract, names
 from knafka.core.contract import Egress, Ingress
-from knafka_operator.resources import EVENTING, SERVING, Broker, Trigger
+from knafka_operator.resources import EVENTING, SERVING, Broker, Resource, Trigger
 from knafka_operator.scaler import Autoscaling
 from knafka_operator.settings import Settings
 
@@ -57,15 +57,15 @@ _KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
 _RECEIVER_SCALING: Final[Mapping[str, str]] = {"min-scale": "0", "max-scale": "10"}
 
 
-def receiver_name(broker: Broker) -> str:
+def receiver_name(broker: Resource) -> str:
     return names.child(broker.metadata.name, "-kn-receiver")
 
 
-def dispatcher_name(trigger: Trigger) -> str:
+def dispatcher_name(trigger: Resource) -> str:
     return names.child(trigger.metadata.name, "-kn-dispatcher")
 
 
-def replayer_name(trigger: Trigger) -> str:
+def replayer_name(trigger: Resource) -> str:
     return names.child(trigger.metadata.name, "-kn-replayer")
 
 
@@ -165,7 +165,7 @@ def owner_reference(owner: Broker | Trigger) -> Manifest:
     }
 
 
-def is_owned(service: Mapping[str, Any], owner: Broker | Trigger) -> bool:
+def is_owned(service: Mapping[str, Any], owner: Resource) -> bool:
     """Whether `owner`, by its UID, made this object: another's must never be changed."""
     references = service.get("metadata", {}).get("ownerReferences", ())
     return any(each.get("uid") == owner.metadata.uid for each in references)

@@ -89,15 +89,14 @@ async def own_topic(
         if found is not None:
             raise TopicRefused(
                 "TopicNotOurs",
-                f"topic {wanted.name} exists and is not this Broker's: delete it, or use it as it "
-                f"is with the annotation {EXTERNAL_TOPIC}",
+                f"topic {wanted.name} exists and is not this Broker's: delete it, or give the "
+                "Broker another name",
             )
         await intend()
     elif known_id and found is not None and found.id != known_id:
         raise TopicRefused(
             "TopicReplaced",
-            f"topic {wanted.name} was deleted and made again by somebody else: delete it, or make "
-            f"the Broker again with the annotation {EXTERNAL_TOPIC}",
+            f"topic {wanted.name} was deleted and made again by somebody else: delete it",
         )
     if found is None:
         await topics.ensure_topic(wanted.name, wanted.partitions, wanted.replication, wanted.config)

@@ -18,12 +18,12 @@ from typing import Any, Final
 from knafka.core.contract import Egress, Sink, parse
 from knafka_operator import admission, desired, services
 from knafka_operator import status as told
-from knafka_operator.brokers import Brokers, Found, Identity, apply_service
+from knafka_operator.brokers import Brokers, Found, Identity, apply_service, delete_service
 from knafka_operator.cluster import Cluster, Document
 from knafka_operator.conditions import Condition, Severity, Status
 from knafka_operator.kafkas import KafkaSide
 from knafka_operator.resolving import resolve
-from knafka_operator.resources import EVENTING, GROUP_STATUS, Destination, Trigger
+from knafka_operator.resources import EVENTING, GROUP_STATUS, Destination, Resource, Trigger
 from knafka_operator.scaler import Autoscaling, TriggerStatus
 from knafka_operator.settings import Settings
 from knafka_operator.status import Findings, NotReady
@@ -87,6 +87,9 @@ class Triggers:
         found: Found | None = None
         subscriber: Sink | None = None
         dead_letter_sink: Sink | None = None
+        stopped = self.brokers.stopped.get(broker_of(document))
+        if stopped is not None:
+            await self._stop(document)
         with findings.concludes(told.SUBSCRIPTION_READY):
             trigger = parse(Trigger, document)
         if trigger is not None:
@@ -100,7 +103,7 @@ class Triggers:
                 elif not self.brokers.is_ours(existing):
                     return None
             with findings.concludes(told.BROKER_READY):
-                _check_broker(trigger, found, existing)
+                _check_broker(trigger, found, existing, stopped)
             with findings.concludes(told.DEPENDENCY_READY):
                 await self._dependency(trigger)
             with findings.concludes(told.SUBSCRIBER_RESOLVED):
@@ -151,6 +154,7 @@ class Triggers:
             broker = namespace, str(document["spec"].get("broker"))
             found = self.brokers.found.get(broker)
             kafka = found.config.kafka if found else self.known_kafkas.get((namespace, name))
+            kafka = kafka or self.brokers.known_kafkas.get(broker)
             if kafka is not None:
                 await kafka.topics.delete_group(group)
             elif await self.cluster.get(EVENTING, "Broker", *broker) is not None:
@@ -255,6 +259,13 @@ class Triggers:
             if not any(each.egress.topic == topic for each in self.watched.values()):
                 watched.kafka.watched.discard(topic)
 
+    async def _stop(self, document: Document) -> None:
+        """Rest, and leave no function that somebody else could have deliver; its group stays."""
+        of = parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
+        await self.rest((of.metadata.namespace, of.metadata.name))
+        for name in (services.dispatcher_name(of), services.replayer_name(of)):
+            await delete_service(self.cluster, name, of)
+
     async def _resolve(self, destination: Destination, trigger: Trigger) -> Sink:
         namespace = trigger.metadata.namespace
         if destination.ref is not None:
@@ -294,9 +305,21 @@ class Triggers:
             )
 
 
-def _check_broker(trigger: Trigger, found: Found | None, existing: Document | None) -> None:
+def broker_of(trigger: Document) -> Identity:
+    """Namespace and name of the Broker that a Trigger, as it is stored, refers to."""
+    spec = trigger.get("spec") or {}
+    name = spec.get("broker") or (spec.get("brokerRef") or {}).get("name") or ""
+    return trigger["metadata"]["namespace"], str(name)
+
+
+def _check_broker(
+    trigger: Trigger, found: Found | None, existing: Document | None, stopped: str | None
+) -> None:
     """KN-TRG-01; raises `NotReady`."""
     name = trigger.spec.broker
+    if stopped is not None:
+        message = f'Broker "{name}" is not Ready: ExternalTopicNotAllowed {stopped}'
+        raise NotReady("BrokerNotReady", message)
     if found is None:
         if existing is None:
             raise NotReady("BrokerDoesNotExist", f'Broker "{name}" does not exist')

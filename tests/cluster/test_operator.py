@@ -78,22 +78,36 @@ def _groups(admin: AdminClient) -> set[str]:
 
 
 @pytest.mark.usefixtures("mortal_kafka", "brokers_go")
-def test_a_topic_that_nobody_of_ours_made_is_used_only_when_it_is_declared_external(
+def test_a_topic_that_nobody_of_ours_made_is_not_taken(
     installed: Installation, namespace: str, mortal_kafka: MortalKafka
 ) -> None:
-    """naming.md: external.topic; what is external is never changed or deleted."""
+    """naming.md: what was there before is nobody's of ours, and stays."""
     admin = KafkaAdmin({"bootstrap.servers": mortal_kafka.server.bootstrap_servers})
     data = {"bootstrap.servers": mortal_kafka.server.bootstrap_servers}
     topic = f"knative-broker-{namespace}-default"
     asyncio.run(admin.ensure_topic(topic, 2, 1, {}))
     installed.broker(namespace, data=data, ready=False)
     told = installed.until_condition("broker", "default", namespace, "TopicReady", "TopicNotOurs")
-    assert "external.topic" in told["message"]
+    assert topic in told["message"]
     kubectl = installed.cluster.kubectl
     kubectl("delete", "broker", "default", "-n", namespace, "--timeout=60s")
+    assert asyncio.run(admin.describe_topic(topic)) is not None
+
+
+@pytest.mark.usefixtures("mortal_kafka", "brokers_go")
+def test_an_external_topic_is_used_as_it_is_and_never_deleted(
+    installed: Installation, namespace: str, mortal_kafka: MortalKafka
+) -> None:
+    """naming.md: external.topic."""
+    admin = KafkaAdmin({"bootstrap.servers": mortal_kafka.server.bootstrap_servers})
+    data = {"bootstrap.servers": mortal_kafka.server.bootstrap_servers}
+    topic = f"{namespace}.legacy"
+    asyncio.run(admin.ensure_topic(topic, 2, 1, {}))
     external = {"kafka.eventing.knative.dev/external.topic": topic}
-    address = installed.broker(namespace, data=data, annotations=external)
-    assert installed.send(address, "1").status_code == 202
+    with installed.allowing(topic):
+        address = installed.broker(namespace, data=data, annotations=external)
+        assert installed.send(address, "1").status_code == 202
+    kubectl = installed.cluster.kubectl
     kubectl("delete", "broker", "default", "-n", namespace, "--timeout=60s")
     found = asyncio.run(admin.describe_topic(topic))
     assert found is not None

@@ -5,16 +5,23 @@ Every kind of security is a real listener of the tests' Kafka (support/secure_ka
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import pytest
+from confluent_kafka import Producer
 from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import READY, ROOT, Installation, Subscriber
 from support.secure_kafka import PASSWORD, SecureKafka
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.core.event import Event
+from knafka.core.kafka_binding import to_record
 
 KINDS: Final = {
     "PLAIN": "plain",
@@ -24,6 +31,8 @@ KINDS: Final = {
 }
 """Of security, and the name of the Broker, its ConfigMap, its Secret and its Trigger."""
 PROJECTION: Final = ROOT / "operator" / "deploy" / "project-secrets" / "rbac.yaml"
+
+EXTERNAL_TOPIC: Final = "kafka.eventing.knative.dev/external.topic"
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -192,3 +201,85 @@ def test_the_operators_secret_stays_where_it_is_unless_the_setting_lets_it_be_co
         kubectl("set", "env", *operator, "KNAFKA_PROJECT_SECRETS-")
         kubectl("delete", "-f", str(PROJECTION))
         installed.until_running()
+
+
+def _is_gone(cluster: Cluster, service: str, namespace: str) -> bool:
+    return cluster.get("ksvc", service, namespace) is None
+
+
+@pytest.fixture
+def neighbour(cluster: Cluster) -> Iterator[str]:
+    """A second namespace, of somebody who may make Brokers and Triggers in it."""
+    name = f"neighbour-{uuid.uuid4().hex[:6]}"
+    cluster.kubectl("create", "namespace", name)
+    yield name
+    for each in ("triggers", "brokers"):
+        cluster.kubectl("delete", each, "--all", "-n", name, "--timeout=90s", check=False)
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.mark.usefixtures("brokers_go")
+def test_no_namespace_reads_or_writes_anothers_topic(
+    installed: Installation, namespace: str, neighbour: str
+) -> None:
+    """Issue 12, item 2; whatever the installation allows, and whether a webhook looks or not."""
+    address = installed.broker(namespace)
+    topic = installed.status("broker", "default", namespace)["annotations"]["default.topic"]
+    data = {"external.topics": "*"}
+    with installed.allowing("*"):
+        installed.broker(neighbour, "thief", ready=False, data=data)
+        kubectl = installed.cluster.kubectl
+        for each in (topic, "__consumer_offsets"):
+            said = kubectl(
+                "annotate", "broker", "thief", "-n", neighbour, f"{EXTERNAL_TOPIC}={each}",
+                "--overwrite", check=False,
+            )  # fmt: skip
+            assert "validation failed" in said
+            assert each in said
+    assert installed.send(address, "1").status_code == 202
+
+
+def test_an_external_topic_is_used_for_as_long_as_the_installation_allows_it(
+    installed: Installation, neighbour: str
+) -> None:
+    """Issue 12, item 2: the user's ConfigMap allows nothing; what is allowed can be taken back."""
+    admin = KafkaAdmin({"bootstrap.servers": installed.kafka.bootstrap("PLAINTEXT")})
+    topic = f"{neighbour}.legacy"
+    asyncio.run(admin.ensure_topic(topic, 1, 1, {}))
+    subscriber = installed.subscriber(neighbour)
+    annotations, data = {EXTERNAL_TOPIC: topic}, {"external.topics": "*"}
+    installed.broker(neighbour, ready=False, annotations=annotations, data=data)
+    installed.trigger(neighbour, "all", subscriber.ref, ready=False)
+    told = installed.until_condition(
+        "broker", "default", neighbour, "TopicReady", "ExternalTopicNotAllowed"
+    )
+    assert f"{OPERATOR_NAMESPACE}/kafka-broker-config" in told["message"]
+    assert "address" not in installed.status("broker", "default", neighbour)
+
+    with installed.allowing("{namespace}.*"):
+        installed.until_ready("broker", "default", neighbour)
+        installed.until_ready("trigger", "all", neighbour)
+        address = installed.status("broker", "default", neighbour)["address"]["url"]
+        assert installed.send(address, "1").status_code == 202
+        subscriber.wait_for(1)
+
+    installed.touch("broker", "default", neighbour)
+    installed.until_condition(
+        "broker", "default", neighbour, "TopicReady", "ExternalTopicNotAllowed"
+    )
+    installed.until_condition("trigger", "all", neighbour, "BrokerReady", "BrokerNotReady")
+    assert "address" not in installed.status("broker", "default", neighbour)
+    for name in ("default-kn-receiver", "all-kn-dispatcher"):
+        installed.cluster.wait_for(
+            partial(_is_gone, installed.cluster, name, neighbour), READY, f"{name} is gone"
+        )
+
+    named = {"specversion": "1.0", "id": "2", "source": "/tests", "type": "made"}
+    key, headers, value = to_record(Event(named, b"{}"))
+    producer = Producer({"bootstrap.servers": installed.kafka.bootstrap("PLAINTEXT")})
+    producer.produce(topic, value=value, key=key, headers=headers)  # type: ignore[arg-type]
+    assert producer.flush(10) == 0
+    with installed.allowing(topic):
+        installed.until_ready("trigger", "all", neighbour)
+        subscriber.wait_for(2)
+    assert subscriber.ids() == ["1", "2"]

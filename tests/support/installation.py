@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -125,6 +126,20 @@ class Installation:
                 },
             }
         )
+
+    @contextmanager
+    def allowing(self, external_topics: str) -> Iterator[None]:
+        """Have the installation allow these external topics meanwhile."""
+        self.configure("kafka-broker-config", OPERATOR_NAMESPACE, external__topics=external_topics)
+        try:
+            yield
+        finally:
+            self.configure("kafka-broker-config", OPERATOR_NAMESPACE)
+
+    def touch(self, kind: str, name: str, namespace: str) -> None:
+        """Have it looked at now, as docs/operations.md says."""
+        touched = f"example.com/touched={time.time()}"
+        self.cluster.kubectl("annotate", kind, name, "-n", namespace, touched, "--overwrite")
 
     def broker(
         self,

@@ -262,6 +262,20 @@ REFUSED = [
         id="external-topic",
     ),
     pytest.param(
+        broker({EXTERNAL_TOPIC: "knative-broker-prod-default"}),
+        "invalid value: knative-broker-prod-default: "
+        "metadata.annotations[kafka.eventing.knative.dev/external.topic]"
+        "\ntopics whose names begin with knative-broker- are the topics of Brokers",
+        id="topic-of-a-broker",
+    ),
+    pytest.param(
+        broker({EXTERNAL_TOPIC: "__consumer_offsets"}),
+        "invalid value: __consumer_offsets: "
+        "metadata.annotations[kafka.eventing.knative.dev/external.topic]"
+        "\ntopics whose names begin with __ are internal to Kafka",
+        id="internal-topic",
+    ),
+    pytest.param(
         broker(config={"kind": "ConfigMap"}),
         "missing field(s): spec.config.apiVersion, spec.config.name",
         id="half-a-config",

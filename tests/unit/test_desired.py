@@ -117,9 +117,17 @@ def test_a_single_node_gets_no_more_copies_than_it_can_keep() -> None:
 
 @pytest.mark.conformance("KN-BRK-19")
 def test_the_name_that_a_broker_got_once_is_kept() -> None:
-    """KN-BRK-19: for life, whatever today's rule would call it."""
-    kept = broker(status={"default.topic": "old-name"})
-    assert desired.broker_topic(kept, None, DEFAULTS).name == "old-name"
+    """KN-BRK-19: for life, also when the usual one has become free."""
+    name = names.distinct_broker_topic("shop", "orders")
+    kept = broker(status={"default.topic": name})
+    assert desired.broker_topic(kept, None, DEFAULTS).name == name
+
+
+@pytest.mark.parametrize("other", ["legacy", "knative-broker-shop-mail", "knafka-x", "__x", ""])
+def test_a_status_never_gives_a_broker_a_topic_that_is_not_its_own(other: str) -> None:
+    """One that was external, or that was written there by somebody else."""
+    changed = broker(status={"default.topic": other})
+    assert desired.broker_topic(changed, None, DEFAULTS).name == "knative-broker-shop-orders"
 
 
 def test_an_external_topic_is_used_and_never_made() -> None:

@@ -170,6 +170,33 @@ def test_a_topic_stays_with_whom_it_was_whatever_the_files_order() -> None:
     assert set(plan_of(second, before=before).brokers) == {Identity("Broker", "a", "b-c")}
 
 
+def external(name: str, topic: str, **metadata: Any) -> dict[str, Any]:
+    annotations = {"kafka.eventing.knative.dev/external.topic": topic}
+    return broker(name, annotations=annotations, **metadata)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["knative-broker-default-shop", "knafka-dead-letters-default-x-0", "__consumer_offsets"],
+)
+def test_what_no_installation_may_allow_is_refused_here_too(topic: str) -> None:
+    """Also when the Broker whose topic it would be comes later."""
+    plan = plan_of(external("thief", topic), broker())
+    assert set(plan.brokers) == {SHOP}
+    assert (
+        f"external topic {topic} is not allowed"
+        in plan.refused[Identity("Broker", "default", "thief")]
+    )
+
+
+def test_any_other_topic_is_allowed_here_and_may_be_shared() -> None:
+    """Who starts the local mode is the installation."""
+    one, two = external("one", "legacy"), external("two", "legacy")
+    before = plan_of(one, two)
+    assert len(before.brokers) == 2
+    assert len(plan_of(two, one, before=before).brokers) == 2
+
+
 def test_two_triggers_never_share_a_consumer_group() -> None:
     """spec/README.md, trap 6."""
     plan = plan_of(

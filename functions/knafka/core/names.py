@@ -14,10 +14,16 @@ from typing import Final
 MAX_LENGTH: Final = 249
 """Kafka's limit for a topic name, in characters."""
 
-DEAD_LETTERS: Final = "knafka-dead-letters-"
+BROKERS: Final = "knative-broker-"
+"""What the name of every Broker's own topic begins with."""
+
+OURS: Final = "knafka-"
+"""What the names of all other topics that we make begin with."""
+
+DEAD_LETTERS: Final = f"{OURS}dead-letters-"
 """What every dead-letter topic's name begins with."""
 
-REPLAYS: Final = "knafka-replays-"
+REPLAYS: Final = f"{OURS}replays-"
 """What every replay topic's name begins with."""
 
 LABEL: Final = 63
@@ -28,7 +34,7 @@ _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
 
 def broker_topic(namespace: str, broker: str) -> str:
     """The topic of a Broker: upstream's default template."""
-    return f"knative-broker-{namespace}-{broker}"
+    return f"{BROKERS}{namespace}-{broker}"
 
 
 def trigger_group(namespace: str, trigger: str) -> str:
@@ -38,7 +44,12 @@ def trigger_group(namespace: str, trigger: str) -> str:
 
 def distinct_broker_topic(namespace: str, broker: str) -> str:
     """The topic of a Broker whose usual one is another's already."""
-    return _distinct("knative-broker-", namespace, broker)
+    return _distinct(BROKERS, namespace, broker)
+
+
+def is_broker_topic(topic: str | None, namespace: str, broker: str) -> bool:
+    """Whether this Broker can have this topic as its own."""
+    return topic in (broker_topic(namespace, broker), distinct_broker_topic(namespace, broker))
 
 
 def distinct_trigger_group(namespace: str, trigger: str) -> str:

@@ -19,10 +19,12 @@ from knafka.core.errors import InvalidDocument
 from knafka.local.manifests import Declared, Identity
 from knafka_operator import desired
 from knafka_operator.desired import Defaults, Topic
+from knafka_operator.external_topics import refusal
 from knafka_operator.resources import (
     BROKER_CLASS,
     BROKER_CLASSES,
     EVENTING,
+    EXTERNAL_TOPIC,
     LOCAL_COMMAND,
     SERVING,
     Broker,
@@ -31,6 +33,7 @@ from knafka_operator.resources import (
     KReference,
     Service,
     Trigger,
+    annotation_path,
     is_ours,
 )
 from knafka_operator.scaler import Autoscaling
@@ -40,6 +43,9 @@ AUTOSCALING: Final = Autoscaling(polling_interval=1.0, cooldown_period=10.0)
 
 PARTITIONS: Final = 10
 """Upstream's default number, so that a Trigger scales here as it does there."""
+
+EXTERNAL_TOPICS: Final = "*"
+"""Which external topics are allowed: all that can be, as who starts this is the installation."""
 
 
 def defaults(kafka: Kafka) -> Defaults:
@@ -98,7 +104,10 @@ def make_plan(
     planner = _Planner(declared, defaults, url.rstrip("/"))
     for service in declared.all(Service):
         planner.service(service, ports)
-    owners = _Owners({planned.topic.name: who for who, planned in before.brokers.items()}, declared)
+    owned = {
+        each.topic.name: who for who, each in before.brokers.items() if not each.topic.external
+    }
+    owners = _Owners(owned, declared)
     for broker in declared.all(Broker):
         planner.broker(broker, owners)
     owners = _Owners({each.egress.group: who for who, each in before.triggers.items()}, declared)
@@ -169,7 +178,10 @@ class _Planner:
                     f"metadata.annotations[{BROKER_CLASS}]", f"{name} is another implementation's"
                 )
             topic = desired.broker_topic(broker, self._config(broker), self._defaults)
-            owners.claim(topic.name, who, "topic")
+            if not topic.external:
+                owners.claim(topic.name, who, "topic")
+            elif why := refusal(topic.name, who.namespace, EXTERNAL_TOPICS, "the local mode"):
+                raise InvalidDocument(annotation_path(EXTERNAL_TOPIC), why)
             self.brokers[who] = PlannedBroker(desired.ingress(broker, topic, self._defaults), topic)
             self._declared_brokers[who] = broker
         except InvalidDocument as error:
