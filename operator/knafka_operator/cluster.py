@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeVar
 
@@ -23,6 +24,7 @@ from kubernetes.dynamic.exceptions import (
 from urllib3.exceptions import HTTPError
 
 from knafka.core.errors import KnafkaError
+from knafka_operator.kinds import Kinds
 from knafka_operator.resources import CORE
 
 Document = Mapping[str, Any]
@@ -31,6 +33,9 @@ MANAGER: Final = "knafka-operator"
 """Field manager of what we apply."""
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request."""
+
+_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:]{0,252}").fullmatch
 
 T = TypeVar("T")
 
@@ -61,8 +66,7 @@ class ApiCluster:
     """`Cluster` on the official client, whose calls block and so run in threads."""
 
     def __init__(self, client: kubernetes.client.ApiClient) -> None:
-        self._api = client
-        self._dynamic: Any = None
+        self._kinds = Kinds(client)
 
     @classmethod
     def from_environment(cls) -> ApiCluster:
@@ -78,6 +82,8 @@ class ApiCluster:
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         def ask() -> Document | None:
+            if not _may_be(namespace, name):
+                return None
             try:
                 found = self._kind(api_version, kind).get(
                     name=name, namespace=namespace, _request_timeout=REQUEST_TIMEOUT
@@ -141,16 +147,17 @@ class ApiCluster:
         await self._blocking(f"delete {kind} {namespace}/{name}", ask)
 
     def _kind(self, api_version: str, kind: str) -> Any:
-        if self._dynamic is None:
-            self._dynamic = kubernetes.dynamic.DynamicClient(self._api)  # type: ignore[no-untyped-call]
-        return self._dynamic.resources.get(api_version=api_version, kind=kind)
+        found = self._kinds.find(api_version, kind, REQUEST_TIMEOUT)
+        if found is None:
+            raise ResourceNotFoundError(f"there is no kind {kind:.100} in {api_version:.300}")
+        return found
 
     async def _blocking(self, what: str, call: Callable[[], T]) -> T:
         try:
             return await asyncio.to_thread(call)
         except DynamicApiError as error:
             raise ClusterError(f"can't {what}: {_told(error)}") from error
-        except (ApiException, HTTPError, OSError) as error:
+        except (ApiException, HTTPError, OSError, ValueError, ResourceNotFoundError) as error:
             raise ClusterError(f"can't {what}: {error}") from error
 
 
@@ -165,6 +172,11 @@ def decoded(secret: Document) -> Mapping[str, str]:
         key: base64.b64decode(value).decode("utf-8", "replace").strip()
         for key, value in (secret.get("data") or {}).items()
     }
+
+
+def _may_be(namespace: str, name: str) -> bool:
+    """Whether an object may have this name: the client puts both into a path as they are."""
+    return _NAMESPACE(namespace) is not None and _NAME(name) is not None
 
 
 def _told(error: DynamicApiError) -> str:

@@ -55,7 +55,7 @@ async def _address(
     """URL, and PEM of the authorities to trust."""
     where = ref.namespace or namespace
     found = await get(ref.api_version, ref.kind, where, ref.name)
-    named = f"{ref.kind} {where}/{ref.name} ({ref.api_version})"
+    named = f"{ref.kind:.100} {where}/{ref.name:.253} ({ref.api_version:.300})"
     if found is None:
         raise Unresolved(NOT_FOUND, f"{named} does not exist")
     if (ref.api_version, ref.kind) == (CORE, "Service"):

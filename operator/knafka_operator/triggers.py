@@ -296,7 +296,7 @@ class Triggers:
         found = await self.cluster.get(
             reference.api_version, reference.kind, namespace, reference.name
         )
-        named = f"{reference.kind} {namespace}/{reference.name}"
+        named = f"{reference.kind:.100} {namespace}/{reference.name:.253}"
         if found is None:
             raise NotReady("DependencyDoesNotExist", f"{named} does not exist")
         if not told.is_ready(found):

@@ -1,0 +1,108 @@
+"""Kinds: where the API server keeps the objects of a kind, asked by apiVersion and remembered.
+
+The dynamic client's own discovery isn't used: it lets go of everything it knows for each kind that
+it doesn't find, isn't thread-safe, and takes `*` for all kinds. Here one apiVersion is asked by
+itself, so that what somebody misspelt costs nobody else a look-up.
+
+Refused here: asking for objects.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import kubernetes
+from kubernetes.dynamic.exceptions import NotFoundError
+from kubernetes.dynamic.resource import Resource
+
+REMEMBERED: Final = 600.0
+"""Seconds for which the kinds of an apiVersion are believed to be as they were."""
+UNKNOWN: Final = 15.0
+"""Seconds for which a kind that there isn't isn't asked for again: its CRD may come."""
+
+_API_VERSION = re.compile(
+    r"(?:(?P<group>[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)/)?(?P<version>[a-z][a-z0-9]{0,62})"
+).fullmatch
+_KIND = re.compile(r"[A-Za-z](?:[-A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """The kinds of one apiVersion, empty if there is no such version."""
+
+    at: float
+    kinds: Mapping[str, Any]
+
+
+class Kinds:
+    """Thread-safe: no lock is held while the API server is asked."""
+
+    def __init__(
+        self, client: kubernetes.client.ApiClient, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        # Without the client's own discovery, which would ask for everything at once.
+        self._client = kubernetes.dynamic.DynamicClient(client, discoverer=lambda *_: None)  # type: ignore[no-untyped-call]
+        self._now = now
+        self._lock = threading.Lock()
+        self._listed: dict[str, _Listed] = {}
+
+    def find(self, api_version: str, kind: str, timeout: float) -> Any:
+        """The kind's `kubernetes.dynamic` resource; None: there is no such kind.
+
+        Blocks. Raises what the client raises if the API server doesn't answer within `timeout`
+        seconds, or refuses.
+        """
+        version = _API_VERSION(api_version)
+        if version is None or _KIND(kind) is None:
+            return None
+        now = self._now()
+        with self._lock:
+            listed = self._listed.get(api_version)
+        if listed is not None:
+            found = listed.kinds.get(kind)
+            if now - listed.at < (UNKNOWN if found is None else REMEMBERED):
+                return found
+        kinds = self._list(version["group"], version["version"], timeout)
+        with self._lock:
+            # Misspelt ones must not pile up.
+            self._listed = {
+                name: each
+                for name, each in self._listed.items()
+                if now - each.at < (REMEMBERED if each.kinds else UNKNOWN)
+            }
+            self._listed[api_version] = _Listed(now, kinds)
+        return kinds.get(kind)
+
+    def _list(self, group: str | None, version: str, timeout: float) -> dict[str, Any]:
+        prefix = "api" if group is None else "apis"
+        path = "/".join(filter(None, (prefix, group, version)))
+        try:
+            answer = self._client.request("get", path, serialize=False, _request_timeout=timeout)
+        except NotFoundError:
+            return {}
+        listed = json.loads(answer.data).get("resources") or []
+        subresources: dict[str, dict[str, Any]] = {}
+        for each in listed:
+            parent, _, name = each["name"].partition("/")
+            if name:
+                subresources.setdefault(parent, {})[name] = each
+        return {
+            each["kind"]: Resource(  # type: ignore[no-untyped-call]
+                prefix=prefix,
+                group=group,
+                api_version=version,
+                kind=each["kind"],
+                name=each["name"],
+                namespaced=each["namespaced"],
+                client=self._client,
+                subresources=subresources.get(each["name"]),
+            )
+            for each in listed
+            if "/" not in each["name"]
+        }
