@@ -26,7 +26,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from knafka.clients.kafka_client import Connection, log_error_of, open_client
 from knafka.clients.kafka_groups import KafkaGroups
-from knafka.clients.kafka_requests import ASK_AGAIN, ON_ITS_WAY, Requests
+from knafka.clients.kafka_requests import ASK_AGAIN, Requests
 from knafka.clients.log import Lag, Positions, Record, TopicDescription
 from knafka.core.errors import LogError
 
@@ -39,7 +39,8 @@ _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 _GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
-_NOT_NOW: Final = _GONE | ON_ITS_WAY | {KafkaError._UNKNOWN_PARTITION}
+_ANOTHER: Final = _GONE | {KafkaError._UNKNOWN_PARTITION}
+"""The topic was deleted meanwhile, or made anew with fewer partitions."""
 
 
 class _Found(NamedTuple):
@@ -62,6 +63,8 @@ class KafkaAdmin:
         self._admin = self._requests.admin
         self._seen: dict[str, tuple[float, list[TopicPartition]]] = {}
         """When a topic's partitions were asked for, and which there were."""
+        self._ranges: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
+        """Topic and its id -> the partitions' starts and ends when `lags` read them last."""
 
     async def cluster_id(self) -> str:
         described: DescribeClusterResult = await self._requests.one(
@@ -126,7 +129,13 @@ class KafkaAdmin:
             for topic, seen in self._seen.items()
             if now - seen[0] < PARTITIONS_REMEMBERED
         }
-        for topic, found in (await self._describe(topics - self._seen.keys())).items():
+        try:
+            described = await self._describe(topics - self._seen.keys(), some=True)
+        except LogError:
+            if not self._seen:
+                raise
+            described = {}  # of the others the ends can still be had
+        for topic, found in described.items():
             self._seen[topic] = now, found.partitions
         wanted = {
             each: _LATEST
@@ -135,7 +144,7 @@ class KafkaAdmin:
             for each in self._seen[topic][1]
         }
         ends: dict[str, dict[int, int]] = {}
-        for each, offset in (await self._list(wanted, leaving_out=_NOT_NOW)).items():
+        for each, offset in (await self._list_some(wanted)).items():
             ends.setdefault(each.topic, {})[each.partition] = offset
         return ends
 
@@ -150,18 +159,43 @@ class KafkaAdmin:
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         found = await self._existing(topic)
-        starts = await self._list_offsets(found.partitions, _EARLIEST)
-        ends = await self._list_offsets(found.partitions, _LATEST)
+        ranges = await self._ranges_of(topic, found)
+        ends = {number: end for number, (_, end) in ranges.items()}
         committed = await self._groups.behind(groups, found.id, found.partitions, ends)
         return {
             group: Lag(
-                {
-                    number: max(0, end - max(committed[group].get(number, 0), starts[number]))
-                    for number, end in ends.items()
+                dict.fromkeys((each.partition for each in found.partitions), 0)
+                | {
+                    number: max(0, end - max(offsets.get(number, 0), start))
+                    for number, (start, end) in ranges.items()
                 }
             )
-            for group in groups
+            for group, offsets in committed.items()
         }
+
+    async def _ranges_of(self, topic: str, found: _Found) -> Mapping[int, tuple[int, int]]:
+        """Start and end of each partition; raises `LogError` if none can be read.
+
+        One that can't be read now has no leader, so that nothing is added to it: it keeps what was
+        read last, and is missing if that is nothing.
+        """
+        starts, ends = [
+            {
+                each.partition: offset
+                for each, offset in (
+                    await self._list_some(dict.fromkeys(found.partitions, which))
+                ).items()
+            }
+            for which in (_EARLIEST, _LATEST)
+        ]
+        read = {number: (starts[number], ends[number]) for number in starts.keys() & ends.keys()}
+        known = self._ranges.get((topic, found.id), {}) | read
+        if not known:
+            raise LogError(f"no partition of {topic} has a leader")
+        # A topic that was made anew has another id; that of before is of no use any more.
+        self._ranges = {key: each for key, each in self._ranges.items() if key[0] != topic}
+        self._ranges[topic, found.id] = known
+        return known
 
     async def delete_group(self, group: str) -> None:
         await self._unless(
@@ -227,14 +261,15 @@ class KafkaAdmin:
             return found
         raise LogError(f"the topic {topic} does not exist")
 
-    async def _describe(self, topics: Collection[str]) -> dict[str, _Found]:
-        """Those that there are."""
+    async def _describe(self, topics: Collection[str], *, some: bool = False) -> dict[str, _Found]:
+        """Those that there are; `some`: those that can be described."""
         if not topics:
             return {}
         names = TopicCollection(list(topics))
         described = await self._requests.all(
             lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
             leaving_out=_GONE,
+            some=some,
         )
         return {
             topic: _Found(
@@ -248,20 +283,32 @@ class KafkaAdmin:
     async def _list_offsets(
         self, partitions: Sequence[TopicPartition], which: OffsetSpec
     ) -> dict[int, int]:
-        listed = await self._list(dict.fromkeys(partitions, which))
+        """Of all these partitions, or a `LogError`."""
+        wanted = dict.fromkeys(partitions, which)
+        listed = await self._list(wanted)
+        for each in partitions:
+            if each not in listed:
+                raise LogError(f"partition {each.partition} of {each.topic} has no leader")
         return {each.partition: offset for each, offset in listed.items()}
 
+    async def _list_some(
+        self, wanted: dict[TopicPartition, OffsetSpec]
+    ) -> dict[TopicPartition, int]:
+        """Of those that can be read now; raises `LogError` if none can."""
+        return await self._list(wanted, some=True)
+
     async def _list(
-        self,
-        wanted: dict[TopicPartition, OffsetSpec],
-        leaving_out: frozenset[int] = frozenset(),
+        self, wanted: dict[TopicPartition, OffsetSpec], *, some: bool = False
     ) -> dict[TopicPartition, int]:
         if not wanted:
             return {}
         listed = await self._requests.all(
-            lambda timeout: self._admin.list_offsets(wanted, request_timeout=timeout), leaving_out
+            lambda timeout: self._admin.list_offsets(wanted, request_timeout=timeout),
+            leaving_out=_ANOTHER if some else (),
+            some=some,
         )
-        return {each: result.offset for each, result in listed.items()}
+        # librdkafka (2.16.1) answers -1001 for a leader that was there a moment ago.
+        return {each: result.offset for each, result in listed.items() if result.offset >= 0}
 
     async def _unless(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
         """Whether it was done; False if it failed with the code that means it was done before."""

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
@@ -24,6 +25,9 @@ ASK_AGAIN: Final = 0.1
 """Seconds before a request is repeated whose coordinator or leader is on its way."""
 LISTEN: Final = 0.2
 """Seconds between two looks at what librdkafka tells while there is no answer."""
+REFRESH: Final = 1.0
+"""Seconds without an answer after which librdkafka is made to ask which brokers there are. By itself
+(2.16.1) it waits for minutes for a controller or leader that is gone."""
 THREADS: Final = 8
 """Calls that block, at a time; threads of our own, so that a Kafka that is away stops nobody."""
 
@@ -59,6 +63,7 @@ class Requests:
         self.timeout = timeout
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kafka-admin")
         self._trouble = Trouble()
+        self._refreshing: Future[None] | None = None
         self.admin = open_admin(connection, self._trouble.hear)
 
     async def one(self, ask: Callable[[float], Future[T]]) -> T:
@@ -69,13 +74,16 @@ class Requests:
         self,
         ask: Callable[[float], Mapping[K, Future[T]]],
         leaving_out: Collection[int] = (),
+        *,
+        some: bool = False,
     ) -> dict[K, T]:
         """The results of several of the admin client's futures, by key, without those that fail
-        with one of these codes."""
+        with one of these codes; `some`: with any, as long as there is another one's result."""
 
         async def answers(timeout: float) -> dict[K, T]:
             asked = ask(timeout)
             found = {}
+            first: KafkaException | None = None
             for key, each in asked.items():
                 # All are answered at once: to await each would cost more than the request.
                 if not each.done():
@@ -83,8 +91,13 @@ class Requests:
                 try:
                     found[key] = each.result()
                 except KafkaException as error:
-                    if error.args[0].code() not in leaving_out:
+                    if error.args[0].code() in leaving_out:
+                        continue
+                    if not some:
                         raise
+                    first = first or error
+            if first is not None and not found:
+                raise first
             return found
 
         return await self._patiently(answers)
@@ -104,14 +117,29 @@ class Requests:
     async def _answer(self, future: Future[Any]) -> None:
         """Wait until there is one; raises `LogError` if there will be none."""
         answered = asyncio.wrap_future(future)
+        refresh_at = time.monotonic() + REFRESH
         try:
             while not (await asyncio.wait({answered}, timeout=LISTEN))[0]:
                 self.admin.poll(0)
+                if time.monotonic() > refresh_at:
+                    self._refresh()
+                    refresh_at = time.monotonic() + REFRESH
                 if refusal := self._trouble.refusal:
                     raise LogError(refusal)
             answered.exception()  # asyncio wants it seen; `result` raises it
         finally:
             answered.cancel()
+
+    def _refresh(self) -> None:
+        """Ask for all metadata, in a thread, unless that is being done."""
+
+        def ask() -> None:
+            with suppress(KafkaException):
+                self.admin.list_topics(timeout=self.timeout)
+
+        if self._refreshing is None or self._refreshing.done():
+            with suppress(RuntimeError):  # it is being closed
+                self._refreshing = self._threads.submit(ask)
 
     async def _patiently(self, ask: Callable[[float], Awaitable[T]]) -> T:
         self.admin.poll(0)

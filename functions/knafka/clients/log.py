@@ -174,8 +174,8 @@ class LogAdmin(Protocol):
     async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
         """The ends of many topics at the cost of one request, to see which have grown.
 
-        What can't be known now is left out: a topic that is missing, a partition whose leader is
-        on its way. New partitions may show seconds late.
+        What can't be known now is left out: a topic that is missing, a partition without a leader;
+        a `LogError` if nothing can. New partitions may show seconds late.
         """
         ...
 
@@ -191,6 +191,8 @@ class LogAdmin(Protocol):
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         """The lag of each group on one topic, with one look at the topic's offsets.
 
+        A partition without a leader counts as it was when it had one, as nothing is added to it;
+        0 if that was never seen. A `LogError` if nothing is known of any.
         Cheap to ask often: groups that were at the end of a topic that hasn't grown are known to
         be there still, and aren't asked for.
         """

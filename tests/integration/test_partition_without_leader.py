@@ -1,0 +1,114 @@
+"""One partition that can't be read hides nothing of the others (issue 12, item 11).
+
+A real Kafka of two brokers, of which the second is killed: its partitions have no leader then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from support.second_broker import NODE_ID, second_broker
+from support.waiting import until
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.core.errors import LogError
+from knafka.local.kafka_distribution import KafkaDistribution
+from knafka.local.kafka_server import KafkaServer
+
+pytestmark = pytest.mark.kafka
+
+T = TypeVar("T")
+
+TIMEOUT = 4.0
+"""Seconds for one request: one that goes to the broker that is away takes all of them."""
+
+
+@dataclass
+class Halved:
+    """A Kafka whose second broker is away; `topic` has five records on each of two partitions, the
+    second of which has no leader, `other` has all of its ten."""
+
+    bootstrap_servers: str
+    topic: str
+    other: str
+    asked_before: KafkaAdmin
+    """It has looked while both brokers were there."""
+
+    def admin(self) -> KafkaAdmin:
+        connection = {"bootstrap.servers": self.bootstrap_servers, "log_level": 0}
+        return KafkaAdmin(connection, request_timeout=TIMEOUT)
+
+
+@pytest.fixture
+async def halved(kafka_distribution: KafkaDistribution, tmp_path: Path) -> AsyncIterator[Halved]:
+    server = KafkaServer(kafka_distribution, tmp_path / "first")
+    await server.start()
+    try:
+        servers = server.bootstrap_servers
+        connection: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": servers,
+            "log_level": 0,
+        }
+        topic, other = (f"test-{uuid4().hex}" for _ in range(2))
+        asked_before = KafkaAdmin(connection, request_timeout=TIMEOUT)
+        # All groups are on the first broker if they are on any before there is a second.
+        await asked_before.ensure_topic(other, 1, 1, {})
+        await asked_before.ensure_committed("first", other)
+        async with second_broker(kafka_distribution, server, tmp_path / "second") as second:
+            admin = AdminClient(connection)
+            new = NewTopic(topic, 2, replica_assignment=[[1], [NODE_ID]])
+            admin.create_topics([new])[topic].result()
+            producer = Producer(connection)
+            for number in range(10):
+                producer.produce(topic, b"x", partition=number % 2)
+                producer.produce(other, b"x")
+            assert producer.flush(20) == 0
+            assert (await asked_before.lags(["group"], topic))["group"].total == 10
+            second.kill()
+            await second.wait()
+            await until(
+                lambda: admin.list_topics(timeout=10).topics[topic].partitions[1].leader == -1
+            )
+            yield Halved(servers, topic, other, asked_before)
+    finally:
+        await server.stop()
+
+
+async def answered(call: Callable[[], Awaitable[T]]) -> T:
+    """Its first answer: some requests still go to the broker that is away, and end unanswered."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await call()
+            except LogError:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_partition_without_a_leader_hides_nothing_of_the_others(halved: Halved) -> None:
+    """It failed the look at its topic, and the one at all topics."""
+    both = {halved.topic, halved.other}
+    for admin in (halved.asked_before, halved.admin()):
+        ends = await answered(partial(admin.end_offsets_of_all, both))
+        assert ends == {halved.topic: {0: 5}, halved.other: {0: 10}}
+        lags = await answered(partial(admin.lags, ["group"], halved.other))
+        assert lags["group"].by_partition == {0: 10}
+        lags = await answered(partial(admin.lags, ["group"], halved.topic))
+        # Nothing can be added to it, so what was known of it still holds.
+        waiting = 5 if admin is halved.asked_before else 0
+        assert lags["group"].by_partition == {0: 5, 1: waiting}
+
+    # A group that is new must not begin at a guess.
+    with pytest.raises(LogError):
+        await halved.asked_before.ensure_committed("new", halved.topic)
+    with pytest.raises(LogError):
+        await halved.asked_before.end_offsets(halved.topic)
