@@ -209,7 +209,13 @@ def egress(
     """
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
     spec = _delivery_spec(trigger, broker)
-    group = trigger.status.annotations.get(GROUP_STATUS) or names.trigger_group(namespace, name)
+    kept = trigger.status.annotations.get(GROUP_STATUS)
+    # Of two names it keeps the one it got (KN-BRK-19), and no other that somebody wrote there.
+    group = (
+        kept
+        if kept and names.is_trigger_group(kept, namespace, name)
+        else names.trigger_group(namespace, name)
+    )
     if group in taken:
         group = names.distinct_trigger_group(namespace, name)
     return Egress(

@@ -14,14 +14,14 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import kopf
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.core.errors import InvalidDocument, LogError
+from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator import admission, services, status, webhooks
 from knafka_operator.cluster import ApiCluster, ClusterError, Document
 from knafka_operator.metrics import MetricsServer
@@ -101,42 +101,16 @@ def _may_be_ours(memo: kopf.Memo, body: kopf.Body, **_: Any) -> bool:
 
 @kopf.daemon(*BROKERS, when=_is_ours, cancellation_timeout=CANCELLATION_TIMEOUT)
 async def keep_broker(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
-    operator: Operator = memo.operator
-
-    async def look() -> float:
-        try:
-            document = await operator.fresh(body)
-            if document is None:
-                return RESYNC
-            now = await operator.reconcile_broker(document)
-        except ClusterError as error:
-            log.warning("Broker %s: %s", _name(body), error)
-            return RETRY
-        return _after(body, document, now)
-
-    await operator.wakes.keep(("Broker", *_identity(body)), look)
+    await _keep(memo.operator, body, memo.operator.reconcile_broker)
 
 
 @kopf.daemon(*TRIGGERS, when=_may_be_ours, cancellation_timeout=CANCELLATION_TIMEOUT)
 async def keep_trigger(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
-    operator: Operator = memo.operator
-
-    async def look() -> float:
-        try:
-            document = await operator.fresh(body)
-            if document is None:
-                return RESYNC
-            now = await operator.triggers.reconcile(document)
-        except ClusterError as error:
-            log.warning("Trigger %s: %s", _name(body), error)
-            return RETRY
-        return RESYNC if now is None else _after(body, document, now)
-
     try:
-        await operator.wakes.keep(("Trigger", *_identity(body)), look)
+        await _keep(memo.operator, body, memo.operator.triggers.reconcile)
     finally:
         # Paused for another replica, or about to go: either way it is not ours to drain any more.
-        await operator.triggers.rest(_identity(body))
+        await memo.operator.triggers.rest(_identity(body))
 
 
 @kopf.on.delete(*BROKERS, when=_is_ours)
@@ -201,6 +175,28 @@ def check_trigger(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -
         _admit(admission.check_trigger, dict(body), old and dict(old))
 
 
+async def _keep(
+    operator: Operator,
+    body: kopf.Body,
+    reconcile: Callable[[Document], Awaitable[Mapping[str, Any] | None]],
+) -> None:
+    """Reconcile it for ever; whatever goes wrong is told of it, and tried again."""
+
+    async def look() -> float:
+        try:
+            document = await operator.fresh(body)
+            now = None if document is None else await reconcile(document)
+            return RESYNC if document is None or now is None else _after(body, document, now)
+        except ClusterError as error:
+            log.warning("%s %s: %s", body["kind"], _name(body), error)
+        except Exception as error:  # a daemon that ends would be missed only when events wait
+            log.exception("%s %s", body["kind"], _name(body))
+            await operator.tell_failure(body, error)
+        return RETRY
+
+    await operator.wakes.keep((body["kind"], *_identity(body)), look)
+
+
 def _become(raw: Any, document: Document) -> None:
     # A function, since kopf passes over the empty objects of a patch, and `filter: {}` is one.
     raw.update(document)
@@ -218,7 +214,9 @@ async def _let_go(operator: Operator, delete: Any, body: kopf.Body, started: dat
     document = dict(body)
     try:
         await delete(document)
-    except (LogError, ClusterError, status.NotReady, InvalidDocument) as error:
+    except Exception as error:  # a bug neither: its object would never go
+        if not isinstance(error, KnafkaError):
+            log.exception("deleting %s %s", document["kind"], _name(document))
         waited = (datetime.now(UTC) - started).total_seconds()
         if waited < operator.settings.deletion_timeout:
             raise kopf.TemporaryError(f"not deleted yet: {error}", delay=2) from None

@@ -1,8 +1,9 @@
 """Kafkas: each Kafka that Brokers use, with its admin client and its scaler.
 
-Brokers that reach the same servers with the same Secret share one. Twice a second all topics of a
-Kafka are asked for their ends, in one request: those that moved wake their Triggers. So an idle
-Trigger costs nothing by itself.
+Brokers that reach the same servers with the same Secret share one. It stays for as long as one of
+them, or a Trigger, makes use of it, also while its ConfigMap is missing. Twice a second all topics
+of a Kafka are asked for their ends, in one request: those that moved wake their Triggers. So an
+idle Trigger costs nothing by itself.
 
 Refused here: which Broker uses which Kafka, and connecting (`connect` comes in from outside).
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,8 +25,7 @@ from knafka_operator.wakes import repeat
 LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks at the ends of all topics."""
 FORGOTTEN: Final = 1800.0
-"""Seconds after which a Kafka that nobody asked for is let go; every Broker asks for its own
-several times in that time."""
+"""Seconds after which a Kafka that nobody asked for is let go, if nobody uses it either."""
 LOOK_TIMEOUT: Final = 10.0
 """Seconds after which a look is given up; the next one follows."""
 
@@ -38,8 +38,8 @@ class KafkaSide:
     scaler: Scaler
     watched: set[str] = field(default_factory=set)
     """Topics whose new events wake somebody."""
-    asked_for: float = 0.0
-    """When, by the event loop's clock."""
+    needed: float = 0.0
+    """When it was asked for or seen in use last, by the event loop's clock."""
     _ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -63,9 +63,16 @@ class KafkaSide:
 class Kafkas:
     """Every Kafka that was asked for."""
 
-    def __init__(self, connect: Callable[[Mapping[str, Any]], Topics], drains: Drains) -> None:
+    def __init__(
+        self,
+        connect: Callable[[Mapping[str, Any]], Topics],
+        drains: Drains,
+        used: Callable[[], Collection[KafkaSide]] = tuple,
+    ) -> None:
+        """`used` gives those that Brokers and Triggers use; it is asked seldom."""
         self._connect = connect
         self._drains = drains
+        self._used = used
         self._sides: dict[str, tuple[KafkaSide, asyncio.Task[None]]] = {}
 
     def at(self, bootstrap_servers: str, secret: Mapping[str, str] | None) -> KafkaSide:
@@ -81,16 +88,25 @@ class Kafkas:
             side = KafkaSide(topics, Scaler(topics, self._drains))
             self._sides[key] = side, asyncio.create_task(side.run())
         side, _ = self._sides[key]
-        side.asked_for = asyncio.get_running_loop().time()
-        self._let_go(side.asked_for - FORGOTTEN)
+        side.needed = asyncio.get_running_loop().time()
+        self._let_go(side.needed)
         return side
 
-    def _let_go(self, before: float) -> None:
-        """End those last asked for before then: a Secret was changed, or a ConfigMap."""
+    def _let_go(self, now: float) -> None:
+        """End those that nobody needs any more: a Secret was changed, or a ConfigMap."""
+        before = now - FORGOTTEN
+        if all(side.needed >= before for side, _ in self._sides.values()):
+            return
+        for side in self._used():
+            side.needed = now
         for key, (side, task) in list(self._sides.items()):
-            if side.asked_for < before:
+            if side.needed < before:
                 task.cancel()
                 del self._sides[key]
+
+    def all(self) -> list[KafkaSide]:
+        """Those that are kept."""
+        return [side for side, _ in self._sides.values()]
 
     async def close(self) -> None:
         """End every drain, and wait for it."""

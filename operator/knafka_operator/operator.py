@@ -11,23 +11,27 @@ Refused here: kopf, which only tells (`handlers`), and what reconciling is (`bro
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from knafka.core import names
+from knafka.core.errors import KnafkaError
 from knafka_operator import services
 from knafka_operator import status as told
 from knafka_operator.brokers import Brokers, Identity
 from knafka_operator.cluster import Cluster, Document
 from knafka_operator.drains import HttpDrains
-from knafka_operator.kafkas import Kafkas
+from knafka_operator.kafkas import Kafkas, KafkaSide
 from knafka_operator.probe import probe
 from knafka_operator.replays import Replays
 from knafka_operator.settings import Settings
 from knafka_operator.topics import Topics
 from knafka_operator.triggers import Triggers, broker_of, scaling
 from knafka_operator.wakes import Wakes, repeat
+
+log = logging.getLogger(__name__)
 
 TELL_INTERVAL: Final = 5.0
 """Seconds between two looks at what the scaler has to say of each Trigger."""
@@ -50,7 +54,7 @@ class Operator:
         self.settings = settings
         self._cluster = cluster
         self._drains = HttpDrains(urls)
-        self._kafkas = Kafkas(connect, self._drains)
+        self._kafkas = Kafkas(connect, self._drains, self._used_kafkas)
         self.brokers = Brokers(settings, cluster, self._kafkas, probe, _now)
         self.triggers = Triggers(settings, cluster, self.brokers, urls, _now)
         self.wakes = Wakes()
@@ -93,6 +97,18 @@ class Operator:
         finally:
             if before != (brokers.found.get(identity), brokers.stopped.get(identity)):
                 self._wake_triggers(identity)
+
+    async def tell_failure(self, document: Document, error: Exception) -> None:
+        """Put into its status that reconciling it ended in `error`, a bug; never raises."""
+        identity = _identity(document)
+        try:
+            stored = await self._cluster.get(document["apiVersion"], document["kind"], *identity)
+            before = ((stored or {}).get("status") or {}).get("conditions") or ()
+            conditions = told.failed(before, error, _now())
+            if stored is not None and conditions != before:
+                await self._cluster.write_status(stored, {"conditions": conditions})
+        except Exception:
+            log.exception("telling of a failure of %s %s", document["kind"], "/".join(identity))
 
     async def delete_broker(self, document: Document) -> None:
         identity = _identity(document)
@@ -147,6 +163,16 @@ class Operator:
             if namespace == pod["metadata"]["namespace"] and names.child(name, "") == label:
                 found.config.kafka.scaler.expect(found.topic.name, MAX_WOKEN)
 
+    def _used_kafkas(self) -> set[KafkaSide]:
+        """Those that a Broker or a Trigger uses, whether its config is still there or not."""
+        brokers, triggers = self.brokers, self.triggers
+        return {
+            *(each.config.kafka for each in brokers.found.values()),
+            *brokers.known_kafkas.values(),
+            *(each.kafka for each in triggers.watched.values()),
+            *triggers.known_kafkas.values(),
+        }
+
     def _wake_triggers(self, broker: Identity) -> None:
         for each in self._triggers_of(broker):
             self.wakes.wake(("Trigger", *_identity(each)))
@@ -160,15 +186,23 @@ class Operator:
     async def _tell(self) -> None:
         """Keep in each Trigger's status what the scaler knows."""
         for identity in list(self.triggers.watched):
-            document, scaled = self._documents.get(identity), self.triggers.status(identity)
-            if document is None or scaled is None:
-                continue
-            status = document.get("status") or {}
-            annotations = status.get("annotations") or {}
-            if (scaled.error is None) != told.holds(status, told.DELIVERING):
-                self.wakes.wake(("Trigger", *identity))
-            elif any(annotations.get(key) != text for key, text in scaling(scaled).items()):
-                await self._cluster.write_status(document, {"annotations": scaling(scaled)})
+            try:
+                await self._tell_of(identity)
+            except KnafkaError as error:
+                log.warning("Trigger %s: %s", "/".join(identity), error)
+            except Exception:  # whatever it is, the others' are told
+                log.exception("Trigger %s", "/".join(identity))
+
+    async def _tell_of(self, identity: Identity) -> None:
+        document, scaled = self._documents.get(identity), self.triggers.status(identity)
+        if document is None or scaled is None:
+            return
+        status = document.get("status") or {}
+        annotations = status.get("annotations") or {}
+        if (scaled.error is None) != told.holds(status, told.DELIVERING):
+            self.wakes.wake(("Trigger", *identity))
+        elif any(annotations.get(key) != text for key, text in scaling(scaled).items()):
+            await self._cluster.write_status(document, {"annotations": scaling(scaled)})
 
 
 def _identity(document: Mapping[str, Any]) -> Identity:

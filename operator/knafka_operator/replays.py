@@ -8,13 +8,14 @@ Refused here: what is replayed, which the job decides, and how many drains (`sca
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any, Final
 
 from knafka.core import names
 from knafka.core.contract import parse
-from knafka.core.errors import LogError
+from knafka.core.errors import KnafkaError, LogError
 from knafka_operator import desired, services
 from knafka_operator.brokers import Identity, apply_service
 from knafka_operator.cluster import Cluster, Document
@@ -55,11 +56,27 @@ class Replays:
 
     async def _look(self) -> None:
         wanted = await with_replays(dict(self._triggers.watched), self._followed)
-        for who in self._followed.keys() - wanted.keys():
-            await self._unfollow(who)
-        for who, each in wanted.items():
-            if self._followed.get(who) != each:
-                await self._follow(who, each)
+        changed = [
+            *(
+                self._each(who, self._unfollow(who))
+                for who in self._followed.keys() - wanted.keys()
+            ),
+            *(
+                self._each(who, self._follow(who, each))
+                for who, each in wanted.items()
+                if self._followed.get(who) != each
+            ),
+        ]
+        await asyncio.gather(*changed)
+
+    async def _each(self, who: Identity, change: Coroutine[Any, Any, None]) -> None:
+        """One Trigger's replays: what stands in their way waits, and makes nobody else wait."""
+        try:
+            await change
+        except KnafkaError as error:
+            log.warning("replays of %s: %s", "/".join(who), error)
+        except Exception:
+            log.exception("replays of %s", "/".join(who))
 
     async def _follow(self, who: Identity, watched: Watched) -> None:
         document = self._declared(who)
@@ -95,18 +112,24 @@ async def with_replays(
     watched: Mapping[Identity, Watched], followed: Collection[Identity]
 ) -> dict[Identity, Watched]:
     """Those with a topic for replays; where a Kafka doesn't answer, those `followed` so far."""
-    topics: dict[KafkaSide, Collection[str] | None] = {}
-    for kafka in {each.kafka for each in watched.values()}:
-        try:
-            topics[kafka] = await kafka.topics.topics()
-        except LogError as error:
-            log.warning("looking for replays: %s", error)
-            topics[kafka] = None
+    kafkas = list({each.kafka for each in watched.values()})
+    # At once, as one that is away takes its time to say so.
+    topics = dict(zip(kafkas, await asyncio.gather(*map(_topics_of, kafkas)), strict=True))
     return {
         who: each
         for who, each in watched.items()
         if (who in followed if (there := topics[each.kafka]) is None else _topic(each) in there)
     }
+
+
+async def _topics_of(kafka: KafkaSide) -> Collection[str] | None:
+    try:
+        return await kafka.topics.topics()
+    except LogError as error:
+        log.warning("looking for replays: %s", error)
+    except Exception:
+        log.exception("looking for replays")
+    return None
 
 
 def _id(who: Identity) -> str:

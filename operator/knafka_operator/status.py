@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.conditions import READY, Condition, Status, merged
@@ -48,6 +48,10 @@ TRIGGER_CONDITIONS: Final = (
     SUBSCRIPTION_READY,
 )
 """Upstream's (KN-TRG-11); its OIDC identities are not offered."""
+
+
+INTERNAL_ERROR: Final = "InternalError"
+"""Reason for what nobody foresaw: a bug of ours."""
 
 
 class NotReady(KnafkaError):
@@ -99,6 +103,25 @@ class Findings:
         return merged(before, list(self._found.values()), at)
 
 
+def failed(before: object, error: Exception, at: str) -> list[dict[str, Any]]:
+    """The conditions of an object whose reconciliation ended in `error`, which is a bug.
+
+    `before` are those that stand there, whatever they look like: they stay, but it isn't Ready.
+    """
+    known = [each for each in before if isinstance(each, Mapping)] if _is_list(before) else []
+    had = summary(known)
+    since = had.get("lastTransitionTime") if had.get("status") == Status.FALSE else None
+    ready = {
+        "type": READY,
+        "status": str(Status.FALSE),
+        "reason": INTERNAL_ERROR,
+        "message": _bug(error),
+        "lastTransitionTime": since or at,
+    }
+    others = [dict(each) for each in known if each.get("type") != READY]
+    return sorted([*others, ready], key=lambda each: str(each.get("type")))
+
+
 def summary(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The `Ready` condition; empty if there is none."""
     return next((each for each in conditions if each.get("type") == READY), {})
@@ -140,6 +163,15 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
         elif had != value:
             patch[key] = value
     return patch
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _bug(error: Exception) -> str:
+    said = f"{type(error).__name__}: {error}"
+    return f"the operator failed, and tries again; its log says more: {said:.1000}"
 
 
 def _kafka_reason(error: LogError) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from knafka.core import names
 from knafka.core.contract import Egress, Sink, parse
 from knafka_operator import admission, desired, services
 from knafka_operator import status as told
@@ -148,10 +149,9 @@ class Triggers:
         Raises `LogError` while drains go on, `NotReady` while it isn't known where its Kafka is.
         """
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
-        annotations = (document.get("status") or {}).get("annotations") or {}
         await self.rest((namespace, name))
-        if group := annotations.get(GROUP_STATUS):
-            broker = namespace, str(document["spec"].get("broker"))
+        if group := _group_in_status(document):
+            broker = broker_of(document)
             found = self.brokers.found.get(broker)
             kafka = found.config.kafka if found else self.known_kafkas.get((namespace, name))
             kafka = kafka or self.brokers.known_kafkas.get(broker)
@@ -172,8 +172,7 @@ class Triggers:
 
     def learn(self, document: Document) -> None:
         """Keep in mind which group a Trigger has, before any other is reconciled."""
-        annotations = (document.get("status") or {}).get("annotations") or {}
-        if group := annotations.get(GROUP_STATUS):
+        if group := _group_in_status(document):
             self.groups.setdefault(group, document["metadata"]["uid"])
 
     def status(self, identity: Identity) -> TriggerStatus | None:
@@ -308,8 +307,17 @@ class Triggers:
 def broker_of(trigger: Document) -> Identity:
     """Namespace and name of the Broker that a Trigger, as it is stored, refers to."""
     spec = trigger.get("spec") or {}
-    name = spec.get("broker") or (spec.get("brokerRef") or {}).get("name") or ""
+    reference = spec.get("brokerRef")
+    name = spec.get("broker") or (isinstance(reference, Mapping) and reference.get("name")) or ""
     return trigger["metadata"]["namespace"], str(name)
+
+
+def _group_in_status(trigger: Document) -> str | None:
+    """The group that it got; None for any that can't be its own."""
+    metadata = trigger["metadata"]
+    group = ((trigger.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
+    own = names.is_trigger_group(group, metadata["namespace"], metadata["name"])
+    return str(group) if own else None
 
 
 def _check_broker(

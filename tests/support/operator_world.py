@@ -33,8 +33,8 @@ class MemoryCluster:
         self.objects: dict[Key, dict[str, Any]] = {}
         self.refused_status_of: set[str] = set()
         """Names of objects whose status can't be written."""
-        self.failing: Exception | None = None
-        """What every `get` raises."""
+        self.unready: set[str] = set()
+        """Names of Knative Services that never become Ready."""
         self._made = 0
 
     def put(self, document: Document) -> dict[str, Any]:
@@ -52,16 +52,15 @@ class MemoryCluster:
         return stored
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        if self.failing is not None:
-            raise self.failing
         return copy.deepcopy(self.objects.get((api_version, kind, namespace, name)))
 
     async def apply(self, manifest: Document) -> Document:
         stored = self.put(manifest)
         if manifest["apiVersion"] == SERVING:
+            ready = "Unknown" if manifest["metadata"]["name"] in self.unready else "True"
             revision = f"{manifest['metadata']['name']}-00001"
             stored["status"] = {
-                "conditions": [{"type": "Ready", "status": "True"}],
+                "conditions": [{"type": "Ready", "status": ready}],
                 "latestReadyRevisionName": revision,
                 "latestCreatedRevisionName": revision,
             }

@@ -217,7 +217,14 @@ def test_an_egress_says_all_about_a_trigger() -> None:
 @pytest.mark.conformance("KN-BRK-19")
 def test_the_group_that_a_trigger_got_once_is_kept() -> None:
     """KN-BRK-19: another group would begin elsewhere."""
-    assert egress_of(trigger(status={"group.id": "old"})).group == "old"
+    name = names.distinct_trigger_group("shop", "mail")
+    assert egress_of(trigger(status={"group.id": name})).group == name
+
+
+@pytest.mark.parametrize("other", ["payments", "knative-trigger-shop-other", ""])
+def test_a_status_never_gives_a_trigger_a_group_that_is_not_its_own(other: str) -> None:
+    changed = trigger(status={"group.id": other})
+    assert egress_of(changed).group == "knative-trigger-shop-mail"
 
 
 BROKERS = {"retry": 3, "timeout": "PT5S", "deadLetterSink": {"uri": "http://brokers/"}}

@@ -26,8 +26,8 @@ ASK_AGAIN: Final = 0.1
 LISTEN: Final = 0.2
 """Seconds between two looks at what librdkafka tells while there is no answer."""
 REFRESH: Final = 1.0
-"""Seconds without an answer after which librdkafka is made to ask which brokers there are. By itself
-(2.16.1) it waits for minutes for a controller or leader that is gone."""
+"""Seconds without an answer after which librdkafka is made to ask which brokers there are. By
+itself (2.16.1) it waits for minutes for a controller or leader that is gone."""
 THREADS: Final = 8
 """Calls that block, at a time; threads of our own, so that a Kafka that is away stops nobody."""
 

@@ -57,6 +57,11 @@ def distinct_trigger_group(namespace: str, trigger: str) -> str:
     return _distinct("knative-trigger-", namespace, trigger)
 
 
+def is_trigger_group(group: str | None, namespace: str, trigger: str) -> bool:
+    """Whether this Trigger can have this consumer group."""
+    return group in (trigger_group(namespace, trigger), distinct_trigger_group(namespace, trigger))
+
+
 def child(parent: str, suffix: str) -> str:
     """The name of what belongs to `parent`, fit to be a part of a host name.
 

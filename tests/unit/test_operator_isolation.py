@@ -1,0 +1,230 @@
+"""What goes wrong with one object is told of it, tried again, and touches no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import kopf
+import pytest
+from support.operator_world import OperatorWorld, condition, running_operator
+
+from knafka.clients.memory_log import MemoryAdmin, MemoryWriter
+from knafka.core import names
+from knafka_operator import handlers, status
+from knafka_operator import kafkas as kafkas_module
+from knafka_operator.resources import EVENTING, GROUP_STATUS
+from knafka_operator.triggers import LAG
+
+pytestmark = pytest.mark.looptime
+
+
+@asynccontextmanager
+async def _two_triggers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OperatorWorld]:
+    """With a Broker and two Triggers, all Ready; whoever goes through them begins with `first`."""
+    for tell in ("info", "warn"):
+        monkeypatch.setattr(kopf, tell, lambda *_, **__: None)
+    async with running_operator(monkeypatch) as world:
+        world.declare_broker("shop")
+        await world.reconcile_broker("shop")
+        for name in ("first", "second"):
+            world.declare_trigger("shop", name)
+            found = await world.reconcile_trigger("shop", name)
+            assert condition(found, "Ready")["status"] == "True"
+            world.operator.heard_of_trigger(world.document("Trigger", "shop", name), gone=False)
+        yield world
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> AbstractAsyncContextManager[OperatorWorld]:
+    """Entered by the test itself, in whose time it lives."""
+    return _two_triggers(monkeypatch)
+
+
+def _keep(world: OperatorWorld, kind: str, name: str) -> asyncio.Task[None]:
+    """Its daemon, as kopf would start it."""
+    keep: Any = handlers.keep_broker if kind == "Broker" else handlers.keep_trigger
+    body, memo = world.document(kind, "shop", name), kopf.Memo(operator=world.operator)
+    return asyncio.create_task(keep(body=body, memo=memo))
+
+
+@pytest.mark.parametrize("kind", ["Broker", "Trigger"])
+async def test_a_bug_in_a_reconciliation_is_a_condition_and_is_tried_again(
+    entered: AbstractAsyncContextManager[OperatorWorld],
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It ended the daemon, and no condition said so."""
+    async with entered as world:
+        name = "default" if kind == "Broker" else "first"
+        reconciler: Any = world.operator.brokers if kind == "Broker" else world.operator.triggers
+        reconcile, broken = reconciler.reconcile, True
+
+        async def fails(document: Mapping[str, Any]) -> Any:
+            if broken:
+                raise KeyError("resources")
+            return await reconcile(document)
+
+        monkeypatch.setattr(reconciler, "reconcile", fails)
+        daemon = _keep(world, kind, name)
+        await asyncio.sleep(1)
+        found = world.document(kind, "shop", name)["status"]
+        ready = condition(found, "Ready")
+        assert (ready["status"], ready["reason"]) == ("False", "InternalError")
+        assert "KeyError" in ready["message"]
+        assert len(found["conditions"]) > 3  # what was found out before is still there
+        assert "Traceback" in caplog.text
+        broken = False
+        await asyncio.sleep(2 * handlers.RETRY)
+        assert condition(world.document(kind, "shop", name)["status"], "Ready")["status"] == "True"
+        assert not daemon.done()
+        daemon.cancel()
+        await asyncio.wait({daemon})
+
+
+async def test_a_bug_whose_condition_cannot_be_written_is_tried_again_too(
+    entered: AbstractAsyncContextManager[OperatorWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with entered as world:
+        looks = 0
+
+        async def fails(document: Mapping[str, Any]) -> Any:
+            nonlocal looks
+            looks += 1
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(world.operator.triggers, "reconcile", fails)
+        world.cluster.refused_status_of.add("first")
+        daemon = _keep(world, "Trigger", "first")
+        await asyncio.sleep(3 * handlers.RETRY)
+        assert looks > 2
+        assert not daemon.done()
+        daemon.cancel()
+        await asyncio.wait({daemon})
+
+
+@pytest.mark.parametrize("before", [(), [{"type": "Ready"}], [1, "x", None], None], ids=repr)
+def test_a_failure_is_told_whatever_stands_in_the_status(before: Any) -> None:
+    found = status.failed(before, ValueError("x" * 5000), "2026-11-22T12:00:00Z")
+    assert [each["type"] for each in found] == ["Ready"]
+    assert len(found[0]["message"]) < 2000
+
+
+async def test_a_refused_status_stops_no_later_one(
+    entered: AbstractAsyncContextManager[OperatorWorld],
+) -> None:
+    """Issue 12, item 11: the lag of all that came after it was never told."""
+    async with entered as world:
+        world.cluster.refused_status_of.add("first")
+        await asyncio.sleep(30)
+        for name, lag in (("first", "unknown"), ("second", "0")):
+            assert world.document("Trigger", "shop", name)["status"]["annotations"][LAG] == lag
+
+
+@pytest.mark.parametrize("stuck", ["not-ready", "unreadable", "not-ours"])
+async def test_a_replay_that_cannot_begin_stops_no_later_one(
+    entered: AbstractAsyncContextManager[OperatorWorld], stuck: str
+) -> None:
+    async with entered as world:
+        match stuck:
+            case "not-ready":
+                world.cluster.unready.add("first-kn-replayer")
+            case "unreadable":
+                world.declare_trigger("shop", "first", unknown=1)
+                document = world.document("Trigger", "shop", "first")
+                world.operator.heard_of_trigger(document, gone=False)
+            case _:
+                metadata = {"namespace": "shop", "name": "first-kn-replayer"}
+                service = {"apiVersion": "serving.knative.dev/v1", "kind": "Service"}
+                world.cluster.put({**service, "metadata": metadata})
+        for name in ("first", "second"):
+            await MemoryAdmin(world.log).ensure_topic(
+                names.replay_topic("shop", "default", name), 1, 1, {}
+            )
+        await asyncio.sleep(15)
+        assert "second-kn-replayer" in world.cluster.services()
+        (side,) = world.operator._kafkas.all()
+        assert "shop/second (replays)" in side.scaler.statuses()
+        assert "shop/first (replays)" not in side.scaler.statuses()
+
+
+async def test_a_status_gives_a_trigger_no_group_but_its_own(
+    entered: AbstractAsyncContextManager[OperatorWorld],
+) -> None:
+    """Who may write the status of its Trigger neither gets nor deletes another's offsets."""
+    async with entered as world:
+        group = names.trigger_group("shop", "second")
+        world.declare_trigger("shop", "first")
+        world.cluster.objects[EVENTING, "Trigger", "shop", "first"]["status"] = {
+            "annotations": {GROUP_STATUS: group}
+        }
+        thief = world.document("Trigger", "shop", "first")
+        await world.restart()
+        world.operator.heard_of_trigger(thief, gone=False)
+        await world.reconcile_broker("shop")
+        for name in ("first", "second"):
+            found = await world.reconcile_trigger("shop", name)
+            assert found["annotations"][GROUP_STATUS] == names.trigger_group("shop", name)
+        await world.operator.triggers.delete(thief)
+        assert group in world.log.groups
+
+
+async def test_what_runs_goes_on_for_as_long_as_its_config_map_is_missing(
+    entered: AbstractAsyncContextManager[OperatorWorld],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After half an hour nothing was delivered any more, while it said Ready and Delivering."""
+    monkeypatch.setattr(kafkas_module, "FORGOTTEN", 60.0)
+    async with entered as world:
+        world.configure("shop", "own", **{"bootstrap.servers": "own:9092"})
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "name": "own"}
+        world.declare_broker("shop", "mine", config=config)
+        await world.reconcile_broker("shop", "mine")
+        world.declare_trigger("shop", "all", "mine")
+        await world.reconcile_trigger("shop", "all")
+        await world.cluster.delete("v1", "ConfigMap", "shop", "own")
+        for _ in range(8):
+            await asyncio.sleep(kafkas_module.FORGOTTEN / 3)
+            await world.reconcile_broker("shop")
+            found = await world.reconcile_broker("shop", "mine")
+            assert condition(found, "Ready")["reason"] == "ConfigMapNotFound"
+            assert found["address"] is not None
+        MemoryWriter(world.log).append(
+            names.broker_topic("shop", "mine"), None, b"{}", [], lambda _: None
+        )
+        await asyncio.sleep(15)
+        scaled = world.operator.triggers.status(("shop", "all"))
+        assert scaled is not None
+        assert scaled.lag == 1
+        world.declare_trigger("shop", "later", "mine")
+        await world.reconcile_trigger("shop", "later")
+        MemoryWriter(world.log).append(
+            names.broker_topic("shop", "mine"), None, b"{}", [], lambda _: None
+        )
+        await asyncio.sleep(15)
+        later = world.operator.triggers.status(("shop", "later"))
+        assert later is not None
+        assert later.lag == 1
+
+
+async def test_a_kafka_goes_with_the_last_that_used_it(
+    entered: AbstractAsyncContextManager[OperatorWorld],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafkas_module, "FORGOTTEN", 60.0)
+    async with entered as world:
+        world.configure("shop", "own", **{"bootstrap.servers": "own:9092"})
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "name": "own"}
+        world.declare_broker("shop", "mine", config=config)
+        await world.reconcile_broker("shop", "mine")
+        assert len(world.operator._kafkas.all()) == 2
+        document = world.document("Broker", "shop", "mine")
+        await world.operator.delete_broker(document)
+        await world.cluster.delete(EVENTING, "Broker", "shop", "mine")
+        for _ in range(4):
+            await asyncio.sleep(kafkas_module.FORGOTTEN / 2)
+            await world.reconcile_broker("shop")
+        assert len(world.operator._kafkas.all()) == 1
