@@ -11,6 +11,7 @@ pytest_plugins = [
     "support.conformance",
     "support.installation",
     "support.kafka",
+    "support.letters",
     "support.mortal_kafka",
     "support.raw_server",
     "support.receiving",

@@ -9,134 +9,31 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 from support.kafka import Kafka
+from support.letters import REASONS, TRIGGERS, Letters, compacted, held
 
 from knafka.core import names
 from knafka.core.dead_letter import REPLAY, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka_jobs.appending import already_appended
-from knafka_jobs.compact import Compacted, Options, compact
 from knafka_jobs.errors import JobError
 from knafka_jobs.failures import Selection
 from knafka_jobs.replaying import purge, replay
 from knafka_jobs.reporting import report
 from knafka_jobs.storage import Tables
-from knafka_jobs.topics import Connection, Topics
+from knafka_jobs.topics import Topics
 
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.timeout(600),  # Spark starts twelve times here
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
 ]
-
-TRIGGERS = ("mail", "bill", "ship")
-REASONS = [each for each in Reason if each is not Reason.UNDECODABLE]
-PARTITIONS = 3
-
-
-@dataclass
-class Letters:
-    """Dead letters of one Broker, buried as the dispatcher does."""
-
-    bootstrap_servers: str
-    namespace: str
-
-    def __post_init__(self) -> None:
-        self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
-        self.producer = Producer({"bootstrap.servers": self.bootstrap_servers, "linger.ms": 20})
-        for trigger in TRIGGERS:
-            self.make(trigger)
-
-    def topic(self, trigger: str) -> str:
-        return names.dead_letter_topic(self.namespace, "main", trigger)
-
-    def make(self, trigger: str) -> None:
-        topic = self.topic(trigger)
-        self.admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
-        self.until(lambda: topic in self.admin.list_topics(timeout=10).topics)
-
-    def delete(self, *topics: str) -> None:
-        for answer in self.admin.delete_topics(list(topics)).values():
-            answer.exception()
-        self.until(lambda: not set(topics) & set(self.admin.list_topics(timeout=10).topics))
-
-    @staticmethod
-    def until(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def bury(self, trigger: str, number: int, reason: Reason = Reason.STATUS) -> None:
-        headers = [
-            ("ce_specversion", b"1.0"),
-            ("ce_id", b"%d" % number),
-            ("ce_source", b"/test"),
-            ("ce_type", b"test"),
-        ]
-        now = time.time()
-        code = 503 if reason is Reason.STATUS else None
-        failure = Failure(f"http://{trigger}/", reason, 3, now - 1, now, code, b"no")
-        origin = Origin(self.namespace, "main", trigger, "broker", 0, number)
-        headers, value = dead_letter_of(headers, b"data of %d" % number, failure, origin)
-        self.append(trigger, headers, value, key=b"%d" % (number % 100))
-
-    def append(
-        self,
-        trigger: str,
-        headers: list[tuple[str, bytes]] | None,
-        value: bytes | None,
-        key: bytes | None = None,
-    ) -> None:
-        self.producer.produce(self.topic(trigger), value, key, headers=headers)  # type: ignore[arg-type]
-        self.producer.poll(0)
-
-    def flush(self) -> None:
-        assert self.producer.flush(30) == 0
-
-    def clean(self) -> None:
-        made = self.admin.list_topics(timeout=10).topics
-        if ours := [each for each in made if f"-{self.namespace}-" in each]:
-            self.delete(*ours)
-
-
-@pytest.fixture
-def dead(kafka: Kafka) -> Iterator[Letters]:
-    made = Letters(kafka.bootstrap_servers, f"test{uuid.uuid4().hex[:8]}")
-    yield made
-    made.clean()
-
-
-@pytest.fixture
-def topics(kafka: Kafka) -> Topics:
-    return Topics(Connection(kafka.bootstrap_servers))
-
-
-@pytest.fixture
-def tables(spark: SparkSession, tmp_path: Path) -> Tables:
-    return Tables(spark, str(tmp_path / "tables"))
-
-
-def compacted(tables: Tables, topics: Topics, dead: Letters, keep_hours: float = 0) -> Compacted:
-    options = Options((dead.namespace, "main"), keep_hours)
-    return compact(tables, topics, options, lambda line: None)
-
-
-def held(tables: Tables) -> list[tuple[str, int, int]]:
-    rows = tables.read("records").select("topic", "partition", "offset").collect()
-    return [(row["topic"], row["partition"], row["offset"]) for row in rows]
 
 
 def files(folder: Path) -> dict[Path, float]:

@@ -1,0 +1,120 @@
+"""Each dead letter is in the table once, whichever topics a run of the compaction reads."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+
+import pytest
+from support.kafka import Kafka
+from support.letters import PARTITIONS, TRIGGERS, Letters, compacted, held
+
+from knafka_jobs.compact import Compacted, Options, compact
+from knafka_jobs.reporting import report
+from knafka_jobs.storage import Tables
+from knafka_jobs.topics import Connection, Topic, Topics
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
+]
+
+
+@pytest.fixture
+def other(kafka: Kafka) -> Iterator[Letters]:
+    """Another Broker's."""
+    made = Letters(kafka.bootstrap_servers, f"other{uuid.uuid4().hex[:8]}")
+    yield made
+    made.clean()
+
+
+class Forgetful(Topics):
+    """A Kafka whose metadata lack a topic for a moment."""
+
+    def __init__(self, bootstrap_servers: str, missing: str) -> None:
+        super().__init__(Connection(bootstrap_servers))
+        self.missing = missing
+
+    def dead_letters(self, broker: tuple[str, str] | None = None) -> dict[str, Topic]:
+        found = super().dead_letters(broker)
+        return {name: topic for name, topic in found.items() if name != self.missing}
+
+
+def everything(topics: Topics, *brokers: Letters) -> list[tuple[str, int, int]]:
+    """Every position that ever held a dead letter."""
+    found: Mapping[str, Topic] = topics.dead_letters()
+    return sorted(
+        (name, partition, offset)
+        for name, topic in found.items()
+        if any(f"-{each.namespace}-" in name for each in brokers)
+        for partition, span in topic.spans.items()
+        for offset in range(span.end)
+    )
+
+
+def everywhere(tables: Tables, topics: Topics) -> Compacted:
+    """A run over all Brokers."""
+    return compact(tables, topics, Options(keep_hours=1), lambda line: None)
+
+
+def test_runs_over_all_brokers_and_over_one_table_each_dead_letter_once(
+    dead: Letters, other: Letters, topics: Topics, tables: Tables
+) -> None:
+    for number in range(100):
+        for trigger in TRIGGERS:
+            dead.bury(trigger, number)
+            other.bury(trigger, number)
+    dead.flush()
+    other.flush()
+    everywhere(tables, topics)
+    for number in range(5):
+        dead.bury("mail", 100 + number)
+        other.bury("mail", 100 + number)
+    dead.flush()
+    other.flush()
+    assert compacted(tables, topics, dead, keep_hours=1).records == 5
+    assert everywhere(tables, topics).records == 5
+    assert compacted(tables, topics, other, keep_hours=1).records == 0
+    assert everywhere(tables, topics).records == 0
+    assert sorted(held(tables)) == everything(topics, dead, other)
+    assert report(tables, None, datetime.now(UTC)).totals.failures == 610
+
+
+def test_a_topic_that_the_metadata_lack_for_a_moment_is_read_where_it_was_left(
+    kafka: Kafka, dead: Letters, topics: Topics, tables: Tables
+) -> None:
+    for number in range(50):
+        for trigger in TRIGGERS:
+            dead.bury(trigger, number)
+    dead.flush()
+    compacted(tables, topics, dead, keep_hours=1)
+    dead.bury("mail", 50)
+    dead.bury("bill", 50)
+    dead.flush()
+    forgetful = Forgetful(kafka.bootstrap_servers, dead.topic("mail"))
+    assert compacted(tables, forgetful, dead, keep_hours=1).records == 1
+    assert compacted(tables, topics, dead, keep_hours=1).records == 1
+    assert sorted(held(tables)) == everything(topics, dead)
+    assert report(tables, None, datetime.now(UTC)).totals.failures == 152
+
+
+def test_a_new_topic_whose_first_records_are_deleted_is_read_from_there(
+    dead: Letters, topics: Topics, tables: Tables
+) -> None:
+    """And does not end the runs for good, as it would if it joined a stream that goes on."""
+    dead.delete(dead.topic("bill"))
+    dead.bury("mail", 1)
+    dead.flush()
+    compacted(tables, topics, dead, keep_hours=1)
+    dead.make("bill")
+    for number in range(10):
+        dead.append("bill", None, b"%d" % number, key=b"one partition")
+    dead.flush()
+    bill = dead.topic("bill")
+    spans = topics.dead_letters((dead.namespace, "main"))[bill].spans
+    (filled,) = [number for number, span in spans.items() if span.end]
+    topics.delete_before({(bill, filled): 4})
+    assert compacted(tables, topics, dead, keep_hours=1).records == 6
+    assert len(spans) == PARTITIONS
