@@ -1,6 +1,6 @@
 """The compaction, step by step: every step may be killed and is made good by the next run.
 
-    ask Kafka -> append to `records` -> fold into `failures` -> judge replays
+    ask Kafka -> append to `records` (see `ingest`) -> fold into `failures` -> judge replays
               -> merge small files -> delete from the topics what the table holds
 
 Refused here: anything that could delete a dead letter that `records` lacks.
@@ -8,26 +8,28 @@ Refused here: anything that could delete a dead letter that `records` lacks.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from knafka_jobs.compaction import (
     FOLDED,
-    Position,
-    Source,
-    Span,
+    MERGE_ON,
+    RECOUNTED,
+    doubled,
     durable,
     failures_of,
-    positions,
+    once,
     records_of,
-    start_of,
 )
+from knafka_jobs.ingest import Ingested, Partition, Position, Span, ingest
 from knafka_jobs.replay import outcomes, resolved
+from knafka_jobs.schema import RECORDS
 from knafka_jobs.storage import Tables, explained
 from knafka_jobs.topics import Topic, Topics
 
@@ -68,74 +70,95 @@ class Compacted:
 def compact(tables: Tables, topics: Topics, options: Options, progress: Progress) -> Compacted:
     """Bring the tables up to date. Raises `JobError`; another run then goes on where this ended."""
     with tables.compacting(), explained(f"the tables in {tables.root} can't be brought up to date"):
+        tables.check()
+        _keep_one_of_each(tables, progress)
         settled = _settled(tables, topics)
         found = topics.dead_letters(options.broker)
         progress(f"{len(found)} dead-letter topics")
-        records, missed = _ingest(tables, topics, found, options, progress)
+        ingested = _ingest(tables, topics, found, options, progress)
         folded = tables.fold_stream(failures_of, FOLDED)
         progress(f"{folded} folded into failures")
         _judge(tables, settled)
         merged = tuple(name for name in ("records", "failures") if folded and tables.maintain(name))
         deleted = _drain(tables, topics, found, options)
         progress(f"{deleted} deleted from their topics")
-    return Compacted(len(found), records, folded, merged, deleted, missed)
+    return Compacted(len(found), ingested.records, folded, merged, deleted, missed=ingested.missed)
+
+
+def _keep_one_of_each(tables: Tables, progress: Progress) -> None:
+    """Mend tables in which older versions appended dead letters twice: keep one, and count it once.
+
+    Looks for them once, as tables whose last batch has a number never had any. Cut short, it begins
+    anew.
+    """
+    if tables.last_batch() is not None or tables.is_empty("records"):
+        return
+    found = doubled(tables.read("records")).localCheckpoint()
+    topics = [row["topic_id"] for row in found.select("topic_id").distinct().collect()]
+    if not topics:
+        return
+    # First, as what is not folded yet would be added to what is counted anew.
+    tables.fold_stream(failures_of, FOLDED)
+    theirs = tables.read("records").join(
+        found.select("failure_id").distinct(), "failure_id", "left_semi"
+    )
+    counted = failures_of(once(theirs.select(*FOLDED)))
+    tables.update(counted, "failures", MERGE_ON, RECOUNTED)
+    kept = once(tables.read("records").where(F.col("topic_id").isin(topics)))
+    quoted = ", ".join(f"'{each}'" for each in topics)
+    tables.replace(kept, "records", f"topic_id IN ({quoted})")
+    progress(
+        f"{found.count()} dead letters were in the table more than once: each is kept and counted "
+        "once"
+    )
 
 
 def _ingest(
     tables: Tables, topics: Topics, found: Mapping[str, Topic], options: Options, progress: Progress
-) -> tuple[int, int]:
-    """Append what is new to `records`; how many, and how many had gone before."""
-    if not found:
-        return 0, 0
-    source = _source(tables, found)
-    try:
-        return _append(tables, topics, found, source, options, progress)
-    except StreamingQueryException:
-        now = topics.described(sorted(found))
-        if now.keys() == found.keys() and start_of(_spans(now), _held(tables, now)).fits:
-            raise
-    # The topics are not as the checkpoint knew them, so reading begins anew after what is tabled.
-    source = Source(source.generation + 1, {name: topic.id for name, topic in now.items()})
-    tables.write_source(source)
-    return _append(tables, topics, now, source, options, progress)
+) -> Ingested:
+    """Append what is new to `records`."""
+    names = {topic.id: name for name, topic in found.items()}
+
+    def append(ranges: Mapping[Partition, Span], batch: int, last: int | None) -> int:
+        named = {(names[id_], number): span for (id_, number), span in ranges.items()}
+        # A batch may only note that records were deleted before they were read.
+        rows = dead_letters_in(tables, topics, named, found) if named else tables.rows([], RECORDS)
+        count = tables.append_batch(rows, batch, last)
+        progress(f"{count} new dead letters")
+        return count
+
+    spans = {(found[name].id, number): span for (name, number), span in _spans(found).items()}
+    done = ingest(tables, spans, options.batch_records, append)
+    if done.missed:
+        progress(f"{done.missed} records were deleted before they were read")
+    return done
 
 
-def _append(
-    tables: Tables,
-    topics: Topics,
-    found: Mapping[str, Topic],
-    source: Source,
-    options: Options,
-    progress: Progress,
-) -> tuple[int, int]:
-    checkpoint = tables.records_checkpoint(source)
-    start = None
-    if not tables.has_begun(checkpoint):
-        start = start_of(_spans(found), _held(tables, found))
-        if start.missed:
-            progress(f"{start.missed} records were deleted before they were read")
+def dead_letters_in(
+    tables: Tables, topics: Topics, ranges: Mapping[Position, Span], found: Mapping[str, Topic]
+) -> DataFrame:
+    """The dead letters in these ranges, and no others, as rows of `records`.
+
+    Reading fails with Spark's error if Kafka does not have all of a range any more.
+    """
+    assigned: dict[str, list[int]] = {}
+    starts: dict[str, dict[str, int]] = {}
+    ends: dict[str, dict[str, int]] = {}
+    for (topic, partition), span in ranges.items():
+        assigned.setdefault(topic, []).append(partition)
+        starts.setdefault(topic, {})[str(partition)] = span.start
+        ends.setdefault(topic, {})[str(partition)] = span.end
     kafka = (
-        tables.spark.readStream.format("kafka")
+        tables.spark.read.format("kafka")
         .options(**topics.connection.for_spark())
-        .option("subscribe", ",".join(sorted(found)))
+        .option("assign", json.dumps(assigned))
+        .option("startingOffsets", json.dumps(starts))
+        .option("endingOffsets", json.dumps(ends))
         .option("includeHeaders", "true")
-        .option("startingOffsets", "earliest" if start is None else start.json)
         .option("failOnDataLoss", "true")
-        .option("maxOffsetsPerTrigger", options.batch_records)
         .load()
     )
-    count = tables.append_stream(records_of(kafka, _ids(tables, found)), "records", checkpoint)
-    progress(f"{count} new dead letters")
-    return count, start.missed if start else 0
-
-
-def _source(tables: Tables, found: Mapping[str, Topic]) -> Source:
-    now = {name: topic.id for name, topic in found.items()}
-    before = tables.source()
-    source = Source(0, now) if before is None else before.for_topics(now)
-    if source != before:
-        tables.write_source(source)
-    return source
+    return records_of(kafka, _ids(tables, found))
 
 
 def _ids(tables: Tables, found: Mapping[str, Topic]) -> DataFrame:
@@ -148,18 +171,6 @@ def _spans(found: Mapping[str, Topic]) -> dict[Position, Span]:
         (name, partition): span
         for name, topic in found.items()
         for partition, span in topic.spans.items()
-    }
-
-
-def _held(tables: Tables, found: Mapping[str, Topic]) -> dict[Position, int]:
-    if tables.is_empty("records"):
-        return {}
-    by_id = {topic.id: name for name, topic in found.items()}
-    rows = positions(tables.read("records")).collect()
-    return {
-        (by_id[row["topic_id"]], row["partition"]): row["next"]
-        for row in rows
-        if row["topic_id"] in by_id
     }
 
 

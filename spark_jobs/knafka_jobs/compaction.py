@@ -10,10 +10,7 @@ Refused here: UDFs, and reading or writing anything.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -30,9 +27,6 @@ FILES_MERGED: Final = 8
 
 FULL_FILE: Final = 32 * 1024 * 1024
 """Bytes from which on a file is left as it is; see `session`."""
-
-Position: TypeAlias = tuple[str, int]
-"""Topic and partition."""
 
 
 def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
@@ -141,6 +135,14 @@ def merged() -> dict[str, str]:
     }
 
 
+RECOUNTED: Final = {
+    "failures": "more.failures",
+    "retries": "more.retries",
+    "history": "more.history",
+}
+"""How a failure takes in what was folded anew from all of its records (`more`), as SQL."""
+
+
 def durable(records: DataFrame, drainable: DataFrame) -> DataFrame:
     """Up to where the table holds a topic without a gap: `topic`, `partition`, `until`.
 
@@ -171,56 +173,23 @@ def positions(records: DataFrame) -> DataFrame:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What a checkpoint was made for: topics by name, with the ids they had."""
-
-    generation: int
-    topics: Mapping[str, str]
-
-    def for_topics(self, now: Mapping[str, str]) -> Source:
-        """The source for the topics of `now`: a new one if any of ours is gone or another's."""
-        fits = all(now.get(topic) == topic_id for topic, topic_id in self.topics.items())
-        return Source(self.generation if fits else self.generation + 1, dict(now))
+SAME: Final = ("topic_id", "partition", "offset", "appended", "failure_id")
+"""The columns that tell that two rows of `records` are one dead letter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The offsets that a partition has: from `start`, inclusive, to `end`, exclusive."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a new checkpoint begins."""
-
-    offsets: Mapping[Position, int]
-    missed: int = 0
-    """Records that were deleted from a topic before anybody tabled them."""
-    fits: bool = True
-    """Whether a topic still has all that lies after what the table holds."""
-
-    @property
-    def json(self) -> str:
-        """As Spark's option startingOffsets has it."""
-        topics: dict[str, dict[str, int]] = {}
-        for (topic, partition), offset in self.offsets.items():
-            topics.setdefault(topic, {})[str(partition)] = offset
-        return json.dumps(topics)
-
-
-def start_of(spans: Mapping[Position, Span], held: Mapping[Position, int]) -> Start:
-    """Begin where the table ends (`held`: the first offset it lacks), within what there is."""
-    offsets = {
-        where: min(max(held.get(where, 0), span.start), span.end) for where, span in spans.items()
-    }
-    missed = sum(max(0, span.start - held[where]) for where, span in spans.items() if where in held)
-    fits = all(
-        spans[where].start <= held[where] <= spans[where].end for where in held if where in spans
+def doubled(records: DataFrame) -> DataFrame:
+    """Dead letters that `records` has more than once: `failure_id`, `topic_id`."""
+    return (
+        records.groupBy(*SAME)
+        .agg(F.count("*").alias("rows"))
+        .where("rows > 1")
+        .select("failure_id", "topic_id")
     )
-    return Start(offsets, missed, fits)
+
+
+def once(records: DataFrame) -> DataFrame:
+    """`records` with one row for each dead letter."""
+    return records.dropDuplicates(list(SAME))
 
 
 def is_worth_merging(files: int, size: int) -> bool:

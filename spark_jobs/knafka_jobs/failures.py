@@ -145,6 +145,8 @@ def examples(failures: DataFrame, records: DataFrame) -> DataFrame:
     heads = records.select("topic_id", "partition", "offset", _head().alias("head"))
     return (
         heads.join(F.broadcast(few), ["topic_id", "partition", "offset"], "right")
+        # Tables of older versions may hold a dead letter twice.
+        .dropDuplicates(["failure_id"])
         .orderBy("rank")
         .select(*FAILURES, "head")
     )

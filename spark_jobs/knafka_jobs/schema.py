@@ -5,8 +5,8 @@
 
 `records` holds every dead letter as it lay in its topic, appended once; `failures` has one row per
 failed event and Trigger, folded from them; `replays` has the runs and `sent` what each sent;
-`reports` remembers what the last one said; `sources` says which topics were read. Refused here:
-reading or writing any of them (see `storage`).
+`reports` remembers what the last one said. Refused here: reading or writing any of them (see
+`storage`).
 """
 
 from __future__ import annotations
@@ -116,21 +116,12 @@ REPORTS: Final[Columns] = {
 }
 """What each report said of each group; a report without groups has one row with a null group."""
 
-SOURCES: Final[Columns] = {
-    "records": "string",
-    "generation": "int",
-    "topic": "string",
-    "topic_id": "string",
-}
-"""The topics read, all in one checkpoint named after the table `records` and the generation."""
-
 TABLES: Final[Mapping[str, Columns]] = {
     "records": RECORDS,
     "failures": FAILURES,
     "replays": REPLAYS,
     "sent": SENT,
     "reports": REPORTS,
-    "sources": SOURCES,
 }
 
 BOUNDED: Final[Mapping[str, tuple[str, ...]]] = {

@@ -1,7 +1,8 @@
 """The tables on disk: Delta, below one folder or object store URI.
 
-    ROOT/{records,failures,replays,sent,reports,sources}    tables, see `schema`
-    ROOT/checkpoints/                                       how far each stream has read
+    ROOT/{records,failures,replays,sent,reports}    tables, see `schema`
+    ROOT/checkpoints/batches-*/                     how far the topics were read, see `ingest`
+    ROOT/checkpoints/failures-*/                    how far `records` was folded
 
 Every write is one atomic commit. Together with `topics`, the only IO of the jobs. Refused here:
 what the rows mean.
@@ -20,15 +21,19 @@ from typing import Any, Final
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from knafka_jobs.compaction import MERGE_ON, Source, is_worth_merging, merged
+from knafka_jobs.compaction import MERGE_ON, is_worth_merging, merged, positions
 from knafka_jobs.errors import JobError
-from knafka_jobs.schema import BOUNDED, SOURCES, TABLES, Columns, ddl
+from knafka_jobs.ingest import Offsets
+from knafka_jobs.schema import BOUNDED, TABLES, Columns, ddl
 
 VACUUM_INTERVAL: Final = timedelta(days=1)
 """Listing all files is what VACUUM costs; what it removes waits for a week (Delta's default)."""
+
+_BATCHES: Final = "knafka-compaction"
+"""Under which Delta keeps the number of the last batch in the table, for good."""
 
 _STATISTICS: Final = "delta.dataSkippingStatsColumns"
 
@@ -66,8 +71,9 @@ class Tables:
     def append(self, rows: DataFrame, name: str) -> None:
         self._write(rows, name, "append")
 
-    def replace(self, rows: DataFrame, name: str) -> None:
-        self._write(rows, name, "overwrite")
+    def replace(self, rows: DataFrame, name: str, where: str) -> None:
+        """Put `rows` in the place of those rows of a table that the predicate means."""
+        self._write(rows, name, "overwrite", {"replaceWhere": where})
 
     def rows(self, values: Iterable[tuple[Any, ...]], columns: Columns) -> DataFrame:
         """Values as a DataFrame, by way of JSON: createDataFrame would start Python workers."""
@@ -92,53 +98,87 @@ class Tables:
     def remove(self, rows: DataFrame, name: str, on: str) -> None:
         self._table(name).alias(name).merge(rows.alias("more"), on).whenMatchedDelete().execute()
 
-    def source(self) -> Source | None:
-        """What the current checkpoint was made for; None for tables that are new.
-
-        Raises `JobError` if `records` is not the table that the others were made from.
-        """
-        if self.is_empty("sources"):
+    def last_batch(self) -> int | None:
+        """The number of the batch that was appended to `records` last; see `ingest`."""
+        if not self._exists("records"):
             return None
-        rows = self.read("sources").collect()
-        if rows[0]["records"] != self.id("records"):
-            raise JobError(
-                f"{self.path('records')} is not the table that was there: restore it, or remove "
-                f"all of {self.root} to start anew with what Kafka still has"
-            )
-        return Source(rows[0]["generation"], {each["topic"]: each["topic_id"] for each in rows})
+        number = self._snapshot("records").transactions().get(_BATCHES)
+        return int(number.get()) if number.isDefined() else None
 
-    def write_source(self, source: Source) -> None:
-        records = self.id("records")
-        rows = [(records, source.generation, *each) for each in source.topics.items()]
-        self.replace(self.rows(rows, SOURCES), "sources")
+    def noted(self, batch: int) -> Offsets | None:
+        """Where reading goes on after a batch; None if the note is gone or broken."""
+        path, system = self._note(batch)
+        if not system.exists(path):
+            return None
+        stream = system.open(path)
+        try:
+            topics = json.loads(stream.readAllBytes())
+        except ValueError:
+            return None
+        finally:
+            stream.close()
+        return {
+            (topic_id, int(partition)): offset
+            for topic_id, offsets in topics.items()
+            for partition, offset in offsets.items()
+        }
 
-    def records_checkpoint(self, source: Source) -> str:
-        return f"{self.root}/checkpoints/records-{self.id('records')}-{source.generation}"
+    def note(self, batch: int, after: Offsets) -> None:
+        topics: dict[str, dict[int, int]] = {}
+        for (topic_id, partition), offset in after.items():
+            topics.setdefault(topic_id, {})[partition] = offset
+        path, system = self._note(batch)
+        stream = system.create(path, True)
+        stream.write(bytearray(json.dumps(topics).encode()))
+        stream.close()
+
+    def held(self) -> Offsets:
+        """Where reading goes on by the rows of `records`: reads the positions of all of them."""
+        if self.is_empty("records"):
+            return {}
+        rows = positions(self.read("records")).collect()
+        return {(row["topic_id"], row["partition"]): row["next"] for row in rows}
+
+    def append_batch(self, rows: DataFrame, batch: int, last: int | None) -> int:
+        """Append a batch to `records` in one commit with its number; returns the number of rows.
+
+        Raises `JobError` if `last` is not the last batch: then another compaction runs, on an
+        object store, where no lock says so.
+        """
+        if self.last_batch() != last:
+            raise self._overtaken()
+        counted = Observation()
+        # A file for each task, not for each of many Kafka partitions: fewer to merge later.
+        tasks = 2 * self.spark.sparkContext.defaultParallelism
+        rows = rows.coalesce(tasks).observe(counted, F.count("*").alias("rows"))
+        numbered = {"txnAppId": _BATCHES, "txnVersion": str(batch)}
+        self._write(rows, "records", "append", numbered)
+        if self.last_batch() != batch:
+            raise self._overtaken()
+        self._drop_notes(batch)
+        return int(counted.get["rows"])
 
     def has_begun(self, checkpoint: str) -> bool:
         """Whether a stream has ever planned a batch on this checkpoint."""
-        hadoop = self.spark._jvm.org.apache.hadoop  # type: ignore[union-attr]
-        path = hadoop.fs.Path(f"{checkpoint}/offsets")
-        system = path.getFileSystem(self.spark._jsc.hadoopConfiguration())
+        path, system = self._file(f"{checkpoint}/offsets")
         if not system.exists(path):
             return False
         # The first are dropped in time, and one that is being written is hidden by a dot.
         return any(not each.getPath().getName().startswith(".") for each in system.listStatus(path))
 
-    def append_stream(self, rows: DataFrame, name: str, checkpoint: str) -> int:
-        """Append what a stream has now, each batch exactly once; returns the number of rows."""
-        # A file for each task, not for each of many Kafka partitions: fewer to merge later.
-        tasks = 2 * self.spark.sparkContext.defaultParallelism
-        query = (
-            rows.coalesce(tasks)
-            .writeStream.format("delta")
-            .outputMode("append")
-            .option("checkpointLocation", checkpoint)
-            .trigger(availableNow=True)
-            .start(self.path(name))
+    def check(self) -> None:
+        """Raise `JobError` unless `failures` was folded from the `records` that are there."""
+        if self.is_empty("failures") or self.has_begun(checkpoint := self._fold_checkpoint()):
+            return
+        if self.is_empty("records"):
+            raise JobError(
+                f"{self.path('records')} is not the table that was there: restore it, or remove "
+                f"all of {self.root} to start anew with what Kafka still has"
+            )
+        raise JobError(
+            f"the checkpoint {checkpoint} is gone: restore it, or remove "
+            f"{self.path('failures')}, which is then folded anew from records"
         )
-        query.awaitTermination()
-        return sum(each["numInputRows"] for each in query.recentProgress)
 
     def fold_stream(self, fold: Callable[[DataFrame], DataFrame], columns: Iterable[str]) -> int:
         """MERGE what is new in `records`, folded, into `failures`; returns how many records.
@@ -148,13 +188,8 @@ class Tables:
         Delta notes the batch with the commit, so that one that is repeated after a crash adds
         nothing to the sums.
         """
-        stream = f"failures-{self.id('failures')}-{self.id('records')}"
-        checkpoint = f"{self.root}/checkpoints/{stream}"
-        if not self.has_begun(checkpoint) and not self.is_empty("failures"):
-            raise JobError(
-                f"the checkpoint {checkpoint} is gone: restore it, or remove "
-                f"{self.path('failures')}, which is then folded anew from records"
-            )
+        checkpoint = self._fold_checkpoint()
+        stream = checkpoint.rpartition("/")[2]
 
         def merge(batch: DataFrame, number: int) -> None:
             spark = batch.sparkSession
@@ -202,7 +237,7 @@ class Tables:
     def compacting(self) -> Iterator[None]:
         """Be the one compaction of these tables, where a lock can say so; raises `JobError`.
 
-        On an object store Delta and the checkpoint refuse the second one's first commit.
+        On an object store there is no lock: see `append_batch`.
         """
         if "://" in self.root:
             yield
@@ -212,14 +247,39 @@ class Tables:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise JobError(
-                    f"another compaction runs on {self.root}: wait until it is done"
-                ) from None
+                raise self._overtaken() from None
             yield
 
-    def _write(self, rows: DataFrame, name: str, mode: str) -> None:
+    def _fold_checkpoint(self) -> str:
+        return f"{self.root}/checkpoints/failures-{self.id('failures')}-{self.id('records')}"
+
+    def _note(self, batch: int | None = None) -> tuple[Any, Any]:
+        """The file of a note, or the folder of them all, and the file system that has it."""
+        folder = f"{self.root}/checkpoints/batches-{self.id('records')}"
+        return self._file(folder if batch is None else f"{folder}/{batch}.json")
+
+    def _drop_notes(self, last: int) -> None:
+        """Drop the notes of earlier batches, and those of runs that were killed."""
+        folder, system = self._note()
+        for each in system.listStatus(folder):
+            number = each.getPath().getName().partition(".")[0]
+            if number.isdecimal() and int(number) < last:
+                system.delete(each.getPath(), False)
+
+    def _file(self, path: str) -> tuple[Any, Any]:
+        """Hadoop's path and the file system that has it."""
+        file = self.spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]
+        return file, file.getFileSystem(self.spark._jsc.hadoopConfiguration())
+
+    def _overtaken(self) -> JobError:
+        return JobError(f"another compaction runs on {self.root}: wait until it is done")
+
+    def _write(
+        self, rows: DataFrame, name: str, mode: str, options: Mapping[str, str] | None = None
+    ) -> None:
         self._table(name)  # made with its columns in their order
-        rows.select(*TABLES[name]).write.format("delta").mode(mode).save(self.path(name))
+        writer = rows.select(*TABLES[name]).write.format("delta").options(**(options or {}))
+        writer.mode(mode).save(self.path(name))
 
     def _table(self, name: str) -> DeltaTable:
         path = self.path(name)

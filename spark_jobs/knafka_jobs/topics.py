@@ -27,8 +27,8 @@ from knafka.core import names
 from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_secret import for_java, for_librdkafka
 from knafka.core.kafka_trouble import Trouble
-from knafka_jobs.compaction import Position, Span
 from knafka_jobs.errors import JobError
+from knafka_jobs.ingest import Position, Span
 
 REQUEST_TIMEOUT: Final = 30.0
 """Seconds for one request to Kafka."""

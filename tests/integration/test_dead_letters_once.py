@@ -10,9 +10,11 @@ import pytest
 from support.kafka import Kafka
 from support.letters import PARTITIONS, TRIGGERS, Letters, compacted, held
 
-from knafka_jobs.compact import Compacted, Options, compact
+from knafka_jobs.compact import Compacted, Options, compact, dead_letters_in
+from knafka_jobs.errors import JobError
+from knafka_jobs.ingest import Span
 from knafka_jobs.reporting import report
-from knafka_jobs.storage import Tables
+from knafka_jobs.storage import Tables, explained
 from knafka_jobs.topics import Connection, Topic, Topics
 
 pytestmark = [
@@ -118,3 +120,35 @@ def test_a_new_topic_whose_first_records_are_deleted_is_read_from_there(
     topics.delete_before({(bill, filled): 4})
     assert compacted(tables, topics, dead, keep_hours=1).records == 6
     assert len(spans) == PARTITIONS
+
+
+def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
+    dead: Letters, topics: Topics, tables: Tables
+) -> None:
+    """Neither partitions that it is not given nor records that come later; and where a range is
+    not there any more it fails, and appends nothing. (test_ingest_properties.py relies on it.)"""
+    for number in range(10):
+        dead.append("mail", None, b"%d" % number, key=b"one partition")
+        dead.append("bill", None, b"%d" % number, key=b"one partition")
+    dead.flush()
+    mail, bill = dead.topic("mail"), dead.topic("bill")
+    found = topics.described([mail, bill])
+    (filled,) = [number for number, span in found[mail].spans.items() if span.end]
+    ranges = {(mail, filled): Span(3, 7), (bill, filled): Span(9, 10)}
+    rows = dead_letters_in(tables, topics, ranges, found)
+    places = [(mail, filled, offset) for offset in range(3, 7)] + [(bill, filled, 9)]
+    assert tables.append_batch(rows, 5, None) == 5
+    assert sorted(held(tables)) == sorted(places)
+    assert tables.last_batch() == 5
+
+    with pytest.raises(JobError, match="another compaction"):
+        tables.append_batch(rows, 6, None)
+    topics.delete_before({(mail, filled): 5})
+    with pytest.raises(JobError), explained("reading"):
+        tables.append_batch(rows, 6, 5)
+    dead.delete(bill)
+    rows = dead_letters_in(tables, topics, {(bill, filled): Span(9, 10)}, found)
+    with pytest.raises(JobError), explained("reading"):
+        tables.append_batch(rows, 6, 5)
+    assert sorted(held(tables)) == sorted(places)
+    assert tables.last_batch() == 5

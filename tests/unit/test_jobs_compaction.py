@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,15 +16,12 @@ from knafka.core.delivery import Reason
 from knafka_jobs.compaction import (
     FOLDED,
     MERGE_ON,
-    Source,
-    Span,
     durable,
     failures_of,
     is_worth_merging,
     merged,
     positions,
     records_of,
-    start_of,
 )
 from knafka_jobs.schema import FAILURES, RECORDS, ddl
 from knafka_jobs.storage import Tables
@@ -310,32 +306,6 @@ def test_reading_goes_on_after_what_the_table_holds(spark: SparkSession) -> None
             [("id-1", 0, 10), ("id-2", 0, 3)], "topic_id string, partition int, next bigint"
         ),
     )
-
-
-@pytest.mark.parametrize(
-    ("now", "generation"),
-    [
-        pytest.param({"a": "1", "b": "2"}, 3, id="the-same"),
-        pytest.param({"a": "1", "b": "2", "c": "3"}, 3, id="a-new-topic-joins"),
-        pytest.param({"a": "1"}, 4, id="one-has-vanished"),
-        pytest.param({"a": "1", "b": "9"}, 4, id="one-was-made-anew"),
-    ],
-)
-def test_a_checkpoint_serves_as_long_as_its_topics_are_the_same(
-    now: dict[str, str], generation: int
-) -> None:
-    assert Source(3, {"a": "1", "b": "2"}).for_topics(now) == Source(generation, now)
-
-
-def test_a_new_checkpoint_starts_where_the_table_ends_within_what_there_is() -> None:
-    start = start_of(
-        {("t", 0): Span(0, 9), ("t", 1): Span(5, 9), ("t", 2): Span(0, 4), ("u", 0): Span(2, 3)},
-        {("t", 0): 7, ("t", 1): 3, ("t", 2): 8, ("gone", 0): 5},
-    )
-    assert json.loads(start.json) == {"t": {"0": 7, "1": 5, "2": 4}, "u": {"0": 2}}
-    assert start.missed == 2
-    assert not start.fits
-    assert start_of({("t", 0): Span(0, 9)}, {("t", 0): 9, ("gone", 0): 5}).fits
 
 
 def test_small_files_are_merged_in_numbers() -> None:
