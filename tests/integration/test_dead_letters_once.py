@@ -11,8 +11,11 @@ from support.kafka import Kafka
 from support.letters import PARTITIONS, TRIGGERS, Letters, compacted, held
 
 from knafka_jobs.compact import Compacted, Options, compact, dead_letters_in
+from knafka_jobs.compaction import FOLDED, failures_of
 from knafka_jobs.errors import JobError
+from knafka_jobs.failures import Selection
 from knafka_jobs.ingest import Span
+from knafka_jobs.replaying import purge
 from knafka_jobs.reporting import report
 from knafka_jobs.storage import Tables, explained
 from knafka_jobs.topics import Connection, Topic, Topics
@@ -99,7 +102,6 @@ def test_a_topic_that_the_metadata_lack_for_a_moment_is_read_where_it_was_left(
     assert compacted(tables, forgetful, dead, keep_hours=1).records == 1
     assert compacted(tables, topics, dead, keep_hours=1).records == 1
     assert sorted(held(tables)) == everything(topics, dead)
-    assert report(tables, None, datetime.now(UTC)).totals.failures == 152
 
 
 def test_a_new_topic_whose_first_records_are_deleted_is_read_from_there(
@@ -122,6 +124,58 @@ def test_a_new_topic_whose_first_records_are_deleted_is_read_from_there(
     assert len(spans) == PARTITIONS
 
 
+def test_what_an_older_version_tabled_twice_is_reported_and_then_counted_once(
+    dead: Letters, topics: Topics, tables: Tables
+) -> None:
+    for number in range(12):
+        dead.bury("mail", number)
+        dead.bury("bill", number)
+    dead.flush()
+    found = topics.dead_letters((dead.namespace, "main"))
+    ranges = {
+        (topic.name, partition): span
+        for topic in found.values()
+        for partition, span in topic.spans.items()
+        if span.end
+    }
+    rows = dead_letters_in(tables, topics, ranges, found)
+    tables.append(rows, "records")
+    tables.append(rows.where(f"topic = '{dead.topic('mail')}' AND offset > 0"), "records")
+    twice = 36 - len([each for each in ranges if each[0] == dead.topic("mail")])
+    tables.fold_stream(failures_of, FOLDED)
+
+    told = report(tables, None, datetime.now(UTC))
+    assert (told.totals.events, told.totals.failures) == (24, twice)
+    assert all(len(group.examples) == 5 for group in told.groups)
+
+    said: list[str] = []
+    options = Options((dead.namespace, "main"), keep_hours=1)
+    assert compact(tables, topics, options, said.append).records == 0
+    assert f"{twice - 24} dead letters were in the table more than once" in "\n".join(said)
+    assert sorted(held(tables)) == everything(topics, dead)
+    counted = tables.read("failures").select("failures", "retries", "history").collect()
+    assert {(row["failures"], row["retries"], len(row["history"])) for row in counted} == {
+        (1, 2, 1)
+    }
+    dead.bury("mail", 0)
+    dead.flush()
+    again = compacted(tables, topics, dead, keep_hours=1)
+    assert (again.records, again.folded) == (1, 1)
+
+
+def test_what_was_purged_does_not_come_back(dead: Letters, topics: Topics, tables: Tables) -> None:
+    """Though its topic still has it, and whichever topics the next run reads."""
+    for number in range(10):
+        dead.bury("mail", number)
+        dead.bury("bill", number)
+    dead.flush()
+    compacted(tables, topics, dead, keep_hours=1)
+    assert purge(tables, Selection(trigger="mail"), unresolved=True, dry_run=False) == 10
+    dead.delete(dead.topic("ship"))
+    assert compacted(tables, topics, dead, keep_hours=1).records == 0
+    assert tables.read("records").count() == 10
+
+
 def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
     dead: Letters, topics: Topics, tables: Tables
 ) -> None:
@@ -137,6 +191,7 @@ def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
     ranges = {(mail, filled): Span(3, 7), (bill, filled): Span(9, 10)}
     rows = dead_letters_in(tables, topics, ranges, found)
     places = [(mail, filled, offset) for offset in range(3, 7)] + [(bill, filled, 9)]
+    tables.note(5, {})
     assert tables.append_batch(rows, 5, None) == 5
     assert sorted(held(tables)) == sorted(places)
     assert tables.last_batch() == 5
