@@ -20,7 +20,7 @@ import typer
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
 from knafka.core import json_format
-from knafka.core.contract import Egress, Kafka
+from knafka.core.contract import Egress, Kafka, explained_faults
 from knafka.core.errors import InvalidDocument, InvalidEvent, KnafkaError
 from knafka.core.event import Event
 from knafka.local import dead_letter_commands, dead_letters, sending, triggers, view
@@ -72,7 +72,8 @@ Folder = Annotated[
 def main() -> None:
     """Run a command; what went wrong is one line on stderr."""
     try:
-        app()
+        with explained_faults():
+            app()
     except KnafkaError as error:
         typer.echo(f"knafka: {error}", err=True)
         sys.exit(FAILED)

@@ -21,10 +21,12 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from knafka.core.contract import explained_faults
 from knafka.core.delivery import Reason
 from knafka.core.errors import KnafkaError
 from knafka_jobs import session
 from knafka_jobs.compact import BATCH_RECORDS, SAFETY_WINDOW, Options, compact
+from knafka_jobs.errors import JobError
 from knafka_jobs.failures import Selection
 from knafka_jobs.page import render
 from knafka_jobs.replaying import plan, purge, replay
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     spark = None
     try:
         spark = session.start(given.command)
-        with explained("Spark"):
+        with explained_faults(), explained("Spark"):
             found = given.run(given, spark)
     except KnafkaError as error:
         _say(f"error: {error}")
@@ -241,8 +243,11 @@ def _user() -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise JobError(f"{path} can't be written: {error.strerror}") from error
     _say(f"wrote {path}")
 
 

@@ -123,7 +123,11 @@ def _ingest(
         named = {(names[id_], number): span for (id_, number), span in ranges.items()}
         # A batch may only note that records were deleted before they were read.
         rows = dead_letters_in(tables, topics, named, found) if named else tables.rows([], RECORDS)
-        count = tables.append_batch(rows, batch, last)
+        with explained(
+            "the dead letters can't be read (if topics or their first records were deleted "
+            "meanwhile, run this again)"
+        ):
+            count = tables.append_batch(rows, batch, last)
         progress(f"{count} new dead letters")
         return count
 

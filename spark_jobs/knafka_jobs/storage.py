@@ -152,7 +152,12 @@ class Tables:
         tasks = 2 * self.spark.sparkContext.defaultParallelism
         rows = rows.coalesce(tasks).observe(counted, F.count("*").alias("rows"))
         numbered = {"txnAppId": _BATCHES, "txnVersion": str(batch)}
-        self._write(rows, "records", "append", numbered)
+        try:
+            self._write(rows, "records", "append", numbered)
+        except (PySparkException, Py4JJavaError) as error:
+            if "DELTA_CONCURRENT" not in _first_line(error):
+                raise
+            raise self._overtaken() from None
         if self.last_batch() != batch:
             raise self._overtaken()
         self._drop_notes(batch)

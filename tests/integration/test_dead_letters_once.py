@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from support.kafka import Kafka
 from support.letters import PARTITIONS, TRIGGERS, Letters, compacted, held
 
@@ -17,6 +20,7 @@ from knafka_jobs.failures import Selection
 from knafka_jobs.ingest import Span
 from knafka_jobs.replaying import purge
 from knafka_jobs.reporting import report
+from knafka_jobs.schema import RECORDS
 from knafka_jobs.storage import Tables, explained
 from knafka_jobs.topics import Connection, Topic, Topics
 
@@ -207,3 +211,20 @@ def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
         tables.append_batch(rows, 6, 5)
     assert sorted(held(tables)) == sorted(places)
     assert tables.last_batch() == 5
+
+
+def test_of_two_compactions_without_a_lock_only_one_appends(
+    tables: Tables, spark: SparkSession
+) -> None:
+    """As on an object store: the slower one is refused by Delta, and says why."""
+    rows = tables.rows([(None,) * len(RECORDS)], RECORDS)
+    tables.id("records")
+    tables.note(1, {})
+    slow = rows.withColumn("id", F.expr("reflect('java.lang.Thread', 'sleep', 4000L)"))
+    with ThreadPoolExecutor() as threads:
+        slower = threads.submit(Tables(spark, tables.root).append_batch, slow, 1, None)
+        Letters.until(lambda: bool(spark.sparkContext.statusTracker().getActiveJobsIds()))
+        assert tables.append_batch(rows, 2, None) == 1
+        with pytest.raises(JobError, match="another compaction runs"):
+            slower.result()
+    assert tables.read("records").count() == 1

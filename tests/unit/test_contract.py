@@ -28,6 +28,7 @@ from knafka.core.contract import (
     Sink,
     Suffix,
     dump,
+    explained_faults,
     parse,
     parse_ingresses,
     parse_json,
@@ -346,3 +347,13 @@ def test_an_egress_survives_being_written_and_read() -> None:
 def test_what_is_default_is_not_written() -> None:
     """A contract lives in an environment variable: it stays as short as the Trigger is plain."""
     assert dump(parse(Egress, EGRESS)) == EGRESS
+
+
+def test_a_fault_of_ours_is_a_sentence_and_no_link_to_a_manual() -> None:
+    with pytest.raises(InvalidDocument) as raised, explained_faults():
+        Egress(**{**EGRESS, "max_in_flight": 0})
+    said = str(raised.value)
+    assert said.startswith("Egress")
+    assert "report it" in said
+    assert "pydantic" not in said
+    assert "\n" not in said

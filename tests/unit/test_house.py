@@ -1,5 +1,6 @@
 """The house stays whole: what the layout of this repository must never lose."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,3 +24,18 @@ def test_no_client_is_opened_by_importing_the_functions() -> None:
         "assert threading.active_count() == 1, threading.enumerate()"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", probe], cwd=ROOT, check=True)
+
+
+def test_documents_are_validated_only_where_errors_become_sentences() -> None:
+    """Pydantic's own errors end with a link to its manual. A program's outermost call turns those
+    that a fault lets through into a sentence: see `contract.explained_faults`."""
+    validates = re.compile(r"\.(model_validate|validate_(json|python|strings))\b|model_validate_")
+    found = {
+        path.name
+        for source in ("functions", "operator", "spark_jobs")
+        for path in (ROOT / source).rglob("*.py")
+        if validates.search(path.read_text())
+    }
+    assert found == {"contract.py", "admission.py"}
+    for main in ("functions/knafka/cli.py", "spark_jobs/knafka_jobs/__main__.py"):
+        assert "with explained_faults()" in (ROOT / main).read_text()

@@ -144,6 +144,19 @@ def test_what_has_no_address_refuses_its_trigger_and_no_other() -> None:
     assert all("spec.subscriber.ref" in reason for reason in reasons.values())
 
 
+@pytest.mark.parametrize(
+    "subscriber", [{"uri": "http://me:secret@host/"}, {"ref": SERVICE, "uri": "a b"}]
+)
+def test_an_address_that_can_not_be_used_refuses_its_trigger_and_no_other(
+    subscriber: dict[str, Any],
+) -> None:
+    plan = plan_of(service(), broker(), trigger("orders"), trigger("broken", subscriber))
+    assert set(plan.triggers) == {ORDERS}
+    reason = plan.refused[Identity("Trigger", "default", "broken")]
+    assert reason.startswith("spec.subscriber")
+    assert "pydantic" not in reason
+
+
 @pytest.mark.conformance("KN-TRG-04")
 def test_a_dead_letter_sink_is_resolved_like_a_subscriber() -> None:
     """KN-TRG-04."""

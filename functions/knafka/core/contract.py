@@ -10,11 +10,12 @@ that changes while a Revision runs, and unresolved references: every URL is a UR
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -358,6 +359,20 @@ def parse_ingresses(text: str) -> Sequence[Ingress]:
         return TypeAdapter(tuple[Ingress, ...]).validate_json(text, by_alias=True, by_name=False)
     except ValidationError as error:
         raise _invalid(error, "") from None
+
+
+@contextlib.contextmanager
+def explained_faults() -> Iterator[None]:
+    """For a program's outermost call: what it made of its own values and does not fit a model.
+
+    Raises `InvalidDocument` instead of pydantic's error, which ends with a link to its manual.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        found = _invalid(error, error.title)
+        problem = f"{found.problem}; this is a fault of Knafka: please report it with this line"
+        raise InvalidDocument(found.path, problem) from error
 
 
 def dump(model: Model) -> dict[str, Any]:

@@ -246,12 +246,9 @@ class _Planner:
 
     def _sink(self, destination: Destination, trigger: Trigger, path: str) -> Sink:
         """KN-DST-01, KN-DST-03; raises `InvalidDocument` for what has no address here."""
-        if destination.ref is None:
-            url = destination.uri or ""
-        else:
-            url = urljoin(
-                self._address(destination.ref, trigger, f"{path}.ref"), destination.uri or ""
-            )
+        url = destination.uri or ""
+        if destination.ref is not None:
+            url = urljoin(self._address(destination.ref, trigger, f"{path}.ref"), url)
         try:
             return parse(Sink, {"url": url, "caCerts": destination.ca_certs})
         except InvalidDocument as error:
