@@ -115,6 +115,10 @@ class Tables:
             topics = json.loads(stream.readAllBytes())
         except ValueError:
             return None
+        except Py4JJavaError as error:
+            if "ChecksumException" not in _first_line(error):
+                raise
+            return None
         finally:
             stream.close()
         return {

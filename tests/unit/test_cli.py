@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from knafka import cli
 from knafka.cli import app
+from knafka.core.contract import Sink
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 ORDER = {
@@ -153,6 +155,18 @@ def test_an_error_is_one_line_on_stderr(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith("knafka: nothing runs on ")
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_fault_of_ours_is_one_line_without_a_link(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "app", lambda: Sink(url="ftp://x"))
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    said = capsys.readouterr().err
+    assert said.startswith("knafka: Sink.url: invalid value: ftp://x: want")
+    assert "pydantic" not in said
+    assert said.count("\n") == 1
 
 
 def test_the_quickstart_has_no_problems_and_its_events_are_events() -> None:

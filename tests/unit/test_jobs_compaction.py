@@ -325,3 +325,21 @@ def test_a_table_is_empty_until_it_has_rows_and_is_not_made_to_tell(
     assert tables.is_empty("failures")
     tables.append(failures_of(records(spark, {})), "failures")
     assert not tables.is_empty("failures")
+
+
+def test_a_note_is_read_as_it_was_written_and_a_broken_one_is_none(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    tables = Tables(spark, str(tmp_path))
+    assert tables.last_batch() is None
+    assert tables.noted(7) is None
+    after = {("id+/1==", 0): 5, ("id+/1==", 12): 2**40, ("id-2", 0): 0}
+    tables.note(7, after)
+    tables.note(8, {})
+    assert tables.noted(7) == after
+    assert tables.noted(8) == {}
+    (note,) = tmp_path.rglob("7.json")
+    note.write_bytes(note.read_bytes()[:-9])
+    assert tables.noted(7) is None
+    note.with_name(".7.json.crc").unlink()
+    assert tables.noted(7) is None
