@@ -231,8 +231,8 @@ class Brokers:
         self.found.pop(identity, None)
         await delete_service(self.cluster, services.receiver_name(of), of)
 
-    def _taken(self, broker: Broker) -> set[str]:
-        return {name for name, uid in self.topics.items() if uid != broker.metadata.uid}
+    def _taken(self, broker: Broker) -> desired.OthersNames:
+        return desired.OthersNames(self.topics, broker.metadata.uid)
 
     async def _kafka_of(self, broker: Broker) -> KafkaSide:
         """Where its topic is, also when its ConfigMap went before it did."""

@@ -9,7 +9,7 @@ checked after, by whoever creates it (names that only differ in a dash can colli
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -103,6 +103,19 @@ class Topic:
     """Somebody else's: used, but never created, changed or deleted; the counts are guesses."""
 
 
+@dataclass(frozen=True, slots=True)
+class OthersNames:
+    """Names in Kafka that other objects have; one look-up says whether a name is among them."""
+
+    uids: Mapping[str, str]
+    """Name -> UID of the object that has it."""
+    uid: str
+    """Of the object whose own names aren't among them."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.uids.get(name, self.uid) != self.uid
+
+
 def config_reference(broker: Broker) -> tuple[str, str] | None:
     """Namespace and name of the Broker's ConfigMap; None if it declares none."""
     reference = broker.spec.config
@@ -145,7 +158,7 @@ def broker_topic(
     broker: Broker,
     config: ConfigMap | None,
     defaults: Defaults,
-    taken: Collection[str] = frozenset(),
+    taken: Container[str] = frozenset(),
 ) -> Topic:
     """The topic of a Broker: the one it names, the one it always had, or upstream's name for it.
 
@@ -199,7 +212,7 @@ def egress(
     subscriber: Sink,
     dead_letter_sink: Sink | None,
     defaults: Defaults,
-    taken: Collection[str] = frozenset(),
+    taken: Container[str] = frozenset(),
 ) -> Egress:
     """What the dispatcher is told of one Trigger.
 

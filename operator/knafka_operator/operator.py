@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 TELL_INTERVAL: Final = 5.0
 """Seconds between two looks at what the scaler has to say of each Trigger."""
 
+TOLD_AT_ONCE: Final = 20
+"""Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
+
 MAX_WOKEN: Final = 5
 """Triggers of one Broker that are woken before there is an event: with more, most would find
 nothing, and lag wakes them anyway."""
@@ -62,6 +65,9 @@ class Operator:
         """Brokers of other classes."""
         self._documents: dict[Identity, Document] = {}
         """Triggers, as they were last heard of."""
+        self._triggers_by_broker: dict[Identity, set[Identity]] = {}
+        self._brokers_by_label: dict[Identity, Identity] = {}
+        """Namespace, and the label of its receivers' pods -> the Broker."""
         replays = Replays(settings, cluster, self.triggers, urls, self._documents.get)
         self._tasks = [asyncio.create_task(each) for each in (self._keep_telling(), replays.run())]
 
@@ -129,20 +135,25 @@ class Operator:
             self._foreign.discard(identity)
         else:
             self._foreign.add(identity)
+        label = identity[0], names.child(identity[1], "")
         if gone:
+            self._brokers_by_label.pop(label, None)
             self.brokers.forget(document)
             self._wake_triggers(identity)
         elif self.brokers.is_ours(document):
+            self._brokers_by_label[label] = identity
             self.brokers.learn(document)
             self.wakes.wake(("Broker", *identity))
 
     def heard_of_trigger(self, document: Document, *, gone: bool) -> None:
         identity = _identity(document)
+        before = self._documents.pop(identity, None)
+        if before is not None:
+            self._unlist(identity, broker_of(before))
         if gone:
-            self._documents.pop(identity, None)
             return
-        before = self._documents.get(identity)
         self._documents[identity] = document
+        self._triggers_by_broker.setdefault(broker_of(document), set()).add(identity)
         self.triggers.learn(document)
         # Not for what we wrote into its status ourselves.
         if before is None or _declared(before) != _declared(document):
@@ -158,10 +169,11 @@ class Operator:
 
     def heard_of_receiver(self, pod: Document) -> None:
         """A pod of a receiver was just made: where there was none, an event is what made it."""
-        label = pod["metadata"]["labels"].get(services.BROKER)
-        for (namespace, name), found in self.brokers.found.items():
-            if namespace == pod["metadata"]["namespace"] and names.child(name, "") == label:
-                found.config.kafka.scaler.expect(found.topic.name, MAX_WOKEN)
+        metadata = pod["metadata"]
+        label = metadata["namespace"], metadata["labels"].get(services.BROKER)
+        broker = self._brokers_by_label.get(label)
+        if broker is not None and (found := self.brokers.found.get(broker)) is not None:
+            found.config.kafka.scaler.expect(found.topic.name, MAX_WOKEN)
 
     def _used_kafkas(self) -> set[KafkaSide]:
         """Those that a Broker or a Trigger uses, whether its config is still there or not."""
@@ -174,18 +186,26 @@ class Operator:
         }
 
     def _wake_triggers(self, broker: Identity) -> None:
-        for each in self._triggers_of(broker):
-            self.wakes.wake(("Trigger", *_identity(each)))
+        for identity in self._triggers_by_broker.get(broker, ()):
+            self.wakes.wake(("Trigger", *identity))
 
     def _triggers_of(self, broker: Identity) -> list[Document]:
-        return [each for each in self._documents.values() if broker_of(each) == broker]
+        return [self._documents[each] for each in self._triggers_by_broker.get(broker, ())]
+
+    def _unlist(self, trigger: Identity, broker: Identity) -> None:
+        triggers = self._triggers_by_broker[broker]
+        triggers.discard(trigger)
+        if not triggers:
+            del self._triggers_by_broker[broker]
 
     async def _keep_telling(self) -> None:
         await repeat("telling what the scaler knows", self._tell, TELL_INTERVAL)
 
     async def _tell(self) -> None:
         """Keep in each Trigger's status what the scaler knows."""
-        for identity in list(self.triggers.watched):
+        for number, identity in enumerate(list(self.triggers.watched), 1):
+            if number % TOLD_AT_ONCE == 0:
+                await asyncio.sleep(0)
             try:
                 await self._tell_of(identity)
             except KnafkaError as error:

@@ -210,7 +210,7 @@ class _Trigger:
             lag=self.lag,
             replicas=len(self.open),
             scale=self.scale,
-            counts=_sum([self.ended], list(self.open.values())),
+            counts=_sum([self.ended], self.open.values()) if self.open else self.ended,
             error=self.drain_error or self.lag_error,
         )
 
@@ -309,8 +309,17 @@ class Scaler:
                 trigger.scale = Scale(1, "an event is on its way")
                 trigger.holds.add(asyncio.create_task(self._hold(trigger)))
 
+    def status(self, trigger_id: str) -> TriggerStatus | None:
+        """Of one Trigger; None: it isn't scaled."""
+        trigger = self._triggers.get(trigger_id)
+        return None if trigger is None else trigger.status()
+
+    def has_triggers(self, topic: str) -> bool:
+        """Whether any Trigger of this topic is scaled."""
+        return topic in self._topics
+
     def statuses(self) -> Mapping[str, TriggerStatus]:
-        """By Trigger id."""
+        """Of all Triggers, by id."""
         return {each.id: each.status() for each in self._triggers.values()}
 
     def _soon(self, name: str) -> None:

@@ -62,11 +62,14 @@ class Triggers:
     watched: dict[Identity, Watched] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)
     """UID of the Trigger that has each group's name."""
+    groups_by_uid: dict[str, set[str]] = field(default_factory=dict)
     known_kafkas: dict[Identity, KafkaSide] = field(default_factory=dict)
     """Where each Trigger's group is: what `kubectl delete -f` deletes goes in any order, and a
     group that stayed would be what a later Trigger of that name starts from."""
     subscribers: dict[Identity, set[Identity]] = field(default_factory=dict)
     """Namespace and name of what is referred to -> the Triggers that do."""
+    references: dict[Identity, set[Identity]] = field(default_factory=dict)
+    """The same by Trigger, so that one that goes is taken out without looking at all."""
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
         """Make one Trigger so; gives the status it has then. Raises `ClusterError`.
@@ -167,23 +170,35 @@ class Triggers:
         identity = metadata["namespace"], metadata["name"]
         self.watched.pop(identity, None)
         self.known_kafkas.pop(identity, None)
-        for group in [name for name, uid in self.groups.items() if uid == metadata["uid"]]:
+        self.urls.pop("/".join(identity), None)
+        self._refer_to_nothing(identity)
+        for group in self.groups_by_uid.pop(metadata["uid"], ()):
             del self.groups[group]
 
     def learn(self, document: Document) -> None:
         """Keep in mind which group a Trigger has, before any other is reconciled."""
-        if group := _group_in_status(document):
-            self.groups.setdefault(group, document["metadata"]["uid"])
+        if (group := _group_in_status(document)) and group not in self.groups:
+            self._claim(group, document["metadata"]["uid"])
 
     def status(self, identity: Identity) -> TriggerStatus | None:
         """What the scaler knows of it; None: it isn't scaled."""
         watched = self.watched.get(identity)
-        return watched.kafka.scaler.statuses().get("/".join(identity)) if watched else None
+        return watched.kafka.scaler.status("/".join(identity)) if watched else None
 
     def groups_of(self, documents: Iterable[Document]) -> list[str]:
         """The consumer groups of these Triggers."""
-        uids = {document["metadata"]["uid"] for document in documents}
-        return [group for group, uid in self.groups.items() if uid in uids]
+        return [
+            group
+            for document in documents
+            for group in self.groups_by_uid.get(document["metadata"]["uid"], ())
+        ]
+
+    def _claim(self, group: str, uid: str) -> None:
+        """The Trigger of this UID has this group."""
+        if before := self.groups.get(group):
+            self.groups_by_uid[before].discard(group)
+        self.groups[group] = uid
+        self.groups_by_uid.setdefault(uid, set()).add(group)
 
     async def _subscribe(
         self,
@@ -196,7 +211,7 @@ class Triggers:
         """Topics, offsets, Service, scaler: from the end of this on, no event is missed."""
         identity = trigger.metadata.namespace, trigger.metadata.name
         config, topics = found.config, found.config.kafka.topics
-        taken = {name for name, uid in self.groups.items() if uid != trigger.metadata.uid}
+        taken = desired.OthersNames(self.groups, trigger.metadata.uid)
         egress = desired.egress(
             trigger,
             found.broker,
@@ -212,7 +227,7 @@ class Triggers:
         watched = Watched(config.kafka, egress, autoscaling, found.partitions, config.secret)
         if self.watched.get(identity) not in (None, watched):
             await self.rest(identity)
-        self.groups[egress.group] = trigger.metadata.uid
+        self._claim(egress.group, trigger.metadata.uid)
         self.known_kafkas[identity] = config.kafka
         dead_letters = desired.dead_letter_topic(
             egress, replace(found.topic, partitions=found.partitions)
@@ -255,7 +270,7 @@ class Triggers:
         if watched is not None:
             await watched.kafka.scaler.forget("/".join(identity))
             topic = watched.egress.topic
-            if not any(each.egress.topic == topic for each in self.watched.values()):
+            if not watched.kafka.scaler.has_triggers(topic):
                 watched.kafka.watched.discard(topic)
 
     async def _stop(self, document: Document) -> None:
@@ -265,11 +280,20 @@ class Triggers:
         for name in (services.dispatcher_name(of), services.replayer_name(of)):
             await delete_service(self.cluster, name, of)
 
+    def _refer_to_nothing(self, identity: Identity) -> None:
+        for referred in self.references.pop(identity, ()):
+            referring = self.subscribers[referred]
+            referring.discard(identity)
+            if not referring:
+                del self.subscribers[referred]
+
     async def _resolve(self, destination: Destination, trigger: Trigger) -> Sink:
         namespace = trigger.metadata.namespace
         if destination.ref is not None:
             referred = destination.ref.namespace or namespace, destination.ref.name
-            self.subscribers.setdefault(referred, set()).add((namespace, trigger.metadata.name))
+            identity = namespace, trigger.metadata.name
+            self.subscribers.setdefault(referred, set()).add(identity)
+            self.references.setdefault(identity, set()).add(referred)
         return await resolve(destination, namespace, self.cluster.get, self.settings.cluster_domain)
 
     async def _dead_letter_sink(

@@ -35,6 +35,8 @@ class MemoryCluster:
         """Names of objects whose status can't be written."""
         self.unready: set[str] = set()
         """Names of Knative Services that never become Ready."""
+        self.failing: Exception | None = None
+        """What every `get` raises."""
         self._made = 0
 
     def put(self, document: Document) -> dict[str, Any]:
@@ -52,6 +54,8 @@ class MemoryCluster:
         return stored
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        if self.failing is not None:
+            raise self.failing
         return copy.deepcopy(self.objects.get((api_version, kind, namespace, name)))
 
     async def apply(self, manifest: Document) -> Document:

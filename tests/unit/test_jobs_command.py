@@ -8,12 +8,13 @@ from unittest.mock import Mock
 import pytest
 
 from knafka_jobs import __main__ as command
+from knafka_jobs import session
 from knafka_jobs.report import Change, ChangeKind
 
 
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command.session, "start", Mock())
+    monkeypatch.setattr(session, "start", Mock())
 
 
 def test_a_value_that_does_not_fit_a_report_is_one_line_without_a_link(
