@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from confluent_kafka import TopicPartition
+from support.lookups import only_look_ups
 
 from knafka.clients.kafka_groups import REMEMBERED, KafkaGroups
 from knafka.clients.kafka_requests import Requests
@@ -86,6 +87,23 @@ async def test_nobody_is_believed_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
     assert 0 < len(asked) < len(GROUPS) / 2
     monkeypatch.setattr(time, "monotonic", lambda: now + REMEMBERED * 2)
     assert await groups.look() == sorted(GROUPS)
+
+
+async def test_what_is_known_of_other_groups_is_not_looked_at() -> None:
+    groups = Asked()
+    await groups.look()
+    only_look_ups(groups)
+    groups.forget(GROUPS[7])
+    assert await groups.look() == [GROUPS[7]]
+
+
+async def test_nothing_is_kept_of_groups_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Asked()
+    await groups.look()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + REMEMBERED * 1.01)
+    await groups.behind([], "id", PARTITIONS, ENDS)
+    assert groups._known == {}
 
 
 async def test_the_first_error_ends_the_look() -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
+from support.lookups import only_look_ups
 from support.operator_world import OperatorWorld, running_operator
 
 from knafka.core import names
@@ -50,15 +51,6 @@ class Statuses:
     def _build(self, **fields: Any) -> TriggerStatus:
         self.built += 1
         return TriggerStatus(**fields)
-
-
-class LookUps(dict[Any, Any]):
-    """A dictionary in which things are looked up one by one."""
-
-    def _all(self, *_: object) -> NoReturn:
-        raise AssertionError("everything in it was looked at")
-
-    __iter__ = items = keys = values = _all
 
 
 @pytest.fixture
@@ -198,10 +190,3 @@ async def test_nothing_is_kept_of_triggers_that_are_gone(world: OperatorWorld) -
         "urls",
     }
     assert operator._triggers_by_broker == {}
-
-
-def only_look_ups(of: object) -> None:
-    """Have its dictionaries refuse anything else."""
-    for name, value in vars(of).items():
-        if isinstance(value, dict):
-            setattr(of, name, LookUps(value))

@@ -30,6 +30,8 @@ REMEMBERED: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    topic_id: str
+    """A topic that was made anew has other offsets."""
     committed: Positions
     until: float
     """Of `time.monotonic`."""
@@ -41,8 +43,10 @@ class KafkaGroups:
     def __init__(self, connection: Connection, requests: Requests) -> None:
         self._connection = connection
         self._requests = requests
-        self._known: dict[tuple[str, str], _Known] = {}
-        """By group and topic id: a topic that was made anew has other offsets."""
+        self._known: dict[str, _Known] = {}
+        """By group, which reads one topic."""
+        self._forget_old = 0.0
+        """When what is too old is let go of next: of groups that are gone it is all there is."""
 
     async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Positions:
         """What the group has committed, as Kafka knows it now."""
@@ -65,13 +69,18 @@ class KafkaGroups:
     ) -> Mapping[str, Positions]:
         """What each group has committed; asked of Kafka unless it is known to be at the ends."""
         now = time.monotonic()
-        self._known = {key: each for key, each in self._known.items() if each.until > now}
+        if now >= self._forget_old:
+            self._known = {key: each for key, each in self._known.items() if each.until > now}
+            self._forget_old = now + REMEMBERED
         committed: dict[str, Positions] = {}
         unsure = []
         for group in groups:
-            known = self._known.get((group, topic_id))
-            if known is not None and all(
-                known.committed.get(number, 0) == end for number, end in ends.items()
+            known = self._known.get(group)
+            if (
+                known is not None
+                and known.topic_id == topic_id
+                and known.until > now
+                and all(known.committed.get(number, 0) == end for number, end in ends.items())
             ):
                 committed[group] = known.committed
             else:
@@ -83,7 +92,7 @@ class KafkaGroups:
                 committed[group] = await self.committed(group, partitions)
                 # Not all at one time, so that they aren't asked again all at one time.
                 until = now + REMEMBERED * random.uniform(0.5, 1)
-                self._known[group, topic_id] = _Known(committed[group], until)
+                self._known[group] = _Known(topic_id, committed[group], until)
 
         tasks = [asyncio.create_task(ask()) for _ in unsure[:THREADS]]
         try:
@@ -95,7 +104,7 @@ class KafkaGroups:
 
     def forget(self, group: str) -> None:
         """Ask anew what this group has committed."""
-        self._known = {key: each for key, each in self._known.items() if key[0] != group}
+        self._known.pop(group, None)
 
     async def _as(
         self, group: str, call: Callable[[Consumer, float], list[TopicPartition] | None]
