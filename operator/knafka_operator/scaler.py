@@ -43,9 +43,6 @@ KEPT: Final = 24 * 3600.0
 the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and then all
 that its topic still has would be delivered again."""
 
-TIMER_SLACK: Final = 0.001
-"""Seconds by which a timer may go off early; asking again whether it is due yet would spin."""
-
 KEDA_CLASS: Final = "keda.autoscaling.knative.dev"
 """Upstream's default class: scaling on lag by these annotations, which is what we do."""
 DISABLED: Final = "disabled"
@@ -221,8 +218,8 @@ class _Topic:
     triggers: dict[str, _Trigger] = field(default_factory=dict)
     looked: float = -math.inf
     due: float = math.inf
-    looking: bool = False
-    """Its lags are being asked for; the next question waits for the answer."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """It is due sooner, or its last Trigger is gone."""
 
 
 class Scaler:
@@ -235,28 +232,21 @@ class Scaler:
         self._triggers: dict[str, _Trigger] = {}
         self._topics: dict[str, _Topic] = {}
         self._ending: dict[str, set[asyncio.Task[None]]] = {}
-        self._sooner = asyncio.Event()
+        self._unfollowed: list[_Topic] = []
+        self._added = asyncio.Event()
+        """There are topics that aren't followed yet."""
 
     async def run(self) -> None:
         """Look and hold until cancelled; then end every drain and wait for it."""
-        loop = asyncio.get_running_loop()
+        self._unfollowed = list(self._topics.values())
         try:
-            async with asyncio.TaskGroup() as looks:
+            async with asyncio.TaskGroup() as follows:
                 while True:
-                    self._sooner.clear()
-                    now = loop.time() + TIMER_SLACK
-                    # A question that waits for its answer makes no other topic wait.
-                    idle = [each for each in self._topics.values() if not each.looking]
-                    for topic in idle:
-                        if topic.due <= now:
-                            topic.looking = True
-                            looks.create_task(self._look(topic))
-                    at = min((each.due for each in idle if not each.looking), default=math.inf)
-                    try:
-                        async with asyncio.timeout_at(None if at == math.inf else at):
-                            await self._sooner.wait()
-                    except TimeoutError:
-                        pass
+                    self._added.clear()
+                    added, self._unfollowed = self._unfollowed, []
+                    for topic in added:
+                        follows.create_task(self._follow(topic))
+                    await self._added.wait()
         finally:
             for trigger in self._triggers.values():
                 self._cancel(trigger)
@@ -278,7 +268,11 @@ class Scaler:
             trigger.egress = egress
             trigger.lag = trigger.drain_error = None
         trigger.autoscaling = autoscaling
-        topic = self._topics.setdefault(egress.topic, _Topic(egress.topic))
+        topic = self._topics.get(egress.topic)
+        if topic is None:
+            topic = self._topics[egress.topic] = _Topic(egress.topic)
+            self._unfollowed.append(topic)
+            self._added.set()
         topic.triggers[trigger_id] = trigger
         self._soon(egress.topic)
         await self._until_ended(trigger_id)
@@ -327,13 +321,14 @@ class Scaler:
             soon = max(asyncio.get_running_loop().time(), topic.looked + WAKE_SPACING)
             if soon < topic.due:
                 topic.due = soon
-                self._sooner.set()
+                topic.changed.set()
 
     def _unlist(self, trigger: _Trigger) -> None:
         topic = self._topics[trigger.egress.topic]
         del topic.triggers[trigger.id]
         if not topic.triggers:
             del self._topics[trigger.egress.topic]
+            topic.changed.set()
 
     def _cancel(self, trigger: _Trigger) -> None:
         """Begin to end its drains; until they are over, `_look` opens none for this id."""
@@ -355,20 +350,30 @@ class Scaler:
         if ending := self._ending.get(trigger_id):
             await asyncio.wait(set(ending))
 
+    async def _follow(self, topic: _Topic) -> None:
+        """Look at one topic whenever it is due, as long as it has Triggers.
+
+        Each topic has a task of its own: a question that waits for its answer makes no other topic
+        wait, and none costs more for there being others.
+        """
+        while topic.triggers:
+            topic.changed.clear()
+            try:
+                async with asyncio.timeout_at(None if topic.due == math.inf else topic.due):
+                    await topic.changed.wait()
+            except TimeoutError:
+                await self._look(topic)
+
     async def _look(self, topic: _Topic) -> None:
         """Ask once for the lags of all Triggers of one topic, decide, and open what is missing."""
-        try:
-            # The last of its Triggers may have gone since it was due.
-            if asked := [(trigger, trigger.egress) for trigger in topic.triggers.values()]:
-                topic.looked = asyncio.get_running_loop().time()
-                # Before the question: who wakes the topic meanwhile has events that the answer
-                # may miss.
-                polled = min(trigger.autoscaling.polling_interval for trigger, _ in asked)
-                topic.due = topic.looked + polled
-                await self._ask(topic.name, asked)
-        finally:
-            topic.looking = False
-            self._sooner.set()
+        # The last of its Triggers may have gone since it was due.
+        if asked := [(trigger, trigger.egress) for trigger in topic.triggers.values()]:
+            topic.looked = asyncio.get_running_loop().time()
+            # Before the question: who wakes the topic meanwhile has events that the answer may
+            # miss.
+            polled = min(trigger.autoscaling.polling_interval for trigger, _ in asked)
+            topic.due = topic.looked + polled
+            await self._ask(topic.name, asked)
 
     async def _ask(self, name: str, asked: Sequence[tuple[_Trigger, Egress]]) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.lookups import LookUps
 from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running, since
 
 from knafka_operator.scaler import LAG_TIMEOUT, Autoscaling
@@ -51,6 +52,41 @@ async def test_a_trigger_that_moves_to_another_topic_is_looked_for_there(
         await scaler.watch("mail", egress(topic="elsewhere"), SCALING)
         await asyncio.sleep(15)
         assert [topic for _, _, topic in lags.asked] == ["orders", "elsewhere", "elsewhere"]
+
+
+async def test_a_look_at_one_topic_is_none_at_the_others(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        for number in range(20):
+            topic = f"topic-{number}"
+            await scaler.watch(topic, egress(topic, topic=topic), SCALING)
+        await asyncio.sleep(1)
+        scaler._topics = LookUps(scaler._topics)
+        await asyncio.sleep(15)
+        assert len(lags.asked) == 40
+        lags.by_group["group-topic-7"] = 1
+        scaler.wake("topic-7")
+        await asyncio.sleep(1)
+        assert [drain.trigger for drain in drains.open] == ["topic-7"]
+
+
+async def test_nothing_is_kept_of_a_topic_whose_triggers_are_gone(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        await asyncio.sleep(1)
+        before = len(asyncio.all_tasks())
+        for _ in range(3):
+            await scaler.watch("mail", egress(), SCALING)
+            await scaler.watch("bill", egress("bill"), SCALING)
+            await asyncio.sleep(1)
+            assert scaler.has_triggers("orders")
+            await scaler.forget("mail")
+            await scaler.forget("bill")
+            assert not scaler.has_triggers("orders")
+        await asyncio.sleep(1)
+        assert len(asyncio.all_tasks()) == before
 
 
 async def test_a_forgotten_trigger_has_ended_cleanly_and_is_gone(
