@@ -116,6 +116,24 @@ def test_an_external_topic_is_used_as_it_is_and_never_deleted(
 
 
 @pytest.mark.usefixtures("brokers_go")
+def test_a_kind_that_there_cannot_be_is_a_condition_of_its_own_trigger(
+    installed: Installation, namespace: str
+) -> None:
+    """Issue 12, item 11: it ended the Trigger's daemon, and disturbed those of others."""
+    installed.broker(namespace)
+    for number, (api_version, kind) in enumerate(
+        [("serving.knative.dev/v1", "*"), ("a/b/c", "Service"), ("v1", "Servise")]
+    ):
+        ref = {"apiVersion": api_version, "kind": kind, "name": "subscriber"}
+        installed.trigger(namespace, f"typo-{number}", {"ref": ref}, ready=False)
+        told = installed.until_condition(
+            "trigger", f"typo-{number}", namespace, "SubscriberResolved", "NotFound"
+        )
+        assert kind in told["message"]
+    installed.trigger(namespace, "right", installed.subscriber(namespace).ref)
+
+
+@pytest.mark.usefixtures("brokers_go")
 def test_what_has_drifted_is_a_condition_and_is_left_as_it_is(
     installed: Installation, namespace: str
 ) -> None:

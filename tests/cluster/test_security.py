@@ -160,6 +160,16 @@ def test_a_missing_secret_is_a_condition_until_it_is_there(secured: Secured) -> 
     installed.until_ready("broker", name, secured.namespace)
 
 
+def test_a_secret_elsewhere_is_not_reached_by_its_path(secured: Secured) -> None:
+    """The client puts names into paths as they are: this one led to another namespace's Secret."""
+    name, installed = "path", secured.installed
+    secret = f"../../{OPERATOR_NAMESPACE}/secrets/knafka-webhook-certificate"
+    installed.configure(name, secured.namespace, "PLAIN", auth__secret__ref__name=secret)
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "name": name}
+    installed.broker(secured.namespace, name, ready=False, config=config)
+    installed.until_condition("broker", name, secured.namespace, "ConfigParsed", "SecretNotFound")
+
+
 @pytest.fixture
 def operators_secret(secured: Secured) -> Iterator[str]:
     """A ConfigMap and a Secret in the operator's namespace; both have this name."""

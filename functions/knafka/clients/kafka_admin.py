@@ -63,8 +63,8 @@ class KafkaAdmin:
         self._admin = self._requests.admin
         self._seen: dict[str, tuple[float, list[TopicPartition]]] = {}
         """When a topic's partitions were asked for, and which there were."""
-        self._ranges: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
-        """Topic and its id -> the partitions' starts and ends when `lags` read them last."""
+        self._ranges: dict[str, tuple[str, dict[int, tuple[int, int]]]] = {}
+        """A topic's id, and its partitions' starts and ends when `lags` read them last."""
 
     async def cluster_id(self) -> str:
         described: DescribeClusterResult = await self._requests.one(
@@ -108,6 +108,7 @@ class KafkaAdmin:
         return TopicDescription(found.id, len(found.partitions), found.replication, config)
 
     async def delete_topic(self, topic: str) -> None:
+        self._ranges.pop(topic, None)
         await self._unless(
             KafkaError.UNKNOWN_TOPIC_OR_PART,
             lambda timeout: self._admin.delete_topics([topic], request_timeout=timeout)[topic],
@@ -189,12 +190,12 @@ class KafkaAdmin:
             for which in (_EARLIEST, _LATEST)
         ]
         read = {number: (starts[number], ends[number]) for number in starts.keys() & ends.keys()}
-        known = self._ranges.get((topic, found.id), {}) | read
+        # A topic that was made anew has another id, and nothing of what it was before.
+        id_, before = self._ranges.get(topic, (found.id, {}))
+        known = before | read if id_ == found.id else read
         if not known:
             raise LogError(f"no partition of {topic} has a leader")
-        # A topic that was made anew has another id; that of before is of no use any more.
-        self._ranges = {key: each for key, each in self._ranges.items() if key[0] != topic}
-        self._ranges[topic, found.id] = known
+        self._ranges[topic] = found.id, known
         return known
 
     async def delete_group(self, group: str) -> None:
