@@ -232,13 +232,11 @@ class Triggers:
         dead_letters = desired.dead_letter_topic(
             egress, replace(found.topic, partitions=found.partitions)
         )
+        # Each time, as nobody else makes it anew should it be deleted: dispatchers can't, and wait.
+        await topics.ensure_topic(
+            dead_letters.name, dead_letters.partitions, dead_letters.replication, dead_letters.config
+        )
         if identity not in self.watched:
-            await topics.ensure_topic(
-                dead_letters.name,
-                dead_letters.partitions,
-                dead_letters.replication,
-                dead_letters.config,
-            )
             if GROUP_STATUS not in annotations:
                 # Nobody was promised anything yet: what a namesake left behind isn't ours.
                 await topics.delete_group(egress.group)
