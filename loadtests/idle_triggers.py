@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import statistics
@@ -45,7 +46,7 @@ from knafka_operator.metrics import metrics
 from knafka_operator.operator import Operator
 from knafka_operator.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.settings import Settings
-from knafka_operator.status import is_ready, why_not_ready
+from knafka_operator.status import is_ready, summary, why_not_ready
 from knafka_operator.triggers import LAG
 
 NAMESPACE: Final = "load"
@@ -267,7 +268,7 @@ class Load:
             assert document is not None
             async with self._making if not was_ready else contextlib.nullcontext():
                 now = await reconcile(document)
-            if now is None or not is_ready({"status": now}):
+            if now is None or summary(now["conditions"])["status"] != "True":
                 return RETRY
             # They were all made at one time; later they are spread evenly.
             pause = random.uniform(0.8, 1.2) if was_ready else random.random()
@@ -332,6 +333,8 @@ async def measure(options: argparse.Namespace) -> None:
                 f"{options.triggers} Triggers, {options.per_broker} on each Broker, "
                 f"{options.partitions} partitions"
             )
+            gc.collect()  # as `handlers.start` does
+            gc.freeze()
             load = Load(server.bootstrap_servers, options)
             await load.declare()
             await load.idle()
