@@ -234,7 +234,10 @@ class Triggers:
         )
         # Each time, as nobody else makes it anew should it be deleted: dispatchers can't, and wait.
         await topics.ensure_topic(
-            dead_letters.name, dead_letters.partitions, dead_letters.replication, dead_letters.config
+            dead_letters.name,
+            dead_letters.partitions,
+            dead_letters.replication,
+            dead_letters.config,
         )
         if identity not in self.watched:
             if GROUP_STATUS not in annotations:
