@@ -220,7 +220,7 @@ def test_of_two_compactions_without_a_lock_only_one_appends(
     rows = tables.rows([(None,) * len(RECORDS)], RECORDS)
     tables.id("records")
     tables.note(1, {})
-    slow = rows.withColumn("id", F.expr("reflect('java.lang.Thread', 'sleep', 4000L)"))
+    slow = rows.withColumn("id", F.expr("reflect('java.lang.Thread', 'sleep', 15000L)"))
     with ThreadPoolExecutor() as threads:
         slower = threads.submit(Tables(spark, tables.root).append_batch, slow, 1, None)
         Letters.until(lambda: bool(spark.sparkContext.statusTracker().getActiveJobsIds()))

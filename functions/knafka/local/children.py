@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import random
 import signal
 import socket
 import sys
@@ -35,6 +37,8 @@ MAX_LOG_BYTES: Final = 10 * 1024 * 1024
 """A log file that is larger when a child starts is set aside, so that two of them remain."""
 LONGEST_LINE: Final = 8192
 """Bytes of one printed line that are shown; the log file has all of it."""
+_BELOW_EPHEMERAL: Final = range(10_000, 30_000)
+"""Ports that no kernel gives to connections by itself: Linux begins at 32,768."""
 
 Say: TypeAlias = Callable[[str], None]
 """Is given one line for a person."""
@@ -213,7 +217,12 @@ def port_of(listener: socket.socket) -> int:
 
 
 def free_port() -> int:
-    """A port that was free just now, for a program that wants to bind it itself."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return port_of(probe)
+    """A port that was free just now, for a program that wants to bind it itself.
+
+    None of those that connections get, or one could have it before the program binds it.
+    """
+    for port in random.sample(_BELOW_EPHEMERAL, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise OSError(errno.EADDRINUSE, "a hundred ports were tried and none is free")
