@@ -27,6 +27,7 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from knafka.local.children import free_port
 from knafka.local.kafka_distribution import KafkaDistribution, LocalKafkaError
 from knafka.local.processes import die_with_parent
 
@@ -362,7 +363,7 @@ def _take_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:
             listener = stack.enter_context(socket.socket())
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT is free
             try:
-                listener.bind((host, port))
+                listener.bind((host, port or free_port()))
             except OSError as error:
                 is_taken = error.errno == errno.EADDRINUSE
                 problem = "is taken by another process" if is_taken else f"can't be used ({error})"
