@@ -67,7 +67,7 @@ Key = tuple[str, str, str, str]
 
 
 class MemoryCluster:
-    """The API server's objects in memory; every write is told to `heard`, as a watch does."""
+    """The API server's objects in memory; `heard` is called with every write, as by a watch."""
 
     def __init__(self) -> None:
         self._objects: dict[Key, Document] = {}

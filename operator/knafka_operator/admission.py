@@ -192,7 +192,7 @@ def _wrong_with_broker(document: Document) -> Iterator[_Problem]:
             _annotation(EXTERNAL_TOPIC),
         )
     elif topic is not None and (why := reserved(topic)) is not None:
-        # Whether any other is allowed is told by a condition: the list may change.
+        # A condition says whether any other is allowed, as the list may change.
         yield _Problem(f"invalid value: {topic}", why, _annotation(EXTERNAL_TOPIC))
 
 

@@ -174,6 +174,10 @@ class KafkaWriter:
             # Only a fatal error is raised here: the producer takes records and sends none.
             self._failure = log_error_of(error.args[0])
             self._replace_producer()
+        if self._replaced:
+            self._poll_replaced()
+
+    def _poll_replaced(self) -> None:
         for each in self._replaced:
             with contextlib.suppress(KafkaException):
                 each.poll(0)

@@ -100,7 +100,7 @@ class LogReader(Protocol):
     ends: Positions
     """Partitions whose end the last read has reached, behind the records it gave, and the offset at
     which each goes on. That may lie beyond the last record: a transaction's marker has an offset,
-    and so have records of one that was aborted. Each end is told once."""
+    and so have records of one that was aborted. An end is given by one read only."""
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Up to `limit` records, as soon as there are any, in order per partition; none after

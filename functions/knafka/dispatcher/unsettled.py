@@ -81,8 +81,8 @@ class Unsettled:
     ) -> None:
         self.record = record
         self.headers = headers
-        """The record's, if they can be read. The record isn't asked again: confluent-kafka gives
-        a broken list to whoever asks after it has raised, and that ends the process."""
+        """The record's, if they can be read. They are read once: after it has raised,
+        confluent-kafka returns a broken list, and to use that crashes the process."""
         self.partition = partition
         self.offset = record.offset()
         self.lane = lane
