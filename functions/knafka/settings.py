@@ -2,6 +2,9 @@
 
     KNAFKA_INGRESSES   receiver: its contract, a JSON array of Ingress
     KNAFKA_EGRESS      dispatcher: its contract, one Egress as JSON
+    KNAFKA_SERVICE_URL     dispatcher: its own Service, which it asks to go on when nobody does
+    KNAFKA_DRAIN_AT_START  dispatcher: true: it drains without being asked (min-scale)
+    KNAFKA_GRACE_PERIOD    dispatcher: seconds that it has from SIGTERM to its end (10)
     KNAFKA_LOG_LEVEL   debug, info, warning (the default), error
     HOST, PORT         where to listen; PORT is set by Knative
 
@@ -20,7 +23,14 @@ from knafka.core.errors import InvalidDocument
 
 INGRESSES: Final = "KNAFKA_INGRESSES"
 EGRESS: Final = "KNAFKA_EGRESS"
+SERVICE_URL: Final = "KNAFKA_SERVICE_URL"
+DRAIN_AT_START: Final = "KNAFKA_DRAIN_AT_START"
+GRACE_PERIOD: Final = "KNAFKA_GRACE_PERIOD"
 LOG_LEVEL: Final = "KNAFKA_LOG_LEVEL"
+
+LEAVING: Final = 7.0
+"""Seconds of the grace period for what follows the attempts: the last commits, dead letters and
+replies that are being written, the group that is left."""
 
 Environment = Mapping[str, str]
 
@@ -70,6 +80,31 @@ def egress(environment: Environment) -> Egress:
         return parse_json(Egress, text)
     except InvalidDocument as error:
         raise InvalidDocument(EGRESS, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Drains:
+    """How a dispatcher comes to drain, and stops."""
+
+    service_url: str | None = None
+    """Its own Service; None: nobody scales it."""
+    at_start: bool = False
+    """Whether it drains without being asked."""
+    stop_timeout: float = 3.0
+    """Seconds that attempts under way get when the process is to end."""
+
+
+def drains(environment: Environment) -> Drains:
+    """Raises `InvalidDocument` that names the variable."""
+    at_start = environment.get(DRAIN_AT_START, "false").strip().lower()
+    if at_start not in ("true", "false"):
+        raise InvalidDocument(DRAIN_AT_START, f"invalid value: {at_start:.80}: want true or false")
+    grace = environment.get(GRACE_PERIOD, "10")
+    if not grace.isdecimal() or len(grace) > 6 or int(grace) < 10:
+        problem = f"invalid value: {grace:.80}: want whole seconds, 10 or more"
+        raise InvalidDocument(GRACE_PERIOD, problem)
+    url = environment.get(SERVICE_URL) or None
+    return Drains(url, at_start == "true", int(grace) - LEAVING)
 
 
 def _required(environment: Environment, name: str) -> str:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -42,14 +42,35 @@ from knafka.core.event import is_uri_reference
 
 MAX_EVENT_BYTES: Final = 1_000_000
 """Largest event a receiver takes by default, headers included: Kafka's own limit is 1 MiB."""
+MAX_RECORD_BYTES: Final = 1_048_588
+"""Kafka's max.message.bytes unless a topic has its own: key, value and headers together."""
 
+KEPT_FOR_EVER: Final[Mapping[str, str]] = {
+    # An event without data is a tombstone to compaction, so a dead letter is never compacted away
+    # (CE-K3). Nor does it expire: only the job that has tabled it deletes it.
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+}
+"""The configuration of every dead-letter topic."""
+
+_COUNT = r"\d+(?:[.,]\d+)?"
 _DURATION = re.compile(
-    r"P(?=.)(?:(?P<weeks>\d+(?:\.\d+)?)W)?(?:(?P<days>\d+(?:\.\d+)?)D)?"
-    r"(?:T(?=.)(?:(?P<hours>\d+(?:\.\d+)?)H)?(?:(?P<minutes>\d+(?:\.\d+)?)M)?"
-    r"(?:(?P<seconds>\d+(?:\.\d+)?)S)?)?",
+    rf"P(?=.)(?:(?P<years>{_COUNT})Y)?(?:(?P<months>{_COUNT})M)?(?:(?P<weeks>{_COUNT})W)?"
+    rf"(?:(?P<days>{_COUNT})D)?(?:T(?=.)(?:(?P<hours>{_COUNT})H)?(?:(?P<minutes>{_COUNT})M)?"
+    rf"(?:(?P<seconds>{_COUNT})S)?)?",
     re.ASCII,
 ).fullmatch
-_UNITS = {"weeks": 604_800.0, "days": 86_400.0, "hours": 3_600.0, "minutes": 60.0, "seconds": 1.0}
+_UNITS = {
+    # Gregorian means, as in Knative (rickb777/date): 365.2425 days, and a twelfth of them.
+    "years": 31_556_952.0,
+    "months": 2_629_746.0,
+    "weeks": 604_800.0,
+    "days": 86_400.0,
+    "hours": 3_600.0,
+    "minutes": 60.0,
+    "seconds": 1.0,
+}
 _ATTRIBUTE_NAME = re.compile(r"[a-z][a-z0-9]*").fullmatch
 
 
@@ -62,7 +83,7 @@ class Model(BaseModel):
 
 
 def _seconds(value: object) -> float:
-    """Seconds of an ISO-8601 duration such as `PT0.2S`; years and months have no fixed length."""
+    """Seconds of an ISO-8601 duration such as `PT0.2S`."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise problem("a duration is text in ISO-8601 form, such as PT0.2S or PT5M")
     try:
@@ -79,7 +100,11 @@ def _parse_duration(text: str) -> float:
         raise problem(
             f"invalid value: {text:.80}: want an ISO-8601 duration, such as PT0.2S or PT5M"
         )
-    return sum(float(count) * _UNITS[unit] for unit, count in match.groupdict().items() if count)
+    return sum(
+        float(count.replace(",", ".")) * _UNITS[unit]
+        for unit, count in match.groupdict().items()
+        if count
+    )
 
 
 def _format_duration(seconds: float) -> str:
@@ -292,6 +317,21 @@ class Sink(Model):
     """PEM to trust for this destination beside the system's."""
 
 
+def event_limit(max_batch_bytes: int) -> int:
+    """The largest event for a topic with this limit: the same share of it as by default, as a
+    record has its own bytes beside the event's, and its key twice."""
+    return max(1, max_batch_bytes * MAX_EVENT_BYTES // MAX_RECORD_BYTES)
+
+
+class TopicSettings(Model):
+    """How a topic is to be made, should it not exist."""
+
+    partitions: Annotated[int, Field(gt=0)] = 1
+    replication: Annotated[int, Field(ge=-1)] = -1
+    """-1: the cluster's default."""
+    config: dict[str, str] = Field(default_factory=dict)
+
+
 class Ingress(Model):
     """One Broker, as its receiver sees it."""
 
@@ -301,6 +341,9 @@ class Ingress(Model):
     kafka: Kafka
     max_event_bytes: Annotated[int, Field(gt=0)] = MAX_EVENT_BYTES
     """Body and attributes together; more is answered with 413 (KN-DP-12)."""
+    max_batch_bytes: Annotated[int, Field(gt=0)] | None = None
+    """What Kafka takes for this topic in one batch of records (max.message.bytes); None: Kafka's
+    default, which is more than a writer puts into one."""
 
     @property
     def path(self) -> str:
@@ -317,6 +360,8 @@ class Egress(Model):
     topic: str
     group: str
     dead_letter_topic: str
+    dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
+    """How the dispatcher makes the dead-letter topic when it first needs it."""
     kafka: Kafka
     subscriber: Sink
     reply_topic: str | None = None

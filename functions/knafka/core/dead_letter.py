@@ -1,8 +1,10 @@
 """Dead letters: what an event carries when it could not be delivered.
 
 The CloudEvent stays as it is (specversion, data, partitionkey); attributes are added. Upstream's
-three say where and how it failed (KN-DLV-08), ours, with one prefix, tell the rest of the story. An
-undecodable record keeps its raw bytes and headers and gets the same additions.
+three say where and how it failed, and a subscriber's `kne-` response headers become attributes as
+upstream has it (KN-DLV-08); ours, with one prefix, tell the rest of the story. An undecodable
+record keeps its raw bytes and headers and gets the same additions. Of one that is too large for its
+topic a stub is kept: everything but the data.
 
 Refused here: writing it anywhere.
 """
@@ -10,13 +12,15 @@ Refused here: writing it anywhere.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 from knafka.core.delivery import Reason
-from knafka.core.kafka_binding import RecordHeaders, read, to_record
+from knafka.core.event import REQUIRED, is_attribute_name, is_legal
+from knafka.core.http_binding import HttpHeaders, text_of
+from knafka.core.kafka_binding import Draft, RecordHeaders, read, to_record
 
 ERROR_DATA_BYTES: Final = 768
 """Bytes of a failing response's body, or of the sentence in its place, that are kept: 1024
@@ -28,11 +32,25 @@ _UPSTREAM: Final = ("knativeerrordest", "knativeerrorcode", "knativeerrordata")
 _OURS: Final = (
     *("reason", "attempts", "firsttime", "lasttime"),
     *("namespace", "broker", "trigger", "topic", "partition", "offset"),
+    *("extensions", "omitted"),
 )
 
-STORY: Final = frozenset(
-    f"ce_{name}" for name in (*_UPSTREAM, *(f"{PREFIX}{each}" for each in _OURS))
-)
+EXTENSIONS: Final = f"{PREFIX}extensions"
+"""Attribute: the names, with commas, of those that came from the subscriber's `kne-` headers."""
+OMITTED: Final = f"{PREFIX}omitted"
+"""Attribute of a stub: what was too large for the topic, `data` or `data,attributes`."""
+
+EXTENSION_BYTES: Final = 4096
+"""Names and values from `kne-` headers that are kept; those beyond are left out."""
+
+STUB_BYTES: Final = 4096
+"""Names and values of the event's own attributes in a stub; the largest are left out."""
+MAX_STUB_KEY: Final = 1024
+"""Bytes of a record key that a stub keeps; a longer one is left out."""
+
+_NAMES: Final = frozenset((*_UPSTREAM, *(f"{PREFIX}{each}" for each in _OURS)))
+
+STORY: Final = frozenset(f"ce_{name}" for name in _NAMES)
 """The record headers that a dead letter adds to its event."""
 
 REPLAY: Final = "knafka-replay"
@@ -65,6 +83,25 @@ class Failure:
     status: int | None = None
     body: bytes = b""
     """The response's body, or a sentence about what went wrong where there was no response."""
+    extensions: Sequence[tuple[str, str]] = ()
+    """Attributes that the subscriber asked for (`extensions_of`)."""
+
+
+def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
+    """The attributes that a failed attempt's `kne-` response headers ask for (KN-DLV-08).
+
+    Left out is what is no attribute, what would pass for a part of the story, and what is too much.
+    """
+    found: dict[str, str] = {}
+    room = EXTENSION_BYTES
+    for header, raw in headers:
+        if not header.startswith(b"kne-"):
+            continue
+        name, value = header[4:].decode("latin-1"), text_of(raw)
+        room -= len(name) + len(raw)
+        if room >= 0 and is_attribute_name(name) and name not in _NAMES and is_legal(value):
+            found[name] = value
+    return tuple(found.items())
 
 
 def dead_letter_of(
@@ -94,9 +131,33 @@ def dead_letter_of(
         envelope = read(headers, value)
         if envelope.document is not None:
             headers, value = to_record(envelope.event, envelope.passed)[1:]
+    kept = [(name, raw) for name, raw in headers if name not in STORY]
+    # The event's own attributes stay as they are (KN-BRK-10).
+    taken = {name for name, _ in kept} | {"ce_datacontenttype"}
+    added = {name: text for name, text in failure.extensions if f"ce_{name}" not in taken}
+    story |= added | {EXTENSIONS: ",".join(added)}
     told = {f"ce_{name}": text.encode() for name, text in story.items()}
-    kept = [(name, raw) for name, raw in headers if name not in told]
     return kept + [(name, raw) for name, raw in told.items() if raw], value
+
+
+def stub_of(letter: Draft) -> Draft:
+    """What is kept of a dead letter that is too large for its topic: no data, all of its story.
+
+    Where the attributes are large as well, only those are kept that fit, required ones first. The
+    event may still lie in the Broker's topic, at the place that the story tells.
+    """
+    own = [each for each in letter.headers if each[0] not in STORY]
+    required = {f"ce_{name}" for name in REQUIRED}
+    room, kept = STUB_BYTES, set[str]()
+    for name, raw in sorted(own, key=lambda each: (each[0] not in required, len(each[1]))):
+        room -= len(name) + len(raw)
+        if room < 0:
+            break
+        kept.add(name)
+    cut = [*(["data"] if letter.value else []), *(["attributes"] if len(kept) < len(own) else [])]
+    headers = [each for each in letter.headers if each[0] in STORY or each[0] in kept]
+    key = letter.key if letter.key and len(letter.key) <= MAX_STUB_KEY else None
+    return Draft(key, [*headers, (f"ce_{OMITTED}", ",".join(cut).encode())], None)
 
 
 def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders:
@@ -104,8 +165,12 @@ def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders
 
     Its key and value need no restoring.
     """
+    found = list(headers)
     added = STORY | {REPLAY}
-    return [(name, raw) for name, raw in headers if name not in added] + [(REPLAY, replay.encode())]
+    for name, raw in found:
+        if name == f"ce_{EXTENSIONS}":
+            added |= {f"ce_{each}" for each in raw.decode().split(",")}
+    return [(name, raw) for name, raw in found if name not in added] + [(REPLAY, replay.encode())]
 
 
 def _beginning(body: bytes) -> bytes:

@@ -9,7 +9,9 @@ spec says, never less.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import Final
@@ -45,6 +47,10 @@ class Outcome:
     failure: Reason | None = None
     retry_after: float | None = None
     """Seconds that the subscriber asked for."""
+    permanent: bool = False
+    """No other attempt can end differently."""
+    extensions: Sequence[tuple[str, str]] = ()
+    """Attributes that the subscriber asked for, should this be a dead letter (KN-DLV-08)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ def is_delivered(status: int) -> bool:
 
 
 def _is_retriable(outcome: Outcome) -> bool:
-    if outcome.failure is Reason.MALFORMED_REPLY:
+    if outcome.permanent or outcome.failure is Reason.MALFORMED_REPLY:
         return False
     status = outcome.status
     if outcome.failure is not None or status is None:
@@ -111,7 +117,10 @@ def backoff(retry: int, delivery: Delivery) -> float:
 
 
 def retry_after_seconds(value: bytes, now: float) -> float | None:
-    """A Retry-After header as seconds from `now` (Unix time); None if it says nothing usable."""
+    """A Retry-After header as seconds from `now` (Unix time); None if it says nothing usable.
+
+    A date may have any of the three forms of RFC 9110, 5.6.7, and is in GMT in all of them.
+    """
     text = value.decode("latin-1").strip()
     if text.isascii() and text.isdigit():
         return float(text[:12])
@@ -119,6 +128,6 @@ def retry_after_seconds(value: bytes, now: float) -> float | None:
         moment = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError):
         return None
-    if moment.tzinfo is None:
-        return None
+    if moment.tzinfo is None:  # asctime's form names no zone
+        moment = moment.replace(tzinfo=UTC)
     return max(0.0, moment.timestamp() - now)

@@ -1,7 +1,11 @@
 """The drain: what is asked of a dispatcher and what it tells back, as both planes know it.
 
-`POST /drain` with a `DrainRequest` as JSON makes a dispatcher join its Trigger's group and deliver;
-the response streams one `DrainProgress` a second as JSON lines, the last of which has an `ended`.
+`POST /drain` with a `DrainRequest` as a line of JSON makes a dispatcher join its Trigger's group
+and deliver, or has it go on; the response streams one `DrainProgress` a second as JSON lines, the
+last of which has an `ended`. A drain is a lease: it goes on when the request is over, whether its
+budget was spent or the caller hung up, and the next request continues it. What ends it is to have
+nothing to do, the end of the process, or a caller that says so: a second line in the request's
+body, `STOP`.
 """
 
 from __future__ import annotations
@@ -18,13 +22,20 @@ PROGRESS_INTERVAL: Final = 1.0
 """Seconds between two lines of progress: no proxy's idle timeout is that short."""
 
 
+STOP: Final = b'{"stop":true}\n'
+"""What a caller adds to its request to end the drain: attempts under way finish within a bound,
+what is settled is committed, the group is left; then the response ends."""
+
+
 class DrainRequest(Model):
     """How long to deliver."""
 
     idle: Annotated[Duration, Field(ge=0)] = 30.0
     """Seconds without anything to do after which the drain ends (cooldown-period)."""
     budget: Annotated[Duration, Field(gt=0)] = 570.0
-    """Seconds after which it ends anyway: below the Service's timeoutSeconds of 600."""
+    """Seconds after which the request is over: below the Service's timeoutSeconds of 600."""
+    renewal: bool = False
+    """Whether a dispatcher asks for itself, as nobody else did."""
     egress: str | None = None
     """Digest of the Egress to drain by. While a changed Trigger is rolled out its old Revision
     still answers; a dispatcher that has another Egress refuses, since what the old filter passes
@@ -32,13 +43,18 @@ class DrainRequest(Model):
 
 
 class Ended(StrEnum):
-    """Why a drain is over."""
+    """Why a request is over, and with it, but for `BUDGET`, the drain."""
 
     IDLE = "idle"
     BUDGET = "budget"
+    """The request's seconds are spent; the drain goes on."""
     STOPPED = "stopped"
-    """The caller hung up, or the process was told to end."""
+    """The caller has said so, or the process was told to end."""
     FAILED = "failed"
+
+
+COUNTED: Final = ("read", "filtered", "delivered", "retried", "buried", "replied")
+"""What a `DrainProgress` counts of events, by field."""
 
 
 class DrainProgress(Model):
@@ -54,6 +70,8 @@ class DrainProgress(Model):
     """Records read and not settled, right now."""
     partitions: tuple[int, ...] = ()
     """Owned right now."""
+    congestion: str | None = None
+    """Why most events wait without an attempt, for a person; None: they don't (KN-DP-05)."""
     ended: Ended | None = None
     error: str | None = None
     """Why it failed, for a person."""

@@ -50,12 +50,20 @@ class InvalidExpression(InvalidDocument):
 
 
 class LogError(KnafkaError):
-    """The log (Kafka) could not do what was asked."""
+    """The log (Kafka) could not do what was asked; `unknown_topic`: there is no such topic."""
 
-    def __init__(self, problem: str, *, retriable: bool = True, too_large: bool = False) -> None:
+    def __init__(
+        self,
+        problem: str,
+        *,
+        retriable: bool = True,
+        too_large: bool = False,
+        unknown_topic: bool = False,
+    ) -> None:
         super().__init__(problem)
         self.retriable = retriable
         self.too_large = too_large
+        self.unknown_topic = unknown_topic
 
 
 class LogFull(LogError):

@@ -25,11 +25,19 @@ from knafka.core.event import Attributes
 
 Predicate: TypeAlias = Callable[[Attributes], bool]
 
+CountError: TypeAlias = Callable[[cesql.ErrorKind], None]
+"""Called for each evaluation of an expression that ends with an error."""
 
-def compile_trigger(attributes: AttributesFilter, filters: tuple[Filter, ...]) -> Predicate:
+
+def _ignore(kind: cesql.ErrorKind) -> None: ...
+
+
+def compile_trigger(
+    attributes: AttributesFilter, filters: tuple[Filter, ...], failed: CountError = _ignore
+) -> Predicate:
     """The whole filter of a Trigger: `filters` if there are any, else `filter` (KN-TRG-10)."""
     if filters:
-        return _all(tuple(compile_filter(each) for each in filters))
+        return _all(tuple(compile_filter(each, failed) for each in filters))
     return compile_attributes(attributes)
 
 
@@ -40,7 +48,7 @@ def compile_attributes(wanted: AttributesFilter) -> Predicate:
     return _each(wanted.attributes, lambda value, want: bool(value) and want in ("", value))
 
 
-def compile_filter(spec: Filter) -> Predicate:
+def compile_filter(spec: Filter, failed: CountError = _ignore) -> Predicate:
     """One declared filter as a predicate (KN-TRG-10)."""
     match spec:
         case Exact(exact=wanted):
@@ -50,16 +58,37 @@ def compile_filter(spec: Filter) -> Predicate:
         case Suffix(suffix=wanted):
             return _each(wanted, str.endswith)
         case All(all=inner):
-            return _all(tuple(map(compile_filter, inner)))
+            return _all(tuple(compile_filter(each, failed) for each in inner))
         case Any_(any=inner):
-            return _any(tuple(map(compile_filter, inner)))
+            return _any(tuple(compile_filter(each, failed) for each in inner))
         case Not(not_=inner_filter):
-            passes = compile_filter(inner_filter)
+            passes = compile_filter(inner_filter, failed)
             return lambda event: not passes(event)
         case CESQL(cesql=expression):
-            return cesql.compile_expression(expression).matches
+            return cesql.compile_expression(expression).predicate(failed)
         case _:
             assert_never(spec)
+
+
+def never_true(filters: tuple[Filter, ...], path: str) -> Iterator[tuple[str, str]]:
+    """Path and a sentence for each expression that is true of no event: its type isn't Boolean."""
+    for index, each in enumerate(filters):
+        yield from _never_true(each, f"{path}[{index}]")
+
+
+def _never_true(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
+    match spec:
+        case All(all=inner):
+            yield from never_true(inner, f"{path}.all")
+        case Any_(any=inner):
+            yield from never_true(inner, f"{path}.any")
+        case Not(not_=inner_filter):
+            yield from _never_true(inner_filter, f"{path}.not")
+        case CESQL(cesql=text):
+            returns = cesql.compile_expression(text).returns
+            if returns is not bool:
+                returned = "a string" if returns is str else "an integer"
+                yield f"{path}.cesql", f"{text} returns {returned}, which no filter takes for true"
 
 
 def why_not(

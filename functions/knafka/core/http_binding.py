@@ -85,13 +85,18 @@ def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
     It claims to by any `ce-` header or a CloudEvents content type; then `InvalidEvent` is raised
     for what is malformed, a batch included (CE-H13, KN-DP-08).
     """
+    return record_of(headers, body) if claims_event(headers) else None
+
+
+def claims_event(headers: HttpHeaders) -> bool:
+    """Whether a response claims to hold an event, valid or not."""
     for name, value in headers:
         kept = _KEPT[name]
         if kept.startswith(("ce_", _NOT_AN_ATTRIBUTE)) or (
             kept == CONTENT_TYPE and mode_of(value.decode("latin-1")) is not Mode.BINARY
         ):
-            return record_of(headers, body)
-    return None
+            return True
+    return False
 
 
 def request_of(
@@ -148,9 +153,34 @@ def decode(value: bytes) -> str:
 
     A `%` without two hex digits stands for itself: senders that never encode exist (CE-H7).
     """
+    return unquote_to_bytes(_unquoted(value).encode()).decode()
+
+
+def decode_source(value: bytes) -> str:
+    """The attribute `source` from a header value: decoded, unless only the raw value is a URI.
+
+    Most SDKs send the URI as it is, percent signs and all (CE-H7): `/a%20b` means `/a%20b`, since
+    no source holds a space. Raises `UnicodeDecodeError`.
+    """
+    decoded = decode(value)
+    if not is_uri_reference(decoded) and is_uri_reference(raw := _unquoted(value)):
+        return raw
+    return decoded
+
+
+def text_of(value: bytes) -> str:
+    """A header value as text: UTF-8, else ISO-8859-1, which Node.js and WSGI servers write."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
+def _unquoted(value: bytes) -> str:
+    """A header value as text, without the quotes of a quoted string."""
     if quoted := _QUOTED(value):
         value = _QUOTED_PAIR.sub(rb"\1", quoted[1])
-    return unquote_to_bytes(value).decode()
+    return text_of(value)
 
 
 def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
@@ -168,7 +198,8 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
             if (attribute := kept[3:]) in attributes:
                 problems.append(f"the header ce-{attribute} is given more than once")
             try:
-                attributes[attribute] = decode(value)
+                read = decode_source if attribute == "source" else decode
+                attributes[attribute] = read(value)
             except UnicodeDecodeError:
                 problems.append(f"the header ce-{attribute} is not UTF-8")
         elif kept:

@@ -22,9 +22,17 @@ class Trouble:
 
     def __init__(self) -> None:
         self._name = self._text = ""
+        self.nobody_listens = False
+        """Whether the last broken connection was one that nobody accepted, so that Kafka may merely
+        be away. Those that end without a reason may be due to a wrong setting, and those that are
+        refused for one are. Not forgotten, as librdkafka doesn't repeat itself."""
 
     def hear(self, error: Told) -> None:
         """An error callback."""
+        if error.name() != "_ALL_BROKERS_DOWN":
+            self.nobody_listens = error.name() == "_RESOLVE" or (
+                error.name() == "_TRANSPORT" and "Connect to " in error.str()
+            )
         # That all brokers are down follows whatever is wrong with the last of them.
         if error.name() != "_ALL_BROKERS_DOWN" or not self._name:
             self._name, self._text = error.name(), error.str()

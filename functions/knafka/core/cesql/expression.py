@@ -5,13 +5,15 @@ It refuses to raise on any event: an evaluation error is a value here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
 
 from knafka.core.cesql.evaluation import Evaluate, compile_node, compile_test, type_of
 from knafka.core.cesql.parser import parse
 from knafka.core.cesql.syntax import Chain, Node
-from knafka.core.cesql.values import ZERO, EvaluationError, Failed, Value
+from knafka.core.cesql.values import ZERO, ErrorKind, EvaluationError, Failed, Value
+
+Attributes: TypeAlias = Mapping[str, Value]
 
 
 class Evaluation(NamedTuple):
@@ -41,12 +43,30 @@ class Expression:
         except Failed as failure:
             return Evaluation(self._value_after(failure), (failure.error,))
 
-    def matches(self, attributes: Mapping[str, Value]) -> bool:
+    @property
+    def returns(self) -> type[str] | type[int] | type[bool]:
+        """What it returns unless it fails. A bare attribute is text, as all of an event's are."""
+        return type_of(self._syntax) or str
+
+    def predicate(self, failed: Callable[[ErrorKind], None]) -> Callable[[Attributes], bool]:
+        """Whether the value is the Boolean true, without an error (KN-TRG-10).
+
+        `failed` is called for each event for which the evaluation ends with an error.
+        """
+        evaluate = self._evaluate
+
+        def matches(attributes: Attributes) -> bool:
+            try:
+                return evaluate(attributes) is True
+            except Failed as failure:
+                failed(failure.error.kind)
+                return False
+
+        return matches
+
+    def matches(self, attributes: Attributes) -> bool:
         """Whether the value is the Boolean true, without an error (KN-TRG-10)."""
-        try:
-            return self._evaluate(attributes) is True
-        except Failed:
-            return False
+        return self.predicate(lambda _: None)(attributes)
 
     def explain(self, attributes: Mapping[str, Value]) -> tuple[str, ...]:
         """The sources of the top-level AND clauses that said no, each with its error if any.

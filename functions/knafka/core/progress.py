@@ -1,0 +1,212 @@
+"""Progress: what outlives a dispatcher beside the position that its group has committed.
+
+The commit's metadata, text of at most `MAX_METADATA` characters, tells which records above the
+position are settled, and how far the delivery has come of those that are not: attempts so far, the
+first and the last one, and when the next is due. So a retry policy ends as declared however often
+partitions change hands, and a kill repeats what the last second settled (design: the drain).
+
+    "k1:" + base64(policy, base, count, deliveries, ranges)       integers as LEB128
+
+Where not everything fits, ranges are left out, the highest first: their records are delivered
+again after a kill. The deliveries always fit if there are at most `MAX_DELIVERIES`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+from knafka.core.contract import Egress, digest
+from knafka.core.delivery import Outcome, Reason
+from knafka.core.offsets import OffsetRange
+
+MAX_METADATA: Final = 4095
+"""Characters: `offset.metadata.max.bytes` of Kafka's is 4,096 by default, and confluent-kafka
+(2.16) sends a NUL behind it, which counts."""
+MAX_DELIVERIES: Final = 88
+"""Deliveries that fit for certain: each takes at most 34 bytes, mostly a dozen."""
+
+_VERSION: Final = "k1:"
+_ROOM: Final = (MAX_METADATA - len(_VERSION)) // 4 * 3
+"""Bytes: base64 makes 4 characters of 3."""
+_REASONS: Final = tuple(Reason)
+"""A reason is told by its place, so a new one goes to the end."""
+_FAILED: Final = 4
+
+
+class Stage(IntEnum):
+    """Where an event is to go next; each stage follows when the one before failed for good."""
+
+    SUBSCRIBER = 0
+    SINK = 1
+    """The dead letter sink."""
+    TOPIC = 2
+    """The dead-letter topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryState:
+    """How far the delivery of one unsettled event has come. Times are Unix time in seconds, kept
+    to the millisecond."""
+
+    stage: Stage
+    tries: int
+    """Attempts in this stage."""
+    attempts: int
+    """Attempts at the subscriber."""
+    first_attempt: float
+    last_attempt: float
+    due: float
+    """When the next attempt may begin."""
+    failed: Outcome | None = None
+    """The subscriber's last outcome, in the stages that follow its."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is told of one partition above its position."""
+
+    settled: Sequence[OffsetRange] = ()
+    deliveries: Mapping[int, DeliveryState] = field(default_factory=dict)
+    """By offset, in order."""
+    same_policy: bool = True
+    """Whether it was told under the same retry policy and destination."""
+
+
+def policy_of(egress: Egress) -> int:
+    """What tells one retry policy and its destinations from another, in 32 bits."""
+    parts = (egress.delivery, egress.subscriber, egress.dead_letter_sink)
+    return zlib.crc32(" ".join(digest(each) if each else "" for each in parts).encode())
+
+
+def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
+    """The metadata for a commit of `position`, and whether everything has found room in it."""
+    if not progress.settled and not progress.deliveries:
+        return "", True
+    base = min(
+        (_milliseconds(each.first_attempt) for each in progress.deliveries.values()), default=0
+    )
+    deliveries, previous = [], position
+    for offset, state in progress.deliveries.items():
+        deliveries.append(_leb128(offset - previous, *_state_numbers(state, base)))
+        previous = offset
+    ranges, previous = [], position
+    for first, behind in progress.settled:
+        ranges.append(_leb128(first - previous, behind - first))
+        previous = behind
+    head = policy.to_bytes(4, "big") + _leb128(base)
+    # One byte, and a second from 128 on, for their number.
+    kept = _as_many_as_fit(deliveries, _ROOM - len(head) - 2)
+    body = head + _leb128(len(kept)) + b"".join(kept)
+    kept_ranges = _as_many_as_fit(ranges, _ROOM - len(body))
+    complete = len(kept) == len(deliveries) and len(kept_ranges) == len(ranges)
+    text = _VERSION + base64.b64encode(body + b"".join(kept_ranges)).decode()
+    return text, complete
+
+
+def _as_many_as_fit(parts: Sequence[bytes], room: int) -> Sequence[bytes]:
+    for number, part in enumerate(parts):
+        room -= len(part)
+        if room < 0:
+            return parts[:number]
+    return parts
+
+
+def decode(position: int, metadata: str, policy: int) -> Progress:
+    """What `metadata` tells, committed with `position`; nothing, if it isn't ours or is broken."""
+    try:
+        return _decode(position, metadata, policy)
+    except (ValueError, IndexError, binascii.Error):
+        return Progress()
+
+
+def settled_ahead(position: int, metadata: str) -> int:
+    """How many offsets above the position are settled, as the lag counts them."""
+    return sum(behind - first for first, behind in decode(position, metadata, 0).settled)
+
+
+def _decode(position: int, metadata: str, policy: int) -> Progress:
+    if not metadata.startswith(_VERSION):
+        return Progress()
+    body = base64.b64decode(metadata[len(_VERSION) :], validate=True)
+    same_policy = int.from_bytes(body[:4], "big") == policy
+    numbers = _Numbers(body, 4)
+    base, count = numbers.take(), numbers.take()
+    deliveries: dict[int, DeliveryState] = {}
+    offset = position
+    for _ in range(count):
+        offset += numbers.take()
+        deliveries[offset] = _take_state(numbers, base)
+    settled: list[OffsetRange] = []
+    behind = position
+    while numbers.left:
+        first = behind + numbers.take()
+        behind = first + numbers.take()
+        settled.append((first, behind))
+    return Progress(tuple(settled), deliveries, same_policy)
+
+
+def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
+    first, last = _milliseconds(state.first_attempt), _milliseconds(state.last_attempt)
+    times = (first - base, max(0, last - first), max(0, _milliseconds(state.due) - last))
+    if (failed := state.failed) is None:
+        return (state.stage, state.tries, state.attempts, *times)
+    reason = _REASONS.index(failed.failure) + 1 if failed.failure else 0
+    told = (reason, failed.status or 0)
+    return (state.stage | _FAILED, state.tries, state.attempts, *times, *told)
+
+
+def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
+    stage = numbers.take()
+    tries, attempts = numbers.take(), numbers.take()
+    first = base + numbers.take()
+    last = first + numbers.take()
+    due = last + numbers.take()
+    failed: Outcome | None = None
+    if stage & _FAILED:
+        reason, status = numbers.take(), numbers.take()
+        failed = Outcome(status or None, _REASONS[reason - 1] if reason else None)
+    return DeliveryState(
+        Stage(stage & ~_FAILED), tries, attempts, first / 1000, last / 1000, due / 1000, failed
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _leb128(*numbers: int) -> bytes:
+    """Unsigned integers, seven bits a byte, the lowest first."""
+    encoded = bytearray()
+    for number in numbers:
+        while number > 0x7F:
+            encoded.append(number & 0x7F | 0x80)
+            number >>= 7
+        encoded.append(number)
+    return bytes(encoded)
+
+
+class _Numbers:
+    """Integers as `_leb128` writes them; an IndexError where they end too soon."""
+
+    def __init__(self, body: bytes, start: int) -> None:
+        self._body = body
+        self._at = start
+
+    @property
+    def left(self) -> bool:
+        return self._at < len(self._body)
+
+    def take(self) -> int:
+        number = shift = 0
+        while (byte := self._body[self._at]) & 0x80:
+            number |= (byte & 0x7F) << shift
+            shift += 7
+            self._at += 1
+        self._at += 1
+        return number | byte << shift
