@@ -1,6 +1,6 @@
 """Topics and groups on real Kafka: `LogAdmin` on librdkafka's admin client.
 
-Refused here: reading and writing of events (`kafka_log`), except for looking at a whole topic.
+Refused here: reading and writing of events (`kafka_reader`), except for looking at a whole topic.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from confluent_kafka.cimpl import NewTopic
 from knafka.clients.kafka_client import Connection, log_error_of, open_client
 from knafka.clients.kafka_groups import KafkaGroups
 from knafka.clients.kafka_requests import ASK_AGAIN, Requests
-from knafka.clients.log import Lag, Positions, Record, TopicDescription
+from knafka.clients.log import (
+    Commits,
+    Lag,
+    Positions,
+    Record,
+    TopicDescription,
+    lag_of,
+)
 from knafka.core.errors import LogError
 
 REQUEST_TIMEOUT: Final = 15.0
@@ -160,22 +167,32 @@ class KafkaAdmin:
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         found = await self._existing(topic)
-        ranges = await self._ranges_of(topic, found)
+        ranges, _ = await self._ranges_of(topic, found)
         ends = {number: end for number, (_, end) in ranges.items()}
         committed = await self._groups.behind(groups, found.id, found.partitions, ends)
+        fresh: Collection[int] = ()
+        if any(_beyond(commits, ranges) for commits in committed.values()):
+            # Most are beyond an end that has moved since it was asked for.
+            ranges, fresh = await self._ranges_of(topic, found)
         return {
             group: Lag(
                 dict.fromkeys((each.partition for each in found.partitions), 0)
                 | {
-                    number: max(0, end - max(offsets.get(number, 0), start))
+                    number: lag_of(commits.get(number), start, end)
                     for number, (start, end) in ranges.items()
-                }
+                },
+                _beyond(commits, ranges),
             )
-            for group, offsets in committed.items()
+            for group, commits in (
+                (group, _at_most(commits, ranges, fresh)) for group, commits in committed.items()
+            )
         }
 
-    async def _ranges_of(self, topic: str, found: _Found) -> Mapping[int, tuple[int, int]]:
-        """Start and end of each partition; raises `LogError` if none can be read.
+    async def _ranges_of(
+        self, topic: str, found: _Found
+    ) -> tuple[Mapping[int, tuple[int, int]], Collection[int]]:
+        """Start and end of each partition, and those that were read just now; raises `LogError` if
+        none can be.
 
         One that can't be read now has no leader, so that nothing is added to it: it keeps what was
         read last, and is missing if that is nothing.
@@ -196,7 +213,7 @@ class KafkaAdmin:
         if not known:
             raise LogError(f"no partition of {topic} has a leader")
         self._ranges[topic] = found.id, known
-        return known
+        return known, read.keys()
 
     async def delete_group(self, group: str) -> None:
         await self._unless(
@@ -260,7 +277,7 @@ class KafkaAdmin:
     async def _existing(self, topic: str) -> _Found:
         if found := (await self._describe([topic])).get(topic):
             return found
-        raise LogError(f"the topic {topic} does not exist")
+        raise LogError(f"the topic {topic} does not exist", unknown_topic=True)
 
     async def _describe(self, topics: Collection[str], *, some: bool = False) -> dict[str, _Found]:
         """Those that there are; `some`: those that can be described."""
@@ -314,3 +331,24 @@ class KafkaAdmin:
     async def _unless(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
         """Whether it was done; False if it failed with the code that means it was done before."""
         return bool(await self._requests.all(lambda timeout: {True: ask(timeout)}, {harmless}))
+
+
+def _beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+    """Partitions that were committed behind their end."""
+    return frozenset(
+        number
+        for number, each in commits.items()
+        if number in ranges and each.offset > ranges[number][1]
+    )
+
+
+def _at_most(
+    commits: Commits, ranges: Mapping[int, tuple[int, int]], fresh: Collection[int]
+) -> Commits:
+    """The same, at the end where it is only an old one that they are behind: without a leader a
+    partition's end can't be known."""
+    old = _beyond(commits, ranges) - set(fresh)
+    return {
+        number: each._replace(offset=ranges[number][1]) if number in old else each
+        for number, each in commits.items()
+    }

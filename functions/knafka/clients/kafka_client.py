@@ -1,20 +1,22 @@
 """librdkafka as we open it: what its clients share, and its errors as ours.
 
 librdkafka isn't fork-safe: clients are made in the process that uses them, never at import.
-Refused here: any request. See `kafka_log` and `kafka_admin`.
+Refused here: any request. See `kafka_writer`, `kafka_reader` and `kafka_admin`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient
 
 from knafka.core.errors import LogError
 from knafka.observability import Seldom
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 log = logging.getLogger(__name__)
 _librdkafka = logging.getLogger("librdkafka")
@@ -54,6 +56,8 @@ def open_admin(connection: Connection, told: Callable[[KafkaError], None]) -> Ad
 
     `told` hears of connections that fail, from within the client's `poll`.
     """
+    from confluent_kafka.admin import AdminClient  # 10 ms that a function's start can do without
+
     configuration: dict[str, Any] = {**connection, "log_level": 0, "error_cb": told}
     try:
         return AdminClient(configuration)
@@ -61,9 +65,27 @@ def open_admin(connection: Connection, told: Callable[[KafkaError], None]) -> Ad
         raise log_error_of(error.args[0]) from error
 
 
+UNKNOWN_TOPIC: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+REFUSED_FOR_GOOD: Final = frozenset(
+    {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.POLICY_VIOLATION}
+)
+"""What Kafka says of a record, or of a request, that it will never take."""
+
+
 def log_error_of(error: KafkaError) -> LogError:
-    too_large = error.code() == KafkaError.MSG_SIZE_TOO_LARGE
-    return LogError(error.str(), retriable=not too_large, too_large=too_large)
+    code = error.code()
+    return LogError(
+        error.str(),
+        retriable=code not in REFUSED_FOR_GOOD,
+        too_large=code == KafkaError.MSG_SIZE_TOO_LARGE,
+        unknown_topic=code in UNKNOWN_TOPIC,
+    )
 
 
 def log_error(error: KafkaError) -> None:

@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from knafka.clients.kafka_client import Connection, open_client
 from knafka.clients.kafka_requests import THREADS, Requests
-from knafka.clients.log import Positions
+from knafka.clients.log import Commits, OffsetAndMetadata, Positions
 
 REMEMBERED: Final = 300.0
 """Seconds, at most, for which a group at the end of its topic isn't asked again."""
@@ -32,9 +32,13 @@ REMEMBERED: Final = 300.0
 class _Known:
     topic_id: str
     """A topic that was made anew has other offsets."""
-    committed: Positions
+    committed: Commits
     until: float
     """Of `time.monotonic`."""
+
+    def offset(self, partition: int) -> int:
+        found = self.committed.get(partition)
+        return 0 if found is None else found.offset
 
 
 class KafkaGroups:
@@ -48,11 +52,15 @@ class KafkaGroups:
         self._forget_old = 0.0
         """When what is too old is let go of next: of groups that are gone it is all there is."""
 
-    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Positions:
+    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Commits:
         """What the group has committed, as Kafka knows it now."""
         wanted = list(partitions)
         found = await self._as(group, lambda it, timeout: it.committed(wanted, timeout=timeout))
-        return {each.partition: each.offset for each in found if each.offset >= 0}
+        return {
+            each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
+            for each in found
+            if each.offset >= 0
+        }
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
         """All or none of them: it is one request, and Kafka writes it as one batch."""
@@ -66,13 +74,13 @@ class KafkaGroups:
         topic_id: str,
         partitions: Sequence[TopicPartition],
         ends: Positions,
-    ) -> Mapping[str, Positions]:
+    ) -> Mapping[str, Commits]:
         """What each group has committed; asked of Kafka unless it is known to be at the ends."""
         now = time.monotonic()
         if now >= self._forget_old:
             self._known = {key: each for key, each in self._known.items() if each.until > now}
             self._forget_old = now + REMEMBERED
-        committed: dict[str, Positions] = {}
+        committed: dict[str, Commits] = {}
         unsure = []
         for group in groups:
             known = self._known.get(group)
@@ -80,7 +88,7 @@ class KafkaGroups:
                 known is not None
                 and known.topic_id == topic_id
                 and known.until > now
-                and all(known.committed.get(number, 0) == end for number, end in ends.items())
+                and all(known.offset(number) == end for number, end in ends.items())
             ):
                 committed[group] = known.committed
             else:

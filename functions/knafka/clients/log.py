@@ -1,7 +1,8 @@
 """The log: what the functions ask of Kafka, as three small Protocols.
 
 `LogWriter` appends, `LogReader` reads one topic as a member of a consumer group, `LogAdmin` looks
-after topics and groups. Two implementations pass one contract suite: `kafka_log` and `memory_log`.
+after topics and groups. Two implementations pass one contract suite: real Kafka (`kafka_writer`,
+`kafka_reader`, `kafka_admin`) and `memory_log`.
 
 Refused here: CloudEvents. A record is a key, a value and headers.
 """
@@ -10,13 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.progress import settled_ahead
 
 Positions: TypeAlias = Mapping[int, int]
 """Partition to offset."""
+
+
+class OffsetAndMetadata(NamedTuple):
+    """What a group commits of a partition: where it goes on, and a text of its own beside it."""
+
+    offset: int
+    metadata: str = ""
+    """At most `core.progress.MAX_METADATA` characters: with a longer one the offset isn't
+    committed either."""
+
+
+Commits: TypeAlias = Mapping[int, OffsetAndMetadata]
+"""By partition."""
 
 Reported: TypeAlias = Callable[[LogError | None], None]
 """Called once per appended record, on the event loop: None when it is durable."""
@@ -65,8 +80,17 @@ class LogWriter(Protocol):
         """Why nothing can be appended, where only a new process can mend that; else None."""
         ...
 
+    @property
+    def away(self) -> LogError | None:
+        """Why the log is known to be away, so that what is appended now would wait in vain; None
+        while it is there or nobody knows. It is asked until it answers, whoever appends or not."""
+        ...
+
     async def reach(self, timeout: float) -> None:
-        """Ask for any answer within `timeout` seconds; raises `LogError` with what is wrong."""
+        """Ask for any answer within `timeout` seconds; raises `LogError` with what is wrong.
+
+        It is not `retriable` if we are refused; else it is soon known whether the log is `away`.
+        """
         ...
 
     async def close(self, timeout: float) -> None:
@@ -82,14 +106,18 @@ def failure_of(writers: Iterable[LogWriter]) -> LogError | None:
 class Assignment(Protocol):
     """Who is told which partitions a reader owns; called on the event loop."""
 
-    def assigned(self, partitions: Sequence[int]) -> None: ...
+    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+        """They are ours, and this is what the group has committed of each; None: nothing."""
+        ...
 
-    async def revoked(self, partitions: Sequence[int]) -> Positions:
+    async def revoked(self, partitions: Sequence[int]) -> Commits:
         """Finish with these partitions and say what to commit before they go."""
         ...
 
     def lost(self, partitions: Sequence[int]) -> None:
-        """They belong to somebody else already: nothing may be committed."""
+        """They belong to somebody else already: nothing may be committed. Or their log is another
+        one, which has no such offset: then `assigned` follows, with nothing committed, and what is
+        there is read from its start."""
         ...
 
 
@@ -113,22 +141,36 @@ class LogReader(Protocol):
 
     def resume(self, partitions: Sequence[int]) -> None: ...
 
-    def commit(self, positions: Positions) -> None:
-        """Commit what is owned still, without waiting, after a read under way; a failure shows up
-        as lag and is retried by the next commit."""
+    def commit(self, commits: Commits) -> None:
+        """Commit what is owned still, without waiting, after a read under way. What fails because
+        the group moves is committed again; another failure shows up as lag until the next one."""
         ...
 
-    async def close(self) -> None:
-        """Revoke what is owned (with its last commit) and leave the group."""
+    async def close(self, timeout: float) -> None:
+        """Revoke what is owned (with its last commit) and leave the group. Returns after `timeout`
+        seconds at the latest, what `Assignment.revoked` takes included: what couldn't be committed
+        until then is read again by others."""
         ...
+
+
+def lag_of(committed: OffsetAndMetadata | None, start: int, end: int) -> int:
+    """How many records of a partition a group has still to settle, as far as it has told."""
+    if committed is None or committed.offset > end:
+        return end - start
+    unread = end - max(committed.offset, start)
+    # At least one: whatever is told of the others, the one at the position isn't settled.
+    return max(min(unread, 1), unread - settled_ahead(committed.offset, committed.metadata))
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
     """How far a group is behind on one topic: records by partition, uncommitted ones counted from
-    the log's start."""
+    the log's start (see `lag_of`)."""
 
     by_partition: Mapping[int, int]
+    beyond_end: frozenset[int] = frozenset()
+    """Partitions whose commit lies behind the log's end: the topic was made anew, or has lost its
+    end. They are read from the start of what is there, and that is their lag."""
 
     @property
     def total(self) -> int:
@@ -148,16 +190,21 @@ class TopicDescription:
     """What is set on the topic itself; the cluster's defaults are left out."""
 
 
-class LogAdmin(Protocol):
-    """Topics and groups. Every method answers within a bounded time, and raises `LogError`."""
-
-    async def cluster_id(self) -> str: ...
+class TopicMaker(Protocol):
+    """Makes topics; every `LogAdmin` is one."""
 
     async def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
-        """Create the topic unless it exists; whether it was created."""
+        """Create the topic unless it exists; whether it was created. -1 replicas: as many as the
+        cluster's default says. Raises `LogError`."""
         ...
+
+
+class LogAdmin(TopicMaker, Protocol):
+    """Topics and groups. Every method answers within a bounded time, and raises `LogError`."""
+
+    async def cluster_id(self) -> str: ...
 
     async def describe_topic(self, topic: str) -> TopicDescription | None:
         """What this topic is like; None: it doesn't exist."""

@@ -1,6 +1,6 @@
 """The log in memory: the same Protocols with lists, for tests that need no Kafka.
 
-It passes the contract suite that real Kafka passes (tests/contract/test_log_contract.py).
+It passes the contract suite that real Kafka passes (tests/contract/test_log_*contract.py).
 Partitions are assigned round robin over the members of a group, in the order of joining. `fail`
 makes appends fail, `hold` makes them wait, which real Kafka does when it is away.
 """
@@ -16,12 +16,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from knafka.clients.log import Assignment, Lag, Positions, Record, Reported, TopicDescription
+from knafka.clients.log import (
+    Assignment,
+    Commits,
+    Lag,
+    OffsetAndMetadata,
+    Positions,
+    Record,
+    Reported,
+    TopicDescription,
+    lag_of,
+)
+from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.errors import LogError, LogFull
 from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.progress import MAX_METADATA
 
-MAX_RECORD_BYTES = 1_048_588
-"""Kafka's default (max.message.bytes): key, value and headers together."""
 CREATE_TIME = 1
 
 
@@ -78,7 +88,7 @@ class _Marker(MemoryRecord):
 
 @dataclass
 class _Group:
-    committed: dict[tuple[str, int], int] = field(default_factory=dict)
+    committed: dict[tuple[str, int], OffsetAndMetadata] = field(default_factory=dict)
     members: list[MemoryReader] = field(default_factory=list)
     rebalancing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -123,6 +133,15 @@ class MemoryLog:
         """Give a topic more partitions, as somebody may in Kafka."""
         self.topics[topic] += [[] for _ in range(partitions - len(self.topics[topic]))]
         self.descriptions[topic] = replace(self.descriptions[topic], partitions=partitions)
+
+    def limit_of(self, topic: str) -> int:
+        """The largest record that a topic takes."""
+        found = self.descriptions.get(topic)
+        return (
+            int(found.config.get("max.message.bytes", MAX_RECORD_BYTES))
+            if found
+            else MAX_RECORD_BYTES
+        )
 
     def fail(self, error: LogError | None) -> None:
         """Every append from now on is reported with `error`; None: no more."""
@@ -180,6 +199,7 @@ class MemoryWriter:
         self._settled = asyncio.Event()
         self._closed = False
         self.failure: LogError | None = None
+        self.away: LogError | None = None
 
     @property
     def in_flight(self) -> int:
@@ -201,7 +221,7 @@ class MemoryWriter:
             + len(value or b"")
             + sum(len(name) + len(x or b"") for name, x in headers)
         )
-        if size > MAX_RECORD_BYTES:
+        if size > memory.limit_of(topic):
             raise LogError("the record is too large", retriable=False, too_large=True)
         if self._in_flight >= memory.capacity:
             raise LogFull("the buffer is full")
@@ -215,7 +235,7 @@ class MemoryWriter:
 
         error = memory.failing
         if error is None and topic not in memory.topics:
-            error = LogError(f"the topic {topic} does not exist")
+            error = LogError(f"the topic {topic} does not exist", unknown_topic=True)
         if error is None and memory.holding:
             memory.held.append(_Held(self, topic, key, value, headers, report))
             return
@@ -267,7 +287,7 @@ class MemoryReader:
         self.ends = {
             number: position
             for number, position in self._next.items()
-            if position == len(self._memory.topics[self._topic][number])
+            if position == len(self._records(number))
             and position != self._told.get(number)
             and number not in self._paused
         }
@@ -281,29 +301,48 @@ class MemoryReader:
         self._paused.difference_update(partitions)
         self._memory.wake()
 
-    def commit(self, positions: Positions) -> None:
-        self._commit({each: offset for each, offset in positions.items() if each in self._next})
+    def commit(self, commits: Commits) -> None:
+        self._commit({number: each for number, each in commits.items() if number in self._next})
 
-    def _commit(self, positions: Positions) -> None:
-        for number, offset in positions.items():
-            self._group.committed[self._topic, number] = offset
+    def _commit(self, commits: Commits) -> None:
+        for number, each in commits.items():
+            if len(each.metadata) <= MAX_METADATA:
+                self._group.committed[self._topic, number] = each
 
-    async def close(self) -> None:
+    async def close(self, timeout: float) -> None:
         if self._joined:
-            self._group.members.remove(self)
-            await self._rebalance()
             self._joined = False
+            self._group.members.remove(self)
+            leaving = asyncio.ensure_future(self._rebalance())
+            if (await asyncio.wait({leaving}, timeout=timeout))[0]:
+                leaving.result()
 
     def _take(self, limit: int) -> list[Record]:
         records: list[Record] = []
+        self._start_anew()
         for number, position in self._next.items():
             if number in self._paused:
                 continue
-            some = self._memory.topics[self._topic][number][position : position + limit]
+            some = self._records(number)[position : position + limit]
             self._next[number] = position + len(some)
             limit -= len(some)
             records.extend(each for each in some if not isinstance(each, _Marker))
         return records
+
+    def _start_anew(self) -> None:
+        """What has no such offset any more is read from its start, as another partition."""
+        for number, position in self._next.items():
+            if self._topic in self._memory.topics and position > len(self._records(number)):
+                self._next[number] = 0
+                self._told.pop(number, None)
+                self._paused.discard(number)
+                self._assignment.lost([number])
+                self._assignment.assigned({number: None})
+
+    def _records(self, number: int) -> list[MemoryRecord]:
+        """Of a partition; none while its topic is deleted."""
+        partitions = self._memory.topics.get(self._topic, [])
+        return partitions[number] if number < len(partitions) else []
 
     async def _rebalance(self) -> None:
         async with self._group.rebalancing:
@@ -327,10 +366,14 @@ class MemoryReader:
 
     def _take_over(self, partitions: set[int]) -> None:
         if partitions:
-            for number in partitions:
-                self._next[number] = self._group.committed.get((self._topic, number), 0)
+            committed = {
+                number: self._group.committed.get((self._topic, number))
+                for number in sorted(partitions)
+            }
+            for number, found in committed.items():
+                self._next[number] = found.offset if found else 0
                 self._told.pop(number, None)
-            self._assignment.assigned(sorted(partitions))
+            self._assignment.assigned(committed)
             self._memory.wake()
 
 
@@ -375,15 +418,23 @@ class MemoryAdmin:
         committed = self._memory.group(group).committed
         ends = await self.end_offsets(topic)
         if not any(place[0] == topic for place in committed):
-            committed.update({(topic, number): end for number, end in ends.items()})
+            committed.update(
+                {(topic, number): OffsetAndMetadata(end) for number, end in ends.items()}
+            )
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         ends = await self.end_offsets(topic)
         lags = {}
         for name in groups:
             committed = self._memory.group(name).committed
+            commits = {number: committed.get((topic, number)) for number in ends}
             lags[name] = Lag(
-                {number: end - committed.get((topic, number), 0) for number, end in ends.items()}
+                {number: lag_of(each, 0, ends[number]) for number, each in commits.items()},
+                frozenset(
+                    number
+                    for number, each in commits.items()
+                    if each is not None and each.offset > ends[number]
+                ),
             )
         return lags
 
@@ -408,4 +459,4 @@ class MemoryAdmin:
         try:
             return self._memory.topics[topic]
         except KeyError:
-            raise LogError(f"the topic {topic} does not exist") from None
+            raise LogError(f"the topic {topic} does not exist", unknown_topic=True) from None

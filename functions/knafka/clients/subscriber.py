@@ -93,6 +93,8 @@ class Response(NamedTuple):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
+    cut: bool = False
+    """Whether there was more of a body than is kept."""
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of the lower-cased `name`."""

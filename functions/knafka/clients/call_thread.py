@@ -1,0 +1,56 @@
+"""A thread that makes blocking calls in order, for one owner on the event loop.
+
+What blocks in librdkafka (a consumer's poll, a producer's flush) is called here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+
+class CallThread:
+    """One thread that makes calls in order. It is a daemon: librdkafka's close can hang for as long
+    as Kafka is frozen, and must not keep the process."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self._loop = loop
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        Thread(target=self._run, name=name, daemon=True).start()
+
+    def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        """The result of `function`, which runs after all calls before it."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(error)
+
+        def call() -> None:
+            result, error = None, None
+            try:
+                result = function()
+            except BaseException as raised:
+                error = raised
+            # A loop that is closed has nobody left who waits.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(settle, result, error)
+
+        self._calls.put(call)
+        return answer
+
+    def end(self) -> None:
+        """Make no calls after those that were asked for."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()

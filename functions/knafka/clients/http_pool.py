@@ -1,0 +1,110 @@
+"""The connections to one origin: how many there are, who gets one, and who makes one.
+
+Not here: HTTP (`http_connection`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from knafka.clients.http_connection import Connection
+from knafka.clients.subscriber import Origin
+from knafka.core.errors import DeliveryError
+
+CONNECT_TIMEOUT: Final = 10.0
+"""Seconds to connect in, TLS included, of those that an attempt has: a host that doesn't answer at
+all is known within them, however long a subscriber may take to answer."""
+
+
+def client_closed() -> DeliveryError:
+    return DeliveryError("broken", "the client is closed")
+
+
+class Pool:
+    """The connections of one origin.
+
+    A slot is held for the whole of a post, and a connection is only made when none is idle, so
+    connections never outnumber slots. Idle ones are used last in, first out: what a burst left
+    over grows old and closes.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        limit: int,
+        max_response_bytes: int,
+        max_age: Callable[[], float],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.free = limit
+        self.idle: list[Connection] = []
+        self.connections: set[Connection] = set()
+        self.origin = origin
+        self.max_response_bytes = max_response_bytes
+        self.closed = False
+        self._max_age = max_age
+        self._context = context
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    async def wait_for_slot(self, deadline: float) -> None:
+        """Queue for a slot that another post gives; taking a free one needs no call."""
+        waiter = self.loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await waiter
+        except BaseException as error:
+            if not waiter.cancel() and not waiter.cancelled():
+                # The slot came together with the cancellation.
+                self.give_slot()
+            if isinstance(error, TimeoutError):
+                problem = f"every connection to {self.origin} stayed busy"
+                raise DeliveryError("timeout", problem) from None
+            raise
+
+    def give_slot(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self.free += 1
+
+    async def connect(self, deadline: float) -> Connection:
+        if self.closed:
+            raise client_closed()
+        host, port, context = self.origin.host, self.origin.port, self._context
+        now = self.loop.time()
+        expires_at = now + self._max_age()
+        try:
+            async with asyncio.timeout_at(min(deadline, now + CONNECT_TIMEOUT)):
+                _, connection = await self.loop.create_connection(
+                    lambda: Connection(self, expires_at), host, port, ssl=context
+                )
+        except TimeoutError as error:
+            problem = f"no connection to {self.origin} in time"
+            raise DeliveryError("timeout", problem) from error
+        except OSError as error:
+            problem = f"no connection to {self.origin}: {error}"
+            raise DeliveryError("refused", problem) from error
+        if self.closed:
+            connection.drop()
+            raise client_closed()
+        return connection
+
+    def forget(self, connection: Connection) -> None:
+        """Keep it from being used again."""
+        if connection in self.idle:
+            self.idle.remove(connection)
+
+    def close(self) -> list[asyncio.Future[None]]:
+        """Drop all connections; the futures are done when their sockets are closed."""
+        self.closed = True
+        for connection in list(self.connections):
+            connection.fail(client_closed())
+        return [connection.lost for connection in self.connections]

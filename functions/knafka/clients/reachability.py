@@ -1,0 +1,108 @@
+"""Whether Kafka is known to be away, so that nobody need wait to hear it.
+
+There is reason for doubt when librdkafka reports that all brokers are down, or when nothing was
+acknowledged for a while though something is in flight. Doubt alone changes nothing: Kafka is asked,
+and it is away if it doesn't answer while nothing is acknowledged either. It is asked on until it
+answers, so that nobody has to risk an event to find out that it is back.
+
+One broker of several that is down isn't that: the others answer. Neither is a partition without a
+leader. Refused here: how Kafka is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from knafka.core.errors import LogError
+
+log = logging.getLogger(__name__)
+
+SILENCE: Final = 2.0
+"""Seconds without an acknowledgement, with records in flight, after which Kafka is asked."""
+ASK_TIMEOUT: Final = 2.0
+"""Seconds that Kafka may take to answer; it takes milliseconds."""
+ASK_INTERVAL: Final = 0.2
+"""Seconds from one question without an answer to the next."""
+UNANSWERED: Final = 2
+"""Questions in a row without an answer before Kafka counts as away: the first may have been put to
+the one broker of several that hangs. Where all connections are broken, one is enough."""
+
+Ask = Callable[[float], Awaitable[None]]
+"""Ask Kafka for any answer within so many seconds; raises `LogError`, which is not `retriable` if
+Kafka refuses us: then it is there."""
+
+
+class Reachability:
+    """What one writer knows; everything is called on the event loop."""
+
+    def __init__(self, ask: Ask, on_away: Callable[[], None]) -> None:
+        self.away: LogError | None = None
+        """Why Kafka is known to be away, None while it isn't."""
+        self._ask = ask
+        self._on_away = on_away
+        self._all_down = False
+        self._acknowledged = 0
+        self._asking: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, in_flight: Callable[[], int]) -> None:
+        """Doubt if nothing is acknowledged while something is in flight."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(SILENCE, self._look, in_flight, self._acknowledged)
+
+    def _look(self, in_flight: Callable[[], int], acknowledged: int) -> None:
+        self._timer = None
+        if in_flight():
+            if acknowledged == self._acknowledged:
+                self.doubt()
+            self.watch(in_flight)
+
+    def acknowledged(self) -> None:
+        """Kafka has stored something: it is there."""
+        self._acknowledged += 1
+        self._all_down = False
+        self.away = None
+
+    def all_down(self) -> None:
+        """No broker is connected."""
+        self._all_down = True
+        self.doubt()
+
+    def doubt(self) -> None:
+        """Ask Kafka, unless that is under way."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask_on())
+
+    async def _ask_on(self) -> None:
+        """Ask until Kafka answers."""
+        unanswered = 0
+        while True:
+            before = self._acknowledged
+            try:
+                await self._ask(ASK_TIMEOUT)
+            except LogError as error:
+                unheard = error.retriable and before == self._acknowledged
+                unanswered = unanswered + 1 if unheard else 0
+                if unanswered >= (1 if self._all_down else UNANSWERED):
+                    self._give_up(error)
+                await asyncio.sleep(ASK_INTERVAL)
+            else:
+                self._all_down = False
+                self.away = None
+                return
+
+    def _give_up(self, error: LogError) -> None:
+        if self.away is None:
+            log.warning("Kafka is away: %s", error)
+            self._on_away()
+        self.away = error
+
+    def close(self) -> None:
+        """Ask no more."""
+        for each in (self._asking, self._timer):
+            if each is not None:
+                each.cancel()
