@@ -6,8 +6,9 @@
 
 One step is one attempt; the waiting in between is the drain's. A reply is stored in the Broker's
 topic before its event is settled (KN-BRK-11, KN-BRK-12). An event that even the dead-letter topic
-does not take stays unsettled for as long as that lasts (KN-DLV-09). Whatever one event raises, at
-any step, it goes to the TOPIC: nobody knows whether a sink could take it.
+does not take stays unsettled for as long as that lasts (KN-DLV-09); of one that is too large for it
+a stub is stored. Whatever one event raises, at any step, it goes to the TOPIC: nobody knows whether
+a sink could take it.
 
 Refused here: order, offsets and clocks.
 """
@@ -16,27 +17,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from knafka.clients.log import LogWriter
+from knafka.clients.log import LogWriter, TopicMaker
 from knafka.clients.subscriber import Response, Subscriber, Target
 from knafka.core.contract import Egress, Sink
-from knafka.core.dead_letter import Failure, Origin, dead_letter_of
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of, extensions_of, stub_of
 from knafka.core.delivery import (
+    RETRY_AFTER_STATUSES,
     Done,
     Outcome,
     Reason,
     Retry,
+    backoff,
     decide,
     is_delivered,
     retry_after_seconds,
 )
-from knafka.core.errors import DeliveryError, InvalidEvent, LogError
-from knafka.core.http_binding import reply_of, request_of
+from knafka.core.drain import COUNTED
+from knafka.core.errors import DeliveryError, InvalidEvent
+from knafka.core.http_binding import claims_event, reply_of, request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
-from knafka.dispatcher.unsettled import Stage, Unsettled
+from knafka.core.progress import DeliveryState, Stage
+from knafka.dispatcher.appending import DeadLetterTopic, append
+from knafka.dispatcher.congestion import CongestionControl
+from knafka.dispatcher.unsettled import Unsettled
 from knafka.observability import Seldom
 
 log = logging.getLogger(__name__)
@@ -48,7 +56,7 @@ BURY_AGAIN: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the events of one drain."""
+    """What became of the events of a drain."""
 
     read: int = 0
     filtered: int = 0
@@ -59,6 +67,20 @@ class Counts:
     failures: dict[str, int] = field(default_factory=dict)
     """Failed attempts, and events that are given up for another reason than a failed attempt, by
     reason and status: `status 503`, `timeout`, `undecodable-record`."""
+    filter_errors: dict[str, int] = field(default_factory=dict)
+    """Evaluations of a CESQL filter that ended with an error, by the error's kind."""
+
+    def __add__(self, other: Counts) -> Counts:
+        events = {name: getattr(self, name) + getattr(other, name) for name in COUNTED}
+        failures = Counter(self.failures) + Counter(other.failures)
+        return Counts(
+            **events,
+            failures=failures,
+            filter_errors=Counter(self.filter_errors) + Counter(other.filter_errors),
+        )
+
+    def filter_failed(self, kind: str) -> None:
+        self.filter_errors[kind] = self.filter_errors.get(kind, 0) + 1
 
 
 class Courier:
@@ -70,14 +92,20 @@ class Courier:
         subscriber: Subscriber,
         writer: LogWriter,
         counts: Counts,
+        congestion: CongestionControl,
         now: Callable[[], float],
+        topics: TopicMaker,
     ) -> None:
         self._egress = egress
         self._delivery = egress.delivery
         self._subscriber = subscriber
-        self._writer = writer
         self._counts = counts
+        self._congestion = congestion
+        self._loop = asyncio.get_running_loop()
         self._now = now
+        self._writer = writer
+        self._reply_topic = egress.reply_topic or egress.topic
+        self._dead_letters = DeadLetterTopic(egress, writer, topics)
         self._target = _target(egress.subscriber)
         self._sink = _target(egress.dead_letter_sink) if egress.dead_letter_sink else None
         self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
@@ -88,6 +116,18 @@ class Courier:
         head, event.body = request_of(envelope, self._delivery.format)
         event.head = self._wanting_reply + head
         event.size = len(event.head) + len(event.body)
+
+    def resume(self, event: Unsettled, state: DeliveryState, *, same_policy: bool) -> float:
+        """Go on where an earlier owner of its partition left the event, after `prepare`; gives the
+        seconds until the next attempt is due."""
+        event.resume(state, same_policy=same_policy)
+        if event.stage is Stage.SINK and self._sink is not None:
+            self._prepare_for_sink(event)
+        elif event.stage is Stage.SINK:
+            event.stage = Stage.TOPIC
+        longest = max(backoff(event.tries, self._delivery), self._delivery.retry_after_max or 0.0)
+        # Clocks differ, and one that was set back must not make it wait for ever.
+        return min(max(0.0, event.due - self._now()), longest)
 
     def carry(self, event: Unsettled) -> Coroutine[None, None, Done | Retry]:
         """One attempt in the event's stage; `Retry` says when the next is due, in any stage."""
@@ -137,8 +177,11 @@ class Courier:
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
             self._counts.delivered += 1
+            if not self._congestion.is_calm:
+                self._congestion.answered()
             return decision
         self._failed(outcome)
+        self._tell_congestion(outcome, event)
         event.tries += 1
         if isinstance(decision, Retry):
             self._counts.retried += 1
@@ -147,6 +190,13 @@ class Courier:
         event.response_body = body
         self._move(event, Stage.TOPIC if self._sink is None else Stage.SINK)
         return Retry(0.0)
+
+    def _tell_congestion(self, outcome: Outcome, event: Unsettled) -> None:
+        now = self._loop.time()
+        self._congestion.failed(outcome, id(event), now)
+        most = self._delivery.retry_after_max
+        if most and outcome.retry_after and outcome.status in RETRY_AFTER_STATUSES:
+            self._congestion.pause(min(outcome.retry_after, most), now)
 
     async def _deliver_to_sink(self, event: Unsettled) -> Done | Retry:
         assert self._sink is not None
@@ -166,7 +216,16 @@ class Courier:
         record = event.record
         headers, value = self._dead_letter(event)
         draft = Draft(record.key(), headers, value)
-        error = await self._append(self._egress.dead_letter_topic, draft)
+        error = await self._dead_letters.append(draft)
+        if error is not None and error.too_large:
+            log.warning(
+                "%s takes no dead letter as large as that of partition %d, offset %d: it is stored "
+                "without its data",
+                self._dead_letters.name,
+                event.partition.number,
+                event.offset,
+            )
+            error = await self._dead_letters.append(stub_of(draft))
         if error is None:
             self._counts.buried += 1
             return Done()
@@ -186,9 +245,12 @@ class Courier:
         event.stage = stage
         event.tries = 0
         if stage is Stage.SINK:
-            envelope = read(*self._dead_letter(event))
-            head, event.body = request_of(envelope, self._delivery.format)
-            event.head = self._head + head
+            self._prepare_for_sink(event)
+
+    def _prepare_for_sink(self, event: Unsettled) -> None:
+        envelope = read(*self._dead_letter(event))
+        head, event.body = request_of(envelope, self._delivery.format)
+        event.head = self._head + head
 
     def _dead_letter(self, event: Unsettled) -> tuple[RecordHeaders, bytes | None]:
         failed = event.failed
@@ -202,6 +264,7 @@ class Courier:
             last_attempt=event.last_attempt,
             status=failed.status,
             body=event.response_body,
+            extensions=failed.extensions,
         )
         origin = Origin(
             self._egress.namespace,
@@ -236,13 +299,18 @@ class Courier:
             return Outcome(failure=Reason(error.reason)), _encoded(str(error))
         status = response.status
         if not is_delivered(status):
-            return Outcome(status, retry_after=self._retry_after(response)), response.body
+            retry_after = self._retry_after(response)
+            extensions = extensions_of(response.headers)
+            return Outcome(status, None, retry_after, extensions=extensions), response.body
         # A 202's body is no reply whatever it holds (data-plane table).
         if not wants_reply or status == 202:
             return _DELIVERED[status], b""
         return await self._reply(response), response.body
 
     async def _reply(self, response: Response) -> Outcome:
+        if response.cut and claims_event(response.headers):
+            log.warning("a reply from %s is larger than any event may be", self._target.url)
+            return _reply_not_stored(response, permanent=True)
         try:
             reply = reply_of(response.headers, response.body)
         except InvalidEvent as error:
@@ -250,24 +318,11 @@ class Courier:
             return Outcome(response.status, failure=Reason.MALFORMED_REPLY)
         if reply is None:
             return Outcome(response.status)
-        if problem := await self._append(self._egress.reply_topic or self._egress.topic, reply):
+        if problem := await append(self._writer, self._reply_topic, reply):
             log.warning("a reply from %s was not stored: %s", self._target.url, problem)
-            return Outcome(response.status, failure=Reason.REPLY_NOT_STORED)
+            return _reply_not_stored(response, permanent=not problem.retriable)
         self._counts.replied += 1
         return Outcome(response.status)
-
-    async def _append(self, topic: str, draft: Draft) -> LogError | None:
-        stored: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
-
-        def reported(error: LogError | None) -> None:
-            if not stored.done():
-                stored.set_result(error)
-
-        try:
-            self._writer.append(topic, draft.key, draft.value, draft.headers, reported)
-        except LogError as error:
-            return error
-        return await stored
 
     def _retry_after(self, response: Response) -> float | None:
         if (value := response.header(b"retry-after")) is None:
@@ -281,6 +336,10 @@ class Courier:
 
 
 _DELIVERED: Final = {status: Outcome(status) for status in range(200, 300)}
+
+
+def _reply_not_stored(response: Response, *, permanent: bool) -> Outcome:
+    return Outcome(response.status, Reason.REPLY_NOT_STORED, permanent=permanent)
 
 
 def _until_buried_again(event: Unsettled) -> float:

@@ -1,45 +1,54 @@
-"""The drain: one invocation of a dispatcher, from joining the group to leaving it.
+"""The drain: a dispatcher's membership in its Trigger's group, from joining to leaving.
 
     fetch --track--> filter --no--> settled
-                        \\--yes--> lane --> worker --> courier --> settled | again later
-    every COMMIT_INTERVAL: commit what the ledgers allow
+                        \\--yes--> lane --> workers: attempts --> settled | again later
+    every COMMIT_INTERVAL: commit the positions, and what is known of what is above them
 
-At-least-once lives here: an offset is committed only up to the lowest unsettled record, and when
-the drain ends or a partition is taken away, what is in flight finishes within a bound or stays
-uncommitted. Memory is bounded by the unsettled records it holds: a partition that outgrows its
-share is not read until it has caught up.
+At-least-once lives here: an offset is committed only up to the lowest unsettled record. What is
+settled above it, and how far the delivery of the others has come, is in the commit's metadata
+(`core.progress`), so that a partition's next owner goes on where this one stopped. Memory is
+bounded by the unsettled records it holds: a partition that outgrows its share is not read until it
+has caught up.
 
-Refused here: knowing what an outcome means (`courier`) and what scaling is (the operator's).
+Who asks for it, and how long it may live, is known elsewhere (`function`); what an outcome means,
+too (`courier`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, TypeAlias
 
-from knafka.clients.log import Assignment, LogReader, LogWriter, Positions, Record
+from knafka.clients.log import (
+    Assignment,
+    Commits,
+    LogReader,
+    LogWriter,
+    OffsetAndMetadata,
+    Record,
+    TopicMaker,
+)
 from knafka.clients.subscriber import Subscriber
 from knafka.core.contract import Egress, Order
-from knafka.core.delivery import Retry
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.drain import DrainProgress, Ended
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.filters import compile_trigger
 from knafka.core.kafka_binding import RecordHeaders, read
+from knafka.core.progress import decode, policy_of
+from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.courier import Counts, Courier
 from knafka.dispatcher.lanes import lane_of
 from knafka.dispatcher.unsettled import Partition, Unsettled
+from knafka.dispatcher.workers import Workers
 
 log = logging.getLogger(__name__)
 
 READ_LIMIT: Final = 500
 """Records taken at once: enough to make the thread switch cheap, little enough to stay fair."""
-READY_ENOUGH: Final = 500
-"""Events that may go at once and wait for a worker only: while there are more, none are read. What
-is held beyond them waits behind its own key, and reading on is what lets other keys go first."""
 READ_TIMEOUT: Final = 0.25
 """Seconds a read waits for a first record; also how soon a stop is noticed."""
 READ_TIMEOUT_WITHOUT_WORK: Final = 1.0
@@ -52,20 +61,23 @@ MAX_UNSETTLED: Final = 10_000
 MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
 ROOM_TIMEOUT: Final = 1.0
 """Seconds to wait for room before a partition is paused, which throws away what was prefetched."""
-JOIN_PATIENCE: Final = 15.0
+JOIN_PATIENCE: Final = 50.0
 """Seconds to wait for partitions at least: a group may first have to notice a dead member, which
-takes it the 10 s of a session."""
+takes it the 45 s of a session (docs/decisions/0013)."""
 FIRST_READ_PATIENCE: Final = 1.0
 """Seconds of idleness at least: what a reader may take from its assignment to its first record."""
-STOP_TIMEOUT: Final = 3.0
-"""Seconds that attempts under way may still take at the end, or when a partition goes; of the four
-that the server leaves a response after SIGTERM, one is left to say how the drain ended."""
+REVOKE_TIMEOUT: Final = 2.0
+"""Seconds that attempts under way may still take when a partition goes to another dispatcher; what
+takes longer is repeated there."""
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds for the last commit and for leaving the group, beside what the attempts may take."""
 
 OpenReader: TypeAlias = Callable[[Assignment], LogReader]
 
 
 class Drain:
-    """Reads, filters, delivers and settles for one Trigger until idle, out of budget or stopped."""
+    """Reads, filters, delivers and settles for one Trigger until idle or stopped; `now` gives Unix
+    time."""
 
     def __init__(
         self,
@@ -74,29 +86,47 @@ class Drain:
         writer: LogWriter,
         subscriber: Subscriber,
         now: Callable[[], float],
+        topics: TopicMaker,
     ) -> None:
         self.counts = Counts()
+        self.congestion = CongestionControl(egress.max_in_flight)
+        self.idle: float | None = None
+        """Seconds without anything to do after which it ends; None: never."""
+        self.shrunk_at: float | None = None
+        """When partitions last went to another dispatcher, on the event loop's clock."""
         self._egress = egress
+        self._policy = policy_of(egress)
         self._open_reader = open_reader
-        self._passes = compile_trigger(egress.filter, egress.filters)
+        self._passes = compile_trigger(egress.filter, egress.filters, self.counts.filter_failed)
         self._lane_of = lane_of(egress.order)
-        self._courier = Courier(egress, subscriber, writer, self.counts, now)
+        self._courier = Courier(
+            egress, subscriber, writer, self.counts, self.congestion, now, topics
+        )
+        self._workers = Workers(
+            self._courier, self._settle, self.congestion, egress.max_in_flight, now
+        )
+        self._workers.on_crash = self.stop
         self._partitions: dict[int, Partition] = {}
-        self._ready: deque[Unsettled] = deque()
-        self._hungry: asyncio.Future[None] | None = None
-        self._idle_workers: list[asyncio.Future[None]] = []
-        self._workers: list[asyncio.Task[None]] = []
         self._stopping = False
-        self._crash: BaseException | None = None
-        self._moved = asyncio.Event()
+        self._stop_timeout = REVOKE_TIMEOUT
+        self._revoke_timeout = REVOKE_TIMEOUT
         self._loop = asyncio.get_running_loop()
         self._active_at = self._loop.time()
 
-    def stop(self) -> None:
-        """End soon: fetch no more, finish or abandon what is in flight, commit, leave."""
+    def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
+        """End: finish the attempts under way, commit, leave.
+
+        They get `timeout` seconds. While some take longer than `REVOKE_TIMEOUT`, others go on: one
+        that hangs is not to hold up what is beside it for as long as the process may take to end.
+        """
+        if not self._stopping:
+            self._stop_timeout = timeout
         self._stopping = True
-        self._moved.set()
-        self._feed()
+        self._workers.stop()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
         """The counts so far."""
@@ -110,19 +140,20 @@ class Drain:
             replied=counts.replied,
             unsettled=self._held(),
             partitions=tuple(sorted(self._partitions)),
+            congestion=self.congestion.describe() or None,
             ended=ended,
             error=error,
         )
 
-    async def run(self, request: DrainRequest) -> DrainProgress:
+    async def run(self) -> DrainProgress:
         """Drain; returns the last progress. A `LogError` ends it as failed, and is not raised."""
-        started = self._loop.time()
-        self._active_at = started
+        self._active_at = self._loop.time()
         reader = self._open_reader(self)
         committing = asyncio.create_task(self._commit_regularly(reader))
         ended, problem = Ended.FAILED, None
         try:
-            ended = await self._fetch(reader, request, started)
+            ended = await self._fetch(reader)
+            await self._finish_attempts(reader)
         except LogError as error:
             problem = str(error)
             log.error("the drain of %s failed: %s", self._egress.group, error)
@@ -130,56 +161,74 @@ class Drain:
             self._stopping = True
             committing.cancel()
             try:
-                # Leaving revokes every partition, and that waits for attempts under way.
-                await reader.close()
+                # Leaving revokes every partition, with a last commit.
+                await reader.close(CLOSE_TIMEOUT)
             finally:
                 self.lost(list(self._partitions))
-                for worker in self._workers:
-                    worker.cancel()
-                await asyncio.gather(committing, *self._workers, return_exceptions=True)
-        if self._crash is not None:
-            raise self._crash
+                await self._workers.close()
+                await asyncio.gather(committing, return_exceptions=True)
+        if self._workers.crash is not None:
+            raise self._workers.crash
         return self.progress(ended, problem)
 
-    async def _fetch(self, reader: LogReader, request: DrainRequest, started: float) -> Ended:
+    async def _fetch(self, reader: LogReader) -> Ended:
         while not self._stopping:
             now = self._loop.time()
             holds_records = self._held() > 0
             if holds_records:
                 self._active_at = now
-            at_least = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
-            until_spent = started + request.budget - now
-            until_idle = self._active_at + max(request.idle, at_least) - now
-            if until_spent <= 0:
-                return Ended.BUDGET
+            until_idle = self._until_idle(now)
             if until_idle <= 0:
                 return Ended.IDLE
-            await self._until_hungry()
-            await self._make_room(reader)
             timeout = READ_TIMEOUT
             if self._partitions and not holds_records:
-                left = min(until_spent, until_idle)
-                timeout = min(max(left, READ_TIMEOUT), READ_TIMEOUT_WITHOUT_WORK)
-            if records := await reader.read(READ_LIMIT, timeout):
-                self._active_at = self._loop.time()
-                self._take(records)
-            for number, end in reader.ends.items():
-                if partition := self._partitions.get(number):
-                    partition.ledger.reach(end)
+                timeout = min(max(until_idle, READ_TIMEOUT), READ_TIMEOUT_WITHOUT_WORK)
+            await self._read(reader, timeout)
         return Ended.STOPPED
 
-    async def _until_hungry(self) -> None:
-        if len(self._ready) > READY_ENOUGH and not self._stopping:
-            self._hungry = self._loop.create_future()
-            # Not for long, however slow the subscriber is: reading is what keeps us in the group.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ROOM_TIMEOUT):
-                    await self._hungry
-            self._hungry = None
+    async def _read(self, reader: LogReader, timeout: float) -> None:
+        # Not for long, however slow the subscriber is: reading is what keeps us in the group.
+        await self._workers.wait_for_capacity(ROOM_TIMEOUT)
+        await self._make_room(reader)
+        if records := await reader.read(READ_LIMIT, timeout):
+            self._active_at = self._loop.time()
+            self._take(records)
+        self._reach(reader)
 
-    def _feed(self) -> None:
-        if self._hungry is not None and not self._hungry.done():
-            self._hungry.set_result(None)
+    async def _finish_attempts(self, reader: LogReader) -> None:
+        until = self._loop.time() + self._stop_timeout
+        while True:
+            self._workers.stop()
+            left = until - self._loop.time()
+            is_last_time = left <= 2 * REVOKE_TIMEOUT
+            if await self._attempts_end(left if is_last_time else REVOKE_TIMEOUT) or is_last_time:
+                break
+            slow = self._workers.under_way
+            self._workers.go_on()
+            while slow & self._workers.under_way and until - self._loop.time() > 2 * REVOKE_TIMEOUT:
+                await self._read(reader, READ_TIMEOUT)
+        self._revoke_timeout = 0.0  # they had their time
+
+    async def _attempts_end(self, timeout: float) -> bool:
+        """Whether no attempt is under way within `timeout` seconds."""
+        moved = self._workers.moved
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while self._in_flight():
+                    moved.clear()
+                    await moved.wait()
+        return not self._in_flight()
+
+    def _until_idle(self, now: float) -> float:
+        if self.idle is None:
+            return math.inf
+        at_least = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
+        return self._active_at + max(self.idle, at_least) - now
+
+    def _reach(self, reader: LogReader) -> None:
+        for number, end in reader.ends.items():
+            if partition := self._partitions.get(number):
+                partition.tracker.reach(end)
 
     # What was read
 
@@ -189,8 +238,10 @@ class Drain:
             partition = self._partitions.get(record.partition())
             if partition is None:
                 continue  # revoked while the batch was on its way: its next owner reads it
-            ledger, offset = partition.ledger, record.offset()
-            ledger.track(offset)
+            tracker, offset = partition.tracker, record.offset()
+            if tracker.has_settled_ahead and tracker.was_settled(offset):
+                tracker.skip(offset)
+                continue
             counts.read += 1
             event: Unsettled | None = None
             headers: RecordHeaders | None = None
@@ -206,81 +257,32 @@ class Drain:
                 self._courier.give_up(event, error)
             if event is None:
                 counts.filtered += 1
-                ledger.settle(offset)
+                tracker.skip(offset)
+                partition.restored.pop(offset, None)
             else:
+                tracker.track(offset, event)
                 self._admit(event)
 
     def _admit(self, event: Unsettled) -> None:
         partition = event.partition
         partition.held_bytes += event.size
+        wait = 0.0
+        if partition.restored and (state := partition.restored.pop(event.offset, None)):
+            wait = self._courier.resume(event, state, same_policy=partition.same_policy)
+            partition.retrying.add(event)
         if partition.lanes.admit(event.lane, event):
-            self._send(event)
-
-    def _send(self, event: Unsettled) -> None:
-        self._ready.append(event)
-        if self._idle_workers:
-            self._idle_workers.pop().set_result(None)
-        elif len(self._workers) < self._egress.max_in_flight:
-            worker = asyncio.create_task(self._work())
-            worker.add_done_callback(self._worker_ended)
-            self._workers.append(worker)
-
-    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
-        """A worker ends by being cancelled. Anything else is a bug of the drain's own, as what one
-        event raises is caught, and ends the drain aloud."""
-        if not worker.cancelled():
-            self._crash = worker.exception()
-            self.stop()
-
-    async def _work(self) -> None:
-        """One attempt at a time, for as long as the drain lasts; a wait never holds a worker."""
-        ready = self._ready
-        while True:
-            while not ready:
-                waiter = self._loop.create_future()
-                self._idle_workers.append(waiter)
-                await waiter
-            event = ready.popleft()
-            if self._hungry is not None and len(ready) <= READY_ENOUGH:
-                self._feed()
-            partition = event.partition
-            if self._stopping or not partition.open:
-                continue
-            partition.in_flight += 1
-            try:
-                decision = await self._courier.carry(event)
-            except Exception as error:  # it concerns this event, and the others go on
-                decision = self._courier.give_up(event, error)
-            finally:
-                partition.in_flight -= 1
-            if isinstance(decision, Retry):
-                self._send_later(event, decision.after)
+            if wait:
+                self._workers.add_later(event, wait)
             else:
-                self._settle(event)
-            self._moved.set()
-
-    def _send_later(self, event: Unsettled, seconds: float) -> None:
-        partition = event.partition
-        if self._stopping or not partition.open:
-            return  # abandoned: it is not settled, so whoever comes next reads it again
-        if seconds == 0:
-            self._send(event)
-            return
-
-        def send() -> None:
-            partition.backoffs.discard(timer)
-            self._send(event)
-
-        timer = self._loop.call_later(seconds, send)
-        partition.backoffs.add(timer)
+                self._workers.add(event)
 
     def _settle(self, event: Unsettled) -> None:
         partition = event.partition
-        partition.ledger.settle(event.offset)
+        partition.tracker.settle(event.offset)
         partition.held_bytes -= event.size
         following = partition.lanes.release(event.lane)
         if following is not None:
-            self._send(following)
+            self._workers.add(following)
 
     # Room
 
@@ -295,11 +297,12 @@ class Drain:
         full = self._full()
         if not full:
             return
+        moved = self._workers.moved
         with suppress(TimeoutError):
             async with asyncio.timeout(ROOM_TIMEOUT):
-                while not all(map(self._has_room, full)) and not self._stopping:
-                    self._moved.clear()
-                    await self._moved.wait()
+                while not all(map(self._has_room, full)) and not self._workers.is_stopping:
+                    moved.clear()
+                    await moved.wait()
         full = self._full()
         for partition in full:
             partition.paused = True
@@ -310,19 +313,26 @@ class Drain:
         open_ones = [each for each in self._partitions.values() if not each.paused]
         if self._held_bytes() >= MAX_UNSETTLED_BYTES:
             return open_ones
-        return [each for each in open_ones if each.ledger.unsettled >= self._share()]
+        share = self._share()
+        return [
+            each for each in open_ones if len(each.tracker.unsettled) >= share or not each.may_read
+        ]
 
     def _has_room(self, partition: Partition) -> bool:
         return (
-            partition.ledger.unsettled <= self._share() // 2
+            len(partition.tracker.unsettled) <= self._share() // 2
+            and partition.may_read
             and self._held_bytes() <= MAX_UNSETTLED_BYTES // 2
         )
 
     def _held(self) -> int:
-        return sum(each.ledger.unsettled for each in self._partitions.values())
+        return sum(len(each.tracker.unsettled) for each in self._partitions.values())
 
     def _held_bytes(self) -> int:
         return sum(each.held_bytes for each in self._partitions.values())
+
+    def _in_flight(self) -> int:
+        return sum(each.in_flight for each in self._partitions.values())
 
     def _share(self) -> int:
         if self._egress.order is Order.PARTITION:
@@ -334,31 +344,38 @@ class Drain:
     async def _commit_regularly(self, reader: LogReader) -> None:
         while True:
             await asyncio.sleep(COMMIT_INTERVAL)
-            positions = {}
+            commits = {}
             for partition in self._partitions.values():
-                if (position := partition.ledger.uncommitted()) is not None:
-                    positions[partition.number] = position
-                    partition.ledger.committed(position)
-            if positions:
-                reader.commit(positions)
+                commit = partition.to_commit(self._policy)
+                if commit is not None and commit != partition.committed:
+                    commits[partition.number] = partition.committed = commit
+                self._workers.release(partition)
+            if commits:
+                reader.commit(commits)
 
-    def assigned(self, partitions: Sequence[int]) -> None:
+    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         self._active_at = self._loop.time()
-        for number in partitions:
-            self._partitions[number] = Partition(number)
+        for number, committed in partitions.items():
+            progress = None
+            if committed is not None:
+                progress = decode(committed.offset, committed.metadata, self._policy)
+            self._partitions[number] = Partition(number, progress)
 
-    async def revoked(self, partitions: Sequence[int]) -> Positions:
+    async def revoked(self, partitions: Sequence[int]) -> Commits:
         going = [self._partitions[each] for each in partitions if each in self._partitions]
+        if not self._stopping:
+            self.shrunk_at = self._loop.time()
         for partition in going:
             partition.close()
+        moved = self._workers.moved
         with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_TIMEOUT):
+            async with asyncio.timeout(self._revoke_timeout):
                 while any(each.in_flight for each in going):
-                    self._moved.clear()
-                    await self._moved.wait()
+                    moved.clear()
+                    await moved.wait()
         self.lost(partitions)
-        positions = ((each.number, each.ledger.position) for each in going)
-        return {number: position for number, position in positions if position is not None}
+        commits = ((each.number, each.to_commit(self._policy)) for each in going)
+        return {number: commit for number, commit in commits if commit is not None}
 
     def lost(self, partitions: Sequence[int]) -> None:
         for number in partitions:

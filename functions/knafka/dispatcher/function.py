@@ -1,16 +1,15 @@
 """The dispatcher as a function: `POST /drain` under ASGI (FN-2, FN-4, design: the drain).
 
-A drain is one request: it streams its progress as JSON lines and ends when it has been idle, when
-its budget is spent, when the caller hangs up or when the process is told to end. One process runs
-one drain at a time; a second one is answered 409.
+A request begins the drain or has it go on, and streams its progress as JSON lines; the drain itself
+outlives it (`lease`). One process has one drain and one request at a time; a second one is answered
+409.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,24 +18,25 @@ from typing import Any, Final
 from knafka import settings
 from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.clients.kafka_connection import connection
-from knafka.clients.kafka_log import KafkaReader, KafkaWriter
-from knafka.clients.log import Assignment, LogReader, LogWriter, failure_of
+from knafka.clients.kafka_reader import KafkaReader
+from knafka.clients.kafka_topics import KafkaTopics
+from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.log import Assignment, LogReader, LogWriter, TopicMaker, failure_of
 from knafka.clients.subscriber import Subscriber
 from knafka.core import drain as contract
 from knafka.core.contract import Egress, digest, parse_json
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.drain import COUNTED, DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidDocument
 from knafka.dispatcher.drain import Drain, OpenReader
+from knafka.dispatcher.lease import Lease
+from knafka.dispatcher.renewal import OwnService
 from knafka.observability import Metric, prometheus_text
 from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
-
-log = logging.getLogger(__name__)
 
 METRICS: Final = "/metrics"
 MAX_REQUEST_BYTES: Final = 64 * 1024
 STOP_TIMEOUT: Final = 4.0
 """Seconds for dead letters and replies that are still being written at the end."""
-COUNTED: Final = ("read", "filtered", "delivered", "retried", "buried", "replied")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Clients:
     open_reader: OpenReader
     writer: LogWriter
     subscriber: Subscriber
+    topics: TopicMaker
 
 
 def connect(egress: Egress) -> Clients:
@@ -55,7 +56,12 @@ def connect(egress: Egress) -> Clients:
     def open_reader(assignment: Assignment) -> LogReader:
         return KafkaReader(kafka, egress.group, egress.topic, assignment)
 
-    return Clients(open_reader, KafkaWriter(kafka), HttpSubscriber(limit=egress.max_in_flight))
+    return Clients(
+        open_reader,
+        KafkaWriter(kafka),
+        HttpSubscriber(limit=egress.max_in_flight),
+        KafkaTopics(kafka),
+    )
 
 
 class Dispatcher:
@@ -66,35 +72,52 @@ class Dispatcher:
         self._egress: Egress
         self._digest: str
         self._clients: Clients
+        self._lease: Lease
+        self._stop_timeout: float
         self._writers: list[LogWriter] = []
         """None before `start`, then one."""
         self._ending = False
-        self._drain: Drain | None = None
-        self._running: asyncio.Task[DrainProgress] | None = None
-        self._totals: Counter[str] = Counter()
-        self._failures: Counter[str] = Counter()
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """Get ready to drain; raises `InvalidDocument` for a contract that can't be used."""
+        """Get ready to drain, or begin; raises `InvalidDocument` for settings that can't be
+        used."""
         self._egress = settings.egress(environment)
+        drains = settings.drains(environment)
         self._digest = digest(self._egress)
         self._clients = self._connect(self._egress)
         self._writers.append(self._clients.writer)
+        self._stop_timeout = drains.stop_timeout
+        renewal = None
+        if drains.service_url is not None:
+            renewal = OwnService(drains.service_url, self._digest, self._clients.subscriber)
+        self._lease = Lease(self._new_drain, renewal)
+        if drains.at_start:
+            self._lease.drain_from_start()
+
+    def _new_drain(self) -> Drain:
+        clients = self._clients
+        return Drain(
+            self._egress,
+            clients.open_reader,
+            clients.writer,
+            clients.subscriber,
+            time.time,
+            clients.topics,
+        )
 
     def state(self) -> Mapping[str, Any]:
         return {}
 
     def interrupt(self) -> None:
         """The process is to end: so is the drain, before the server waits for its response."""
+        if not self._ending and self._writers:
+            self._lease.stop(self._stop_timeout)
         self._ending = True
-        if self._drain is not None:
-            self._drain.stop()
 
     async def stop(self) -> None:
         """End the drain, and close what was opened."""
         self.interrupt()
-        if self._running is not None:
-            await asyncio.wait({self._running})
+        await self._lease.wait()
         await self._clients.writer.close(STOP_TIMEOUT)
         await self._clients.subscriber.close()
 
@@ -128,75 +151,73 @@ class Dispatcher:
 
     async def _handle_drain(self, receive: Receive, send: Send) -> None:
         try:
-            request = await _request(receive)
+            asked = await _request(receive)
         except InvalidDocument as error:
             await _answer(send, 400, f"{error}\n".encode())
             return
-        if request is None:
+        if asked is None:
             return
+        request, rest = asked
         if request.egress not in (None, self._digest):
             await _answer(send, 412, b"this dispatcher has another egress\n")
-            return
-        if self._running is not None:
+        elif self._lease.is_attached:
             await _answer(send, 409, b"a drain is under way here\n")
-            return
-        if self._ending:
+        elif self._ending:
             await _answer(send, 503, b"this dispatcher is ending\n")
-            return
-        clients = self._clients
-        drain = Drain(
-            self._egress, clients.open_reader, clients.writer, clients.subscriber, time.time
-        )
-        running = asyncio.create_task(drain.run(request))
-        hung_up = asyncio.create_task(_disconnected(receive))
-        self._drain, self._running = drain, running
-        try:
-            await _start(send, 200, b"application/x-ndjson")
-            while not running.done() and not hung_up.done():
-                await _line(send, drain.progress())
-                await asyncio.wait(
-                    {running, hung_up},
-                    timeout=contract.PROGRESS_INTERVAL,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-            drain.stop()
-            await _line(send, await self._last(drain, running))
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            hung_up.cancel()
-            drain.stop()
-            # Cancelled by the server's deadline: the drain still gets to leave its group.
-            await asyncio.wait({running})
-            self._count(drain)
-            self._drain = self._running = None
+        else:
+            caller = asyncio.create_task(_caller(receive, rest))
+            try:
+                await self._stream(request, caller, send)
+            finally:
+                caller.cancel()
+                self._lease.detach()
 
-    async def _last(self, drain: Drain, running: asyncio.Task[DrainProgress]) -> DrainProgress:
-        try:
-            return await asyncio.shield(running)
-        except Exception as error:
-            log.exception("the drain of %s failed", self._egress.group)
-            return drain.progress(Ended.FAILED, f"{type(error).__name__}: {error}")
-
-    def _count(self, drain: Drain) -> None:
-        self._totals.update({name: getattr(drain.counts, name) for name in COUNTED})
-        self._failures.update(drain.counts.failures)
+    async def _stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
+        """Tell the drain's progress until it ends, the budget is spent, or the caller goes."""
+        lease, loop = self._lease, asyncio.get_running_loop()
+        running = await lease.attach(request)
+        drain = lease.drain
+        assert drain is not None
+        over_at = loop.time() + request.budget
+        await _start(send, 200, b"application/x-ndjson")
+        while not running.done() and (left := over_at - loop.time()) > 0:
+            await _line(send, lease.progress(drain.progress()))
+            waiting = {running} if caller.done() else {running, caller}
+            timeout = min(left, contract.PROGRESS_INTERVAL)
+            await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if caller.done() and not caller.result():
+                return
+            if caller.done():
+                drain.stop()
+                over_at = math.inf
+        last = await _end_of(running, drain) if running.done() else drain.progress(Ended.BUDGET)
+        await _line(send, lease.progress(last))
+        await send({"type": "http.response.body", "body": b""})
 
     def metrics(self) -> Iterator[Metric]:
         """KN-DP-15: what became of this Trigger's events, in this process."""
-        egress, live = self._egress, self._drain.counts if self._drain else None
+        egress = self._egress
         labels = {
             "namespace": egress.namespace,
             "broker": egress.broker,
             "trigger": egress.trigger,
         }
-        totals, failures = Counter(self._totals), Counter(self._failures)
-        if live is not None:
-            totals.update({name: getattr(live, name) for name in COUNTED})
-            failures.update(live.failures)
+        totals = self._lease.totals()
         yield Metric(
             "knafka_dispatcher_events_total",
             "Events by what became of them",
-            [({**labels, "outcome": name}, totals[name]) for name in COUNTED],
+            [({**labels, "outcome": name}, getattr(totals, name)) for name in COUNTED],
+        )
+        drain = self._lease.drain
+        yield Metric(
+            "knafka_dispatcher_congestion",
+            "1 while the subscriber is away and only a few events probe it",
+            [(labels, int(drain is not None and drain.congestion.is_open))],
+        )
+        yield Metric(
+            "knafka_dispatcher_concurrency_limit",
+            "Attempts that the subscriber may get at once",
+            [(labels, drain.congestion.limit if drain is not None else egress.max_in_flight)],
         )
         yield Metric(
             "knafka_delivery_failures_total",
@@ -204,14 +225,25 @@ class Dispatcher:
             [
                 ({**labels, "reason": reason, "code": code}, count)
                 for (reason, _, code), count in (
-                    (what.partition(" "), count) for what, count in sorted(failures.items())
+                    (what.partition(" "), count) for what, count in sorted(totals.failures.items())
                 )
+            ],
+        )
+        yield Metric(
+            "knafka_filter_errors_total",
+            "Evaluations of a CESQL filter that ended with an error, by its kind: no match",
+            [
+                ({**labels, "kind": kind}, count)
+                for kind, count in sorted(totals.filter_errors.items())
             ],
         )
 
 
-async def _request(receive: Receive) -> DrainRequest | None:
-    """None: the caller hung up before it had asked."""
+async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
+    """What is asked, and what the body already holds behind it; None: the caller hung up.
+
+    The request is the first line of the body if that is JSON, and else all of it.
+    """
     body, more = b"", True
     while more:
         part = await receive()
@@ -221,13 +253,31 @@ async def _request(receive: Receive) -> DrainRequest | None:
         more = part.get("more_body", False)
         if len(body) > MAX_REQUEST_BYTES:
             raise InvalidDocument("", "the request is too large")
-    return parse_json(DrainRequest, body.decode("utf-8", "replace")) if body else DrainRequest()
+        line, _, rest = body.partition(b"\n")
+        if rest or (more and b"\n" in body):
+            with suppress(InvalidDocument):
+                return parse_json(DrainRequest, line.decode("utf-8", "replace")), rest
+    request = DrainRequest()
+    if body.strip():
+        request = parse_json(DrainRequest, body.decode("utf-8", "replace"))
+    return request, b""
 
 
-async def _disconnected(receive: Receive) -> None:
-    with suppress(asyncio.CancelledError):
-        while (await receive())["type"] != "http.disconnect":
-            pass
+async def _caller(receive: Receive, rest: bytes) -> bool:
+    """Whether the caller says that the drain is to end; False: it has hung up."""
+    while contract.STOP.strip() not in rest:
+        part = await receive()
+        if part["type"] == "http.disconnect":
+            return False
+        rest = (rest + part.get("body", b""))[-MAX_REQUEST_BYTES:]
+    return True
+
+
+async def _end_of(running: asyncio.Task[DrainProgress], drain: Drain) -> DrainProgress:
+    try:
+        return running.result()
+    except Exception as error:
+        return drain.progress(Ended.FAILED, f"{type(error).__name__}: {error}")
 
 
 async def _start(send: Send, status: int, content_type: bytes) -> None:

@@ -3,56 +3,88 @@
 from __future__ import annotations
 
 from asyncio import TimerHandle
-from enum import Enum
 
-from knafka.clients.log import Record
+from knafka.clients.log import OffsetAndMetadata, Record
 from knafka.core.delivery import Outcome
 from knafka.core.kafka_binding import RecordHeaders
-from knafka.core.offsets import Ledger
+from knafka.core.offsets import OffsetTracker
+from knafka.core.progress import MAX_DELIVERIES, DeliveryState, Progress, Stage, encode
 from knafka.dispatcher.lanes import Lane, Lanes
 
 
-class Stage(Enum):
-    """Where an event is to go next; each stage follows when the one before failed for good."""
-
-    SUBSCRIBER = "subscriber"
-    SINK = "dead-letter sink"
-    TOPIC = "dead-letter topic"
-
-
 class Partition:
-    """One assigned partition: its ledger, its lanes, and what may be done with it."""
+    """One assigned partition: its offsets, its lanes, and what may be done with it.
+
+    `progress` is what an earlier owner has told with its last commit.
+    """
 
     __slots__ = (
+        "_all_told",
         "backoffs",
+        "committed",
+        "held_back",
         "held_bytes",
         "in_flight",
         "lanes",
-        "ledger",
         "number",
         "open",
         "paused",
+        "restored",
+        "retrying",
+        "same_policy",
+        "tracker",
     )
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, progress: Progress | None = None) -> None:
+        progress = progress or Progress()
         self.number = number
-        self.ledger = Ledger()
+        self.tracker: OffsetTracker[Unsettled] = OffsetTracker(progress.settled)
+        self.restored = dict(progress.deliveries)
+        """Deliveries that an earlier owner has begun and whose records aren't read yet."""
+        self.same_policy = progress.same_policy
+        self.committed: OffsetAndMetadata | None = None
+        """The last commit of ours."""
         self.lanes: Lanes[Unsettled] = Lanes()
         self.held_bytes = 0
         """Of the requests for its unsettled records."""
         self.in_flight = 0
         """Attempts under way."""
+        self.retrying: set[Unsettled] = set()
+        """Its events that had an attempt and aren't settled."""
+        self.held_back: list[Unsettled] = []
+        """Its events that could go, had a commit room to tell of them (`may_begin`)."""
         self.backoffs: set[TimerHandle] = set()
         """Its events that wait for another attempt."""
         self.open = True
         """Whether attempts may begin; a partition that is going away is closed first."""
         self.paused = False
+        self._all_told = True
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether a commit has room to tell of one more delivery that has begun."""
+        return len(self.retrying) + len(self.restored) < MAX_DELIVERIES
+
+    @property
+    def may_read(self) -> bool:
+        """Whether a commit has room to tell of what more records would leave behind."""
+        return self._all_told and len(self.retrying) < MAX_DELIVERIES
 
     def close(self) -> None:
         """Begin no more attempts; those that wait for one are let go."""
         self.open = False
         while self.backoffs:
             self.backoffs.pop().cancel()
+
+    def to_commit(self, policy: int) -> OffsetAndMetadata | None:
+        """The position and what is told of what is above it; None: nothing is known."""
+        tracker = self.tracker
+        if (position := tracker.position) is None:
+            return None
+        begun = {each.offset: each.state for each in self.retrying} | self.restored
+        told = Progress(tracker.settled_ahead(), dict(sorted(begun.items())))
+        metadata, self._all_told = encode(position, told, policy)
+        return OffsetAndMetadata(position, metadata)
 
 
 class Unsettled:
@@ -61,10 +93,12 @@ class Unsettled:
     __slots__ = (
         "attempts",
         "body",
+        "due",
         "failed",
         "first_attempt",
         "head",
         "headers",
+        "is_probe",
         "lane",
         "last_attempt",
         "offset",
@@ -97,7 +131,35 @@ class Unsettled:
         """Attempts at the subscriber."""
         self.first_attempt = 0.0
         self.last_attempt = 0.0
+        self.due = 0.0
+        """When the next attempt may begin, in Unix time."""
+        self.is_probe = False
+        """Whether it probes a subscriber that is away (see `congestion`)."""
         self.failed: Outcome | None = None
         """The subscriber's last outcome, once it has failed for good."""
         self.response_body = b""
         """The body of its response, or a sentence about why there is none."""
+
+    @property
+    def state(self) -> DeliveryState:
+        """What a commit tells of it."""
+        return DeliveryState(
+            self.stage,
+            self.tries,
+            self.attempts,
+            self.first_attempt,
+            self.last_attempt,
+            self.due,
+            self.failed,
+        )
+
+    def resume(self, state: DeliveryState, *, same_policy: bool) -> None:
+        """Go on where an earlier owner left it; under another policy its retries begin anew."""
+        self.attempts = state.attempts
+        self.first_attempt = state.first_attempt
+        self.last_attempt = state.last_attempt
+        if same_policy or (state.stage is Stage.TOPIC and state.failed is not None):
+            self.stage = state.stage
+            self.tries = state.tries
+            self.due = state.due
+            self.failed = state.failed

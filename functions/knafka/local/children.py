@@ -104,8 +104,7 @@ class Child:
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL to the whole group if it takes too long or leaves some behind."""
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+            self.terminate()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience):
                     await self._process.wait()
@@ -114,6 +113,11 @@ class Child:
         await asyncio.wait({self._output}, timeout=LAST_WORDS)
         self._output.cancel()
         self.running.discard(self)
+
+    def terminate(self) -> None:
+        """SIGTERM; `wait` tells when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
 
     def kill(self) -> None:
         """SIGKILL to what is left of the group, its own children included."""

@@ -12,7 +12,8 @@ from typing import Final
 
 from knafka.clients.log import LogAdmin, Record
 from knafka.core.contract import Egress
-from knafka.core.dead_letter import PREFIX
+from knafka.core.dead_letter import OMITTED, PREFIX
+from knafka.core.errors import LogError
 
 READ_AT_MOST: Final = 10_000
 """Of one topic: enough to see what goes wrong; the reports are for all of it."""
@@ -36,6 +37,8 @@ class DeadLetter:
     error: str
     """What the subscriber answered, or why it did not."""
     data: str
+    omitted: str
+    """What of it was too large for its topic."""
     position: str
     """`topic/partition/offset` of the event in its Broker's topic."""
 
@@ -52,6 +55,8 @@ class DeadLetter:
         ]
         if self.error:
             lines.append(f"  {'answer' if self.code else 'error'}: {self.error}")
+        if self.omitted:
+            lines.append(f"  too large to be kept: {self.omitted}")
         if self.data:
             lines.append(f"  data: {self.data}")
         return "\n".join(lines)
@@ -74,7 +79,13 @@ class Overview:
 
 async def letters(admin: LogAdmin, egress: Egress, limit: int) -> Sequence[DeadLetter]:
     """The last `limit` dead letters of a Trigger, oldest first. Raises `LogError`."""
-    return [letter(record) for record in await admin.read_all(egress.dead_letter_topic, limit)]
+    try:
+        records = await admin.read_all(egress.dead_letter_topic, limit)
+    except LogError as error:
+        if error.unknown_topic:  # it is made for the first dead letter
+            return []
+        raise
+    return [letter(record) for record in records]
 
 
 async def overview(admin: LogAdmin, egress: Egress) -> Overview:
@@ -115,6 +126,7 @@ def letter(record: Record) -> DeadLetter:
         destination=text("knativeerrordest"),
         error=shown(_decoded(found.get("knativeerrordata", ""))),
         data=shown((record.value() or b"")[: 4 * PREVIEW].decode(errors="replace")),
+        omitted=text(OMITTED),
         position=shown("/".join(where)),
     )
 

@@ -7,11 +7,13 @@ Refused here: starting one again; a drain that fails is the scaler's to reopen.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Final
 
 from knafka import settings
 from knafka.core import contract, drain
@@ -19,6 +21,9 @@ from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, DrainRequest
 from knafka.local import http
 from knafka.local.children import Child, Command, ended, listen, port_of
+
+BUDGET: Final = 24 * 3600.0
+"""Seconds for one request, and its process: no proxy is between us that would cut it."""
 
 
 class DispatcherProcesses:
@@ -28,7 +33,7 @@ class DispatcherProcesses:
         self._logs = logs
 
     async def hold(
-        self, trigger_id: str, egress: Egress, request: DrainRequest
+        self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain in a process of its own; leaving the iterator ends it cleanly.
 
@@ -47,6 +52,7 @@ class DispatcherProcesses:
             )
         # Now the child alone holds the socket: if it dies, our connection to it breaks.
         body = json.dumps(contract.dump(request)).encode()
+        stopping = asyncio.create_task(_stop_when(stop, child))
         try:
             async with aclosing(http.post_for_lines(port, drain.PATH, body)) as lines:
                 async for line in lines:
@@ -56,4 +62,10 @@ class DispatcherProcesses:
             how = ended(await child.wait())
             raise ChildProcessError(f"the dispatcher {how} ({error}): see {log}") from error
         finally:
+            stopping.cancel()
             await child.stop()
+
+
+async def _stop_when(stop: asyncio.Event, child: Child) -> None:
+    await stop.wait()
+    child.terminate()

@@ -65,6 +65,9 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
     "num.io.threads": "4",
     "group.initial.rebalance.delay.ms": "0",  # of 3 s: nobody waits for a first record
     "group.min.session.timeout.ms": "1000",  # of 6 s: tests see a dead member leave
+    # Of 45 s: a killed member's partitions wait for that long (docs/decisions/0013).
+    "group.consumer.session.timeout.ms": "10000",
+    "group.consumer.min.session.timeout.ms": "1000",
     # A node that was killed is refused until the session of its former self has ended: 9 s.
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",

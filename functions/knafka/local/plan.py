@@ -78,7 +78,6 @@ class PlannedBroker:
 class PlannedTrigger:
     egress: Egress
     autoscaling: Autoscaling
-    dead_letters: Topic
     partitions: int
     """Of its Broker's topic: more replicas than that would have nothing to do."""
 
@@ -182,7 +181,8 @@ class _Planner:
                 owners.claim(topic.name, who, "topic")
             elif why := refusal(topic.name, who.namespace, EXTERNAL_TOPICS, "the local mode"):
                 raise InvalidDocument(annotation_path(EXTERNAL_TOPIC), why)
-            self.brokers[who] = PlannedBroker(desired.ingress(broker, topic, self._defaults), topic)
+            ingress = desired.ingress(broker, topic, topic.config, self._defaults)
+            self.brokers[who] = PlannedBroker(ingress, topic)
             self._declared_brokers[who] = broker
         except InvalidDocument as error:
             self.refused[who] = str(error)
@@ -232,7 +232,6 @@ class _Planner:
             self.triggers[who] = PlannedTrigger(
                 egress,
                 Autoscaling.from_annotations(trigger.metadata.annotations, AUTOSCALING),
-                desired.dead_letter_topic(egress, planned.topic),
                 planned.topic.partitions,
             )
         except InvalidDocument as error:

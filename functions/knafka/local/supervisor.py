@@ -28,7 +28,7 @@ from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka.local import kafka_distribution
 from knafka.local.children import Child, Supervised, listen
-from knafka.local.dispatchers import DispatcherProcesses
+from knafka.local.dispatchers import BUDGET, DispatcherProcesses
 from knafka.local.http import HOST
 from knafka.local.installation import Installation, State
 from knafka.local.kafka_server import KafkaServer
@@ -105,7 +105,7 @@ class Supervisor:
             stack.push_async_callback(self._programs.stop)
             self._receiver = ReceiverProcess(listener, logs, say)
             stack.push_async_callback(self._receiver.stop)
-            self._scaler = Scaler(self._admin, DispatcherProcesses(logs))
+            self._scaler = Scaler(self._admin, DispatcherProcesses(logs), budget=BUDGET)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._scaler.run(), name="scaler")]
                 try:
@@ -231,11 +231,10 @@ class Supervisor:
             try:
                 if trigger.egress.topic not in topics:
                     raise LogError(f"its Broker's topic {trigger.egress.topic} isn't there")
-                await self._ensure_topic(trigger.dead_letters)
                 await self._ensure_committed(trigger.egress)
                 triggers[who] = trigger
             except LogError as error:
-                refused[who] = f"Kafka refused its dead-letter topic or its offsets: {error}"
+                refused[who] = f"Kafka refused its offsets: {error}"
         return replace(plan, brokers=brokers, triggers=triggers, refused=refused)
 
     async def _ensure_topic(self, topic: Topic) -> None:

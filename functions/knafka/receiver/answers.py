@@ -43,6 +43,20 @@ NOT_ALLOWED: Final = Answer(
 HEADERS_TOO_LARGE: Final = Answer(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request's headers are too large"
 )
+NO_HOST: Final = Answer(HTTPStatus.BAD_REQUEST, "want one Host header")
+NOT_IMPLEMENTED: Final = Answer(
+    HTTPStatus.NOT_IMPLEMENTED, "the only transfer encoding that is understood is chunked"
+)
+ENCODED: Final = Answer(
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    "send the event without Content-Encoding: subscribers would not learn how it is compressed",
+    headers=((b"accept-encoding", b"identity"),),
+)
+CROWDED: Final = Answer(
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "too many connections: use fewer, and keep them",
+    headers=((b"retry-after", b"5"),),
+)
 MALFORMED: Final = Answer(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1")
 TIMED_OUT: Final = Answer(HTTPStatus.REQUEST_TIMEOUT, "the rest of the request did not arrive")
 UNAVAILABLE: Final = Answer(
@@ -50,6 +64,12 @@ UNAVAILABLE: Final = Answer(
     "Kafka did not take the event: send it again",
     headers=((b"retry-after", b"2"),),
 )
+AWAY: Final = Answer(
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "Kafka is away: send the event again",
+    headers=((b"retry-after", b"5"),),
+)
+"""At once, where the event would wait in vain."""
 BUSY: Final = Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,
     "too many events wait for Kafka: send this one again",

@@ -9,23 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from knafka import settings
 from knafka.clients.kafka_connection import connection
-from knafka.clients.kafka_log import KafkaWriter
+from knafka.clients.kafka_writer import KafkaWriter
 from knafka.clients.log import LogWriter, failure_of
-from knafka.core.contract import Kafka
+from knafka.core.contract import Ingress, Kafka
 from knafka.core.errors import LogError
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
-from knafka.receiver.protocol import Connections
-from knafka.receiver.reception import HttpHeaders, Reception, header_bytes
+from knafka.receiver.connections import Connections
+from knafka.receiver.reception import (
+    HttpHeaders,
+    Limits,
+    Reception,
+    decoded_path,
+    header_bytes,
+)
 from knafka.serving import Receive, Scope, Send
 
 PROBE_TIMEOUT: Final = 2.0
 """Seconds to wait for Kafka's first answer before asking again."""
+BATCH_BYTES: Final = 1_000_000
+"""librdkafka's default for a batch; less costs CPU (docs/decisions/0010)."""
+OTHER_FILES: Final = 100
+"""Open files that are no connections of senders; those to Kafka are most of them."""
 STOP_TIMEOUT: Final = 5.0
 """Seconds for what is in flight at the end; with the server's own four it stays below ten."""
 
@@ -44,17 +56,27 @@ class Receiver:
         ingresses = settings.ingresses(environment)
         for ingress in ingresses:
             if ingress.kafka not in self._writers:
-                self._writers[ingress.kafka] = KafkaWriter(connection(ingress.kafka))
-        self.reception = Reception(ingresses, [self._writers[each.kafka] for each in ingresses])
+                configuration = {**connection(ingress.kafka), **_batches(ingress.kafka, ingresses)}
+                self._writers[ingress.kafka] = KafkaWriter(configuration)
+        writers = [self._writers[each.kafka] for each in ingresses]
+        self.reception = Reception(ingresses, writers, _limits())
         self._connections = Connections(self.reception, asyncio.get_running_loop())
         self._probe = asyncio.create_task(self._wait_for_kafka())
 
     async def _wait_for_kafka(self) -> None:
+        """Be ready when every Kafka has answered, or is known to be away.
+
+        Where it is away another pod would do no better, and Knative would start more of them for as
+        long as none is ready: this one answers 503 by itself. Where Kafka refuses us, another
+        revision of the same function may be accepted: this one is not ready.
+        """
         for writer in self._writers.values():
             while True:
                 try:
                     await writer.reach(PROBE_TIMEOUT)
                 except LogError as error:
+                    if writer.away is not None:
+                        break  # it is asked on by the writer
                     self.reception.waiting = answers.waiting(str(error))
                     await asyncio.sleep(PROBE_TIMEOUT / 10)
                 else:
@@ -83,13 +105,13 @@ class Receiver:
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
-        """Whether Kafka has answered, and why not (UX-3)."""
+        """Whether Kafka has answered or is away, and why not (UX-3)."""
         waiting = self.reception.waiting
         return (True, "ready") if waiting is None else (False, waiting.body.decode().strip())
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request, as ASGI has it."""
-        path = scope["path"].encode()
+        path = decoded_path(scope.get("raw_path") or scope["path"].encode())
         headers = list(scope["headers"])
         body = await self._receive(path, headers, receive)
         if body is None:
@@ -115,6 +137,8 @@ class Receiver:
             if name == b"content-length" and value.isdigit():
                 if len(value) > 18 or int(value) > limit:
                     return refusal
+            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+                return answers.ENCODED
         parts: list[bytes] = []
         size, more = 0, True
         try:
@@ -145,6 +169,24 @@ class Receiver:
 
         self.reception.handle(method, path, headers, body, respond)
         return await answered
+
+
+def _limits() -> Limits:
+    """Fewer connections than usual where the process may open fewer files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    usual = Limits()
+    return replace(usual, connections=max(1, min(usual.connections, files - OTHER_FILES)))
+
+
+def _batches(kafka: Kafka, ingresses: Sequence[Ingress]) -> Mapping[str, Any]:
+    """librdkafka's limit of a batch, where a topic of this Kafka takes less than it would send.
+
+    It has one for all topics: so the smallest. A topic whose limit nobody knows is served, too, as
+    the writer sends a record again alone if its batch was too large.
+    """
+    limits = [each.max_batch_bytes for each in ingresses if each.kafka == kafka]
+    smallest = min((each for each in limits if each is not None), default=BATCH_BYTES)
+    return {"batch.size": smallest} if smallest < BATCH_BYTES else {}
 
 
 def new() -> Receiver:

@@ -6,7 +6,7 @@ in memory at a time per connection unless the client pipelines; answers leave in
 requests, whatever order Kafka acknowledges in.
 
 Refused here: HTTP/2, upgrades (a request that offers one is answered as if it hadn't), TLS (the
-mesh's or the ingress's), and requests that outgrow `Limits` or arrive too slowly.
+mesh's or the ingress's), compressed requests, and those that outgrow `Limits` or arrive too slowly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import asyncio
 import logging
 from collections import deque
 from typing import Any, Final, cast
-from urllib.parse import unquote_to_bytes
 
 import httptools
 from uvicorn.config import Config
@@ -23,7 +22,8 @@ from uvicorn.server import ServerState
 
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
-from knafka.receiver.reception import Reception, header_bytes
+from knafka.receiver.connections import Connections
+from knafka.receiver.reception import decoded_path, header_bytes
 
 log = logging.getLogger(__name__)
 
@@ -31,35 +31,18 @@ IDLE_TIMEOUT: Final = 75.0
 """Seconds that a connection may say nothing: longer than the usual client's keep-alive of 60."""
 REQUEST_TIMEOUT: Final = 30.0
 """Seconds that a started request may stand still before it is given up."""
-SWEEP_INTERVAL: Final = 5.0
-"""Seconds between looks for silent connections: one timer for all of them."""
+REQUEST_DEADLINE: Final = 120.0
+"""Seconds that a request may take to arrive, however little of it comes at a time."""
 LINGER_TIMEOUT: Final = 2.0
 """Seconds in which the rest of a refused request is thrown away: closing a socket with bytes unread
 would reset it, and the sender would never read why."""
 PIPELINED: Final = 64
 """Requests of one connection that may wait for Kafka; reading stops until they are answered."""
 
+_NOTED: Final = frozenset({len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")})
+"""How long the names are of headers that are looked at before the request is whole."""
+
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class Connections:
-    """What the connections of one server share: the reception, and one eye on their clocks."""
-
-    def __init__(self, reception: Reception, loop: asyncio.AbstractEventLoop) -> None:
-        self.reception = reception
-        self.loop = loop
-        self.receiving_bytes = 0
-        self.open: set[ReceiverProtocol] = set()
-        self._sweeper = loop.call_later(SWEEP_INTERVAL, self._sweep)
-
-    def _sweep(self) -> None:
-        now = self.loop.time()
-        for connection in list(self.open):
-            connection.expire(now)
-        self._sweeper = self.loop.call_later(SWEEP_INTERVAL, self._sweep)
-
-    def close(self) -> None:
-        self._sweeper.cancel()
 
 
 class _Slot:
@@ -88,11 +71,15 @@ class ReceiverProtocol(asyncio.Protocol):
         "_careful",
         "_closing",
         "_counting",
+        "_deadline",
         "_entrance",
+        "_flaw",
         "_header_bytes",
         "_header_limit",
         "_headers",
         "_heard",
+        "_hosts",
+        "_idle_since",
         "_in_body",
         "_in_request",
         "_invited",
@@ -149,15 +136,20 @@ class ReceiverProtocol(asyncio.Protocol):
         self._body_bytes = 0
         self._received_bytes = 0
         self._in_body = self._invited = False
+        self._hosts = 0
+        self._flaw: Answer | None = None
         self._careful = self._counting
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._heard = self._time()
+        self._heard = self._idle_since = self._time()
+        self._deadline = 0.0
         self._shared.open.add(self)
         self._server.add(self)  # type: ignore[arg-type]  # uvicorn names its own protocols only
+        if self._shared.are_too_many:
+            self._refuse(answers.CROWDED)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -185,6 +177,7 @@ class ReceiverProtocol(asyncio.Protocol):
             return
         self._feed(data)
         if self._in_request:
+            self._deadline = self._heard + REQUEST_DEADLINE
             self._count()
 
     def _receive_counting(self, data: bytes) -> None:
@@ -195,6 +188,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._count()
         headers, counted = self._headers, self._header_bytes + self._body_bytes
         self._feed(data)
+        if self._headers is not headers:
+            self._deadline = self._heard + REQUEST_DEADLINE  # another one has begun
         if (
             self._in_request
             and self._headers is headers
@@ -326,6 +321,18 @@ class ReceiverProtocol(asyncio.Protocol):
             if self._in_body:
                 return  # a trailer: it may not say what a header would have (RFC 9110, 6.5.1)
         self._headers.append((name, value))
+        if len(name) in _NOTED:
+            self._note(name.lower(), value.strip(b" \t").lower())
+
+    def _note(self, name: bytes, value: bytes) -> None:
+        """What RFC 9112 wants refused (3.2 and 6.1), and data that we couldn't hand on as it is: no
+        attribute of an event says that it is compressed."""
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"transfer-encoding" and value != b"chunked":
+            self._flaw = answers.NOT_IMPLEMENTED
+        elif name == b"content-encoding" and value not in (b"", b"identity"):
+            self._flaw = answers.ENCODED
 
     def _count_header(self, size: int) -> None:
         self._header_bytes += size
@@ -338,6 +345,10 @@ class ReceiverProtocol(asyncio.Protocol):
         self._in_body = self._careful = True
         if self._url != self._routed_url:
             self._route(self._url)
+        if self._hosts != 1 and (self._hosts or self._parser.get_http_version() == "1.1"):
+            self._flaw = answers.NO_HOST
+        if self._flaw is not None:
+            self._refuse(self._flaw)
 
     def _route(self, url: bytes) -> None:
         """Find what this URL leads to; the next requests of a connection often have the same."""
@@ -347,7 +358,7 @@ class ReceiverProtocol(asyncio.Protocol):
         if not path.startswith(b"/"):
             path = _origin_form(path)
         if b"%" in path:
-            path = unquote_to_bytes(path)
+            path = decoded_path(path)
         self._path = path
         self._entrance = self._reception.find(path)
         self._body_limit, self._too_large = self._reception.body_limit(path)
@@ -379,6 +390,7 @@ class ReceiverProtocol(asyncio.Protocol):
         headers = self._headers
         self._begin()
         self._in_request = False
+        self._idle_since = self._heard
         self._closing = last
         if method == b"POST" and self._entrance is not None:
             self._reception.receive(self._entrance, headers, body, slot)
@@ -439,9 +451,9 @@ class ReceiverProtocol(asyncio.Protocol):
             if silent > REQUEST_TIMEOUT:
                 self._transport.abort()
         elif self._in_request:
-            if silent > REQUEST_TIMEOUT:
+            if silent > REQUEST_TIMEOUT or now > self._deadline:
                 self._refuse(answers.TIMED_OUT)
-        elif not self._slots and silent > IDLE_TIMEOUT:
+        elif not self._slots and now - self._idle_since > IDLE_TIMEOUT:
             self._transport.close()
 
 

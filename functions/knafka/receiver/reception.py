@@ -2,7 +2,8 @@
 
 The two ways in (`protocol`, `function`) hand over a whole request and a callback; the answer comes
 at once or when Kafka has acknowledged. Memory is bounded by `Limits`: what doesn't fit is answered
-503 with Retry-After, never queued. Nothing is answered 202 that Kafka has not (KN-BRK-07).
+503 with Retry-After, never queued, and so is every event while Kafka is known to be away. Nothing
+is answered 202 that Kafka has not (KN-BRK-07).
 
 Refused here: sockets, parsing HTTP, retrying a failed append (the sender does, and knows better).
 """
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
+from urllib.parse import unquote_to_bytes
 
 from knafka import serving
 from knafka.clients.log import LogWriter, failure_of
@@ -47,6 +49,8 @@ class Limits:
     """Bodies being received, and events that wait for Kafka, each."""
     header_bytes: int = 64 * 1024
     """Header names and values of one request; common servers allow 8 to 64 KiB."""
+    connections: int = 10_000
+    """Each takes a file descriptor and some 10 KB."""
 
 
 class Entrance:
@@ -124,6 +128,8 @@ class Reception:
             held = size + HEADER_OVERHEAD * len(kept)
             if size > entrance.max_event_bytes:
                 entrance.settle(entrance.too_large, respond)
+            elif entrance.writer.away is not None:
+                entrance.settle(answers.AWAY, respond)
             elif (
                 entrance.writer.in_flight >= limits.in_flight
                 or self._waiting_bytes + held > limits.in_flight_bytes
@@ -171,7 +177,7 @@ class Reception:
             "knafka_receiver_events_total",
             "Requests to a Broker's path by the status code they were answered with",
             [
-                (_labels(entrance.ingress, code), count)
+                ({**_labels(entrance.ingress), "code": str(code)}, count)
                 for entrance in self._entrances.values()
                 for code, count in sorted(entrance.answered.items())
             ],
@@ -182,6 +188,15 @@ class Reception:
             [({"code": str(code)}, count) for code, count in sorted(self._unrouted.items())],
         )
         yield Metric(
+            "knafka_receiver_kafka_away",
+            "Whether a Broker's Kafka is known to be away: its events are answered 503 at once",
+            [
+                (_labels(entrance.ingress), 0 if entrance.writer.away is None else 1)
+                for entrance in self._entrances.values()
+            ],
+            kind="gauge",
+        )
+        yield Metric(
             "knafka_receiver_waiting_bytes",
             "Bytes of events that wait for Kafka's acknowledgement",
             [({}, self._waiting_bytes)],
@@ -189,13 +204,19 @@ class Reception:
         )
 
 
+def decoded_path(path: bytes) -> bytes:
+    """The path that percent-encoding stands for. An encoded slash is none between segments, so a
+    path with one is left as it is, and leads nowhere."""
+    return path if b"%2f" in path.lower() else unquote_to_bytes(path)
+
+
 def header_bytes(headers: HttpHeaders) -> int:
     """What headers count as: names, values, and for each the colon, a space and the line's end."""
     return sum([len(name) + len(value) + 4 for name, value in headers])
 
 
-def _labels(ingress: Ingress, code: int) -> Labels:
-    return {"namespace": ingress.namespace, "broker": ingress.broker, "code": str(code)}
+def _labels(ingress: Ingress) -> Labels:
+    return {"namespace": ingress.namespace, "broker": ingress.broker}
 
 
 def _refusal(entrance: Entrance, error: LogError) -> Answer:

@@ -1,0 +1,215 @@
+"""The lease: a dispatcher's drain, for as long as somebody asks for it or there is work.
+
+    no drain --attach, or at start--> draining --idle, stop, failed--> no drain
+    draining, nobody attached for RENEWAL_PATIENCE --> asks its own Service for the next request
+
+What a request needs of the drain is here; the drain goes on between requests. That nobody asks
+means that the operator is away: a Knative pod without a request is soon gone, so a dispatcher with
+work asks its own Service, and whichever of its pods gets the request is kept. It does so until
+somebody else asks again, or takes partitions, which shows that dispatchers are being asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Protocol
+
+from knafka.core.drain import COUNTED, DrainProgress, DrainRequest, Ended
+from knafka.core.errors import KnafkaError
+from knafka.dispatcher.courier import Counts
+from knafka.dispatcher.drain import Drain
+from knafka.observability import Seldom
+
+log = logging.getLogger(__name__)
+log.addFilter(Seldom(by_wording=True))
+
+RENEWAL_PATIENCE: Final = 3.0
+"""Seconds without a request after which a dispatcher asks for itself: more than an operator takes
+between two requests, less than Knative's autoscaler looks back (10 s)."""
+RENEWAL_BUDGET: Final = 15.0
+"""Seconds of a request that a dispatcher makes for itself; an operator that is back waits as long
+for its own at most."""
+ASK_AGAIN: Final = 3.0
+"""Seconds after such a request that failed."""
+HANDOVER: Final = 30.0
+"""Seconds without renewal after partitions went to a new member: somebody asked for that one."""
+FIRST_RESTART: Final = 1.0
+LAST_RESTART: Final = 10.0
+"""Seconds between a drain that failed and the next if nobody asks: doubled up to the last."""
+
+
+class AnotherEgress(KnafkaError):
+    """The Service has a newer Revision, which drains by another Egress."""
+
+
+class Renewal(Protocol):
+    """Asks the dispatcher's own Service to drain; returns when that request is over. Raises
+    `AnotherEgress`, or `KnafkaError` for any other answer than progress."""
+
+    def __call__(self, request: DrainRequest) -> Awaitable[None]: ...
+
+
+class Lease:
+    """The drains of one dispatcher, one at a time; `renewal` is None where nobody scales it."""
+
+    def __init__(self, new_drain: Callable[[], Drain], renewal: Renewal | None) -> None:
+        self._new_drain = new_drain
+        self._renewal = renewal
+        self._drain: Drain | None = None
+        self._running: asyncio.Task[DrainProgress] | None = None
+        self._request = DrainRequest()
+        """The last one."""
+        self.is_attached = False
+        """Whether a request is under way."""
+        self._at_start = False
+        self._ending = False
+        self._restarts = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._totals = Counts()
+        """Of the drains that are over."""
+        self._told: Mapping[str, int] = {}
+        """What earlier requests were told of the drain."""
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def drain(self) -> Drain | None:
+        return self._drain
+
+    def drain_from_start(self) -> None:
+        """Drain for as long as the process lives, without being asked."""
+        self._at_start = True
+        self._begin()
+
+    async def attach(self, request: DrainRequest) -> asyncio.Task[DrainProgress]:
+        """A request begins: have the drain begin, or go on; gives the drain's end."""
+        self.is_attached = True
+        self._request = request
+        if not request.renewal:
+            self._end_renewal()
+        self._cancel_timer()
+        if self._drain is not None and self._drain.is_stopping and self._running is not None:
+            await asyncio.wait({self._running})
+        if self._running is None:
+            self._begin()
+        assert self._drain is not None
+        assert self._running is not None
+        if not self._at_start:
+            self._drain.idle = request.idle
+        return self._running
+
+    def detach(self) -> None:
+        """The request is over, however it ended."""
+        if self._drain is not None:
+            self._told = {name: getattr(self._drain.counts, name) for name in COUNTED}
+        self.is_attached = False
+        self._wait_for_renewal()
+
+    def progress(self, progress: DrainProgress) -> DrainProgress:
+        """The same with the counts since the last request has ended."""
+        told = self._told
+        since = {name: getattr(progress, name) - told.get(name, 0) for name in COUNTED}
+        return progress.model_copy(update=since)
+
+    def stop(self, timeout: float) -> None:
+        """End the drain for good: attempts under way get `timeout` seconds."""
+        self._ending = True
+        self._end_renewal()
+        self._cancel_timer()
+        if self._drain is not None:
+            self._drain.stop(timeout)
+
+    async def wait(self) -> None:
+        """Until the drain has left its group."""
+        if self._running is not None:
+            await asyncio.wait({self._running})
+
+    def totals(self) -> Counts:
+        """What became of the events of all drains."""
+        return self._totals if self._drain is None else self._totals + self._drain.counts
+
+    def _begin(self) -> None:
+        drain = self._drain = self._new_drain()
+        drain.idle = None if self._at_start else self._request.idle
+        self._told = {}
+        self._running = asyncio.create_task(drain.run())
+        self._running.add_done_callback(self._ended)
+
+    def _ended(self, running: asyncio.Task[DrainProgress]) -> None:
+        drain = self._drain
+        assert drain is not None
+        self._totals += drain.counts
+        self._drain = self._running = None
+        self._cancel_timer()
+        failed = running.cancelled() or running.exception() is not None
+        if failed or running.result().ended is Ended.FAILED:
+            if not running.cancelled() and (error := running.exception()) is not None:
+                log.error("the drain failed", exc_info=error)
+            self._restart_later()
+        else:
+            self._restarts = 0
+
+    def _restart_later(self) -> None:
+        """A drain that failed begins anew unless somebody is told, who will see to that."""
+        if self._ending or (self.is_attached and not self._at_start):
+            return
+        seconds = min(FIRST_RESTART * 2.0**self._restarts, LAST_RESTART)
+        self._restarts = min(self._restarts + 1, 16)
+        self._timer = self._loop.call_later(seconds, self._restart)
+
+    def _restart(self) -> None:
+        self._timer = None
+        if self._running is None and not self._ending:
+            self._begin()
+            self._wait_for_renewal()
+
+    # Renewal
+
+    def _wait_for_renewal(self) -> None:
+        if self._renewal is None or self._ending or self._at_start or self._running is None:
+            return
+        if not self.is_attached and self._renewing is None:
+            self._cancel_timer()
+            self._timer = self._loop.call_later(RENEWAL_PATIENCE, self._begin_renewal)
+
+    def _begin_renewal(self) -> None:
+        self._timer = None
+        if self._running is not None and not self.is_attached and self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew())
+            self._renewing.add_done_callback(self._renewal_ended)
+
+    def _end_renewal(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+
+    def _renewal_ended(self, renewing: asyncio.Task[None]) -> None:
+        self._renewing = None
+        if not renewing.cancelled() and (error := renewing.exception()) is not None:
+            log.error("renewing the drain failed", exc_info=error)
+        self._wait_for_renewal()
+
+    async def _renew(self) -> None:
+        """Ask for this Service's drains until the drain is over, or somebody else asks."""
+        assert self._renewal is not None
+        while (drain := self._drain) is not None and not drain.is_stopping:
+            if drain.shrunk_at is not None:
+                wait = drain.shrunk_at + HANDOVER - self._loop.time()
+                if wait > 0:
+                    await asyncio.sleep(wait)
+                    continue
+            request = self._request.model_copy(update={"budget": RENEWAL_BUDGET, "renewal": True})
+            try:
+                await self._renewal(request)
+            except AnotherEgress:
+                drain.stop()
+                return
+            except KnafkaError as error:
+                log.warning("nobody asks for this drain, and asking for it failed: %s", error)
+                await asyncio.sleep(ASK_AGAIN)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

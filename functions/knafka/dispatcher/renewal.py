@@ -1,0 +1,44 @@
+"""Renewal: how a dispatcher asks its own Service to drain, when nobody else does."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from knafka.clients.subscriber import Subscriber, Target
+from knafka.core import drain
+from knafka.core.contract import dump
+from knafka.core.drain import DrainRequest
+from knafka.core.errors import DeliveryError, KnafkaError
+from knafka.dispatcher.lease import AnotherEgress
+
+GRACE: Final = 30.0
+"""Seconds past its budget in which the request is answered: a pod may have to start."""
+
+
+class RenewalFailed(KnafkaError):
+    """The Service did not answer with progress."""
+
+
+class OwnService:
+    """A `lease.Renewal` over HTTP; `egress` is the digest of what it drains by.
+
+    Raises `InvalidDocument` for a URL that can't be used.
+    """
+
+    def __init__(self, url: str, egress: str, subscriber: Subscriber) -> None:
+        self._target = Target.parse(url.rstrip("/") + drain.PATH)
+        self._egress = egress
+        self._subscriber = subscriber
+
+    async def __call__(self, request: DrainRequest) -> None:
+        body = json.dumps(dump(request.model_copy(update={"egress": self._egress}))).encode()
+        head = b"content-type: application/json\r\n"
+        try:
+            response = await self._subscriber.post(self._target, head, body, request.budget + GRACE)
+        except DeliveryError as error:
+            raise RenewalFailed(f"{self._target.url}: {error}") from error
+        if response.status == 412:
+            raise AnotherEgress(f"{self._target.url} has another egress")
+        if response.status != 200:
+            raise RenewalFailed(f"{self._target.url} answered {response.status}")

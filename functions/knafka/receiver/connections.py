@@ -1,0 +1,46 @@
+"""What the connections of one server share: how many there may be, and one eye on their clocks.
+
+Refused here: HTTP. See `protocol`, whose connections these are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+from knafka.receiver.reception import Reception
+
+SWEEP_INTERVAL: Final = 5.0
+"""Seconds between looks for silent connections: one timer for all of them."""
+
+
+class Expiring(Protocol):
+    """A connection."""
+
+    def expire(self, now: float) -> None:
+        """End if it has been silent for too long."""
+        ...
+
+
+class Connections:
+    """The reception that they bring requests to, and the bytes that they are receiving together."""
+
+    def __init__(self, reception: Reception, loop: asyncio.AbstractEventLoop) -> None:
+        self.reception = reception
+        self.loop = loop
+        self.receiving_bytes = 0
+        self.open: set[Expiring] = set()
+        self._sweeper = loop.call_later(SWEEP_INTERVAL, self._sweep)
+
+    @property
+    def are_too_many(self) -> bool:
+        return len(self.open) > self.reception.limits.connections
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for connection in list(self.open):
+            connection.expire(now)
+        self._sweeper = self.loop.call_later(SWEEP_INTERVAL, self._sweep)
+
+    def close(self) -> None:
+        self._sweeper.cancel()
