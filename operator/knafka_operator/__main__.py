@@ -5,6 +5,7 @@ Its settings are environment variables: see `settings`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -12,10 +13,9 @@ import sys
 import kopf
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator import handlers
+from knafka_operator import replica
+from knafka_operator.cluster import ClusterError
 from knafka_operator.settings import Settings
-
-LIVENESS = "http://0.0.0.0:8080/healthz"
 
 
 def main() -> None:
@@ -28,15 +28,15 @@ def main() -> None:
     logging.getLogger().setLevel(settings.log_level.upper())
     for chatty in ("aiohttp.access", "kubernetes", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It warns that it takes no signals in a thread.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     # It tells of each daemon that ends, and of each handler that got through.
     logging.getLogger("kopf.objects").setLevel(logging.ERROR)
-    kopf.run(
-        clusterwide=True,
-        identity=settings.identity,  # type: ignore[arg-type]  # kopf names the type nowhere public
-        peering_name=handlers.PEERING,
-        liveness_endpoint=LIVENESS,
-        memo=kopf.Memo(),
-    )
+    try:
+        asyncio.run(replica.run(settings))
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

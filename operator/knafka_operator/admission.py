@@ -2,6 +2,7 @@
 
     document -> the whole document with its defaults          (a mutating webhook)
     new and old document -> nothing, or an InvalidDocument    (a validating one)
+    new document -> warnings                                  (the same)
 
 The checks need no webhook: without `old` they say what a condition has to say. `str` of the error
 reads the way Knative's own webhook puts it, `message: paths` and its details on the next line, all
@@ -27,6 +28,7 @@ from pydantic_core import ErrorDetails
 # `parse` joins what it finds into one sentence; here each problem stands by itself.
 from knafka.core.contract import parse, path_of, told_of
 from knafka.core.errors import InvalidDocument
+from knafka.core.filters import never_true
 from knafka.core.names import MAX_LENGTH, is_topic
 from knafka_operator.desired import MAX_MAX_IN_FLIGHT, ORDERS
 from knafka_operator.external_topics import reserved
@@ -144,6 +146,16 @@ def check_trigger(
         return _wrong_with_trigger(document, autoscaling or Autoscaling())
 
     _refuse(wrong, new, old, _trigger_changes)
+
+
+def trigger_warnings(document: Document) -> list[str]:
+    """What is allowed of a valid Trigger, but can't be meant: one sentence each."""
+    try:
+        trigger = parse(Trigger, {**document, "status": None})
+    except InvalidDocument:
+        return []
+    found = never_true(trigger.spec.filters, "spec.filters")
+    return [f"{path}: {problem}" for path, problem in found]
 
 
 @dataclass(frozen=True, slots=True, order=True)

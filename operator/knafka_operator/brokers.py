@@ -90,6 +90,8 @@ class Brokers:
     now: Callable[[], str]
     """The time, RFC 3339."""
     found: dict[Identity, Found] = field(default_factory=dict)
+    looked_at: set[Identity] = field(default_factory=set)
+    """Brokers of which we know whether they have a topic: all that were reconciled once."""
     stopped: dict[Identity, str] = field(default_factory=dict)
     """Brokers whose external topic isn't allowed, and why: their Triggers don't deliver."""
     topics: dict[str, str] = field(default_factory=dict)
@@ -136,7 +138,7 @@ class Brokers:
                 has = await self._own(broker, document, config, topic, annotations)
                 findings.set(_as_declared(topic, has))
         if broker is not None and config is not None and topic is not None and has is not None:
-            ingress = desired.ingress(broker, topic, config.defaults)
+            ingress = desired.ingress(broker, topic, has.config, config.defaults)
             host = f"{services.receiver_name(broker)}.{broker.metadata.namespace}.svc"
             url = f"http://{host}.{self.settings.cluster_domain}{ingress.path}"
             with findings.concludes(told.DATA_PLANE_AVAILABLE):
@@ -181,6 +183,7 @@ class Brokers:
         metadata = document["metadata"]
         identity = metadata["namespace"], metadata["name"]
         self.found.pop(identity, None)
+        self.looked_at.discard(identity)
         self.stopped.pop(identity, None)
         self.known_kafkas.pop(identity, None)
         for topic in [name for name, uid in self.topics.items() if uid == metadata["uid"]]:

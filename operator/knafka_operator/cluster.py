@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 import kubernetes
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic.exceptions import (
+    ConflictError,
     DynamicApiError,
     NotFoundError,
     ResourceNotFoundError,
@@ -49,6 +50,16 @@ class Cluster(Protocol):
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         """None: there is no such object, or no such kind."""
+        ...
+
+    async def list(
+        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+    ) -> list[Document]:
+        """All objects of a kind with these labels, in all namespaces."""
+        ...
+
+    async def create(self, manifest: Document) -> bool:
+        """Whether there was no such object before."""
         ...
 
     async def apply(self, manifest: Document) -> Document:
@@ -94,6 +105,38 @@ class ApiCluster:
             return document
 
         return await self._blocking(f"get {kind} {namespace}/{name}", ask)
+
+    async def list(
+        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+    ) -> list[Document]:
+        selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
+
+        def ask() -> list[Document]:
+            # As it comes: turning each into the client's own objects and back takes far longer.
+            answer = self._kind(api_version, kind).get(
+                label_selector=selector, serialize=False, _request_timeout=REQUEST_TIMEOUT
+            )
+            found: list[Document] = json.loads(answer.data)["items"]
+            return found
+
+        return await self._blocking(f"list {kind}", ask)
+
+    async def create(self, manifest: Document) -> bool:
+        metadata = manifest["metadata"]
+
+        def ask() -> bool:
+            try:
+                self._kind(manifest["apiVersion"], manifest["kind"]).create(
+                    body=manifest,
+                    namespace=metadata.get("namespace"),
+                    field_manager=MANAGER,
+                    _request_timeout=REQUEST_TIMEOUT,
+                )
+            except ConflictError:
+                return False
+            return True
+
+        return await self._blocking(f"create {manifest['kind']} {metadata['name']}", ask)
 
     async def apply(self, manifest: Document) -> Document:
         metadata = manifest["metadata"]

@@ -1,7 +1,7 @@
 """Desired: what should be, from what is declared: topics and the contract's entries.
 
     Broker, ConfigMap, Defaults -> Topic, Ingress
-    Trigger, Broker, Topic, resolved sinks -> Egress, its dead-letter Topic
+    Trigger, Broker, Topic, resolved sinks -> Egress
 
 Pure. Refused here: looking anything up. References are resolved before (`Sink`), a topic's owner is
 checked after, by whoever creates it (names that only differ in a dash can collide).
@@ -15,6 +15,8 @@ from typing import Final
 
 from knafka.core import names
 from knafka.core.contract import (
+    KEPT_FOR_EVER,
+    MAX_RECORD_BYTES,
     AttributesFilter,
     BackoffPolicy,
     Delivery,
@@ -23,6 +25,8 @@ from knafka.core.contract import (
     Kafka,
     Order,
     Sink,
+    TopicSettings,
+    event_limit,
 )
 from knafka.core.errors import InvalidDocument
 from knafka_operator.resources import (
@@ -41,6 +45,8 @@ from knafka_operator.resources import (
     whole_number,
 )
 
+MAX_INT: Final = 2**31 - 1
+
 MAX_REPLICATION: Final = 32_767
 """Kafka keeps the factor in 16 bits."""
 
@@ -52,13 +58,11 @@ DEFAULT_DELIVERY: Final = Delivery(
 STORY_BYTES: Final = 16_384
 """What a dead letter may be larger than its event: the attributes that tell how it failed."""
 
-KEPT_FOR_EVER: Final[Mapping[str, str]] = {
-    # An event without data is a tombstone to compaction, so a dead letter is never compacted away
-    # (CE-K3). Nor does it expire: only the job that has tabled it deletes it.
-    "cleanup.policy": "delete",
-    "retention.ms": "-1",
-    "retention.bytes": "-1",
-}
+DEAD_LETTER_PARTITIONS: Final = 1
+"""Dead letters are few, and each partition of a thousand Triggers costs Kafka something."""
+
+MIN_IN_SYNC: Final = "min.insync.replicas"
+LIMIT: Final = "max.message.bytes"
 
 ORDERS: Final[Mapping[str, Order]] = {
     "ordered": Order.PARTITION,
@@ -186,22 +190,35 @@ def broker_topic(
             f"invalid value: {name:.300}: want a topic's name, at most {names.MAX_LENGTH} of "
             "A-Z, a-z, 0-9, '.', '_' and '-'",
         )
+    replication = min(wanted.replication, wanted.max_replication)
     return Topic(
         name=name,
         partitions=wanted.partitions,
-        replication=min(wanted.replication, wanted.max_replication),
-        config=wanted.topic_config,
+        replication=replication,
+        config=_durable(wanted.topic_config, replication),
         external=external is not None,
     )
 
 
-def ingress(broker: Broker, topic: Topic, defaults: Defaults) -> Ingress:
-    """What the receiver is told of one Broker."""
+def _durable(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
+    """An acknowledged record is on two replicas where there are three; what is declared wins."""
+    return {MIN_IN_SYNC: "2", **config} if replication >= 3 else config
+
+
+def ingress(broker: Broker, topic: Topic, config: Mapping[str, str], defaults: Defaults) -> Ingress:
+    """What the receiver is told of one Broker; `config` is its topic's, as Kafka describes it."""
+    limit = config.get("max.message.bytes", "")
+    limits = (
+        {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}
+        if limit.isdecimal()
+        else {}
+    )
     return Ingress(
         namespace=broker.metadata.namespace,
         broker=broker.metadata.name,
         topic=topic.name,
         kafka=defaults.kafka,
+        **limits,
     )
 
 
@@ -238,6 +255,7 @@ def egress(
         topic=topic.name,
         group=group,
         dead_letter_topic=names.dead_letter_topic(namespace, broker.metadata.name, name),
+        dead_letter_settings=_dead_letter_settings(topic),
         kafka=defaults.kafka,
         subscriber=subscriber,
         dead_letter_sink=dead_letter_sink,
@@ -273,16 +291,16 @@ def replay_egress(egress: Egress) -> Egress:
     )
 
 
-def dead_letter_topic(egress: Egress, topic: Topic) -> Topic:
-    """Where a Trigger's dead letters lie: like the Broker's topic, but nothing in it expires."""
-    config = {**topic.config, **KEPT_FOR_EVER}
-    if (limit := config.get("max.message.bytes", "")).isdecimal():
-        config["max.message.bytes"] = str(int(limit) + STORY_BYTES)
-    return Topic(
-        name=egress.dead_letter_topic,
-        partitions=topic.partitions,
-        replication=topic.replication,
-        config=config,
+def _dead_letter_settings(topic: Topic) -> TopicSettings:
+    """How a Trigger's dead-letter topic is made: like the Broker's topic, but nothing in it
+    expires, and it has room for the largest event with the story of its failure."""
+    limit = topic.config.get(LIMIT, "")
+    room = (int(limit) if limit.isdecimal() else MAX_RECORD_BYTES) + STORY_BYTES
+    return TopicSettings(
+        partitions=DEAD_LETTER_PARTITIONS,
+        # How many replicas an external topic has isn't known here.
+        replication=-1 if topic.external else topic.replication,
+        config={**topic.config, **KEPT_FOR_EVER, LIMIT: str(min(room, MAX_INT))},
     )
 
 

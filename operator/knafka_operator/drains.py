@@ -1,13 +1,15 @@
 """Drains: dispatchers on Knative, asked over HTTP to drain for as long as they are wanted.
 
 The request that is held open is what Knative scales on: one each, so one pod each. Its response
-streams progress; hanging up ends the drain.
+streams progress, and its body stays open for the line that ends the drain; hanging up doesn't.
 
 Refused here: how many, and trying again (`scaler`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
@@ -35,12 +37,19 @@ class HttpDrains:
         self._session: aiohttp.ClientSession | None = None
 
     async def hold(
-        self, trigger_id: str, egress: Egress, request: DrainRequest
+        self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain; leaving the iterator hangs up. Raises `DrainRefused`, `aiohttp`'s own."""
         wanted = request.model_copy(update={"egress": contract.digest(egress)})
         url = self._urls[trigger_id].rstrip("/") + drain.PATH
-        async with self._client().post(url, json=contract.dump(wanted)) as response:
+
+        async def body() -> AsyncIterator[bytes]:
+            yield json.dumps(contract.dump(wanted)).encode() + b"\n"
+            await stop.wait()
+            yield drain.STOP
+
+        headers = {"content-type": "application/json"}
+        async with self._client().post(url, data=body(), headers=headers) as response:
             if response.status != 200:
                 text = (await response.content.read(300)).decode("utf-8", "replace").strip()
                 raise DrainRefused(f"{url} answered {response.status}: {text}")

@@ -1,6 +1,7 @@
-"""Handlers: what kopf tells us, handed to who knows what to do. A launcher, so it may import all.
+"""Handlers: what kopf tells us, handed to who knows what to do.
 
-    kopf run -m knafka_operator.handlers        or        python -m knafka_operator
+    EVERY     in each replica: webhooks, and what they must know
+    LEADING   in the one that leads: all that writes
 
 A Broker and a Trigger each have a daemon that reconciles them: at its start, when something that
 concerns them changes, and now and then. Other handlers only wake daemons.
@@ -10,10 +11,7 @@ Refused here: decisions.
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import logging
-import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -21,11 +19,9 @@ from typing import Any, Final
 
 import kopf
 
-from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator import admission, services, status, webhooks
-from knafka_operator.cluster import ApiCluster, ClusterError, Document
-from knafka_operator.metrics import MetricsServer
+from knafka_operator import admission, services, status
+from knafka_operator.cluster import ClusterError, Document
 from knafka_operator.operator import Operator
 from knafka_operator.settings import Settings
 
@@ -36,15 +32,29 @@ TRIGGERS: Final = ("eventing.knative.dev", "v1", "triggers")
 SERVICES: Final = ("serving.knative.dev", "v1", "services")
 
 DOMAIN: Final = "knafka.dev"
-PEERING: Final = "knafka"
-"""Where replicas agree on which of them acts; its CRD is in operator/deploy/peering.yaml."""
+FINALIZER: Final = f"{DOMAIN}/finalizer"
+EVERY: Final = kopf.OperatorRegistry()
+LEADING: Final = kopf.OperatorRegistry()
+for each in (EVERY, LEADING):
+    kopf.on.login(registry=each)(kopf.login_via_client)
 WEBHOOK: Final[Mapping[str, Any]] = {
     "operations": ["CREATE", "UPDATE"],
     "ignore_failures": True,  # what slips through is told by a condition
     "persistent": True,  # a replica that goes must not unregister those that stay
+    "registry": EVERY,
 }
 CANCELLATION_TIMEOUT: Final = 30.0
-"""Seconds for a daemon to end once it is cancelled: drains leave their groups meanwhile."""
+"""Seconds for a daemon to end once it is cancelled: where its Trigger goes, drains leave their
+groups meanwhile."""
+DAEMON: Final[Mapping[str, Any]] = {
+    "cancellation_timeout": CANCELLATION_TIMEOUT,
+    "registry": LEADING,
+}
+
+GONE: Final = (
+    kopf.DaemonStoppingReason.RESOURCE_DELETED | kopf.DaemonStoppingReason.FILTERS_MISMATCH
+)
+"""Why a daemon ends whose Trigger isn't ours to deliver any more."""
 
 RETRY: Final = 3.0
 """Seconds until what isn't Ready is looked at again, should nobody wake it."""
@@ -52,47 +62,26 @@ RESYNC: Final = 300.0
 """Seconds until what is Ready is looked at again, a few more or less."""
 
 
-@kopf.on.startup()
-async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
-    ours = Settings.from_environment(os.environ)
-    try:
-        cluster = await asyncio.to_thread(ApiCluster.from_environment)
-    except ClusterError as error:
-        raise kopf.PermanentError(str(error)) from None
-    await cluster.apply(
-        {
-            "apiVersion": "kopf.dev/v1",
-            "kind": "ClusterKopfPeering",
-            "metadata": {"name": PEERING},
-        }
-    )
-    memo.operator = Operator(ours, cluster, KafkaAdmin)
-    memo.metrics = await MetricsServer.start(memo.operator)
-    settings.persistence.finalizer = f"{DOMAIN}/finalizer"
+def kopf_settings(ours: Settings, registry: kopf.OperatorRegistry) -> kopf.OperatorSettings:
+    """What each registry is run with."""
+    settings = kopf.OperatorSettings()
+    # kopf takes away its finalizer where no handler of its own wants one, as in EVERY: by the name
+    # that LEADING uses, objects would go before their topic and group are deleted.
+    settings.persistence.finalizer = FINALIZER if registry is LEADING else f"{DOMAIN}/unused"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=DOMAIN)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=DOMAIN)
     settings.posting.reporting_component = "knafka-operator"
     settings.posting.reporting_instance = ours.identity
     settings.posting.event_name_prefix = "knafka-"
-    settings.peering.name = PEERING
-    settings.peering.clusterwide = True
-    settings.peering.lifetime = 20
-    # Two replicas of one priority would both wait for ever.
-    settings.peering.priority = random.randint(1, 2**31 - 1)
     settings.watching.server_timeout = 300
-    if ours.webhooks:
-        pem = await webhooks.certificate(cluster, ours.namespace, datetime.now(UTC))
-        settings.admission.server = webhooks.ServiceServer(ours.namespace, pem)
-        settings.admission.managed = DOMAIN
-    # What was imported stays. Each full collection would go through it, and keep everything from
-    # running for 50 ms.
-    gc.collect()
-    gc.freeze()
+    return settings
 
 
-@kopf.on.cleanup()
-async def stop(memo: kopf.Memo, **_: Any) -> None:
-    await memo.metrics.close()
+@kopf.on.cleanup(registry=LEADING)
+async def hang_up(memo: kopf.Memo, **_: Any) -> None:
+    # Here, since kopf then waits five seconds for whatever still runs, and cancels it: what waits
+    # for the flag that it would be stopped by, too.
+    memo.stop.set()
     await memo.operator.close()
 
 
@@ -104,46 +93,54 @@ def _may_be_ours(memo: kopf.Memo, body: kopf.Body, **_: Any) -> bool:
     return bool(memo.operator.may_be_ours(body))
 
 
-@kopf.daemon(*BROKERS, when=_is_ours, cancellation_timeout=CANCELLATION_TIMEOUT)
+@kopf.daemon(*BROKERS, when=_is_ours, **DAEMON)
 async def keep_broker(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
     await _keep(memo.operator, body, memo.operator.reconcile_broker)
 
 
-@kopf.daemon(*TRIGGERS, when=_may_be_ours, cancellation_timeout=CANCELLATION_TIMEOUT)
-async def keep_trigger(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
+@kopf.daemon(*TRIGGERS, when=_may_be_ours, **DAEMON)
+async def keep_trigger(
+    body: kopf.Body, memo: kopf.Memo, stopped: kopf.DaemonStopped, **_: Any
+) -> None:
     try:
         await _keep(memo.operator, body, memo.operator.triggers.reconcile)
     finally:
-        # Paused for another replica, or about to go: either way it is not ours to drain any more.
-        await memo.operator.triggers.rest(_identity(body))
+        # A replica that ends stops nobody's delivery.
+        if stopped.reason is not None and stopped.reason & GONE:
+            await memo.operator.triggers.rest(_identity(body))
 
 
-@kopf.on.delete(*BROKERS, when=_is_ours)
+@kopf.on.delete(*BROKERS, when=_is_ours, registry=LEADING)
 async def delete_broker(body: kopf.Body, memo: kopf.Memo, started: datetime, **_: Any) -> None:
     await _let_go(memo.operator, memo.operator.delete_broker, body, started)
 
 
-@kopf.on.delete(*TRIGGERS, when=_may_be_ours)
+@kopf.on.delete(*TRIGGERS, when=_may_be_ours, registry=LEADING)
 async def delete_trigger(body: kopf.Body, memo: kopf.Memo, started: datetime, **_: Any) -> None:
     await _let_go(memo.operator, memo.operator.triggers.delete, body, started)
 
 
-@kopf.on.event(*BROKERS)
+@kopf.on.event(*BROKERS, registry=EVERY)
+async def learn_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
+    memo.operator.learn_class(dict(body), gone=type == "DELETED")
+
+
+@kopf.on.event(*BROKERS, registry=LEADING)
 async def hear_of_broker(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
     memo.operator.heard_of_broker(dict(body), gone=type == "DELETED")
 
 
-@kopf.on.event(*TRIGGERS)
+@kopf.on.event(*TRIGGERS, registry=LEADING)
 async def hear_of_trigger(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
     memo.operator.heard_of_trigger(dict(body), gone=type == "DELETED")
 
 
-@kopf.on.event(*SERVICES)
+@kopf.on.event(*SERVICES, registry=LEADING)
 async def hear_of_service(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
     memo.operator.heard_of_service(dict(body))
 
 
-@kopf.on.event("pods", labels={services.ROLE: services.RECEIVER})
+@kopf.on.event("pods", labels={services.ROLE: services.RECEIVER}, registry=LEADING)
 async def hear_of_receiver(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
     if type == "ADDED":
         memo.operator.heard_of_receiver(dict(body))
@@ -175,9 +172,12 @@ def check_broker(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) ->
 
 
 @kopf.on.validate(*TRIGGERS, id="check-trigger", **WEBHOOK)
-def check_trigger(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+def check_trigger(
+    body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
+) -> None:
     if memo.operator.may_be_ours(old or body):
         _admit(admission.check_trigger, dict(body), old and dict(old))
+        warnings.extend(admission.trigger_warnings(dict(body)))
 
 
 async def _keep(

@@ -1,21 +1,24 @@
-"""Metrics: what the operator knows, for Prometheus, at `/metrics` on a port of its own.
+"""Metrics: what the operator knows, for Prometheus, and how it is, for the kubelet.
+
+    :9090/metrics    :8080/healthz    :8080/readyz
 
 Refused here: keeping anything; the scaler's counts are asked when somebody asks us.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 from aiohttp import web
 
+from knafka.core.drain import COUNTED
 from knafka.observability import Metric, prometheus_text
 from knafka_operator.operator import Operator
 
 PORT: Final = 9090
-
-COUNTED: Final = ("read", "filtered", "delivered", "retried", "buried", "replied")
+HEALTH_PORT: Final = 8080
 
 
 def metrics(operator: Operator) -> Iterator[Metric]:
@@ -58,26 +61,47 @@ def metrics(operator: Operator) -> Iterator[Metric]:
     )
 
 
-class MetricsServer:
+class HttpServer:
     """Serves until it is closed."""
 
     def __init__(self, runner: web.AppRunner) -> None:
         self._runner = runner
 
     @classmethod
-    async def start(cls, operator: Operator, port: int = PORT) -> MetricsServer:
+    async def start(
+        cls,
+        operator: Operator,
+        leads: Callable[[], bool],
+        is_ready: Callable[[], bool],
+        ports: Sequence[int] = (PORT, HEALTH_PORT),
+    ) -> HttpServer:
         async def answer(_: web.Request) -> web.Response:
             return web.Response(
-                body=prometheus_text(metrics(operator)),
+                body=prometheus_text(chain(metrics(operator), [_leader(leads())])),
                 headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
             )
 
+        async def lives(_: web.Request) -> web.Response:
+            return web.Response(text="ok")
+
+        async def ready(_: web.Request) -> web.Response:
+            return web.Response(text="ok") if is_ready() else web.Response(status=503)
+
         app = web.Application()
         app.router.add_get("/metrics", answer)
-        runner = web.AppRunner(app, access_log=None)
+        app.router.add_get("/healthz", lives)
+        app.router.add_get("/readyz", ready)
+        # Each connection that is kept has a task, for which kopf would wait when it ends.
+        runner = web.AppRunner(app, access_log=None, keepalive_timeout=0)
         await runner.setup()
-        await web.TCPSite(runner, port=port).start()
+        for port in ports:
+            await web.TCPSite(runner, port=port).start()
         return cls(runner)
 
     async def close(self) -> None:
         await self._runner.cleanup()
+
+
+def _leader(leads: bool) -> Metric:
+    what = "Whether this replica is the one that acts"
+    return Metric("knafka_operator_leader", what, [({}, int(leads))], "gauge")

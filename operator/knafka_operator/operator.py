@@ -26,12 +26,17 @@ from knafka_operator.drains import HttpDrains
 from knafka_operator.kafkas import Kafkas, KafkaSide
 from knafka_operator.probe import probe
 from knafka_operator.replays import Replays
+from knafka_operator.resources import EVENTING, SERVING
+from knafka_operator.resuming import Resuming
 from knafka_operator.settings import Settings
 from knafka_operator.topics import Topics
-from knafka_operator.triggers import Triggers, broker_of, scaling
+from knafka_operator.triggers import Triggers, broker_of, delivering, scaling
 from knafka_operator.wakes import Wakes, repeat
 
 log = logging.getLogger(__name__)
+
+DISPATCHERS: Final = {services.ROLE: services.DISPATCHER}
+"""Labels of the Services that deliver, those for replays apart."""
 
 TELL_INTERVAL: Final = 5.0
 """Seconds between two looks at what the scaler has to say of each Trigger."""
@@ -71,8 +76,41 @@ class Operator:
         replays = Replays(settings, cluster, self.triggers, urls, self._documents.get)
         self._tasks = [asyncio.create_task(each) for each in (self._keep_telling(), replays.run())]
 
+    async def resume(self) -> int:
+        """Go on with the drains of every Trigger that a Revision serves, as its Service says.
+
+        Before anything is reconciled: events that wait aren't to wait for that. Gives how many
+        there are; raises `ClusterError`.
+        """
+        brokers, triggers, found = await asyncio.gather(
+            self._cluster.list(EVENTING, "Broker"),
+            self._cluster.list(EVENTING, "Trigger"),
+            self._cluster.list(SERVING, "Service", DISPATCHERS),
+        )
+        ours = {_identity(each) for each in brokers if self._is_delivered(each)}
+        wanted = [each for each in triggers if broker_of(each) in ours]
+        resuming = Resuming(self._cluster, self._kafkas)
+        for trigger, watched in await resuming.found(wanted, found):
+            await self.triggers.resume(trigger, watched)
+        return len(self.triggers.watched)
+
+    async def prepare(self) -> None:
+        """Be ready for `resume`: find everything, and connect to every Kafka."""
+        services_ = await self._cluster.list(SERVING, "Service", DISPATCHERS)
+        await Resuming(self._cluster, self._kafkas).connect(services_)
+
+    def learn_class(self, broker: Document, *, gone: bool) -> None:
+        """Keep in mind whose Broker it is; thread-safe."""
+        if gone or self.brokers.is_ours(broker):
+            self._foreign.discard(_identity(broker))
+        else:
+            self._foreign.add(_identity(broker))
+
+    def _is_delivered(self, broker: Document) -> bool:
+        return self.brokers.is_ours(broker) and "deletionTimestamp" not in broker["metadata"]
+
     async def close(self) -> None:
-        """End every drain, and wait for it."""
+        """Hang up on every drain, and wait for that; dispatchers go on without us."""
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
@@ -97,11 +135,17 @@ class Operator:
     async def reconcile_broker(self, document: Document) -> Mapping[str, Any]:
         identity = _identity(document)
         brokers = self.brokers
-        before = brokers.found.get(identity), brokers.stopped.get(identity)
+
+        def known() -> tuple[object, ...]:
+            found, stopped = brokers.found.get(identity), brokers.stopped.get(identity)
+            return found, stopped, identity in brokers.looked_at
+
+        before = known()
         try:
             return await brokers.reconcile(document)
         finally:
-            if before != (brokers.found.get(identity), brokers.stopped.get(identity)):
+            brokers.looked_at.add(identity)
+            if before != known():
                 self._wake_triggers(identity)
 
     async def tell_failure(self, document: Document, error: Exception) -> None:
@@ -131,10 +175,7 @@ class Operator:
 
     def heard_of_broker(self, document: Document, *, gone: bool) -> None:
         identity = _identity(document)
-        if gone or self.brokers.is_ours(document):
-            self._foreign.discard(identity)
-        else:
-            self._foreign.add(identity)
+        self.learn_class(document, gone=gone)
         label = identity[0], names.child(identity[1], "")
         if gone:
             self._brokers_by_label.pop(label, None)
@@ -219,7 +260,7 @@ class Operator:
             return
         status = document.get("status") or {}
         annotations = status.get("annotations") or {}
-        if (scaled.error is None) != told.holds(status, told.DELIVERING):
+        if delivering(scaled).reason != told.reason_of(status, told.DELIVERING):
             self.wakes.wake(("Trigger", *identity))
         elif any(annotations.get(key) != text for key, text in scaling(scaled).items()):
             await self._cluster.write_status(document, {"annotations": scaling(scaled)})

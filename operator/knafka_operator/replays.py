@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from knafka.core import names
@@ -84,21 +85,21 @@ class Replays:
             return
         trigger = parse(Trigger, document)
         egress = desired.replay_egress(watched.egress)
+        # Nothing waits there but for a replay: none is kept for min-scale.
+        autoscaling = replace(watched.autoscaling, min_scale=0)
         manifest = services.dispatcher_service(
             trigger,
             egress,
-            watched.autoscaling,
+            autoscaling,
             watched.partitions,
             watched.secret,
             self._settings,
             replays=True,
         )
         await apply_service(self._cluster, manifest, trigger)
-        self._urls[_id(who)] = (
-            f"http://{services.replayer_name(trigger)}.{who[0]}.svc.{self._settings.cluster_domain}"
-        )
+        self._urls[_id(who)] = services.url(services.replayer_name(trigger), who[0], self._settings)
         watched.kafka.watched.add(egress.topic)
-        await watched.kafka.scaler.watch(_id(who), egress, watched.autoscaling)
+        await watched.kafka.scaler.watch(_id(who), egress, autoscaling)
         self._followed[who] = watched
 
     async def _unfollow(self, who: Identity) -> None:

@@ -102,6 +102,15 @@ class KReference(Declared):
     namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
 
 
+class BrokerReference(Declared):
+    """A Trigger's Broker; kind and API version may be left out, as there is only one Broker."""
+
+    api_version: str | None = None
+    kind: str | None = None
+    name: Given
+    namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
+
+
 class Destination(Declared):
     """Where to send: a reference, an absolute URL, or a URL relative to the reference (KN-DST)."""
 
@@ -173,7 +182,7 @@ class Broker(Resource):
 class TriggerSpec(Declared):
     broker: Given
     """The Broker's name, `brokerRef`'s if it is referred to that way."""
-    broker_ref: KReference | None = None
+    broker_ref: BrokerReference | None = None
     filter: AttributesFilter = AttributesFilter()
     filters: tuple[Filter, ...] = ()
     subscriber: Destination

@@ -1,10 +1,11 @@
 """Scaler: how many drains each Trigger needs, and holding that many open.
 
-    lag --decide--> Scale --hold--> drains, each of which ends by itself
+    lag --decide--> Scale --hold--> requests, each of which keeps one drain going
 
-A drain is never cut to scale down: it ends when it has been idle or its budget is spent, and then
-isn't opened again. Only a Trigger that changes or goes loses its drains at once, and it is waited
-for their clean end. Time is the event loop's.
+A drain ends by itself when it has been idle; one too many is ended when its request's budget is
+nearly spent, and those of a Trigger that changes or goes at once. What merely ends, such as this
+process, ends no drain: dispatchers go on, and whoever scales next holds them. Time is the event
+loop's.
 
 Refused here: Kafka and HTTP. `Lags` and `Drains` bring them in, so the operator (Knative Services)
 and the local mode (processes) share this loop. One Scaler serves one Kafka.
@@ -16,16 +17,21 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.drain import COUNTED, DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidDocument
 from knafka_operator.resources import AUTOSCALING, annotation_path, whole_number
 
 BUDGET: Final = 570.0
-"""Seconds for one drain: below a Knative Service's timeoutSeconds of 600."""
+"""Seconds for one request: below a Knative Service's timeoutSeconds of 600."""
+LAST_SECONDS: Final = 5.0
+"""Seconds before a budget's end at which it is decided whether the drain is still wanted."""
+STOP_TIMEOUT: Final = 15.0
+"""Seconds for a drain that was told to end; then its request is given up."""
 GRACE: Final = 60.0
 """Seconds past its budget after which a silent drain is given up: a cold start, a slow end."""
 MIN_BACKOFF: Final = 0.5
@@ -142,6 +148,10 @@ class Lag(Protocol):
     def by_partition(self) -> Mapping[int, int]: ...
     @property
     def total(self) -> int: ...
+    @property
+    def beyond_end(self) -> frozenset[int]:
+        """Partitions whose commit lies behind the log's end."""
+        ...
 
 
 class Lags(Protocol):
@@ -151,15 +161,16 @@ class Lags(Protocol):
 
 
 class Drains(Protocol):
-    """Who gets dispatchers to drain."""
+    """Opens drains on dispatchers."""
 
     def hold(
-        self, trigger_id: str, egress: Egress, request: DrainRequest
+        self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Ask a dispatcher of this Trigger to drain; gives what it tells, until it has ended.
 
         Several may be held for one Trigger, each by a dispatcher of its own. Raises whatever went
-        wrong. Cancelled: hangs up, and returns when the dispatcher is done.
+        wrong. `stop` has the drain end, which it tells with its last progress; cancelled, the
+        caller hangs up and the drain goes on.
         """
         ...
 
@@ -175,9 +186,12 @@ class TriggerStatus:
     scale: Scale
     """The last decision."""
     counts: DrainProgress
-    """Sums over all its drains, ended and open; `unsettled` and `partitions` of the open ones."""
+    """Sums over all its drains, ended and open; `unsettled`, `partitions` and `congestion` of the
+    open ones."""
     error: str | None
     """What went wrong last and hasn't gone right since."""
+    beyond_end: frozenset[int] = frozenset()
+    """Partitions of which it has committed what isn't there (any more)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -189,10 +203,12 @@ class _Trigger:
     scale: Scale = Scale(0, "the lag is not known yet")
     floor: int = 0
     """Drains held even when they end idle."""
-    holds: set[asyncio.Task[None]] = field(default_factory=set)
-    """Each holds one drain after another, with a pause between them when one fails."""
+    holds: dict[asyncio.Task[None], asyncio.Event] = field(default_factory=dict)
+    """Each holds one drain after another, with a pause between them when one fails, until its
+    event is set."""
     open: dict[asyncio.Task[None], DrainProgress] = field(default_factory=dict)
     ended: DrainProgress = field(default_factory=DrainProgress)
+    beyond_end: frozenset[int] = frozenset()
     lag_error: str | None = None
     drain_error: str | None = None
     join_by: float = math.inf
@@ -209,6 +225,7 @@ class _Trigger:
             scale=self.scale,
             counts=_sum([self.ended], self.open.values()) if self.open else self.ended,
             error=self.drain_error or self.lag_error,
+            beyond_end=self.beyond_end,
         )
 
 
@@ -237,7 +254,7 @@ class Scaler:
         """There are topics that aren't followed yet."""
 
     async def run(self) -> None:
-        """Look and hold until cancelled; then end every drain and wait for it."""
+        """Look and hold until cancelled; the drains go on without."""
         self._unfollowed = list(self._topics.values())
         try:
             async with asyncio.TaskGroup() as follows:
@@ -248,10 +265,13 @@ class Scaler:
                         follows.create_task(self._follow(topic))
                     await self._added.wait()
         finally:
+            holds = set().union(*self._ending.values())
             for trigger in self._triggers.values():
-                self._cancel(trigger)
-            if ending := set().union(*self._ending.values()):
-                await asyncio.wait(ending)
+                holds |= set(trigger.holds)
+            for hold in holds:
+                hold.cancel()
+            if holds:
+                await asyncio.wait(holds)
 
     async def watch(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> None:
         """Scale this Trigger from now on, or by what has changed.
@@ -264,7 +284,7 @@ class Scaler:
             trigger.joined()  # nobody knows when; most Triggers have events before this is due
         elif trigger.egress != egress:
             self._unlist(trigger)
-            self._cancel(trigger)
+            self._stop(trigger)
             trigger.egress = egress
             trigger.lag = trigger.drain_error = None
         trigger.autoscaling = autoscaling
@@ -281,7 +301,7 @@ class Scaler:
         """Scale this Trigger no more; returns when its drains are over."""
         if trigger := self._triggers.pop(trigger_id, None):
             self._unlist(trigger)
-            self._cancel(trigger)
+            self._stop(trigger)
         await self._until_ended(trigger_id)
 
     def wake(self, topic: str) -> None:
@@ -301,7 +321,7 @@ class Scaler:
         if len(asleep) <= limit:
             for trigger in asleep:
                 trigger.scale = Scale(1, "an event is on its way")
-                trigger.holds.add(asyncio.create_task(self._hold(trigger)))
+                self._open(trigger)
 
     def status(self, trigger_id: str) -> TriggerStatus | None:
         """Of one Trigger; None: it isn't scaled."""
@@ -330,13 +350,14 @@ class Scaler:
             del self._topics[trigger.egress.topic]
             topic.changed.set()
 
-    def _cancel(self, trigger: _Trigger) -> None:
+    def _stop(self, trigger: _Trigger) -> None:
         """Begin to end its drains; until they are over, `_look` opens none for this id."""
-        holds, trigger.holds = trigger.holds, set()
-        for hold in holds:
+        holds, trigger.holds = trigger.holds, {}
+        for hold, stop in holds.items():
             self._ending.setdefault(trigger.id, set()).add(hold)
             hold.add_done_callback(lambda hold: self._is_over(trigger, hold))
-            hold.cancel()
+            stop.set()
+            asyncio.get_running_loop().call_later(STOP_TIMEOUT, hold.cancel)
 
     def _is_over(self, trigger: _Trigger, hold: asyncio.Task[None]) -> None:
         ending = self._ending[trigger.id]
@@ -394,6 +415,7 @@ class Scaler:
         partitions = len(lag.by_partition)
         trigger.lag_error = None
         trigger.lag = lag.total
+        trigger.beyond_end = lag.beyond_end
         trigger.floor = decide(0, partitions, trigger.autoscaling, 0).replicas
         trigger.scale = decide(lag.total, partitions, trigger.autoscaling, len(trigger.holds))
         if not trigger.scale.replicas and asyncio.get_running_loop().time() >= trigger.join_by:
@@ -403,9 +425,13 @@ class Scaler:
         if trigger.id in self._ending:
             return
         while len(trigger.holds) < trigger.scale.replicas:
-            trigger.holds.add(asyncio.create_task(self._hold(trigger)))
+            self._open(trigger)
 
-    async def _hold(self, trigger: _Trigger) -> None:
+    def _open(self, trigger: _Trigger) -> None:
+        stop = asyncio.Event()
+        trigger.holds[asyncio.create_task(self._hold(trigger, stop))] = stop
+
+    async def _hold(self, trigger: _Trigger, stop: asyncio.Event) -> None:
         """One drain after another, as long as that many are wanted."""
         task = _current()
         loop = asyncio.get_running_loop()
@@ -413,7 +439,9 @@ class Scaler:
         try:
             while True:
                 began = loop.time()
-                ended = await self._drain(trigger)
+                ended = await self._drain(trigger, stop)
+                if stop.is_set():
+                    return
                 lasted = loop.time() - began
                 if ended in (Ended.IDLE, Ended.BUDGET):
                     failures = 0
@@ -421,18 +449,21 @@ class Scaler:
                 else:
                     failures = failures + 1 if lasted < MAX_BACKOFF else 1
                     pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_BACKOFF)
-                await asyncio.sleep(pause)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await stop.wait()
                 wanted = trigger.floor if ended is Ended.IDLE else trigger.scale.replicas
-                if len(trigger.holds) > wanted:
+                if stop.is_set() or len(trigger.holds) > wanted:
                     return
         finally:
-            trigger.holds.discard(task)
+            trigger.holds.pop(task, None)
             # What arrived since the drain last read, and had nobody to wake it, is looked for now.
             self._soon(trigger.egress.topic)
 
-    async def _drain(self, trigger: _Trigger) -> Ended:
+    async def _drain(self, trigger: _Trigger, stop: asyncio.Event) -> Ended:
         """Hold one drain until it ends, and keep what it tells; never raises but if cancelled."""
         task = _current()
+        loop = asyncio.get_running_loop()
         needless = len(trigger.holds) > trigger.floor
         request = DrainRequest(
             # One that min-scale wants has no reason to end when idle, only to begin anew.
@@ -440,9 +471,17 @@ class Scaler:
             budget=self._budget,
         )
         progress = trigger.open[task] = DrainProgress()
+
+        def stop_if_needless() -> None:
+            going_on = sum(not each.is_set() for each in trigger.holds.values())
+            if going_on > trigger.scale.replicas:
+                stop.set()
+
+        deciding = loop.call_later(self._budget - LAST_SECONDS, stop_if_needless)
+        holding = self._drains.hold(trigger.id, trigger.egress, request, stop)
         try:
             async with asyncio.timeout(self._budget + GRACE):
-                async for progress in self._drains.hold(trigger.id, trigger.egress, request):
+                async for progress in holding:
                     trigger.open[task] = progress
                     if progress.filtered or progress.delivered or progress.buried:
                         trigger.drain_error = None
@@ -450,8 +489,11 @@ class Scaler:
             trigger.drain_error = f"the drain failed: {_say(error)}"
             return Ended.FAILED
         finally:
+            deciding.cancel()
             trigger.ended = _sum([trigger.ended, trigger.open.pop(task)], [])
         match progress.ended:
+            case Ended.STOPPED if stop.is_set():
+                trigger.drain_error = None
             case Ended.IDLE | Ended.BUDGET:
                 trigger.drain_error = None
                 trigger.joined()
@@ -475,11 +517,11 @@ def _say(error: Exception) -> str:
 def _sum(ended: Iterable[DrainProgress], open_: Collection[DrainProgress]) -> DrainProgress:
     everything = [*ended, *open_]
     counts: dict[str, Any] = {
-        name: sum(getattr(each, name) for each in everything)
-        for name in ("read", "filtered", "delivered", "retried", "buried", "replied")
+        name: sum(getattr(each, name) for each in everything) for name in COUNTED
     }
     return DrainProgress(
         **counts,
         unsettled=sum(each.unsettled for each in open_),
+        congestion=next((each.congestion for each in open_ if each.congestion), None),
         partitions=tuple(sorted({number for each in open_ for number in each.partitions})),
     )

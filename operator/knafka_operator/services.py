@@ -32,6 +32,7 @@ TRIGGER: Final = "knafka.dev/trigger"
 RECEIVER: Final = "receiver"
 DISPATCHER: Final = "dispatcher"
 REPLAYER: Final = "replayer"
+DISPATCHER_SUFFIX: Final = "-kn-dispatcher"
 
 SECRET_VERSION: Final = "knafka.dev/secret-version"
 """On the template: a changed Secret makes a new Revision, since a process reads it at its start."""
@@ -40,8 +41,15 @@ FULL_DUPLEX: Final[Mapping[str, str]] = {"features.knative.dev/http-full-duplex"
 """A function may answer before it has read the whole request: without this, Knative's proxy cuts
 such an answer short now and then."""
 
+EGRESS: Final = "KNAFKA_EGRESS"
+"""The variable of a dispatcher with its contract."""
+
 TIMEOUT_SECONDS: Final = 600
 """Knative's default maximum; a drain's budget stays below it."""
+
+GRACE_PERIOD: Final = TIMEOUT_SECONDS - 60
+"""Seconds from a dispatcher's SIGTERM to its end. Knative gives a pod `timeoutSeconds`, and has the
+function stopped 30 s after the last request that its proxy was sent."""
 
 LIVENESS_PROBE: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/health/liveness"},
@@ -53,6 +61,7 @@ LIVENESS_PROBE: Final[Mapping[str, Any]] = {
 }
 
 _KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
+MAX_SCALE: Final = "autoscaling.knative.dev/max-scale"
 
 _RECEIVER_SCALING: Final[Mapping[str, str]] = {"min-scale": "0", "max-scale": "10"}
 
@@ -62,7 +71,7 @@ def receiver_name(broker: Resource) -> str:
 
 
 def dispatcher_name(trigger: Resource) -> str:
-    return names.child(trigger.metadata.name, "-kn-dispatcher")
+    return names.child(trigger.metadata.name, DISPATCHER_SUFFIX)
 
 
 def replayer_name(trigger: Resource) -> str:
@@ -106,7 +115,13 @@ def dispatcher_service(
     *,
     replays: bool = False,
 ) -> Manifest:
-    """The dispatcher of one Trigger: one pod for each drain that is held against it."""
+    """The dispatcher of one Trigger: one pod for each drain that is held against it.
+
+    With min-scale, Knative itself keeps that many, which drain from their start without being
+    asked. What replays is never kept.
+    """
+    most = max(1, min(autoscaling.max_scale, partitions))
+    always = 0 if replays else min(autoscaling.min_scale, most)
     scaling = {
         # Exactly as many pods as there are drains: one each, none to spare, soon gone.
         "metric": "concurrency",
@@ -115,12 +130,22 @@ def dispatcher_service(
         "target-burst-capacity": "-1",  # the activator stays, as it alone sees which pod is free
         "window": "10s",
         "scale-to-zero-pod-retention-period": "0s",
-        "min-scale": "0",
-        "max-scale": str(max(1, min(autoscaling.max_scale, partitions))),
+        "min-scale": str(always),
+        "max-scale": str(most),
         "initial-scale": str(settings.initial_scale),
     }
+    name = replayer_name(trigger) if replays else dispatcher_name(trigger)
+    environment = {
+        "FUNCTION_TARGET": "dispatch",
+        EGRESS: _json(contract.dump(egress)),
+        # Where it asks for its next drain when there is work left and nobody else asks.
+        "KNAFKA_SERVICE_URL": url(name, trigger.metadata.namespace, settings),
+        "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
+    }
+    if always:
+        environment["KNAFKA_DRAIN_AT_START"] = "true"
     return _service(
-        replayer_name(trigger) if replays else dispatcher_name(trigger),
+        name,
         owner=trigger,
         labels={
             ROLE: REPLAYER if replays else DISPATCHER,
@@ -128,14 +153,16 @@ def dispatcher_service(
             TRIGGER: names.child(egress.trigger, ""),
         },
         annotations={_KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()},
-        environment={
-            "FUNCTION_TARGET": "dispatch",
-            "KNAFKA_EGRESS": _json(contract.dump(egress)),
-        },
+        environment=environment,
         secret=secret,
         settings=settings,
         concurrency=1,
     )
+
+
+def url(name: str, namespace: str, settings: Settings) -> str:
+    """Where a function is, within the cluster."""
+    return f"http://{name}.{namespace}.svc.{settings.cluster_domain}"
 
 
 def projected_secret(broker: Broker, data: Mapping[str, str]) -> Manifest:

@@ -11,6 +11,7 @@
     KNAFKA_INITIAL_SCALE    pods with which a new Revision starts, "0" where Knative allows it ("1")
     KNAFKA_DELETION_TIMEOUT seconds after which a deletion no longer waits for Kafka ("60")
     KNAFKA_WEBHOOKS         "true": serve admission webhooks ("false")
+    KNAFKA_POD_UID          the pod's UID, which makes its name its own ("": a random one)
     KNAFKA_LOG_LEVEL        debug, info, warning, error ("info")
 
 Refused here: what a Broker is configured with, which is in ConfigMaps that users may change.
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+from uuid import uuid4
 
 from knafka.core.errors import InvalidDocument
 from knafka_operator.resources import BROKER_CLASSES, whole_number
@@ -35,7 +37,8 @@ class Settings:
     namespace: str
     image: str
     identity: str = "knafka"
-    """Who we are to other replicas: the pod's name, so that a restarted one is the same."""
+    """Who we are to other replicas. In a pod its name and UID, so that a container started anew is
+    the same: the one before it is dead. Elsewhere nobody else's."""
     broker_classes: frozenset[str] = BROKER_CLASSES
     default_class: str = ""
     """Empty: whose a Broker without a class is, is for others to say."""
@@ -81,7 +84,7 @@ class Settings:
         return cls(
             namespace=required("KNAFKA_NAMESPACE"),
             image=required("KNAFKA_IMAGE"),
-            identity=environment.get("HOSTNAME", "knafka"),
+            identity=_identity(environment),
             broker_classes=classes,
             default_class=default_class,
             config=environment.get("KNAFKA_CONFIG", "kafka-broker-config"),
@@ -92,3 +95,8 @@ class Settings:
             webhooks=flag("KNAFKA_WEBHOOKS"),
             log_level=level,
         )
+
+
+def _identity(environment: Mapping[str, str]) -> str:
+    host = environment.get("HOSTNAME", "knafka")
+    return f"{host}_{environment.get('KNAFKA_POD_UID') or uuid4().hex}"

@@ -133,6 +133,13 @@ def holds(status: Mapping[str, Any], type_: str) -> bool:
     return any(each.get("type") == type_ and each.get("status") == "True" for each in conditions)
 
 
+def reason_of(status: Mapping[str, Any], type_: str) -> str | None:
+    """The reason that a status gives for this condition; None: it isn't there, or isn't filled."""
+    conditions = status.get("conditions") or ()
+    reasons = (each.get("reason", "") for each in conditions if each.get("type") == type_)
+    return next(reasons, None)
+
+
 def is_ready(document: Mapping[str, Any]) -> bool:
     """Whether any object is `Ready`, and says so of what is declared now."""
     status = document.get("status") or {}

@@ -1,10 +1,12 @@
 """Triggers: from what is declared to a dispatcher that is woken when events wait for it.
 
-    Trigger, its Broker -> sinks -> dead-letter topic, offsets -> dispatcher's Service -> scaler
+    Trigger, its Broker -> sinks -> offsets -> dispatcher's Service -> scaler
 
-While a change is rolled out nothing drains: an event that only the old filter would have passed
-over must meet the new one. Events wait in Kafka meanwhile, as they do while a subscriber can't be
-resolved.
+While a change is rolled out the Revision before it delivers, for as long as the new one isn't
+Ready: a function that can't start stops nobody. From the moment the Trigger is Ready for its new
+generation every event meets what is declared then; until then an event may still meet what was
+declared before. Where a subscriber can't be resolved, or the topic is another one, nothing drains:
+events wait in Kafka.
 
 Refused here: hearing of changes (`handlers`), Brokers (`brokers`), how many drains (`scaler`).
 """
@@ -12,7 +14,7 @@ Refused here: hearing of changes (`handlers`), Brokers (`brokers`), how many dra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from knafka.core import names
@@ -24,7 +26,14 @@ from knafka_operator.cluster import Cluster, Document
 from knafka_operator.conditions import Condition, Severity, Status
 from knafka_operator.kafkas import KafkaSide
 from knafka_operator.resolving import resolve
-from knafka_operator.resources import EVENTING, GROUP_STATUS, Destination, Resource, Trigger
+from knafka_operator.resources import (
+    CORE,
+    EVENTING,
+    GROUP_STATUS,
+    Destination,
+    Resource,
+    Trigger,
+)
 from knafka_operator.scaler import Autoscaling, TriggerStatus
 from knafka_operator.settings import Settings
 from knafka_operator.status import Findings, NotReady
@@ -48,6 +57,10 @@ class Watched:
     partitions: int
     secret: tuple[str, str] | None
 
+    def offsets(self) -> tuple[str, str, str]:
+        """Which they are that it goes by: of what Kafka, topic and group."""
+        return self.egress.kafka.bootstrap_servers, self.egress.topic, self.egress.group
+
 
 @dataclass(eq=False)
 class Triggers:
@@ -60,6 +73,8 @@ class Triggers:
     """Where each Trigger's dispatcher is, by `namespace/name`: what the drains go by."""
     now: Callable[[], str]
     watched: dict[Identity, Watched] = field(default_factory=dict)
+    replaced: set[Identity] = field(default_factory=set)
+    """Triggers of whose older Revisions pods may still drain: those drain unasked."""
     groups: dict[str, str] = field(default_factory=dict)
     """UID of the Trigger that has each group's name."""
     groups_by_uid: dict[str, set[str]] = field(default_factory=dict)
@@ -105,6 +120,11 @@ class Triggers:
                 if existing is None:
                     await self.rest(identity)
                 elif not self.brokers.is_ours(existing):
+                    await self.rest(identity)
+                    return None
+                elif identity in self.watched and broker not in self.brokers.looked_at:
+                    # It was resumed, and its Broker's turn is to come, which wakes it: until then
+                    # what its status says is the best that is known.
                     return None
             with findings.concludes(told.BROKER_READY):
                 _check_broker(trigger, found, existing, stopped)
@@ -139,7 +159,7 @@ class Triggers:
         scaled = self.status(identity)
         annotations.update(scaling(scaled))
         if scaled is not None:
-            findings.set(_delivering(scaled))
+            findings.set(delivering(scaled))
         status["conditions"] = findings.conditions(before.get("conditions") or (), self.now())
         patch = told.changes(before, status)
         if patch:
@@ -153,7 +173,7 @@ class Triggers:
         """
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         await self.rest((namespace, name))
-        if group := _group_in_status(document):
+        if group := group_in_status(document):
             broker = broker_of(document)
             found = self.brokers.found.get(broker)
             kafka = found.config.kafka if found else self.known_kafkas.get((namespace, name))
@@ -169,6 +189,7 @@ class Triggers:
         metadata = document["metadata"]
         identity = metadata["namespace"], metadata["name"]
         self.watched.pop(identity, None)
+        self.replaced.discard(identity)
         self.known_kafkas.pop(identity, None)
         self.urls.pop("/".join(identity), None)
         self._refer_to_nothing(identity)
@@ -177,7 +198,7 @@ class Triggers:
 
     def learn(self, document: Document) -> None:
         """Keep in mind which group a Trigger has, before any other is reconciled."""
-        if (group := _group_in_status(document)) and group not in self.groups:
+        if (group := group_in_status(document)) and group not in self.groups:
             self._claim(group, document["metadata"]["uid"])
 
     def status(self, identity: Identity) -> TriggerStatus | None:
@@ -225,21 +246,14 @@ class Triggers:
             trigger.metadata.annotations, DEFAULT_AUTOSCALING
         )
         watched = Watched(config.kafka, egress, autoscaling, found.partitions, config.secret)
-        if self.watched.get(identity) not in (None, watched):
+        before = self.watched.get(identity)
+        if before is not None and before.offsets() != watched.offsets():
+            # Its offsets are other ones, which can't be written while a group has members.
             await self.rest(identity)
+            before = None
         self._claim(egress.group, trigger.metadata.uid)
         self.known_kafkas[identity] = config.kafka
-        dead_letters = desired.dead_letter_topic(
-            egress, replace(found.topic, partitions=found.partitions)
-        )
-        # Each time, as nobody else makes it anew should it be deleted: dispatchers can't, and wait.
-        await topics.ensure_topic(
-            dead_letters.name,
-            dead_letters.partitions,
-            dead_letters.replication,
-            dead_letters.config,
-        )
-        if identity not in self.watched:
+        if before is None:
             if GROUP_STATUS not in annotations:
                 # Nobody was promised anything yet: what a namesake left behind isn't ours.
                 await topics.delete_group(egress.group)
@@ -252,18 +266,51 @@ class Triggers:
         manifest = services.dispatcher_service(
             trigger, egress, autoscaling, found.partitions, config.secret, self.settings
         )
-        await apply_service(self.cluster, manifest, trigger)
-        name = services.dispatcher_name(trigger)
-        self.urls["/".join(identity)] = (
-            f"http://{name}.{identity[0]}.svc.{self.settings.cluster_domain}"
-        )
+        # Until it is Ready nothing else changes: what was delivered goes on being delivered.
+        revision = await apply_service(self.cluster, manifest, trigger)
         if self.watched.get(identity) != watched:
             if (identity[0], trigger.spec.broker) not in self.brokers.found:
                 message = f'Broker "{trigger.spec.broker}" is being deleted'
                 raise NotReady("BrokerDoesNotExist", message)
-            self.watched[identity] = watched
-            config.kafka.watched.add(egress.topic)
-            await config.kafka.scaler.watch("/".join(identity), egress, autoscaling)
+            if before is not None and before.autoscaling.min_scale:
+                self.replaced.add(identity)
+            await self.deliver(identity, watched)
+        if autoscaling.min_scale or identity in self.replaced:
+            await self._until_replaced(identity, services.dispatcher_name(trigger), revision)
+            self.replaced.discard(identity)
+
+    async def deliver(self, identity: Identity, watched: Watched) -> None:
+        """Deliver so from now on; returns when drains of what was before are over."""
+        name = names.child(identity[1], services.DISPATCHER_SUFFIX)
+        self.urls["/".join(identity)] = services.url(name, identity[0], self.settings)
+        before = self.watched.get(identity)
+        if before is not None and before.kafka is not watched.kafka:
+            await self.rest(identity)
+        self.watched[identity] = watched
+        self.known_kafkas[identity] = watched.kafka
+        watched.kafka.watched.add(watched.egress.topic)
+        await watched.kafka.scaler.watch("/".join(identity), watched.egress, watched.autoscaling)
+
+    async def resume(self, trigger: Document, watched: Watched) -> None:
+        """Deliver what a Service of this Trigger's says, before it is reconciled."""
+        self._claim(watched.egress.group, trigger["metadata"]["uid"])
+        await self.deliver((trigger["metadata"]["namespace"], trigger["metadata"]["name"]), watched)
+
+    async def _until_replaced(self, identity: Identity, service: str, revision: str) -> None:
+        """Raise `NotReady` while pods of an older Revision, which drain unasked, run.
+
+        A pod that is told to go runs on for half a minute and more: Knative waits for requests
+        that are late.
+        """
+        labels = {"serving.knative.dev/service": service}
+        older = {
+            each["metadata"]["labels"].get("serving.knative.dev/revision", "")
+            for each in await self.cluster.list(CORE, "Pod", labels)
+            if each["metadata"]["namespace"] == identity[0] and _runs(each)
+        } - {revision}
+        if older:
+            message = f"pods of the Revision before it still deliver: {', '.join(sorted(older))}"
+            raise NotReady("OldRevisionDelivers", message, known=False)
 
     async def rest(self, identity: Identity) -> None:
         """Deliver nothing for now; returns when its drains are over."""
@@ -337,7 +384,13 @@ def broker_of(trigger: Document) -> Identity:
     return trigger["metadata"]["namespace"], str(name)
 
 
-def _group_in_status(trigger: Document) -> str | None:
+def _runs(pod: Document) -> bool:
+    """Whether the function in it does; Knative's proxy beside it stays longer."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any("running" in each["state"] for each in statuses if each["name"] != "queue-proxy")
+
+
+def group_in_status(trigger: Document) -> str | None:
     """The group that it got; None for any that can't be its own."""
     metadata = trigger["metadata"]
     group = ((trigger.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
@@ -377,10 +430,22 @@ def scaling(scaled: TriggerStatus | None) -> dict[str, str | None]:
     }
 
 
-def _delivering(scaled: TriggerStatus) -> Condition:
+def delivering(scaled: TriggerStatus) -> Condition:
     """For people: it doesn't make a Trigger Ready or not."""
-    if scaled.error is None:
-        return Condition(told.DELIVERING, Status.TRUE, severity=Severity.WARNING)
-    return Condition(
-        told.DELIVERING, Status.FALSE, "DrainFailed", scaled.error[:1000], Severity.WARNING
-    )
+
+    def warning(reason: str, message: str) -> Condition:
+        return Condition(told.DELIVERING, Status.FALSE, reason, message[:1000], Severity.WARNING)
+
+    if scaled.error is not None:
+        return warning("DrainFailed", scaled.error)
+    if scaled.counts.congestion is not None:
+        waiting = "a few events probe the subscriber, the others wait in Kafka"
+        return warning("SubscriberUnavailable", f"{scaled.counts.congestion}: {waiting}")
+    if scaled.beyond_end:
+        partitions = ", ".join(map(str, sorted(scaled.beyond_end)))
+        return warning(
+            "CommittedBeyondEnd",
+            f"partitions {partitions} of the topic end before what was committed, as it was made "
+            "anew or has lost its end: they are read from the start of what is there",
+        )
+    return Condition(told.DELIVERING, Status.TRUE, severity=Severity.WARNING)

@@ -26,13 +26,18 @@ PAUSE: Final = 0.05
 """Seconds between two looks at the same thing."""
 
 
-async def repeat(what: str, look: Callable[[], Awaitable[None]], every: float) -> None:
-    """Call `look` for ever, with `every` seconds between; what goes wrong is told, and tried again.
+async def repeat(
+    what: str, look: Callable[[], Awaitable[None]], every: float, first: float | None = None
+) -> None:
+    """Call `look` for ever, with `every` seconds between, the first time after `first`, or `every`.
 
-    Whatever it is, a bug included: a loop that ended would be missed only when events wait.
+    What goes wrong is told, and tried again. Whatever it is, a bug included: a loop that ended
+    would be missed only when events wait.
     """
+    pause = every if first is None else first
     while True:
-        await asyncio.sleep(every)
+        await asyncio.sleep(pause)
+        pause = every
         try:
             await look()
         except KnafkaError as error:

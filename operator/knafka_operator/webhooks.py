@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import base64
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -44,15 +44,17 @@ async def certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
         if pem.get("tls.crt") and _expires(pem["tls.crt"]) > now + RENEW_BEFORE:
             return pem
     pem = make_certificate(f"{SERVICE}.{namespace}.svc", now)
-    await cluster.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": SECRET, "namespace": namespace},
-            "type": "kubernetes.io/tls",
-            "data": {key: base64.b64encode(text.encode()).decode() for key, text in pem.items()},
-        }
-    )
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": SECRET, "namespace": namespace},
+        "type": "kubernetes.io/tls",
+        "data": {key: base64.b64encode(text.encode()).decode() for key, text in pem.items()},
+    }
+    if found is not None:
+        await cluster.apply(manifest)
+    elif not await cluster.create(manifest):
+        return await certificate(cluster, namespace, now)  # another replica was first
     return pem
 
 
@@ -100,9 +102,11 @@ class ServiceServer:
     """kopf's webhook server behind a Kubernetes Service: the API server goes by that, not by a
     URL."""
 
-    def __init__(self, namespace: str, pem: Pem) -> None:
+    def __init__(self, namespace: str, pem: Pem, serves: Callable[[], object]) -> None:
+        """`serves` is called once requests are answered."""
         self._namespace = namespace
         self._pem = pem
+        self._serves = serves
 
     async def __call__(self, fn: Any) -> AsyncIterator[Any]:
         with tempfile.TemporaryDirectory() as folder:
@@ -115,6 +119,7 @@ class ServiceServer:
                 cafile=f"{folder}/ca.crt",
             )
             async for told in server(fn):
+                self._serves()
                 yield {
                     "service": {"name": SERVICE, "namespace": self._namespace, "port": 443},
                     "caBundle": told["caBundle"],

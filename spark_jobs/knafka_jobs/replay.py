@@ -13,31 +13,36 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from knafka.core.dead_letter import OMITTED
 from knafka.core.delivery import Reason
 from knafka_jobs.schema import SENT, TRIGGER
 
+POSITION: Final = ("topic_id", "partition", "offset")
+"""Of a dead letter in its topic."""
 RESOLVED: Final = "resolved"
 FAILED_AGAIN: Final = "failed-again"
 
 
-def replayable(failures: DataFrame, sent: DataFrame) -> DataFrame:
-    """What can be sent: an event, unresolved, of a known Trigger, and not on its way already."""
+def replayable(failures: DataFrame, sent: DataFrame, records: DataFrame) -> DataFrame:
+    """What can be sent: an event with its data, unresolved, of a known Trigger, and not on its way
+    already."""
     is_event = F.col("reason") != Reason.UNDECODABLE.value
+    stubs = records.where(
+        F.exists("headers", lambda header: header["key"] == f"ce_{OMITTED}")
+    ).select(*POSITION)
     pending = sent.where("outcome IS NULL").select("failure_id").distinct()
-    return failures.where(is_event & F.col("resolved").isNull() & (F.col("namespace") != "")).join(
-        pending, "failure_id", "left_anti"
-    )
+    unresolved = failures.where(is_event & F.col("resolved").isNull() & (F.col("namespace") != ""))
+    return unresolved.join(pending, "failure_id", "left_anti").join(stubs, [*POSITION], "left_anti")
 
 
 def letters(failures: DataFrame, records: DataFrame) -> DataFrame:
     """The last dead letter of each failure, by Trigger, in the order in which they were events."""
-    position = ["topic_id", "partition", "offset"]
     wanted = failures.select(
-        "failure_id", *TRIGGER, *position, "first_failed", "origin_partition", "origin_offset"
+        "failure_id", *TRIGGER, *POSITION, "first_failed", "origin_partition", "origin_offset"
     )
     return (
-        records.select(*position, "key", "value", "headers")
-        .join(wanted, position)
+        records.select(*POSITION, "key", "value", "headers")
+        .join(wanted, [*POSITION])
         .orderBy(*TRIGGER, "origin_partition", "origin_offset", "first_failed", "failure_id")
         .select("failure_id", *TRIGGER, "key", "value", "headers")
     )

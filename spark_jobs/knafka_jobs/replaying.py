@@ -46,7 +46,7 @@ class Planned:
     triggers: dict[TriggerName, int]
     """Events by Trigger."""
     left_out: int
-    """Events that were chosen, but are undecodable, resolved or on their way."""
+    """Events that were chosen, but are undecodable, without data, resolved or on their way."""
     events: list[dict[str, Any]]
     """The first of them."""
 
@@ -58,7 +58,7 @@ class Planned:
 def plan(tables: Tables, selection: Selection) -> tuple[Planned, DataFrame]:
     """What a replay would send, and the failures that it means."""
     wanted = chosen(tables.read("failures"), selection)
-    sendable = replayable(wanted, tables.read("sent"))
+    sendable = replayable(wanted, tables.read("sent"), tables.read("records"))
     counts = sendable.groupBy(*TRIGGER).count().orderBy(*TRIGGER).collect()
     triggers = {(row["namespace"], row["broker"], row["trigger"]): row["count"] for row in counts}
     shown = sendable.orderBy("first_failed", "failure_id").limit(SHOWN)
@@ -133,17 +133,22 @@ def purge(tables: Tables, selection: Selection, *, unresolved: bool, dry_run: bo
 
 
 def _replay_topic(topics: Topics, namespace: str, broker: str, trigger: str) -> Topic:
-    """The Trigger's replay topic, made like its dead-letter topic if need be."""
+    """The Trigger's replay topic; made if need be, with as many partitions as the Broker's topic.
+
+    Dead-letter topics have few, and one dispatcher at most for each would be slow.
+    """
     name = names.replay_topic(namespace, broker, trigger)
     if found := topics.described([name]):
         return found[name]
     dead_letters = names.dead_letter_topic(namespace, broker, trigger)
-    model = topics.described([dead_letters]).get(dead_letters)
-    if model is None:
+    events = names.broker_topic(namespace, broker)
+    models = topics.described([dead_letters, events])
+    if dead_letters not in models:
         raise JobError(
             f"the Trigger {namespace}/{trigger} has no dead-letter topic any more: is it deleted?"
         )
-    topics.ensure(name, len(model.spans), model.replication, KEPT)
+    partitions = max(len(each.spans) for each in models.values())
+    topics.ensure(name, partitions, models[dead_letters].replication, KEPT)
     return topics.wait_for(name)
 
 

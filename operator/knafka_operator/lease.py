@@ -1,0 +1,102 @@
+"""Lease: which replica acts, decided by each for itself from what is stored. Pure: time comes in.
+
+    observe(what is stored) -> may_claim -> write it -> wrote -> leads until `RENEW_WITHIN` after
+
+Times are one process's monotonic clock. What another replica's clock says is never compared with
+ours: a holder is given up when what is stored has not changed for its duration, counted from when
+we saw it change. A write only succeeds on what was observed, so of two that claim one does.
+
+    the leader sends a renewal          | leads for RENEW_WITHIN     |
+    the others see it, never earlier         | wait DURATION or more               |
+
+Refused here: reading, writing and waiting (`leadership`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+DURATION: Final = 6.0
+"""Seconds without a renewal after which others may claim it."""
+RENEW_WITHIN: Final = 4.5
+"""Seconds after the last renewal was sent at which its holder stops: before `DURATION`, with room
+for clocks that don't run alike and for the stopping itself."""
+RENEW_EVERY: Final = 1.5
+RENEW_AGAIN: Final = 0.2
+"""Seconds after a renewal that failed."""
+RETRY_EVERY: Final = 1.0
+"""Seconds between two looks of a replica that doesn't lead, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What is stored."""
+
+    holder: str
+    """Empty: it was released."""
+    duration: float
+    """Seconds, as its holder promised."""
+    transitions: int
+    """How often its holder has changed."""
+    version: str
+    """Changes with each write."""
+
+
+class Election:
+    """One replica's view of the Lease."""
+
+    def __init__(self, me: str) -> None:
+        """`me` is no other process's name, unless that one is known to be dead."""
+        self._me = me
+        self._stored: Lease | None = None
+        self._changed = 0.0
+        self._until: float | None = None
+
+    @property
+    def stored(self) -> Lease | None:
+        """As it was observed last; a write has to replace just this."""
+        return self._stored
+
+    def observe(self, stored: Lease | None, now: float) -> None:
+        """This was read, and the answer came at `now`; None: there is no Lease."""
+        if self._stored is None or stored is None or stored.version != self._stored.version:
+            self._stored, self._changed = stored, now
+        if stored is not None and stored.holder != self._me:
+            self._until = None  # whoever took it from us, and however
+
+    def may_claim(self, now: float) -> bool:
+        """Whether to write ourselves as the holder, for the first time or again."""
+        stored = self._stored
+        if stored is None or stored.holder in ("", self._me):
+            return True
+        return now >= self._changed + stored.duration
+
+    def pause(self, now: float) -> float:
+        """Seconds until another look, for who doesn't lead: sooner if it may claim it sooner."""
+        if self._stored is None:
+            return RETRY_EVERY
+        expires = self._changed + self._stored.duration - now
+        return min(RETRY_EVERY, expires) if expires > 0 else RETRY_EVERY
+
+    def claimed(self) -> Lease:
+        """What to write; its version is that which it replaces, empty if there is none."""
+        stored = self._stored
+        if stored is None:
+            return Lease(self._me, DURATION, 0, "")
+        changes = stored.transitions + (stored.holder != self._me)
+        return replace(stored, holder=self._me, duration=DURATION, transitions=changes)
+
+    def released(self) -> Lease | None:
+        """What to write once nothing acts any more; None: it isn't ours."""
+        stored = self._stored
+        return None if stored is None or stored.holder != self._me else replace(stored, holder="")
+
+    def wrote(self, stored: Lease, sent: float, now: float) -> None:
+        """The API server stored what we sent at `sent`."""
+        self.observe(stored, now)
+        self._until = None if stored.holder != self._me else sent + RENEW_WITHIN
+
+    def leads(self, now: float) -> bool:
+        """Whether to act. A replica that led and doesn't any more must end its process."""
+        return self._until is not None and now < self._until
