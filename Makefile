@@ -37,8 +37,10 @@ unit: $(VENV)/.dev
 bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (45 minutes; needs Go)
 	$(BIN)/python loadtests/bench/run.py $(ARGS)
 
-chaos: $(VENV)/.dev ## Take Kafka away twenty times under load, on the test cluster (30 minutes; root, Linux)
-	KNAFKA_OUTAGES=20 $(BIN)/python -m pytest tests/cluster/test_outages.py -s $(ARGS)
+chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (50 minutes; root, Linux)
+	KNAFKA_BURST=40000 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 $(BIN)/python -m pytest \
+		tests/chaos/test_disturbances.py tests/cluster/test_outages.py \
+		tests/cluster/test_operator_absent.py -s $(ARGS)
 
 image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest)
 	$(BUILD_IMAGES) --tag $(TAG)

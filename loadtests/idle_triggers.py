@@ -54,7 +54,7 @@ SETTINGS: Final = Settings(namespace="knafka", image="unused")
 AT_ONCE: Final = 4
 """Objects that are made at a time: each means topics, which one Kafka node makes one by one."""
 KAFKA_HEAP: Final = "-Xmx1g"
-"""A thousand dead-letter topics need more than a node for development has."""
+"""A hundred topics, and a thousand groups, need more than a node for development has."""
 READY_TIMEOUT: Final = 1800.0
 TICK: Final = 0.01
 """Seconds between two looks at how late the event loop is."""
@@ -80,6 +80,22 @@ class MemoryCluster:
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         return self._objects.get((api_version, kind, namespace, name))
+
+    async def list(
+        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+    ) -> list[Document]:
+        return [
+            each
+            for key, each in self._objects.items()
+            if key[:2] == (api_version, kind)
+            and (labels or {}).items() <= each["metadata"].get("labels", {}).items()
+        ]
+
+    async def create(self, manifest: Document) -> bool:
+        if there := _key(manifest) in self._objects:
+            return not there
+        self._store(manifest)
+        return True
 
     async def apply(self, manifest: Document) -> Document:
         if self._objects.get(_key(manifest), {}).get("spec") != manifest["spec"]:
@@ -238,6 +254,16 @@ class Load:
             await asyncio.sleep(0)
         say(f"reconciling one Trigger: {statistics.median(costs) * 1e3:.2f} ms of CPU")
 
+    async def take_over(self) -> None:
+        """Another operator, until it has every Trigger delivered to; it reconciles nothing."""
+        other = Operator(SETTINGS, self._cluster, KafkaAdmin)
+        began, cpu = time.monotonic(), time.process_time()
+        count = await other.resume()
+        waited, used = time.monotonic() - began, time.process_time() - cpu
+        say(f"a take-over: {count} Triggers are delivered to after {waited:.2f} s")
+        say(f"             {used:.2f} s of CPU")
+        await other.close()
+
     async def one_event(self) -> None:
         """An event after the quiet, until the first drain is asked for."""
         producer = Producer({**connection(self._kafka)})
@@ -333,7 +359,7 @@ async def measure(options: argparse.Namespace) -> None:
                 f"{options.triggers} Triggers, {options.per_broker} on each Broker, "
                 f"{options.partitions} partitions"
             )
-            gc.collect()  # as `handlers.start` does
+            gc.collect()  # as `replica.run` does
             gc.freeze()
             load = Load(server.bootstrap_servers, options)
             await load.declare()
@@ -341,6 +367,7 @@ async def measure(options: argparse.Namespace) -> None:
             await load.blocked()
             await load.scrape()
             await load.reconcile()
+            await load.take_over()
             await load.one_event()
         finally:
             await server.stop()

@@ -12,6 +12,7 @@ pytest_plugins = [
     "support.installation",
     "support.kafka",
     "support.letters",
+    "support.logs",
     "support.mortal_kafka",
     "support.raw_server",
     "support.receiving",

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from bench import document, growth, receiving, starting, through
+from bench import document, growth, latency, receiving, starting, through
 from bench.dispatching import cesql_case, dispatcher_case
 from bench.results import Results
 from bench.targets import External
@@ -31,10 +31,11 @@ CASES: Final[dict[str, Case]] = {
     "start": starting.start_case,
     "e2e": through.e2e_case,
     "growth": growth.growth_case,
+    "latency": latency.latency_case,
     "scale": receiving.scale_case,
     "soak": through.soak_case,
 }
-USUAL: Final = [name for name in CASES if name != "soak"]
+USUAL: Final = [name for name in CASES if name not in ("soak", "latency")]
 
 RESULTS: Final = HERE / "results"
 DOCS: Final = HERE.parents[1] / "docs"
@@ -51,6 +52,7 @@ def main() -> None:
         soak_minutes=arguments.soak_minutes,
         bootstrap=arguments.bootstrap_servers,
         kafka_pid=arguments.kafka_pid,
+        before=arguments.before,
     )
     try:
         if arguments.case:
@@ -68,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--case", type=_cases, default=USUAL, metavar="NAME,...",
-        help=f"what to measure, or none: {', '.join(CASES)} (all but the soak)",
+        help=f"what to measure, or none: {', '.join(CASES)} (all but soak and latency)",
     )  # fmt: skip
     parser.add_argument("--runs", type=int, default=5, help="interleaved runs of each target (5)")
     parser.add_argument("--quick", action="store_true", help="does it work? Two short runs")
@@ -81,6 +83,10 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--bootstrap-servers", help="use this Kafka instead of starting one")
     parser.add_argument("--kafka-pid", type=int, help="its process, to measure its CPU too")
+    parser.add_argument(
+        "--before", type=Path, metavar="FOLDER",
+        help="a checkout of another state, which the case `latency` measures beside ours",
+    )  # fmt: skip
     parser.add_argument("--write-docs", action="store_true", help="put results into docs/")
     return parser.parse_args()
 

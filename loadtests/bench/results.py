@@ -14,6 +14,8 @@ from typing import Any, Final
 
 OURS: Final = "ours"
 FLOOR: Final = "floor"
+BEFORE: Final = "before"
+"""Ours as it was, from another checkout."""
 
 
 @dataclass
@@ -83,6 +85,10 @@ class Results:
     def to_floor(self, what: str, metric: str, target: str = OURS) -> float | None:
         """How many times the floor's: the median of the ratios of neighbouring runs."""
         return self._ratio(self.row(what, target), self.row(what, FLOOR), metric)
+
+    def to(self, target: str, what: str, metric: str) -> float | None:
+        """How many times another target's, as `to_floor` has it."""
+        return self._ratio(self.row(what), self.row(what, target), metric)
 
     def to_other(self, what: str, other: str, metric: str) -> float | None:
         """Ours in one row to ours in another one, run by run."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bench.results import FLOOR, OURS
+from bench.results import BEFORE, FLOOR, OURS
 from bench.world import HERE, HOST, PYTHON, BenchError, World, free_port, listens
 from knafka.core.contract import Egress, Ingress, Kafka, Sink, dump, parse
 from knafka.core.drain import DrainRequest
@@ -88,11 +88,20 @@ def egress(world: World, topic: str, path: str = "/", **more: Any) -> str:
     return json.dumps(dump(parse(Egress, {**dump(whole), "filters": EXACT, **more})))
 
 
+def _source(world: World, name: str) -> Mapping[str, str]:
+    """Where `before` has its code from."""
+    if name != BEFORE:
+        return {}
+    return {"PYTHONPATH": str(world.options.before / "functions")}
+
+
 @asynccontextmanager
 async def receiver(world: World, name: str, topic: str) -> AsyncIterator[Running]:
     """Our receiver or its floor, serving."""
     port = free_port()
-    environment = {"HOST": HOST, "PORT": str(port), INGRESSES: ingress(world, topic)}
+    environment = {
+        "HOST": HOST, "PORT": str(port), INGRESSES: ingress(world, topic), **_source(world, name)
+    }  # fmt: skip
     path = "/bench/broker"
     command: tuple[str, ...] = ("-m", "knafka.receiver")
     if name == FLOOR:
@@ -116,7 +125,10 @@ async def dispatcher(
             yield Running(name, [process.pid])
         return
     port = free_port()
-    environment = {"HOST": HOST, "PORT": str(port), EGRESS: egress(world, topic, path, **more)}
+    environment = {
+        "HOST": HOST, "PORT": str(port), EGRESS: egress(world, topic, path, **more),
+        **_source(world, name),
+    }  # fmt: skip
     async with world.process(PYTHON, "-m", "knafka.dispatcher", environment=environment) as process:
         await listens(f"{HOST}:{port}")
         async with drain(*await asyncio.open_connection(HOST, port)):
@@ -126,7 +138,7 @@ async def dispatcher(
 @asynccontextmanager
 async def drain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
     """A drain, held over this connection for the length of the block."""
-    body = DRAIN.model_dump_json(by_alias=True).encode()
+    body = json.dumps(dump(DRAIN)).encode()  # what is default may be unknown to what was before
     writer.write(
         b"POST /drain HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     )

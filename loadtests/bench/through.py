@@ -28,12 +28,12 @@ async def e2e_case(world: World, results: Results, externals: Sequence[External]
     what = f"{RATE} events a second"
     for _ in range(world.options.runs):
         for name in (OURS, FLOOR):
-            async with _both(world, name) as (inlet, _):
+            async with both(world, name) as (inlet, _):
                 await world.run("load", url=inlet.url, c=4, rate=RATE, d="2s")
-                await _settled(world)
+                await settled(world)
                 await world.sink_stats(latency=True)
                 await world.run("load", url=inlet.url, c=4, rate=RATE, d=f"{seconds}s")
-                await _settled(world)
+                await settled(world)
                 latency = (await world.sink_stats(latency=True))["latency_ms"]
                 results.add(what, name, **{f"{name_}_ms": each for name_, each in latency.items()})
     results.at_most("p50, ms", results.middle(what, "p50_ms"), 3.8)
@@ -44,9 +44,9 @@ async def soak_case(world: World, results: Results, externals: Sequence[External
     """Half of what both functions can do together, for long: memory, loss, latency."""
     minutes = world.sized(world.options.soak_minutes, 0.5)
     window = max(15.0, minutes * 60 / 6)
-    async with _both(world, OURS) as (inlet, outlet):
+    async with both(world, OURS) as (inlet, outlet):
         fastest = await load(world, inlet, seconds=world.sized(10, 3), keys=KEYS)
-        await _settled(world)
+        await settled(world)
         rate = int((fastest["per_s"] or 0) / 2)
         await world.reset_sink(KEYS)
         sending = asyncio.create_task(
@@ -64,7 +64,7 @@ async def soak_case(world: World, results: Results, externals: Sequence[External
                 asked = time.monotonic()
                 latencies.append((await world.sink_stats(latency=True))["latency_ms"])
         sent = sending.result()
-        await _settled(world)
+        await settled(world)
         arrived = await world.sink_stats()
     latencies = [each for each in latencies if each]
     for name, points in memory.items():
@@ -91,7 +91,7 @@ async def soak_case(world: World, results: Results, externals: Sequence[External
 
 
 @asynccontextmanager
-async def _both(world: World, name: str) -> AsyncIterator[tuple[Running, Running]]:
+async def both(world: World, name: str) -> AsyncIterator[tuple[Running, Running]]:
     """A receiver and a dispatcher on one topic, the latter in its group."""
     await world.reset_sink(KEYS)
     async with (
@@ -100,11 +100,11 @@ async def _both(world: World, name: str) -> AsyncIterator[tuple[Running, Running
         dispatcher(world, name, topic) as outlet,
     ):
         await world.run("load", url=inlet.url, c=4, n=100)
-        await _settled(world, at_least=100)
+        await settled(world, at_least=100)
         yield inlet, outlet
 
 
-async def _settled(world: World, at_least: int = 0) -> None:
+async def settled(world: World, at_least: int = 0) -> None:
     """Wait until the sink gets nothing more."""
     deadline = time.monotonic() + CATCH_UP
     before: Any = None

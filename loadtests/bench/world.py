@@ -56,6 +56,8 @@ class Options:
     soak_minutes: float = 30.0
     bootstrap: str | None = None
     kafka_pid: int | None = None
+    before: Path | None = None
+    """A checkout of another state, to be measured beside this one."""
 
 
 @dataclass

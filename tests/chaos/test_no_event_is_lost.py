@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from support import functions, traffic
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Egress, Ingress, Kafka, Order, Sink
 from knafka.core.drain import DrainRequest
-from knafka.local.kafka_distribution import KafkaDistribution
 from knafka.local.kafka_server import KafkaServer
 
 KEYS = [f"key-{number}" for number in range(200)]
@@ -22,17 +20,6 @@ PER_KEY = 50
 EVENTS = len(KEYS) * PER_KEY
 PARTITIONS = 8
 DISPATCHERS = 2
-
-
-@pytest.fixture
-async def own_kafka(
-    kafka_distribution: KafkaDistribution, tmp_path: Path
-) -> AsyncIterator[KafkaServer]:
-    """A Kafka that may be stopped: not the one that other tests share."""
-    server = KafkaServer(kafka_distribution, tmp_path / "kafka")
-    await server.start()
-    yield server
-    await server.stop()
 
 
 async def keep_draining(function: functions.FunctionProcess) -> None:

@@ -15,8 +15,6 @@ from support.mortal_kafka import MortalKafka
 
 from knafka.clients.kafka_admin import KafkaAdmin
 
-OPERATOR = "app.kubernetes.io/component=operator"
-
 
 def _events(installed: Installation, namespace: str) -> dict[str, str]:
     """Reason to message of the Kubernetes Events on Brokers and Triggers."""
@@ -158,42 +156,15 @@ def test_what_has_drifted_is_a_condition_and_is_left_as_it_is(
 
 
 @pytest.mark.usefixtures("brokers_go")
-def test_of_two_replicas_one_acts_and_the_other_takes_over(
-    installed: Installation, namespace: str
-) -> None:
-    kubectl = installed.cluster.kubectl
-    scale = ("scale", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator")
-    subscriber = installed.subscriber(namespace)
-    address = installed.broker(namespace)
-    installed.trigger(namespace, "all", subscriber.ref)
-    assert "Ready" in _events(installed, namespace)
-    kubectl(*scale, "--replicas=2")
-    try:
-        installed.until_running()
-        first, second = sorted(
-            installed.cluster.pods(OPERATOR_NAMESPACE),
-            key=lambda pod: str(pod["metadata"]["creationTimestamp"]),
-        )
-        for number, pod in enumerate((first, second)):
-            assert installed.send(address, f"with-{number}").status_code == 202
-            subscriber.wait_for(2 * number + 1)
-            name = pod["metadata"]["name"]
-            kubectl("delete", "pod", name, "-n", OPERATOR_NAMESPACE, "--force", "--grace-period=0")
-            assert installed.send(address, f"after-{number}").status_code == 202
-            subscriber.wait_for(2 * number + 2, within=120)
-    finally:
-        kubectl(*scale, "--replicas=1")
-        installed.until_running()
-    assert subscriber.summary()["unique"] == 4
-
-
-@pytest.mark.usefixtures("brokers_go")
 def test_prometheus_is_told_of_every_trigger(installed: Installation, namespace: str) -> None:
     installed.broker(namespace)
     installed.trigger(namespace, "all", {"uri": "http://nowhere.invalid"})
-    (pod,) = installed.cluster.pods(OPERATOR_NAMESPACE)
+    leader = installed.leader().partition("_")[0]
+    pod = installed.cluster.get("pod", leader, OPERATOR_NAMESPACE)
+    assert pod is not None
     url = f"http://{pod['status']['podIP']}:9090/metrics"
     text = httpx.get(url, trust_env=False, timeout=30).text
     labels = f'{{namespace="{namespace}",broker="default",trigger="all"}}'
+    assert "knafka_operator_leader{} 1" in text
     assert f"knafka_trigger_lag{labels} 0" in text
     assert f'knafka_broker_ready{{namespace="{namespace}",broker="default"}} 1' in text

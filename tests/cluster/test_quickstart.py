@@ -20,6 +20,7 @@ from support.installation import ARRIVAL, ROOT, Installation, Subscriber
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.log import Record
+from knafka.core.errors import LogError
 
 QUICKSTART: Final = ROOT / "examples" / "quickstart"
 SERVICES: Final = ("orders", "large-orders", "payments")
@@ -67,6 +68,10 @@ class Quickstart:
             admin = KafkaAdmin({"bootstrap.servers": self.installed.kafka.bootstrap("PLAINTEXT")})
             try:
                 return list(await admin.read_all(topic, 100))
+            except LogError as error:
+                if not error.unknown_topic:  # it is made for the first
+                    raise
+                return []
             finally:
                 await admin.close()
 

@@ -140,6 +140,14 @@ async def test_no_response_is_a_delivery_error(open_world: OpenWorld, reason: st
         assert caught.value.reason == reason
 
 
+@pytest.mark.conformance("KN-DP-08")
+async def test_a_large_response_is_a_response(open_world: OpenWorld) -> None:
+    """KN-DP-08: its status counts, whatever its body is; how much of it is kept is the client's."""
+    async with open_world(lambda _: Response(200, [], b"x" * 3_000_000)) as world:
+        response = await world.post()
+        assert (response.status, response.body[:10]) == (200, b"x" * 10)
+
+
 async def test_many_posts_at_once_get_each_their_own_answer(open_world: OpenWorld) -> None:
     async with open_world(lambda request: Response(200, [], request.body)) as world:
         bodies = [b"%d" % number for number in range(250)]

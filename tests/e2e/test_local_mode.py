@@ -238,7 +238,8 @@ def test_an_idle_trigger_has_no_process_and_a_busy_one_never_more_than_partition
     up: Callable[..., Up], shop: Callable[..., Path], kafka: Kafka
 ) -> None:
     """Issue 3, "What it must show", 4; KN-TRG-06: the first event after zero is delivered."""
-    running = up(shop(pause=0.02), "--bootstrap-servers", kafka.bootstrap_servers)
+    # 100 at once and 0.2 s each: one dispatcher delivers 500 a second, so that a backlog stands.
+    running = up(shop(pause=0.2), "--bootstrap-servers", kafka.bootstrap_servers)
     assert running.pids("knafka.dispatcher") == []
 
     assert running.knafka("send", "--id", "alone").returncode == 0

@@ -17,9 +17,9 @@ from confluent_kafka import KafkaError, Producer
 from support.fault_proxy import TOPIC, Fault, FaultProxy
 from support.waiting import until
 
-from knafka.clients import kafka_log
+from knafka.clients import kafka_producer, kafka_writer
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_log import KafkaWriter
+from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka.local.kafka_distribution import KafkaDistribution
 from knafka.local.kafka_server import KafkaServer
@@ -129,7 +129,7 @@ async def test_whatever_becomes_of_requests_what_is_acknowledged_is_stored(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many young writers, as after an outage in which receivers were started."""
-    monkeypatch.setattr(kafka_log, "DELIVERY_TIMEOUT", 2.0)
+    monkeypatch.setattr(kafka_producer, "DELIVERY_TIMEOUT", 2.0)
     await world.anew(PARTITIONS)
     chances = random.Random(12)
     faults = [Fault.NONE, Fault.REJECT, Fault.SWALLOW_ANSWER, Fault.CUT_BEFORE, Fault.CUT_AFTER]
@@ -190,14 +190,14 @@ async def test_a_producer_that_fails_for_good_is_replaced(world: World) -> None:
     world.proxy.then(Fault.SWALLOW_ANSWER)
     reports.append(writer, b"held")
     await until(lambda: world.proxy.produced > before)
-    fail_for_good(writer._producer)
+    fail_for_good(writer._prompt._producer)
     await until(lambda: reports.by_value)
     assert reports.acknowledged == set()
     reports.append(writer, b"after")
     await until(lambda: len(reports.by_value) == 2)
     assert reports.acknowledged == {b"after"}
     assert b"after" in await world.stored()
-    await until(lambda: not writer._replaced)
+    await until(lambda: not writer._prompt._replaced)
     assert (writer.in_flight, writer.failure) == (0, None)
     await writer.close(SOON)
 
@@ -206,14 +206,14 @@ async def test_a_writer_whose_producer_cannot_be_replaced_says_so_until_it_can(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Liveness fails then, as a new process may do better."""
-    monkeypatch.setattr(kafka_log, "POLL_IDLE", 0.01)
+    monkeypatch.setattr(kafka_writer, "POLL_IDLE", 0.01)
     await world.anew()
     writer, reports = world.writer(), Reports()
     await writer.reach(SOON)
     unusable = {"security.protocol": "SSL", "ssl.ca.pem": "no certificate"}
     with monkeypatch.context() as broken:
-        broken.setattr(writer, "_connection", {**writer._connection, **unusable})
-        fail_for_good(writer._producer)
+        broken.setattr(writer._prompt, "_connection", {**writer._prompt._connection, **unusable})
+        fail_for_good(writer._prompt._producer)
         await until(lambda: writer.failure is not None)
         with pytest.raises(LogError):
             reports.append(writer, b"refused")

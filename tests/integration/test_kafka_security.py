@@ -13,18 +13,20 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from support import functions, secure_kafka
 from support.scripted import ScriptedServer
 from support.secure_kafka import KINDS, Authority, SecureKafka
-from support.trigger_world import drained
+from support.trigger_world import Held, drained
+from support.waiting import until
 from support.wire import connected
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
-from knafka.clients.kafka_log import KafkaWriter
+from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError
@@ -227,11 +229,52 @@ async def test_a_writer_that_may_not_write_says_so_and_writes_once_it_may(
     await admin.close()
 
 
-def allow(bootstrap_servers: str, topic: str) -> None:
-    """Let `NOBODY` write to this topic."""
+async def test_a_dispatcher_that_may_make_no_topics_buries_once_there_is_one(
+    secured: SecureKafka, tmp_path: Path
+) -> None:
+    """KN-DLV-09: until then the event waits, and the log says what to do."""
+    open_to_all = secured.bootstrap("PLAINTEXT")
+    topic = f"events-{uuid.uuid4().hex}"
+    admin = KafkaAdmin({"bootstrap.servers": open_to_all})
+    await admin.ensure_topic(topic, 1, 1, {})
+    await admin.ensure_committed(topic, topic)
+    for resource, name, operation in (
+        (ResourceType.TOPIC, topic, AclOperation.READ),
+        (ResourceType.GROUP, topic, AclOperation.READ),
+        (ResourceType.TOPIC, f"{topic}-dead", AclOperation.WRITE),
+    ):
+        await asyncio.to_thread(allow, open_to_all, name, resource, operation)
+    kafka = secured.mounted("PLAIN", tmp_path / "secret", user=secure_kafka.NOBODY)
+    store(open_to_all, topic)
+    async with functions.dispatcher(egress(kafka, topic), tmp_path / "log") as dispatcher:
+        held = Held(dispatcher)
+        told = f"make the topic {topic}-dead, or allow the Kafka user of this Broker"
+        await until(lambda: told in dispatcher.log, within=60)
+        assert held.lines[-1].unsettled == 1
+        await admin.ensure_topic(f"{topic}-dead", 1, 1, {})
+        await until(lambda: held.lines[-1].buried == 1, within=60)
+        await held.hang_up()
+    assert len(await admin.read_all(f"{topic}-dead", 10)) == 1
+    await admin.close()
+
+
+def store(bootstrap_servers: str, topic: str) -> None:
+    """An event that nobody can deliver."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    producer.produce(topic, b"no event")
+    assert producer.flush(30) == 0
+
+
+def allow(
+    bootstrap_servers: str,
+    name: str,
+    resource: ResourceType = ResourceType.TOPIC,
+    operation: AclOperation = AclOperation.WRITE,
+) -> None:
+    """Let `NOBODY` do this, by default write to a topic."""
     binding = AclBinding(
-        ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{secure_kafka.NOBODY}", "*",
-        AclOperation.WRITE, AclPermissionType.ALLOW,
+        resource, name, ResourcePatternType.LITERAL, f"User:{secure_kafka.NOBODY}", "*",
+        operation, AclPermissionType.ALLOW,
     )  # fmt: skip
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     for made in admin.create_acls([binding]).values():

@@ -1,4 +1,4 @@
-"""A real producer doesn't linger over a record that comes alone."""
+"""A record waits for no company on a real Kafka, whatever linger time the batches have."""
 
 from __future__ import annotations
 
@@ -6,33 +6,30 @@ import asyncio
 
 import pytest
 from support.kafka import Kafka, MakeTopic
-from support.waiting import until
 
-from knafka.clients import kafka_log
-from knafka.clients.kafka_log import KafkaWriter
+from knafka.clients import kafka_writer
+from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 
 LINGER_MS = 9_000
-"""As long as the producer takes: far longer than the test waits."""
+"""As long as a producer takes: far longer than the test waits."""
 SOON = 5.0
 
 
 @pytest.mark.kafka
-async def test_a_record_after_a_quiet_time_is_written_before_its_producer_would_send_it(
+async def test_records_that_come_in_short_order_are_written_without_lingering(
     kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_log, "LINGER_MS", LINGER_MS)
-    monkeypatch.setattr(kafka_log, "QUIET", 0)
-    monkeypatch.setattr(kafka_log, "HASTE", SOON)  # on a busy machine a millisecond is too short
+    """One after the other, and some while others are in flight: neither waits for a batch."""
+    monkeypatch.setattr(kafka_writer, "LINGER_MS", LINGER_MS)
     writer = KafkaWriter({"bootstrap.servers": kafka.bootstrap_servers})
     name = topic()
-    reports: list[LogError | None] = []
-    writer.append(name, None, b"x", [], reports.append)  # until it knows the topic it can't hurry
-    await asyncio.to_thread(writer._producer.flush, SOON)
-    for _ in range(3):
-        answer: asyncio.Future[LogError | None] = asyncio.Future()
-        await until(lambda: not writer._busy)
-        writer.append(name, None, b"x", [], answer.set_result)
-        assert await asyncio.wait_for(answer, SOON) is None
+    await writer.reach(SOON)
+    for count in (1, 1, 1, 5, kafka_writer.MANY_IN_FLIGHT):
+        answers = []
+        for _ in range(count):
+            answer: asyncio.Future[LogError | None] = asyncio.Future()
+            writer.append(name, None, b"x", [], answer.set_result)
+            answers.append(answer)
+        assert await asyncio.wait_for(asyncio.gather(*answers), SOON) == [None] * count
     await writer.close(SOON)
-    assert reports == [None]

@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 
 from knafka.core import json_format
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import Event, key_of, validate
+from knafka.core.event import Event, is_uri_reference, key_of, validate
 from knafka.core.http_binding import (
     HttpHeaders,
     _read_carefully,  # what the fast path must agree with
     decode,
+    decode_source,
     encode,
     record_of,
     reply_of,
     request_of,
+    text_of,
     to_http,
 )
 from knafka.core.kafka_binding import Draft, fits_binary, read, to_record
@@ -147,6 +149,33 @@ def test_encoding_and_decoding_are_inverse(text: str) -> None:
     header = encode(text)
     assert decode(header.encode("ascii")) == text
     assert all("!" <= character <= "~" and character != '"' for character in header)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_what_is_no_utf8_is_read_as_iso_8859_1(text: str) -> None:
+    raw = text.encode()
+    assert text_of(raw) == text, "UTF-8 first"
+    beyond = b"\xff" + raw  # which no UTF-8 begins with
+    assert text_of(beyond) == beyond.decode("latin-1")
+
+
+@given(st.binary())
+def test_every_header_value_without_percent_signs_can_be_decoded(raw: bytes) -> None:
+    value = raw.replace(b"%", b"")
+    assert isinstance(decode(value), str)
+
+
+parts = st.lists(st.sampled_from(["a", "/", ":", "%20", "%C3%A9", "é", "<", " "]), min_size=1)
+
+
+@given(parts.map("".join))
+def test_a_source_is_read_as_it_was_meant_or_as_it_was_sent(text: str) -> None:
+    """What we write is read back; what others send unencoded is taken as it is if it is a URI."""
+    if is_uri_reference(text):
+        assert decode_source(encode(text).encode()) == text
+    read = decode_source(text.encode())
+    assert read in (decode(text.encode()), text)
+    assert is_uri_reference(read) or not is_uri_reference(text)
 
 
 hostile_names = st.sampled_from(

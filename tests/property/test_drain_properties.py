@@ -138,7 +138,7 @@ def test_every_event_is_delivered_or_buried_however_often_the_drain_is_cut_short
             world.send(f"{number % 3}-{number}", str(number % 3))
         committed = 0
         for _ in range(100):
-            ended = (await world.run(idle=1, budget=2.5)).ended
+            ended = (await world.run(idle=1, stop_after=2.5)).ended
             assert world.committed.get(0, 0) >= committed, "a commit never goes back"
             committed = world.committed.get(0, 0)
             if ended is Ended.IDLE:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryRecord, MemoryWriter
+from knafka.clients.log import TopicMaker
+from knafka.clients.memory_log import (
+    MemoryAdmin,
+    MemoryLog,
+    MemoryReader,
+    MemoryRecord,
+    MemoryWriter,
+)
 from knafka.clients.memory_subscriber import Request
 from knafka.clients.subscriber import Response, Target
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
-from knafka.core.drain import DrainProgress, DrainRequest
-from knafka.core.errors import DeliveryError
+from knafka.core.drain import DrainProgress
+from knafka.core.errors import DeliveryError, LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read, to_record
 from knafka.dispatcher.drain import Drain, OpenReader
@@ -20,6 +27,9 @@ from knafka.dispatcher.drain import Drain, OpenReader
 TOPIC, DEAD, GROUP = "events", "dead-letters", "group"
 SUBSCRIBER, SINK = "http://subscriber.test/", "http://sink.test/"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+FAR = 100_000.0
+"""Seconds: longer than any test's drain."""
 
 Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -41,6 +51,20 @@ def id_of(request: Request) -> str:
 
 def key_of(request: Request) -> str:
     return (request.header(b"ce-subject") or b"").decode()
+
+
+class NoTopics:
+    """A `TopicMaker` that may make none."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> bool:
+        self.asked += 1
+        await asyncio.sleep(0)
+        raise LogError("Broker: Topic authorization failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +127,7 @@ class World:
     ) -> None:
         self.log = MemoryLog()
         self.log.create(TOPIC, partitions)
-        self.log.create(DEAD)
+        self.topics: TopicMaker = MemoryAdmin(self.log)
         self.subscriber = ScriptedSubscriber(answer)
         self.egress = Egress(
             namespace="ns", broker="broker", trigger="trigger",
@@ -114,6 +138,7 @@ class World:
             delivery=delivery or Delivery(),
             **egress,
         )  # fmt: skip
+        self.killing = False
         self.open_reader: OpenReader
         self.reads_with(MemoryReader)
 
@@ -144,7 +169,19 @@ class World:
 
     def reads_with(self, reader: type[MemoryReader]) -> None:
         """Have drains read with a reader of the test's own."""
-        self.open_reader = lambda assignment: reader(self.log, GROUP, TOPIC, assignment)
+        world = self
+
+        class Mortal(reader):  # type: ignore[misc, valid-type]
+            async def close(self, timeout: float) -> None:
+                if not world.killing:
+                    await super().close(timeout)
+                    return
+                self._next.clear()
+                self._group.members.remove(self)
+                for other in self._group.members[:1]:
+                    await other._rebalance()
+
+        self.open_reader = lambda assignment: Mortal(self.log, GROUP, TOPIC, assignment)
 
     def drain(self, subscriber: ScriptedSubscriber | None = None) -> Drain:
         """A drain that has not begun, with this world's subscriber or one of its own."""
@@ -155,27 +192,40 @@ class World:
             MemoryWriter(self.log),
             subscriber or self.subscriber,
             loop.time,
+            self.topics,
         )
 
-    async def run(self, *, idle: float = 2.0, budget: float = 3600.0) -> DrainProgress:
+    async def run(self, *, idle: float = 2.0, stop_after: float = FAR) -> DrainProgress:
         """One drain from its beginning to its end."""
-        return await self.drain().run(DrainRequest(idle=idle, budget=budget))
+        return await self.begin(self.drain(), idle=idle, stop_after=stop_after)
 
     def begin(
-        self, drain: Drain, *, idle: float = 2.0, budget: float = 3600.0
+        self, drain: Drain, *, idle: float = 2.0, stop_after: float = FAR
     ) -> asyncio.Task[DrainProgress]:
-        return asyncio.create_task(drain.run(DrainRequest(idle=idle, budget=budget)))
+        """Have it run, and stop it after so many seconds."""
+        drain.idle = idle
+        asyncio.get_running_loop().call_later(stop_after, drain.stop)
+        return asyncio.create_task(drain.run())
+
+    async def kill(self, running: asyncio.Task[DrainProgress]) -> None:
+        """End a drain as `kill -9` does: nothing is committed, its partitions go to others."""
+        self.killing = True
+        try:
+            running.cancel()
+            await asyncio.wait({running})
+        finally:
+            self.killing = False
 
     @property
     def committed(self) -> dict[int, int]:
         """What the group has committed, by partition."""
-        return {number: at for (_, number), at in self.log.group(GROUP).committed.items()}
+        return {number: at.offset for (_, number), at in self.log.group(GROUP).committed.items()}
 
     def events_of(self, topic: str) -> list[Envelope]:
         return [read(record.headers(), record.value()) for record in self.records_of(topic)]
 
     def records_of(self, topic: str) -> list[MemoryRecord]:
-        return [record for partition in self.log.topics[topic] for record in partition]
+        return [record for partition in self.log.topics.get(topic, ()) for record in partition]
 
 
 async def until(condition: Callable[[], object], within: float = 600.0) -> None:

@@ -111,6 +111,11 @@ class Installation:
             "--timeout=120s",
         )  # fmt: skip
 
+    def leader(self) -> str:
+        """Who holds the Lease: its pod's name, an underscore, its UID; empty: nobody."""
+        lease = self.cluster.get("lease", "knafka-operator", OPERATOR_NAMESPACE) or {}
+        return str(lease.get("spec", {}).get("holderIdentity", ""))
+
     def configure(self, name: str, namespace: str, kind: str = "PLAINTEXT", **data: str) -> None:
         """A Broker's ConfigMap that names our Kafka; one copy of everything, as it is one node."""
         self.cluster.apply(

@@ -11,8 +11,9 @@ import asyncio
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import pytest
@@ -21,7 +22,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.gate import IN_CI
 
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.event import Event
+from knafka.core.kafka_binding import RecordHeaders, to_record
 from knafka.local.kafka_distribution import KafkaDistribution, LocalKafkaError, obtain
 from knafka.local.kafka_server import KafkaServer
 
@@ -72,6 +74,17 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
 
 
 @pytest.fixture
+async def own_kafka(
+    kafka_distribution: KafkaDistribution, tmp_path: Path
+) -> AsyncIterator[KafkaServer]:
+    """A Kafka that may be stopped and killed: not the one that other tests share."""
+    server = KafkaServer(kafka_distribution, tmp_path / "kafka")
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
 def topic(kafka: Kafka) -> Iterator[MakeTopic]:
     """Makes topics with names of their own; they are deleted when the test is over."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
@@ -112,3 +125,16 @@ def transact(
         producer.commit_transaction(30)
     else:
         producer.abort_transaction(30)
+
+
+def fill(bootstrap_servers: str, topic: str, keys: int, per_key: int) -> None:
+    """Store numbered events, as `traffic.Sender` sends them: `per_key` for each of the keys."""
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "batch.size": 16_384})
+    for number in range(per_key):
+        for key in range(keys):
+            named = {"specversion": "1.0", "id": f"{key}-{number}", "source": "/s", "type": "t"}
+            draft = to_record(Event({**named, "subject": str(key)}, b"x" * 100))
+            headers: list[tuple[str, str | bytes | None]] = [*draft.headers]
+            producer.produce(topic, draft.value, draft.key, headers=headers)
+        producer.poll(0)
+    assert producer.flush(60) == 0

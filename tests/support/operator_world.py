@@ -9,6 +9,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from knafka.clients.memory_log import MemoryAdmin, MemoryLog
@@ -37,6 +38,8 @@ class MemoryCluster:
         """Names of Knative Services that never become Ready."""
         self.failing: Exception | None = None
         """What every `get` raises."""
+        self.listed = 0
+        """How many lists were asked for."""
         self._made = 0
 
     def put(self, document: Document) -> dict[str, Any]:
@@ -46,29 +49,78 @@ class MemoryCluster:
         before = self.objects.get(key, {})
         self._made += 1
         stored = copy.deepcopy(dict(document))
-        uid = before.get("metadata", {}).get("uid") or f"uid-{self._made}"
-        stored["metadata"] = {"uid": uid, "generation": 1, **stored["metadata"]}
+        had = before.get("metadata", {})
+        uid = had.get("uid") or f"uid-{self._made}"
+        generation = had.get("generation", 1)
+        stored["metadata"] = {"uid": uid, "generation": generation, **stored["metadata"]}
         if "status" in before:
             stored.setdefault("status", before["status"])
         self.objects[key] = stored
         return stored
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        await asyncio.sleep(0)
         if self.failing is not None:
             raise self.failing
         return copy.deepcopy(self.objects.get((api_version, kind, namespace, name)))
 
+    async def create(self, manifest: Document) -> bool:
+        metadata = manifest["metadata"]
+        key = manifest["apiVersion"], manifest["kind"], metadata["namespace"], metadata["name"]
+        if key in self.objects:
+            return False
+        self.put(manifest)
+        return True
+
     async def apply(self, manifest: Document) -> Document:
         stored = self.put(manifest)
         if manifest["apiVersion"] == SERVING:
-            ready = "Unknown" if manifest["metadata"]["name"] in self.unready else "True"
-            revision = f"{manifest['metadata']['name']}-00001"
-            stored["status"] = {
-                "conditions": [{"type": "Ready", "status": ready}],
-                "latestReadyRevisionName": revision,
-                "latestCreatedRevisionName": revision,
-            }
+            self._serve(stored)
         return copy.deepcopy(stored)
+
+    async def list(
+        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+    ) -> list[Document]:
+        self.listed += 1
+        return [
+            copy.deepcopy(each)
+            for (version, its_kind, _, _), each in self.objects.items()
+            if (version, its_kind) == (api_version, kind)
+            and (labels or {}).items() <= each["metadata"].get("labels", {}).items()
+        ]
+
+    def become_ready(self, namespace: str, name: str) -> None:
+        """Its newest Revision has started."""
+        self.unready.discard(name)
+        self._serve(self.objects[SERVING, "Service", namespace, name])
+
+    def _serve(self, service: dict[str, Any]) -> None:
+        """As Knative does: another template is another Revision, and the last Ready one serves."""
+        metadata, template = service["metadata"], service["spec"]["template"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        before = service.get("status", {})
+        created = before.get("latestCreatedRevisionName", f"{name}-00000")
+        newest = self.objects.get((SERVING, "Revision", namespace, created))
+        if newest is None or newest["spec"] != template["spec"]:
+            created = f"{name}-{int(created[-5:]) + 1:05}"
+            metadata["generation"] = int(created[-5:])
+            copied = copy.deepcopy(template["metadata"])
+            labels = {**copied.get("labels", {}), "serving.knative.dev/service": name}
+            self.objects[SERVING, "Revision", namespace, created] = {
+                "apiVersion": SERVING,
+                "kind": "Revision",
+                "metadata": {**copied, "namespace": namespace, "name": created, "labels": labels},
+                "spec": copy.deepcopy(template["spec"]),
+                "status": {},
+            }
+        ready = name not in self.unready
+        service["status"] = {
+            "observedGeneration": metadata["generation"],
+            "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
+            "latestCreatedRevisionName": created,
+        }
+        if serving := created if ready else before.get("latestReadyRevisionName"):
+            service["status"]["latestReadyRevisionName"] = serving
 
     async def write_status(self, document: Document, status: Document) -> None:
         metadata = document["metadata"]
@@ -92,16 +144,22 @@ class OperatorWorld:
     def __init__(self) -> None:
         self.cluster = MemoryCluster()
         self.log = MemoryLog()
-        self.operator = self._operator()
+        self.connected = 0
+        """How many Kafkas were connected to."""
+        self.operator = self._operator(SETTINGS)
         self.configure(*INSTALLATION, **{"bootstrap.servers": "kafka:9092"})
 
-    def _operator(self) -> Operator:
-        return Operator(SETTINGS, self.cluster, lambda _: MemoryAdmin(self.log))
+    def _operator(self, settings: Settings) -> Operator:
+        return Operator(settings, self.cluster, self._connect)
 
-    async def restart(self) -> None:
+    def _connect(self, _: Mapping[str, Any]) -> MemoryAdmin:
+        self.connected += 1
+        return MemoryAdmin(self.log)
+
+    async def restart(self, **settings: Any) -> None:
         """Another operator takes over, which knows what is stored and nothing else."""
         await self.operator.close()
-        self.operator = self._operator()
+        self.operator = self._operator(replace(SETTINGS, **settings))
 
     def configure(self, namespace: str, name: str, **data: str) -> None:
         metadata = {"namespace": namespace, "name": name}
@@ -131,10 +189,15 @@ class OperatorWorld:
         )
 
     def declare_trigger(
-        self, namespace: str, name: str, broker: str = "default", **spec: Any
+        self,
+        namespace: str,
+        name: str,
+        broker: str = "default",
+        annotations: Mapping[str, str] | None = None,
+        **spec: Any,
     ) -> None:
         spec = {"broker": broker, "subscriber": {"uri": "http://there/"}, **spec}
-        metadata = {"namespace": namespace, "name": name}
+        metadata = {"namespace": namespace, "name": name, "annotations": dict(annotations or {})}
         self.cluster.put(
             {"apiVersion": EVENTING, "kind": "Trigger", "metadata": metadata, "spec": spec}
         )

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 import uvloop
 
-from knafka.clients import http_subscriber
+from knafka.clients import http_connection
 from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.clients.subscriber import Response, Target
 
@@ -48,7 +48,7 @@ def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..
 @pytest.fixture
 def idle_connections_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a connection which is closed was closed for the reason under test."""
-    monkeypatch.setattr(http_subscriber, "IDLE_SECONDS", 1000.0)
+    monkeypatch.setattr(http_connection, "IDLE_SECONDS", 1000.0)
 
 
 class Connection:

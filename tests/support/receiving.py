@@ -14,8 +14,9 @@ from support.wire import Wire, connected
 from uvicorn.server import ServerState
 
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
-from knafka.receiver.protocol import Connections, ReceiverProtocol
-from knafka.receiver.reception import Reception
+from knafka.receiver.connections import Connections
+from knafka.receiver.protocol import ReceiverProtocol
+from knafka.receiver.reception import Limits, Reception
 
 LIMIT = 300_000
 
@@ -23,11 +24,11 @@ LIMIT = 300_000
 class Server:
     """A listening receiver, without uvicorn's own server."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
         self.log = MemoryLog()
         self.log.create("events")
         entrance = ingress(max_event_bytes=LIMIT)
-        self.reception = Reception([entrance], [MemoryWriter(self.log)])
+        self.reception = Reception([entrance], [MemoryWriter(self.log)], limits or Limits())
         self.shared = Connections(self.reception, asyncio.get_running_loop())
         self.state = ServerState()
         self._config = uvicorn.Config("none:none", log_config=None)
@@ -46,6 +47,7 @@ class Server:
     @property
     def one(self) -> ReceiverProtocol:
         (one,) = self.shared.open
+        assert isinstance(one, ReceiverProtocol)
         return one
 
     @property

@@ -123,6 +123,8 @@ VALID: Sequence[Request] = (
             stored=_stored(("ce_subject", "100%"), key=b"100%")),
     Request("raw UTF-8 (CE-H7)", 202, attributes(subject="ü"),
             stored=_stored(("ce_subject", "ü"), key="ü".encode())),
+    Request("raw bytes that are not UTF-8 are ISO-8859-1 (CE-H7)", 202,
+            attributes(subject=b"\xe9"), stored=_stored(("ce_subject", "é"), key="é".encode())),
     Request("names in any case (CE-H4)", 202,
             ((b"CE-SpecVersion", b"1.0"), (b"Ce-Id", b"1"), (b"ce-SOURCE", b"/s"),
              (b"ce-type", b"t"), (b"Content-Type", b"text/plain"), (b"cE-x9", b"y")),
@@ -167,7 +169,7 @@ MALFORMED: Sequence[Request] = (
     *(_binary(f"without {name}", **{name: None}) for name in REQUIRED),
     *(_binary(f"empty {name}", **{name: ""}) for name in REQUIRED),
     *(_binary(f"specversion {version}", specversion=version) for version in ("2.0", "1", "x")),
-    *(_binary(f"source {source}", source=source) for source in ("a%20b", "<x>", "%", "a|b", "%zz")),
+    *(_binary(f"source {each}", source=each) for each in ("a b%20", "<x>", "%", "a|b", "%zz")),
     *(
         _binary(f"time {time}", time=time)
         for time in ("", "yesterday", "2024-13-01T00:00:00Z", "2023-02-29T00:00:00Z", "2024-01-01",
@@ -186,7 +188,7 @@ MALFORMED: Sequence[Request] = (
     _binary("overlong UTF-8", subject="%C0%A0"),
     _binary("a surrogate", subject="%ED%A0%80"),
     _binary("half a character", subject="%E2%82"),
-    _binary("raw bytes", subject=b"\xff\xfe"),
+    _binary("raw bytes and half a character", subject=b"\xff%E2"),
     _binary("an encoded NUL", subject="a%00b"),
     _binary("an encoded line break", id="1%0D%0Ax-injected: 1"),
     _binary("a non-character", subject="%EF%BF%BE"),

@@ -68,8 +68,12 @@ class FakeDrain:
     began: float
     lines: asyncio.Queue[DrainProgress | Exception | None] = field(default_factory=asyncio.Queue)
     over: float | None = None
+    told_to_stop: bool = False
+
+    told: dict[str, int] = field(default_factory=dict)
 
     def tell(self, **counts: int) -> None:
+        self.told = counts
         self.lines.put_nowait(DrainProgress.model_validate(counts))
 
     def end(self, ended: Ended, error: str | None = None, **counts: int) -> None:
@@ -82,7 +86,8 @@ class FakeDrain:
 
 
 class FakeDrains:
-    """Each drain tells what the test has it tell; a cancelled one takes `clean_end` seconds."""
+    """Each drain tells what the test has it tell; one that is told to stop takes `clean_end`
+    seconds."""
 
     def __init__(self) -> None:
         self.all: list[FakeDrain] = []
@@ -91,12 +96,13 @@ class FakeDrains:
         """How every drain ends, at once; None: as the test says."""
 
     async def hold(
-        self, trigger_id: str, egress: Egress, request: DrainRequest
+        self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         drain = FakeDrain(trigger_id, egress, request, now())
         self.all.append(drain)
         if self.script is not None:
             drain.end(self.script)
+        stopping = asyncio.create_task(self._stop(drain, stop))
         try:
             while (line := await drain.lines.get()) is not None:
                 if isinstance(line, Exception):
@@ -104,11 +110,15 @@ class FakeDrains:
                 yield line
                 if line.ended is not None:
                     break
-        except asyncio.CancelledError:
-            await asyncio.sleep(self.clean_end)
-            raise
         finally:
+            stopping.cancel()
             drain.over = now()
+
+    async def _stop(self, drain: FakeDrain, stop: asyncio.Event) -> None:
+        await stop.wait()
+        drain.told_to_stop = True
+        await asyncio.sleep(self.clean_end)
+        drain.end(Ended.STOPPED, None, **drain.told | {"unsettled": 0})
 
     @property
     def open(self) -> list[FakeDrain]:

@@ -69,20 +69,22 @@ class CountingSubscriber:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for connection in self._connections:
+        for connection in list(self._connections):
             connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*list(self._connections), return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                status = await self._answer(await reader.readuntil(b"\r\n\r\n"), reader)
-                writer.write(b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status)
-        writer.close()
-        self._connections.discard(task)
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                while True:
+                    status = await self._answer(await reader.readuntil(b"\r\n\r\n"), reader)
+                    writer.write(b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status)
+        finally:
+            writer.close()
+            self._connections.discard(task)
 
     async def _answer(self, head: bytes, reader: asyncio.StreamReader) -> int:
         lines = (line.partition(b":") for line in head.split(b"\r\n")[1:])

@@ -39,7 +39,11 @@ class TriggerWorld:
         self.topic = self.make_topic(self.partitions)
         self.dead = self.make_topic()
         self._producer = Producer(
-            {"bootstrap.servers": self.kafka.bootstrap_servers, "linger.ms": 0}
+            {
+                "bootstrap.servers": self.kafka.bootstrap_servers,
+                "linger.ms": 0,
+                "message.max.bytes": 10_000_000,
+            }
         )
 
     def egress(self, url: str, **more: Any) -> Egress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +21,14 @@ from support.admitted import (
 )
 
 from knafka.core.errors import InvalidDocument
+from knafka_operator import handlers
 from knafka_operator.admission import (
     DEPENDENCY,
     INJECTION,
     Dependency,
     check_trigger,
     dependency,
+    trigger_warnings,
 )
 from knafka_operator.resources import (
     AUTOSCALING,
@@ -428,3 +431,20 @@ def test_a_broken_dependency_is_refused(text: str) -> None:
     """KN-TRG-13, for the condition where webhooks are off."""
     with pytest.raises(InvalidDocument, match=re.escape(DEPENDENCY)):
         dependency(Metadata(name="mail", annotations={DEPENDENCY: text}))
+
+
+def test_a_filter_that_can_never_be_true_is_warned_of() -> None:
+    assert trigger_warnings(trigger(filters=[{"cesql": "type = 'a'"}])) == []
+    assert trigger_warnings(trigger(filters=[{"not": {"cesql": "LENGTH(type)"}}])) == [
+        "spec.filters[0].not.cesql: LENGTH(type) returns an integer, which no filter takes for true"
+    ]
+    assert trigger_warnings(trigger(filters=[{"cesql": "("}])) == [], "refused for its own reason"
+
+
+def test_the_webhook_passes_warnings_on() -> None:
+    told: list[str] = []
+    document = trigger(filters=[{"cesql": "subject"}])
+    operator = SimpleNamespace(may_be_ours=lambda _: True)
+    check: Any = handlers.check_trigger
+    check(document, memo=SimpleNamespace(operator=operator), warnings=told)
+    assert len(told) == 1

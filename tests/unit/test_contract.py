@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -71,8 +72,9 @@ def refusal(model: type[Model], document: object, path: str = "") -> InvalidDocu
         ("backoffDelay", "", f"invalid value: : {DURATION}"),
         ("backoffDelay", "P", f"invalid value: P: {DURATION}"),
         ("backoffDelay", "PT", f"invalid value: PT: {DURATION}"),
-        ("backoffDelay", "P1Y", f"invalid value: P1Y: {DURATION}"),
-        ("backoffDelay", "P1M", f"invalid value: P1M: {DURATION}"),
+        ("backoffDelay", "P1M1Y", f"invalid value: P1M1Y: {DURATION}"),
+        ("backoffDelay", "PT1,S", f"invalid value: PT1,S: {DURATION}"),
+        ("backoffDelay", "PT1,000.5S", f"invalid value: PT1,000.5S: {DURATION}"),
         ("backoffDelay", "-PT1S", f"invalid value: -PT1S: {DURATION}"),
         ("backoffDelay", "PT１S", f"invalid value: PT１S: {DURATION}"),
         ("backoffDelay", "PT" + "9" * 400 + "S", "invalid value: want a finite duration"),
@@ -107,11 +109,33 @@ def test_a_bad_delivery_option_is_refused_by_path(option: str, value: object, pr
         ("P1D", 86_400.0),
         ("P2W", 1_209_600.0),
         ("P1DT1S", 86_401.0),
+        ("PT0,5S", 0.5),
+        ("P1,5DT0,5M", 129_630.0),
+        # As Knative has it: a year is 365.2425 days, a month a twelfth of one.
+        ("P1M", 30.436875 * 86_400),
+        ("P1Y2M", 14 * 30.436875 * 86_400),
+        ("P1MT1M", 30.436875 * 86_400 + 60),
     ],
 )
 def test_a_duration_is_read_as_seconds(text: str, seconds: float) -> None:
     """KN-DLV-02."""
     assert parse(Delivery, {"backoffDelay": text}).backoff_delay == seconds
+
+
+counts = st.integers(0, 10_000) | st.decimals(0, 10_000, places=3)
+
+
+@given(st.dictionaries(st.sampled_from("YMWDhms"), counts, min_size=1), st.booleans())
+def test_a_duration_is_the_sum_of_its_parts(parts: dict[str, Decimal | int], comma: bool) -> None:
+    """Months before the T, minutes behind it; a comma or a point before the fraction."""
+    lengths = {"Y": 31_556_952, "M": 2_629_746, "W": 604_800, "D": 86_400, "h": 3600, "m": 60}
+    named = {each: f"{parts[each]}{each.upper()}" for each in "YMWDhms" if each in parts}
+    days = "".join(text for each, text in named.items() if each in "YMWD")
+    time = "".join(text for each, text in named.items() if each in "hms")
+    text = f"P{days}T{time}" if time else f"P{days}"
+    read = parse(Delivery, {"backoffDelay": text.replace(".", ",") if comma else text})
+    seconds = sum(float(count) * lengths.get(each, 1) for each, count in parts.items())
+    assert read.backoff_delay == pytest.approx(seconds)
 
 
 @given(st.floats(min_value=0, allow_infinity=False, exclude_min=True))

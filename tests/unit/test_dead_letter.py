@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from knafka.core.dead_letter import Failure, Origin, dead_letter_of
+from knafka.core.dead_letter import REPLAY, Failure, Origin, dead_letter_of, restored
 from knafka.core.delivery import Reason
 from knafka.core.kafka_binding import RecordHeaders, read
 
@@ -132,3 +132,11 @@ def test_an_undecodable_record_keeps_its_raw_bytes_and_headers() -> None:
     assert value == b"\x00garbage"
     assert headers[:2] == raw
     assert ("ce_knafkareason", b"undecodable-record") in headers
+
+
+def test_a_restored_event_has_none_of_its_subscribers_extensions() -> None:
+    failure = Failure("http://s/", Reason.STATUS, 1, 0, 0, 400, extensions=[("team", "blue")])
+    own = [("ce_specversion", b"1.0"), ("ce_id", b"1"), ("ce_source", b"/s"), ("ce_type", b"t")]
+    headers, _ = dead_letter_of(own, b"data", failure, Origin("n", "b", "t", "topic", 0, 0))
+    assert ("ce_team", b"blue") in headers
+    assert restored(headers, "r/f") == [*own, (REPLAY, b"r/f")]

@@ -130,7 +130,9 @@ def test_retry_after_waits_as_long_as_the_spec_says(
         (b"\xff\xfe", None),
         (b"9" * 400, 999_999_999_999.0),
         (b"Fri, 99 Dec 1999 23:59:59 GMT", None),
-        (b"Fri, 31 Dec 1999 23:59:59 -0000", None),
+        (b"Friday, 31-Dec-99 23:59:59 GMT", 59.0),
+        (b"Fri Dec 31 23:59:59 1999", 59.0),
+        (b"Sat Jan  1 00:01:00 2000", 120.0),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(value: bytes, seconds: float | None) -> None:

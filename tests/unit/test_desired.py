@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from knafka.core import names
 from knafka.core.contract import (
+    MAX_RECORD_BYTES,
     AttributesFilter,
     BackoffPolicy,
     Delivery,
@@ -15,6 +17,7 @@ from knafka.core.contract import (
     Kafka,
     Order,
     Sink,
+    TopicSettings,
 )
 from knafka.core.errors import InvalidDocument
 from knafka_operator import desired
@@ -91,7 +94,9 @@ def egress_of(of_trigger: Trigger, of_broker: Broker | None = None) -> Any:
 
 def test_a_broker_without_config_gets_the_defaults() -> None:
     topic = desired.broker_topic(broker(), None, DEFAULTS)
-    assert topic == Topic("knative-broker-shop-orders", 10, 3, {}, external=False)
+    assert topic == Topic(
+        "knative-broker-shop-orders", 10, 3, {"min.insync.replicas": "2"}, external=False
+    )
 
 
 def test_a_config_map_sets_the_topic_up() -> None:
@@ -156,7 +161,7 @@ def test_garbage_in_a_config_map_is_refused_by_its_key(key: str, value: str, pro
 def test_a_config_maps_kafka_is_used_once_it_is_applied() -> None:
     applied = desired.configured(config(bootstrap_servers=" a:9092 , b:9092,"), DEFAULTS)
     assert applied.kafka.bootstrap_servers == "a:9092,b:9092"
-    assert desired.ingress(broker(), TOPIC, applied).kafka == applied.kafka
+    assert desired.ingress(broker(), TOPIC, {}, applied).kafka == applied.kafka
     assert desired.configured(None, DEFAULTS) == DEFAULTS
 
 
@@ -196,8 +201,23 @@ def test_a_config_of_another_kind_is_refused() -> None:
 
 
 def test_an_ingress_says_where_a_brokers_events_go() -> None:
-    entry = desired.ingress(broker(), TOPIC, DEFAULTS)
+    entry = desired.ingress(broker(), TOPIC, {}, DEFAULTS)
     assert (entry.path, entry.topic, entry.kafka) == ("/shop/orders", "t", DEFAULTS.kafka)
+
+
+@pytest.mark.parametrize(
+    ("config", "batch", "event"),
+    [
+        ({}, None, 1_000_000),
+        ({"max.message.bytes": "100000"}, 100_000, 95_366),
+        ({"max.message.bytes": "5242940"}, 5_242_940, 5_000_000),
+    ],
+)
+def test_an_ingress_has_the_limits_of_its_topic_as_kafka_describes_it(
+    config: dict[str, str], batch: int | None, event: int
+) -> None:
+    entry = desired.ingress(broker(), TOPIC, config, DEFAULTS)
+    assert (entry.max_batch_bytes, entry.max_event_bytes) == (batch, event)
 
 
 def test_an_egress_says_all_about_a_trigger() -> None:
@@ -311,37 +331,67 @@ def test_a_bound_that_the_contract_would_refuse_is_refused_by_its_annotation(bou
     assert raised.value.path == f"metadata.annotations.{MAX_IN_FLIGHT}"
 
 
+def settings_of(topic: Topic) -> TopicSettings:
+    egress = desired.egress(trigger(), broker(), topic, MAIL, None, DEFAULTS)
+    return egress.dead_letter_settings
+
+
 def test_a_dead_letter_topic_neither_compacts_nor_expires() -> None:
     """Trap 9: an event without data is a tombstone to compaction."""
-    topic = Topic(
-        "t",
-        6,
-        2,
-        {
-            "cleanup.policy": "compact,delete",
-            "retention.ms": "60000",
-            "retention.bytes": "1",
-            "min.insync.replicas": "2",
-        },
-        external=True,
-    )
-    dead = desired.dead_letter_topic(egress_of(trigger()), topic)
-    assert dead == Topic(
-        names.dead_letter_topic("shop", "orders", "mail"),
-        6,
-        2,
+    declared = {"cleanup.policy": "compact,delete", "retention.ms": "60000", "retention.bytes": "1"}
+    config = settings_of(Topic("t", 6, 2, {**declared, "min.insync.replicas": "2"})).config
+    assert (config.pop("max.message.bytes"), config) == (
+        str(MAX_RECORD_BYTES + desired.STORY_BYTES),
         {
             "cleanup.policy": "delete",
             "retention.ms": "-1",
             "retention.bytes": "-1",
             "min.insync.replicas": "2",
         },
-        external=False,
     )
+
+
+def test_a_dead_letter_topic_has_few_partitions_and_the_brokers_replication() -> None:
+    settings = settings_of(Topic("t", 60, 2))
+    assert (settings.partitions, settings.replication) == (1, 2)
+
+
+def test_how_an_external_topic_is_replicated_is_no_model_for_its_dead_letters() -> None:
+    assert settings_of(Topic("t", 60, 3, external=True)).replication == -1
 
 
 def test_a_dead_letter_topic_has_room_for_the_story_of_the_failure() -> None:
     """An event as large as its topic takes must still be buriable."""
-    topic = Topic("t", 6, 2, {"max.message.bytes": "1000"})
-    dead = desired.dead_letter_topic(egress_of(trigger()), topic)
-    assert int(dead.config["max.message.bytes"]) == 1000 + desired.STORY_BYTES
+    config = settings_of(Topic("t", 6, 2, {"max.message.bytes": "1000"})).config
+    assert int(config["max.message.bytes"]) == 1000 + desired.STORY_BYTES
+    most = settings_of(Topic("t", 6, 2, {"max.message.bytes": str(2**31 - 1)})).config
+    assert int(most["max.message.bytes"]) == 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        ({"default_topic_replication_factor": "3"}, "2"),
+        ({"default_topic_replication_factor": "5"}, "2"),
+        ({"default_topic_replication_factor": "2"}, None),
+        (
+            {
+                "default_topic_replication_factor": "3",
+                "default_topic_config_min_insync_replicas": "1",
+            },
+            "1",
+        ),
+    ],
+)
+def test_where_there_are_three_replicas_two_acknowledge(
+    data: dict[str, str], wanted: str | None
+) -> None:
+    """Else a broker that dies right after an acknowledgement takes the event with it."""
+    topic = desired.broker_topic(broker(), config(**data), DEFAULTS)
+    assert topic.config.get("min.insync.replicas") == wanted
+    assert settings_of(topic).config.get("min.insync.replicas") == wanted
+
+
+def test_nothing_is_said_of_replicas_that_a_single_node_does_not_have() -> None:
+    one = replace(DEFAULTS, max_replication=1)
+    assert desired.broker_topic(broker(), None, one).config == {}

@@ -14,8 +14,9 @@ from knafka.clients.memory_subscriber import Request
 from knafka.clients.subscriber import Response
 from knafka.core.dead_letter import dead_letter_of
 from knafka.core.kafka_binding import RecordHeaders
-from knafka.core.offsets import Ledger
+from knafka.core.offsets import OffsetTracker
 from knafka.dispatcher import courier, drain
+from knafka.dispatcher.unsettled import Unsettled
 
 pytestmark = pytest.mark.looptime
 
@@ -172,7 +173,7 @@ async def test_an_event_whose_dead_letter_always_breaks_stays_unsettled_and_hold
     monkeypatch.setattr(courier, "dead_letter_of", broken)
     world = world_with_a_bad_event(answer=answer)
     drain = world.drain()
-    progress = await world.begin(drain, budget=60)
+    progress = await world.begin(drain, stop_after=60)
     assert (progress.delivered, progress.buried) == (2, 0)
     assert drain.counts.failures["internal-error"] < 20, "it waits between attempts"
     assert world.committed == {0: 1}
@@ -180,14 +181,14 @@ async def test_an_event_whose_dead_letter_always_breaks_stays_unsettled_and_hold
 
 async def test_a_bug_of_the_drain_itself_ends_it_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
     """What isn't one record's is not to be buried event by event."""
-    settle = Ledger.settle
+    settle = OffsetTracker.settle
 
-    def broken(self: Ledger, offset: int) -> None:
+    def broken(self: OffsetTracker[Unsettled], offset: int) -> None:
         if offset == 1:
             raise ZeroDivisionError
         settle(self, offset)
 
-    monkeypatch.setattr(Ledger, "settle", broken)
+    monkeypatch.setattr(OffsetTracker, "settle", broken)
     world = world_with_a_bad_event()
     with pytest.raises(ZeroDivisionError):
         await world.run()

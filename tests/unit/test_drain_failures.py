@@ -14,6 +14,7 @@ from support.drains import (
     TOPIC,
     TRACEPARENT,
     Answer,
+    NoTopics,
     World,
     id_of,
     response,
@@ -201,9 +202,8 @@ async def test_what_no_dead_letter_topic_takes_stays_unsettled_until_one_does() 
     """KN-DLV-09: the offset does not move."""
     world = World(always(response(400)))
     world.send("1")
+    world.topics = NoTopics()
     drain = world.drain()
-
-    del world.log.topics[DEAD]
     running = world.begin(drain)
     await asyncio.sleep(100)
     assert drain.progress().unsettled == 1
@@ -218,8 +218,8 @@ async def test_what_no_dead_letter_topic_takes_stays_unsettled_until_one_does() 
 async def test_a_drain_that_ends_before_it_could_bury_leaves_the_event_to_the_next() -> None:
     world = World(always(response(400)))
     world.send("1")
-    del world.log.topics[DEAD]
-    assert (await world.run(budget=30)).buried == 0
+    world.topics = NoTopics()
+    assert (await world.run(stop_after=30)).buried == 0
     assert world.committed.get(0, 0) == 0
     world.log.create(DEAD)
     assert (await world.run()).buried == 1
@@ -277,6 +277,17 @@ async def test_a_reply_in_structured_mode_is_stored_as_an_event() -> None:
     assert world.events_of(TOPIC)[1].data == b'{"a": 1}'
 
 
+async def test_a_reply_whose_headers_are_iso_8859_1_is_stored() -> None:
+    """An event that was processed well is no dead letter for it."""
+    answer = response(200, b"hello", **REPLY)
+    answer.headers.append((b"ce-note", b"caf\xe9"))
+    world = World(at_first(answer))
+    world.send("1")
+    await world.run()
+    assert world.events_of(TOPIC)[1].attributes["note"] == "café"
+    assert world.events_of(DEAD) == []
+
+
 @pytest.mark.conformance("KN-BRK-12")
 async def test_an_event_whose_reply_is_not_stored_is_delivered_again() -> None:
     """KN-BRK-12: the entire delivery failed."""
@@ -294,12 +305,45 @@ async def test_an_event_whose_reply_is_not_stored_is_delivered_again() -> None:
     assert (progress.replied, progress.delivered) == (1, 2)
 
 
-async def test_an_event_whose_replies_are_never_stored_is_buried_at_last() -> None:
+@pytest.mark.conformance("KN-BRK-12", "KN-DLV-07")
+async def test_a_reply_too_large_for_the_topic_fails_its_event_at_once() -> None:
+    """KN-BRK-12, KN-DLV-07: no other attempt could end differently."""
     answer = response(200, b"x" * 2_000_000, **REPLY)
-    world = World(always(answer), delivery=Delivery(retry=1, backoff_delay=1))
+    world = World(always(answer), delivery=Delivery(retry=10, backoff_delay=1))
     world.send("1")
     assert (await world.run()).buried == 1
+    assert world.subscriber.ids == ["1"]
     assert world.events_of(DEAD)[0].attributes["knafkareason"] == "reply-not-stored"
+
+
+@pytest.mark.conformance("KN-BRK-12")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(response(200, b"x", **REPLY), id="binary"),
+        pytest.param(response(200, b"{", content_type="application/cloudevents+json"), id="JSON"),
+    ],
+)
+async def test_a_reply_larger_than_is_read_fails_its_event_at_once(answer: Response) -> None:
+    """KN-BRK-12: it can't be stored, as no topic takes it; what was read of it is no event."""
+    world = World(always(answer._replace(cut=True)), delivery=Delivery(retry=10))
+    world.send("1")
+    assert (await world.run()).buried == 1
+    assert world.subscriber.ids == ["1"]
+    assert world.events_of(DEAD)[0].attributes["knafkareason"] == "reply-not-stored"
+
+
+async def test_a_reply_that_kafka_refuses_for_good_fails_its_event_at_once() -> None:
+    """Such as one without a key for a compacted topic."""
+    world = World(always(response(200, b"", **REPLY)), delivery=Delivery(retry=10))
+    world.send("1")
+    world.log.fail(LogError("Broker: Invalid record", retriable=False))
+    drain = world.drain()
+    running = world.begin(drain)
+    await until(lambda: drain.counts.failures)
+    world.log.fail(None)
+    assert (await running).buried == 1
+    assert world.subscriber.ids == ["1"]
 
 
 @pytest.mark.conformance("KN-DP-08")
@@ -312,6 +356,8 @@ async def test_an_event_whose_replies_are_never_stored_is_buried_at_last() -> No
         pytest.param(response(202, b"hello", **REPLY), id="202 with an event"),
         pytest.param(response(202, b"", ce_id="", ce_broken=""), id="202 with a malformed event"),
         pytest.param(response(204), id="204"),
+        pytest.param(response(200, b"x")._replace(cut=True), id="200 with a large body"),
+        pytest.param(response(202, b"x", **REPLY)._replace(cut=True), id="202, large"),
     ],
 )
 async def test_a_success_without_a_reply_stores_nothing(answer: Response) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from knafka.core.contract import AttributesFilter, Egress, parse
-from knafka.core.filters import compile_attributes, compile_trigger, why_not
+from knafka.core.filters import compile_attributes, compile_trigger, never_true, why_not
 
 EVENT = {
     "specversion": "1.0",
@@ -144,3 +144,72 @@ def test_a_dry_run_of_the_attributes_filter_names_the_attribute() -> None:
         "filter.attributes.type: the event has 'order.created', want 'x'",
         "filter.attributes.absent: the event has no such attribute, want 'any value'",
     )
+
+
+def test_an_expression_that_fails_is_counted_and_one_that_says_no_is_not() -> None:
+    failed: list[str] = []
+    filters = [{"any": [{"cesql": "absent = 'x'"}, {"not": {"cesql": "INT(type) = 1"}}]}]
+    egress = egress_with(filters=filters)
+    passes = compile_trigger(egress.filter, egress.filters, failed.append)
+    assert passes(EVENT), "an error is false, and so its negation true"
+    assert failed == ["missingAttribute", "cast"]
+    del failed[:]
+    assert not compile_trigger(
+        egress.filter, egress_with(filters=[{"cesql": "type = 'no'"}]).filters, failed.append
+    )(EVENT)
+    assert failed == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        ({"cesql": "type = 'a'"}, {}),
+        ({"cesql": "EXISTS subject AND TRUE"}, {}),
+        ({"cesql": "IS_BOOL(subject)"}, {}),
+        ({"cesql": "BOOL(subject)"}, {}),
+        ({"cesql": "subject"}, {"filters[0].cesql": "a string"}),
+        ({"cesql": "('true')"}, {"filters[0].cesql": "a string"}),
+        ({"cesql": "LENGTH(subject)"}, {"filters[0].cesql": "an integer"}),
+        ({"cesql": "-1"}, {"filters[0].cesql": "an integer"}),
+        ({"cesql": "1 + 1"}, {"filters[0].cesql": "an integer"}),
+        (
+            {"any": [{"all": [{"cesql": "type"}]}, {"not": {"cesql": "1"}}]},
+            {"filters[0].any[0].all[0].cesql": "a string", "filters[0].any[1].not.cesql": "an int"},
+        ),
+    ],
+)
+def test_an_expression_that_is_no_boolean_is_never_true(
+    spec: object, found: dict[str, str]
+) -> None:
+    """KN-TRG-10: it is valid, and no event passes it."""
+    told = dict(never_true(egress_with(filters=[spec]).filters, "filters"))
+    assert told.keys() == found.keys()
+    assert all(returned in told[path] for path, returned in found.items())
+
+
+@pytest.mark.parametrize(
+    ("expression", "event", "passes"),
+    [
+        ("type = 'a' AND source = '/x' OR subject = 's'", {"subject": "s"}, True),
+        ("type = 'a' AND source = '/x' OR subject = 's'", {"type": "a", "subject": "s"}, True),
+        ("type = 'a' OR source = '/x' AND subject = 's'", {"type": "a"}, False),
+        ("NOT type = 'a'", {}, False),
+        ("NOT (type = 'a')", {}, True),
+        ("type != 'a'", {}, True),
+        ("LENGTH(subject)", {}, False),
+        ("LENGTH(subject) > 0", {}, True),
+        ("urgent", {"urgent": "true"}, False),
+        ("BOOL(urgent)", {"urgent": "true"}, True),
+        ("urgent = 'yes'", {}, False),
+        ("NOT (urgent = 'yes')", {}, False),
+        ("NOT EXISTS urgent OR urgent != 'yes'", {}, True),
+        ("NOT EXISTS urgent OR urgent != 'yes'", {"urgent": "yes"}, False),
+        ("NOT EXISTS urgent OR urgent != 'yes'", {"urgent": "no"}, True),
+    ],
+)
+def test_what_the_docs_tell_of_filters_is_so(
+    expression: str, event: dict[str, str], passes: bool
+) -> None:
+    """docs/coming-from-eventing-kafka-broker.md."""
+    usual = {"type": "b", "source": "/y", "subject": "t"}
+    assert verdict({**usual, **event}, filters=[{"cesql": expression}]) is passes

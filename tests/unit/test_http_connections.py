@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,8 @@ from support.raw_server import (
     silent,
 )
 
-from knafka.clients import http_subscriber
+from knafka.clients import http_connection, http_pool
+from knafka.clients.http_subscriber import about_max_age
 from knafka.core.errors import DeliveryError
 
 pytestmark = pytest.mark.usefixtures("idle_connections_stay")
@@ -180,10 +183,73 @@ async def test_the_connection_used_last_is_used_next() -> None:
 
 
 @on_both_loops
+async def test_a_connection_that_is_old_is_closed_after_its_response() -> None:
+    """Between requests, never with one on it; so that a new pod gets its share."""
+    async with serving(accept_everything, max_age=lambda: 0.0) as (server, post):
+        for number in range(1, 4):
+            assert (await post()).status == 202
+            await server.until_finished(number)
+        assert server.accepted == 3
+
+
+def test_connections_get_old_at_different_times() -> None:
+    ages = [about_max_age() for _ in range(100)]
+    assert len(set(ages)) > 90
+    assert all(45 <= age <= 75 for age in ages)
+
+
+@on_both_loops
+async def test_behind_one_address_a_server_that_is_added_gets_its_share() -> None:
+    """As a plain Service does it: who answers is chosen for each connection."""
+    answered = [0, 0]
+
+    async def script(connection: Connection) -> None:
+        backend = server.accepted % 2
+        while True:
+            await connection.request()
+            answered[backend] += 1
+            await connection.send(ACCEPTED)
+
+    async with serving(script, max_age=lambda: 0.01) as (server, post):
+        while min(answered) < 3:
+            await post()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others name them otherwise, or have none")
+@on_both_loops
+async def test_a_peer_that_is_gone_without_a_word_is_noticed_by_tcp() -> None:
+    """Nothing else would tell before the attempt's timeout, 600 s by default."""
+    async with serving(accept_everything) as (_, post):
+        await post()
+        (pool,) = post.client._pools.values()
+        (connection,) = pool.connections
+        found = connection._transport.get_extra_info("socket")
+        for level, option, least, most in (
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1, 30),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1, 10),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1, 5),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000, 60_000),
+        ):
+            assert least <= found.getsockopt(level, option) <= most
+
+
+@on_both_loops
+async def test_connecting_has_a_timeout_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that drops packets is known before an attempt's long timeout has passed."""
+    monkeypatch.setattr(http_pool, "CONNECT_TIMEOUT", 0.05)
+    async with serving(silent, scheme="https") as (server, post):
+        with pytest.raises(DeliveryError, match="no connection to") as caught:
+            await post(timeout=1000)
+        assert caught.value.reason == "timeout"
+        await server.until_finished(1)
+
+
+@on_both_loops
 async def test_a_connection_that_was_idle_for_long_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_subscriber, "IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(http_connection, "IDLE_SECONDS", 0.02)
     async with serving(accept_everything) as (server, post):
         await post()
         await server.until_finished(1)

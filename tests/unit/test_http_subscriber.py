@@ -22,7 +22,7 @@ from support.raw_server import (
     serving,
 )
 
-from knafka.clients.http_subscriber import MAX_HEAD_BYTES
+from knafka.clients.http_connection import MAX_HEAD_BYTES
 from knafka.clients.subscriber import Response
 from knafka.core.errors import DeliveryError
 
@@ -256,7 +256,7 @@ async def reset_in_a_body(connection: Connection) -> None:
 
 
 ENDED, INVALID = "before its response ended", "no valid HTTP response"
-HEAD, BODY, WRAPPING = "head longer", "body longer", "too many bytes"
+HEAD, WRAPPING = "head longer", "too many bytes"
 BROKEN = {
     "a reset": (reset_in_a_body, ENDED),
     "nothing": (answering_once(b""), ENDED),
@@ -277,12 +277,6 @@ BROKEN = {
     "endless header": (endless(b"HTTP/1.1 200 OK\r\na: ", b"x" * 1000), HEAD),
     "endless headers": (endless(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n" * 100), HEAD),
     "endless interim responses": (endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), HEAD),
-    "endless body": (endless(UNTIL_CLOSE, b"x" * 1000), BODY),
-    "endless chunks": (endless(CHUNKED, b"5\r\nabcde\r\n" * 100), BODY),
-    "a body that announces too much": (
-        endless(b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999\r\n\r\n", b"x" * 1000),
-        BODY,
-    ),
     "endless chunk extension": (endless(CHUNKED + b"5;", b"x" * 1000), WRAPPING),
     "endless trailer": (endless(CHUNKED + b"0\r\na: ", b"x" * 1000), WRAPPING),
 }
@@ -312,10 +306,12 @@ async def test_101_is_a_response_and_ends_its_connection(rest: bytes) -> None:
         await server.until_finished(1)
 
 
-@pytest.mark.parametrize("size", [9_999, 10_000, 10_001])
+@pytest.mark.conformance("KN-DP-08")
+@pytest.mark.parametrize("size", [9_999, 10_000, 10_001, 100_000])
 @pytest.mark.parametrize("chunked", [False, True], ids=["content-length", "chunked"])
 @on_both_loops
-async def test_a_response_body_may_be_as_long_as_the_limit(size: int, chunked: bool) -> None:
+async def test_of_a_long_response_body_the_beginning_is_kept(size: int, chunked: bool) -> None:
+    """KN-DP-08: whatever its length, the status counts; and the connection is used again."""
     body = b"x" * size
     raw = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (size, body)
     if chunked:
@@ -324,12 +320,29 @@ async def test_a_response_body_may_be_as_long_as_the_limit(size: int, chunked: b
             for start, stop in pairwise([*range(0, size, 100), size])
         )
         raw += b"0\r\n\r\n"
-    async with serving(answering(raw), max_response_bytes=10_000) as (_, post):
-        if size <= 10_000:
-            assert (await post()).body == body
-        else:
-            with pytest.raises(DeliveryError, match="longer than 10000 bytes"):
-                await post()
+    async with serving(answering(raw), max_response_bytes=10_000) as (server, post):
+        for _ in range(2):
+            response = await post()
+            assert (response.status, response.cut) == (200, size > 10_000)
+            assert response.body == body[:10_000]
+        assert server.accepted == 1
+
+
+ENDLESS = {
+    "body": endless(UNTIL_CLOSE, b"x" * 1000),
+    "chunks": endless(CHUNKED, b"5\r\nabcde\r\n" * 100),
+    "announced": endless(b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999\r\n\r\n", b"x" * 1000),
+}
+
+
+@pytest.mark.conformance("KN-DP-08")
+@pytest.mark.parametrize("script", ENDLESS.values(), ids=ENDLESS)
+@on_both_loops
+async def test_an_endless_body_ends_its_connection_and_the_status_counts(script: Script) -> None:
+    async with serving(script, max_response_bytes=10_000) as (server, post):
+        response = await post()
+        assert (response.status, len(response.body), response.cut) == (200, 10_000, True)
+        await server.until_finished(1)
 
 
 @on_both_loops

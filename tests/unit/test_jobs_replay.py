@@ -58,13 +58,20 @@ def test_only_unresolved_events_that_are_not_on_their_way_are_replayed(
         {"failure_id": "nobody's", "namespace": ""},
         {"failure_id": "on its way"},
         {"failure_id": "failed again"},
+        {"failure_id": "a stub", "offset": 7},
+    )
+    held = records(
+        spark,
+        {"offset": 6, "headers": [("ce_id", b"1")]},
+        {"offset": 7, "headers": [("ce_id", b"1"), ("ce_knafkaomitted", b"data")]},
+        {"offset": 8},
     )
     earlier = sent(
         spark,
         {"failure_id": "on its way"},
         {"failure_id": "failed again", "outcome": "failed-again"},
     )
-    assert sorted(ids(replayable(all_failures, earlier))) == ["failed again", "open"]
+    assert sorted(ids(replayable(all_failures, earlier, held))) == ["failed again", "open"]
 
 
 def test_the_last_dead_letter_of_each_is_sent_in_the_order_of_the_events(

@@ -11,7 +11,7 @@ from support.lookups import only_look_ups
 
 from knafka.clients.kafka_groups import REMEMBERED, KafkaGroups
 from knafka.clients.kafka_requests import Requests
-from knafka.clients.log import Positions
+from knafka.clients.log import Commits, OffsetAndMetadata, Positions
 from knafka.core.errors import LogError
 
 GROUPS = [f"group-{number}" for number in range(300)]
@@ -29,17 +29,17 @@ class Asked(KafkaGroups):
         self.offset = 10
         self.broken: set[str] = set()
 
-    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Positions:
+    async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Commits:
         self.asked.append(group)
         if group in self.broken:
             raise LogError("away")
-        return {0: self.offset}
+        return {0: OffsetAndMetadata(self.offset)}
 
     async def look(self, ends: Positions = ENDS, topic_id: str = "id") -> list[str]:
         """Whom it asked for this look."""
         before = len(self.asked)
         found = await self.behind(GROUPS, topic_id, PARTITIONS, ends)
-        assert found == {group: {0: self.offset} for group in GROUPS}
+        assert found == {group: {0: OffsetAndMetadata(self.offset)} for group in GROUPS}
         return sorted(self.asked[before:])
 
 

@@ -71,3 +71,34 @@ def test_what_is_forgotten_is_told_no_more() -> None:
     trouble.hear(PASSWORD)
     trouble.forget()
     assert (str(trouble), trouble.refusal) == ("", None)
+
+
+BROKEN = Error("_TRANSPORT", "k:1/bootstrap: Send failed: Broken pipe (after 0ms in state UP)")
+NO_NAME = Error("_RESOLVE", "Failed to resolve 'kafka:9092': Name or service not known")
+
+
+@pytest.mark.parametrize(
+    ("told", "nobody_listens"),
+    [
+        ([], False),
+        ([NOBODY], True),
+        ([NOBODY, DOWN], True),
+        ([NO_NAME, DOWN], True),
+        ([DOWN], False),
+        ([BROKEN, DOWN], False),
+        ([NOBODY, BROKEN], False),
+        ([PASSWORD, DOWN], False),
+        ([ALERT, DOWN], False),
+        ([UNKNOWN_CA], False),
+    ],
+    ids=str,
+)
+def test_only_where_nobody_listens_kafka_may_be_merely_away(
+    told: list[Error], nobody_listens: bool
+) -> None:
+    """A receiver is ready then (issue 13, item 0); with a setting that is wrong it must not be."""
+    trouble = Trouble()
+    for error in told:
+        trouble.hear(error)
+        trouble.forget()
+    assert trouble.nobody_listens == nobody_listens

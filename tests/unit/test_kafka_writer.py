@@ -1,98 +1,170 @@
-"""When a writer has a record sent at once."""
+"""Which producer takes a record, and on which thread its report is told."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 import pytest
+from support.waiting import until
 
-from knafka.clients import kafka_log
-from knafka.clients.kafka_log import KafkaWriter
+from knafka.clients import kafka_writer
+from knafka.clients.kafka_producer import ReplaceableProducer
+from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 
 SOON = 10.0
+TOO_LARGE = 3
 
 
-class Prompt:
-    """A producer that sends nothing unless it is flushed; reports come with the flush."""
+class Scripted:
+    """A producer that reports within a poll what `report` was asked to."""
+
+    failure = None
 
     def __init__(self) -> None:
         self.taken: list[Any] = []
-        self.flushed: list[int] = []
-        """How many records went with each flush."""
-        self.may_flush = threading.Event()
-        self.may_flush.set()
+        self.purged: list[bool] = []
+        self._reports: SimpleQueue[Any] = SimpleQueue()
 
-    def produce(self, *_: object, on_delivery: Any, **__: object) -> None:
-        self.taken.append(on_delivery)
+    def __len__(self) -> int:
+        return len(self.taken)
 
-    def poll(self, _: float) -> None: ...
+    def produce(self, *arguments: Any) -> None:
+        self.taken.append(arguments[-1])
 
-    def flush(self, _: float) -> None:
-        assert self.may_flush.wait(SOON)
-        self.flushed.append(len(self.taken))
-        self.purge()
+    def report(self, count: int | None = None) -> None:
+        count = len(self.taken) if count is None else count
+        for each in self.taken[:count]:
+            self._reports.put(each)
+        del self.taken[:count]
 
-    def purge(self) -> None:
-        taken, self.taken = self.taken, []
-        for report in taken:
-            report(None, None)
+    def poll(self, timeout: float) -> None:
+        try:
+            self._reports.get(timeout=min(timeout, 0.01) or None, block=timeout > 0)(None, None)
+            while True:
+                self._reports.get_nowait()(None, None)
+        except Empty:
+            pass
 
-
-@pytest.fixture
-async def writer() -> AsyncIterator[KafkaWriter]:
-    made = KafkaWriter({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
-    yield made
-    await made.close(0)
-
-
-@pytest.fixture
-def producer(writer: KafkaWriter, monkeypatch: pytest.MonkeyPatch) -> Prompt:
-    """The writer's; nothing counts as quiet yet."""
-    prompt: Any = Prompt()
-    monkeypatch.setattr(writer, "_producer", prompt)
-    monkeypatch.setattr(kafka_log, "QUIET", 3600)
-    return cast(Prompt, prompt)
+    def purge(self, *, in_flight: bool) -> None:
+        self.purged.append(in_flight)
+        if in_flight:
+            self.report()
 
 
-def append(writer: KafkaWriter) -> asyncio.Future[threading.Thread]:
-    """Append a record; the thread on which it was reported to be written."""
-    answer: asyncio.Future[threading.Thread] = asyncio.Future()
+class World:
+    """A writer on scripted producers: one for each linger time, as they are opened."""
 
-    def reported(error: LogError | None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened: dict[float, Scripted] = {}
+
+        def open_(_: object, linger_ms: float, __: object) -> ReplaceableProducer:
+            self.opened[linger_ms] = Scripted()
+            return cast(ReplaceableProducer, self.opened[linger_ms])
+
+        monkeypatch.setattr(kafka_writer, "ReplaceableProducer", open_)
+        self.writer = KafkaWriter({})
+        self.told: list[threading.Thread] = []
+
+    def append(self, count: int = 1, key: bytes | None = None) -> None:
+        for _ in range(count):
+            self.writer.append("t", key, b"x", [], self._reported)
+
+    def _reported(self, error: LogError | None) -> None:
         assert error is None
-        answer.set_result(threading.current_thread())
+        self.told.append(threading.current_thread())
 
-    writer.append("t", None, b"x", [], reported)
-    return answer
+    @property
+    def taken(self) -> dict[float, int]:
+        return {linger: len(each.taken) for linger, each in self.opened.items()}
 
 
-async def test_a_record_after_a_quiet_time_is_sent_at_once_and_its_report_told_on_the_loop(
-    writer: KafkaWriter, producer: Prompt, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    made = World(monkeypatch)
+    yield made
+    await made.writer.close(0)
+
+
+async def test_while_few_are_in_flight_records_go_to_a_producer_that_does_not_linger(
+    world: World,
 ) -> None:
-    monkeypatch.setattr(kafka_log, "QUIET", 0)
-    assert await asyncio.wait_for(append(writer), SOON) is threading.current_thread()
-    assert producer.flushed == [1]
-    assert writer.in_flight == 0
+    world.append(kafka_writer.MANY_IN_FLIGHT)
+    assert world.taken == {0: kafka_writer.MANY_IN_FLIGHT}
 
 
-async def test_records_that_come_while_one_is_in_flight_ask_for_nothing_more(
-    writer: KafkaWriter, producer: Prompt, monkeypatch: pytest.MonkeyPatch
+async def test_while_many_are_in_flight_they_are_gathered_and_a_while_longer(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_log, "QUIET", 0)
-    producer.may_flush.clear()
-    answers = [append(writer) for _ in range(5)]
-    producer.may_flush.set()
-    await asyncio.wait_for(asyncio.gather(*answers), SOON)
-    assert producer.flushed == [5]
+    monkeypatch.setattr(kafka_writer, "GATHERING_TIME", 3600)
+    many = kafka_writer.MANY_IN_FLIGHT
+    world.append(many + 3)
+    assert world.taken == {0: many, kafka_writer.LINGER_MS: 3}
+    for each in world.opened.values():
+        each.report()
+    await until(lambda: world.writer.in_flight == 0)
+    world.append()
+    assert world.taken == {0: 0, kafka_writer.LINGER_MS: 1}
 
 
-async def test_a_record_soon_after_others_waits_for_company(
-    writer: KafkaWriter, producer: Prompt
+async def test_after_a_while_with_few_in_flight_none_lingers_any_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append(writer)
-    await writer._thread.call(lambda: None)  # whatever was asked for before it is done
-    assert producer.flushed == []
+    monkeypatch.setattr(kafka_writer, "GATHERING_TIME", 0)
+    many = kafka_writer.MANY_IN_FLIGHT
+    world.append(many)
+    monkeypatch.setattr(kafka_writer, "GATHERING_TIME", 0.001)
+    world.append(2)
+    for each in world.opened.values():
+        each.report()
+    await until(lambda: world.writer.in_flight == 0)
+    await asyncio.sleep(0.01)
+    world.append()
+    assert world.taken[0] >= 1
+
+
+async def test_records_of_one_key_that_are_in_flight_stay_with_one_producer(world: World) -> None:
+    """Or they would overtake each other (CE-K9)."""
+    many = kafka_writer.MANY_IN_FLIGHT
+    world.append(1, b"early")
+    world.append(many)
+    world.append(1, b"early")
+    world.append(2, b"late")
+    assert world.taken == {0: many + 1, kafka_writer.LINGER_MS: 3}
+    for each in world.opened.values():
+        each.report()
+    await until(lambda: world.writer.in_flight == 0)
+    assert world.writer._keys == {}
+
+
+async def test_all_reports_are_told_on_the_loop(world: World) -> None:
+    world.append(kafka_writer.MANY_IN_FLIGHT + 5)
+    for each in world.opened.values():
+        each.report()
+    await until(lambda: world.writer.in_flight == 0)
+    assert world.told == [threading.current_thread()] * (kafka_writer.MANY_IN_FLIGHT + 5)
+
+
+async def test_a_callback_that_breaks_does_not_silence_those_that_follow(world: World) -> None:
+    def broken(_: LogError | None) -> None:
+        raise ZeroDivisionError
+
+    heard: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
+    world.writer.append("t", None, b"x", [], broken)
+    world.append()
+    world.opened[0].report()
+    await until(lambda: len(world.told) == 1)
+    assert isinstance(heard[0]["exception"], ZeroDivisionError)
+
+
+async def test_what_never_comes_back_is_given_up_at_the_end(world: World) -> None:
+    world.append()
+    await world.writer.close(0)
+    assert len(world.told) == 1
+    with pytest.raises(LogError, match="closed"):
+        world.append()

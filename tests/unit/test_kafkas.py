@@ -36,7 +36,7 @@ class Drains:
         self.held: list[str] = []
 
     async def hold(
-        self, trigger_id: str, egress: Egress, request: DrainRequest
+        self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         self.held.append(trigger_id)
         yield DrainProgress(ended=Ended.IDLE)

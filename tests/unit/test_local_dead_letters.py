@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from knafka.core.dead_letter import Failure, Origin, dead_letter_of
+from knafka.clients.memory_log import MemoryAdmin, MemoryLog
+from knafka.core.contract import Egress, Kafka, Sink
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of, stub_of
 from knafka.core.delivery import Reason
 from knafka.core.event import Event
-from knafka.core.kafka_binding import RecordHeaders, to_record
-from knafka.local.dead_letters import PREVIEW, letter, shown
+from knafka.core.kafka_binding import Draft, RecordHeaders, to_record
+from knafka.local.dead_letters import PREVIEW, letter, letters, overview, shown
 
 ORIGIN = Origin("default", "shop", "orders", "topic", 2, 42)
 FAILURE = Failure("http://127.0.0.1:1/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no\x1b[2J\nbank")
@@ -76,3 +78,21 @@ def test_what_is_no_event_at_all_is_shown_too() -> None:
 def test_nothing_that_is_shown_is_long_or_moves_the_cursor() -> None:
     assert shown("a\r\nb\x07") == "a  b"
     assert len(shown("x" * 10_000)) == PREVIEW
+
+
+async def test_a_trigger_without_a_dead_letter_topic_has_no_dead_letters() -> None:
+    """It is made for the first."""
+    admin = MemoryAdmin(MemoryLog())
+    egress = Egress(
+        namespace="shop", broker="main", trigger="mail", topic="t", group="g",
+        dead_letter_topic="dead", kafka=Kafka(bootstrap_servers="k:1"),
+        subscriber=Sink(url="http://mail/"),
+    )  # fmt: skip
+    assert await letters(admin, egress, 10) == []
+    assert (await overview(admin, egress)).counted == "0"
+
+
+def test_a_stub_says_what_is_missing() -> None:
+    headers, value = dead_letter_of(*to_record(EVENT)[1:], FAILURE, ORIGIN)
+    stub = stub_of(Draft(None, headers, value))
+    assert "  too large to be kept: data\n" in letter(FakeRecord(stub.headers)).text() + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import kopf
@@ -47,7 +48,8 @@ def _keep(world: OperatorWorld, kind: str, name: str) -> asyncio.Task[None]:
     """Its daemon, as kopf would start it."""
     keep: Any = handlers.keep_broker if kind == "Broker" else handlers.keep_trigger
     body, memo = world.document(kind, "shop", name), kopf.Memo(operator=world.operator)
-    return asyncio.create_task(keep(body=body, memo=memo))
+    stopped = SimpleNamespace(reason=None)
+    return asyncio.create_task(keep(body=body, memo=memo, stopped=stopped))
 
 
 @pytest.mark.parametrize("kind", ["Broker", "Trigger"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ class _Away(MemoryAdmin):
 
 class _NoDrains:
     async def hold(
-        self, trigger_id: str, egress: Egress, request: DrainRequest
+        self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         raise AssertionError("nobody asks for a drain here")
         yield DrainProgress()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from knafka.core.drain import DrainProgress
 from knafka.core.errors import InvalidDocument, LogError
 from knafka_operator import status
 from knafka_operator.conditions import Condition, Status
 from knafka_operator.resolving import Unresolved
+from knafka_operator.scaler import Scale, TriggerStatus
 from knafka_operator.status import Findings, NotReady
 from knafka_operator.topics import TopicRefused
+from knafka_operator.triggers import delivering
 
 AT = "2026-11-21T12:00:00Z"
 
@@ -92,3 +97,27 @@ def test_ready_means_ready_for_what_is_declared_now(
     seen = {} if observed is None else {"observedGeneration": observed}
     document = {"metadata": {"generation": generation}, "status": {**told, **seen}}
     assert status.is_ready(document) is expected
+
+
+@pytest.mark.parametrize(
+    ("told", "reason", "says"),
+    [
+        ({"error": "no route"}, "DrainFailed", "no route"),
+        (
+            {"counts": DrainProgress(congestion="10 attempts in a row failed")},
+            "SubscriberUnavailable",
+            "10 attempts in a row failed",
+        ),
+        ({"beyond_end": frozenset({3, 1})}, "CommittedBeyondEnd", "partitions 1, 3"),
+        ({}, "", ""),
+    ],
+)
+def test_a_condition_says_why_a_trigger_does_not_deliver(
+    told: dict[str, Any], reason: str, says: str
+) -> None:
+    """KN-DP-05: congestion; and offsets that lie beyond the log's end."""
+    known: dict[str, Any] = {"lag": 1, "replicas": 1, "scale": Scale(1, "lag 1"), "error": None}
+    condition = delivering(TriggerStatus(**{"counts": DrainProgress(), **known, **told}))
+    assert (condition.status is Status.TRUE) == (not reason)
+    assert condition.reason == reason
+    assert says in condition.message

@@ -10,7 +10,7 @@ from support.http_cases import EVENT, HEAD
 from support.receiving import Server
 from support.waiting import until
 
-from knafka.receiver import protocol
+from knafka.receiver import connections, protocol
 from knafka.receiver.protocol import IDLE_TIMEOUT, PIPELINED, REQUEST_TIMEOUT, ReceiverProtocol
 
 
@@ -52,7 +52,7 @@ async def test_a_connection_that_waits_for_kafka_is_not_idle(server: Server) -> 
 async def test_the_sweep_looks_at_every_connection(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "SWEEP_INTERVAL", 0.02)
+    monkeypatch.setattr(connections, "SWEEP_INTERVAL", 0.02)
     monkeypatch.setattr(protocol, "IDLE_TIMEOUT", 0.05)
     server.shared.close()
     server.shared._sweep()
@@ -115,7 +115,7 @@ async def test_reading_stops_while_the_client_does_not_read(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers that nobody reads must not pile up: 405 is much longer than what asks for it."""
-    ask = b"GET /ns/broker HTTP/1.1\r\n\r\n" * 2000
+    ask = b"GET /ns/broker HTTP/1.1\r\nhost: x\r\n\r\n" * 2000
     async with server.connect() as wire:
         wire.reader._transport.pause_reading()  # type: ignore[attr-defined]
         asked = 0
@@ -141,7 +141,7 @@ async def test_reading_stops_while_the_client_does_not_read(
 
 
 async def test_a_client_that_reads_late_still_gets_every_answer(server: Server) -> None:
-    ask = b"GET /ns/broker HTTP/1.1\r\n\r\n"
+    ask = b"GET /ns/broker HTTP/1.1\r\nhost: x\r\n\r\n"
     async with server.connect() as wire:
         wire.reader._transport.pause_reading()  # type: ignore[attr-defined]
         wire.send(ask * 60_000)
@@ -156,12 +156,13 @@ async def test_a_client_that_reads_late_still_gets_every_answer(server: Server) 
 async def test_the_end_of_the_server_answers_what_is_under_way(server: Server) -> None:
     server.log.hold()
     async with server.connect() as idle, server.connect() as waiting, server.connect() as half:
-        idle.send(b"GET /healthz HTTP/1.1\r\n\r\n")
+        idle.send(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         assert await idle.statuses(1) == [200]
         waiting.send(EVENT + EVENT)
         half.send(HEAD + b"content-length: 2\r\n\r\nh")
         await until(lambda: len(server.log.held) == 2 and server.shared.receiving_bytes == 1)
         for connection in list(server.shared.open):
+            assert isinstance(connection, ReceiverProtocol)
             connection.shutdown()
             connection.shutdown()
         assert await idle.closed() == b""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import pytest
@@ -213,6 +213,27 @@ async def test_it_is_ready_once_kafka_has_answered(hosted: Hosted) -> None:
     await receiver.stop()
 
 
+async def test_it_is_ready_while_kafka_is_known_to_be_away_and_answers_503_at_once(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 13, item 0: as long as no pod is ready, Knative starts more of them."""
+    hosted.log.fail(LogError("nobody listens"))
+    writer = MemoryWriter(hosted.log)
+    monkeypatch.setattr(function, "KafkaWriter", lambda _: writer)
+    receiver = new()
+    await receiver.start(environment())
+    fresh = Hosted(hosted.log, receiver)
+    await until(lambda: receiver.ready() == (False, "Kafka has not answered yet: nobody listens"))
+    writer.away = LogError("nobody listens")
+    await until(lambda: receiver.ready()[0])
+    hosted.log.fail(None)
+    assert await fresh.ask() == 503
+    assert writer.in_flight == 0
+    writer.away = None
+    assert await fresh.ask() == 202
+    await receiver.stop()
+
+
 async def test_it_is_alive_until_only_a_new_process_could_store_anything(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +269,29 @@ async def test_one_connection_to_kafka_serves_all_brokers_of_it(
         {"bootstrap.servers": "nowhere:9092"},
         {"bootstrap.servers": "elsewhere:9092"},
     ]
+    await receiver.stop()
+
+
+async def test_batches_are_no_larger_than_the_smallest_topic_of_a_kafka_takes(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Mapping[str, object]] = []
+
+    def make(configuration: Mapping[str, object]) -> MemoryWriter:
+        made.append(configuration)
+        return MemoryWriter(hosted.log)
+
+    monkeypatch.setattr(function, "KafkaWriter", make)
+    brokers = [
+        ingress(kafka).model_copy(update={"broker": name, "max_batch_bytes": limit})
+        for name, kafka, limit in (
+            ("a", "one:9092", None), ("b", "one:9092", 100_000), ("c", "one:9092", 5_000_000),
+            ("d", "another:9092", 5_000_000),
+        )
+    ]  # fmt: skip
+    receiver = new()
+    await receiver.start({"KNAFKA_INGRESSES": json.dumps([dump(each) for each in brokers])})
+    assert [each.get("batch.size") for each in made] == [100_000, None]
     await receiver.stop()
 
 

@@ -80,9 +80,9 @@ async def test_pipelined_requests_are_answered_in_order(server: Server) -> None:
     async with server.connect() as wire:
         wire.send(
             EVENT
-            + b"GET /nowhere HTTP/1.1\r\n\r\n"
+            + b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n"
             + EVENT
-            + b"OPTIONS /ns/broker HTTP/1.1\r\n\r\n"
+            + b"OPTIONS /ns/broker HTTP/1.1\r\nhost: x\r\n\r\n"
         )
         await until(lambda: len(server.log.held) == 2)
         server.log.held.reverse()  # acknowledged in the other order
@@ -288,7 +288,10 @@ async def test_any_other_target_is_404(server: Server, target: bytes) -> None:
 
 async def test_a_head_request_is_answered_without_a_body(server: Server) -> None:
     async with server.connect() as wire:
-        wire.send(b"HEAD /ns/broker HTTP/1.1\r\n\r\nHEAD /healthz HTTP/1.1\r\n\r\n" + EVENT)
+        wire.send(
+            b"HEAD /ns/broker HTTP/1.1\r\nhost: x\r\n\r\nHEAD /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+            + EVENT
+        )
         response = await wire.response(head_only=True)
         assert response.status == 405
         assert int(response.headers[b"content-length"]) > 0

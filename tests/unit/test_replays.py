@@ -8,13 +8,22 @@ import pytest
 
 from knafka.core import names
 from knafka.core.contract import CESQL, AttributesFilter, Delivery, Egress, Kafka, Order, Sink
-from knafka.core.dead_letter import REPLAY, STORY, Failure, Origin, dead_letter_of, restored
+from knafka.core.dead_letter import (
+    EXTENSIONS,
+    OMITTED,
+    REPLAY,
+    STORY,
+    Failure,
+    Origin,
+    dead_letter_of,
+    restored,
+)
 from knafka.core.delivery import Reason
 from knafka.core.errors import LogError
 from knafka.local.manifests import Identity
 from knafka.local.plan import AUTOSCALING, PlannedTrigger
 from knafka.local.replays import LOOK_INTERVAL, follow_replays, replaying
-from knafka_operator.desired import Topic, replay_egress
+from knafka_operator.desired import replay_egress
 from knafka_operator.scaler import Autoscaling, Scaler
 
 EGRESS = Egress(
@@ -45,7 +54,8 @@ def test_what_is_sent_again_is_the_event_as_it_was() -> None:
         failure,
         origin,
     )
-    assert {name for name, _ in buried} >= STORY
+    seldom = {f"ce_{EXTENSIONS}", f"ce_{OMITTED}"}
+    assert {name for name, _ in buried} >= STORY - seldom
     again = restored([*buried, (REPLAY, b"earlier/f")], "r/f")
     assert value == b"data"
     assert again == [
@@ -68,7 +78,7 @@ def test_a_replay_is_delivered_like_the_triggers_events_but_not_filtered() -> No
 
 
 def planned(egress: Egress = EGRESS) -> PlannedTrigger:
-    return PlannedTrigger(egress, AUTOSCALING, Topic("dead", 1, 1), 1)
+    return PlannedTrigger(egress, AUTOSCALING, 1)
 
 
 MAIL = Identity("Trigger", "shop", "mail")

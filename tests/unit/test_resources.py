@@ -298,8 +298,15 @@ def test_a_broken_document_is_refused_by_path(broken: object, path: str, problem
     assert (error.path, error.problem) == (path, problem)
 
 
-def test_a_trigger_may_refer_to_its_broker_by_broker_ref() -> None:
-    reference = {"apiVersion": EVENTING, "kind": "Broker", "name": "orders"}
+@pytest.mark.parametrize(
+    "reference",
+    [
+        {"apiVersion": EVENTING, "kind": "Broker", "name": "orders"},
+        {"name": "orders"},
+        {"name": "orders", "namespace": "default"},
+    ],
+)
+def test_a_trigger_may_refer_to_its_broker_by_broker_ref(reference: dict[str, str]) -> None:
     spec = {"brokerRef": reference, "broker": "", "subscriber": MAIL}
     parsed = parse_resource(document(spec=spec))
     assert isinstance(parsed, Trigger)

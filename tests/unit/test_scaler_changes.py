@@ -8,7 +8,8 @@ import pytest
 from support.lookups import LookUps
 from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running, since
 
-from knafka_operator.scaler import LAG_TIMEOUT, Autoscaling
+from knafka.core.drain import DrainProgress
+from knafka_operator.scaler import BUDGET, LAG_TIMEOUT, STOP_TIMEOUT, Autoscaling
 
 pytestmark = pytest.mark.looptime
 
@@ -169,15 +170,51 @@ async def test_a_trigger_that_comes_back_waits_for_its_old_drains(
         assert since(start, drains.times()) == [-1, 3]
 
 
-async def test_the_end_of_the_scaler_is_the_clean_end_of_every_drain(
-    lags: FakeLags, drains: FakeDrains
-) -> None:
-    drains.clean_end = 3.0
+async def test_the_end_of_the_scaler_ends_no_drain(lags: FakeLags, drains: FakeDrains) -> None:
+    """Dispatchers go on without an operator (design: the drain)."""
     lags.by_group |= {"group-mail": 150, "group-other": 1}
     async with running(lags, drains) as scaler:
         await scaler.watch("mail", egress(), SCALING)
         await scaler.watch("other", egress("other", topic="other"), SCALING)
         await asyncio.sleep(1)
         assert len(drains.open) == 3
+    assert drains.open == []
+    assert not any(drain.told_to_stop for drain in drains.all)
+
+
+async def test_a_drain_that_does_not_end_when_told_is_given_up(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """Its pod is frozen, or gone."""
+    drains.clean_end = 1000.0
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 1
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
         start = now()
-    assert since(start, [drain.over or 0 for drain in drains.all]) == [3, 3, 3]
+        await scaler.forget("mail")
+        assert now() - start == pytest.approx(STOP_TIMEOUT)
+
+
+async def test_a_drain_that_is_not_wanted_any_more_is_ended_before_its_budget_is_spent(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """Else it would go on by itself, as if there were no operator."""
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 250
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        lags.by_group["group-mail"] = 90
+        await asyncio.sleep(BUDGET - 2)
+        assert [drain.told_to_stop for drain in drains.all] == [True, True, False]
+        assert len(drains.open) == 1
+
+
+async def test_its_status_tells_of_congestion(lags: FakeLags, drains: FakeDrains) -> None:
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 1
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        drains.open[0].lines.put_nowait(DrainProgress(congestion="10 attempts failed"))
+        await asyncio.sleep(1)
+        assert scaler.statuses()["mail"].counts.congestion == "10 attempts failed"

@@ -44,7 +44,7 @@ def _trigger(**metadata: Any) -> Trigger:
 
 def _receiver(broker: Broker, secret: tuple[str, str] | None = None) -> dict[str, Any]:
     topic = desired.broker_topic(broker, None, DEFAULTS)
-    ingress = desired.ingress(broker, topic, DEFAULTS)
+    ingress = desired.ingress(broker, topic, {}, DEFAULTS)
     return services.receiver_service(broker, ingress, secret, SETTINGS)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -113,7 +114,8 @@ class Subscriber:
             else:
                 status = 202
         beside = {name: headers[name] for name in BESIDE if name in headers}
-        self.seen.append({**event, "path": scope["path"], "headers": beside, "answered": status})
+        told = {"path": scope["path"], "headers": beside, "answered": status, "at": time.time()}
+        self.seen.append({**event, **told})
         if behaviour.delay:
             await asyncio.sleep(behaviour.delay)
         if behaviour.reply_type is None or status >= 300:

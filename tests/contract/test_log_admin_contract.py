@@ -1,0 +1,266 @@
+"""What every log's admin does: in memory and on real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+from support.logs import SOON, Log, Owner, read, values
+
+from knafka.clients.log import LogAdmin, OffsetAndMetadata
+from knafka.core.errors import LogError
+
+
+async def test_a_topic_is_made_once(log: Log) -> None:
+    topic = await log.topic(partitions=3)
+    assert not await log.admin.ensure_topic(topic, 5, 1, {})
+    assert (await log.admin.topics())[topic] == 3
+    await log.admin.delete_topic(topic)
+    await log.admin.delete_topic(topic)
+    async with asyncio.timeout(SOON):
+        while topic in await log.admin.topics():
+            pass
+
+
+async def test_a_topic_is_described_as_it_is(log: Log) -> None:
+    topic = await log.topic()
+    assert await log.admin.describe_topic("contract-nowhere") is None
+    plain = await log.admin.describe_topic(topic)
+    assert plain is not None
+    assert (plain.partitions, plain.replication, plain.config) == (1, 1, {})
+
+    await log.admin.delete_topic(topic)
+    async with asyncio.timeout(SOON):
+        while topic in await log.admin.topics():
+            pass
+    assert await log.admin.describe_topic(topic) is None
+    config = {"retention.ms": "3600000", "cleanup.policy": "compact"}
+    assert await log.admin.ensure_topic(topic, 3, 1, config)
+    again = await log.admin.describe_topic(topic)
+    assert again is not None
+    assert (again.partitions, again.replication, again.config) == (3, 1, config)
+    assert again.id != plain.id, "another topic of the same name"
+
+
+async def test_the_cluster_has_an_id(log: Log) -> None:
+    assert await log.admin.cluster_id()
+
+
+async def test_end_offsets_are_those_of_the_next_records(log: Log) -> None:
+    topic = await log.topic(partitions=2)
+    assert await log.admin.end_offsets(topic) == {0: 0, 1: 0}
+    for _ in range(3):
+        await log.append(topic, key=b"k")
+    assert sorted((await log.admin.end_offsets(topic)).values()) == [0, 3]
+
+
+async def test_many_topics_tell_together_which_have_grown(log: Log) -> None:
+    topics = [await log.topic(partitions=2), await log.topic()]
+    asked = [*topics, "contract-nowhere"]
+    before = {topics[0]: {0: 0, 1: 0}, topics[1]: {0: 0}}
+    async with asyncio.timeout(SOON):
+        while await log.admin.end_offsets_of_all(asked) != before:  # until they have leaders
+            pass
+    await log.append(topics[1])
+    assert await log.admin.end_offsets_of_all(asked) == {**before, topics[1]: {0: 1}}
+    await log.admin.delete_topic(topics[0])
+    async with asyncio.timeout(SOON):
+        while topics[0] in await log.admin.end_offsets_of_all(asked):
+            pass
+    assert await log.admin.end_offsets_of_all([]) == {}
+
+
+@pytest.mark.conformance("KN-TRG-06")
+async def test_partitions_that_come_later_are_read_from_their_start(log: Log, group: str) -> None:
+    """KN-TRG-06: the Trigger was Ready when they came, so whatever is in them is its."""
+    topic = await log.topic()
+    await log.append(topic, b"before")
+    await log.admin.ensure_committed(group, topic)
+    await log.grow(topic, 3)
+    owner = Owner()
+    reader = log.reader(group, topic, owner)
+    async with asyncio.timeout(SOON):
+        while not owner.owned:
+            await reader.read(1, 0.1)
+    await log.admin.ensure_committed(group, topic)  # somebody reads: nothing can be committed now
+    await log.close_reader(reader)
+    count = 0
+    async with asyncio.timeout(SOON):
+        while not all((await log.admin.end_offsets(topic)).values()):  # the writer learns of them
+            await log.append(topic, key=b"%d" % count)
+            count += 1
+    await log.admin.ensure_committed(group, topic)
+    lag = (await log.admin.lags([group], topic))[group]
+    assert (lag.total, set(lag.by_partition)) == (count, {0, 1, 2})
+    assert len(await read(log.reader(group, topic), count)) == count
+
+
+@pytest.mark.conformance("KN-TRG-06")
+async def test_a_group_that_has_offsets_keeps_its_place(log: Log, group: str) -> None:
+    """KN-TRG-06: a Trigger that is reconciled again keeps its place."""
+    topic = await log.topic(partitions=2)
+    await log.append(topic, key=b"k")
+    await log.admin.ensure_committed(group, topic)
+    for number in range(20):
+        await log.append(topic, key=b"%d" % number)
+    await log.admin.ensure_committed(group, topic)
+    lag = (await log.admin.lags([group], topic))[group]
+    assert (lag.total, set(lag.by_partition)) == (20, {0, 1})
+
+
+async def test_lag_counts_uncommitted_partitions_from_the_logs_start(log: Log, group: str) -> None:
+    """Committed offsets list only the partitions that have one (kafka-and-spark.md)."""
+    topic = await log.topic(partitions=3)
+    for number in range(30):
+        await log.append(topic, key=b"%d" % number)
+    ends = await log.admin.end_offsets(topic)
+    reader = log.reader(group, topic)
+    await read(reader, 30)
+    reader.commit({1: OffsetAndMetadata(2)})
+    await log.close_reader(reader)
+    lags = await log.admin.lags([group, "contract-unknown"], topic)
+    assert dict(lags[group].by_partition) == {**ends, 1: ends[1] - 2}
+    assert lags["contract-unknown"].total == 30
+    assert await log.admin.lags([], topic) == {}
+
+
+async def test_lag_is_right_however_often_it_is_asked(log: Log, group: str) -> None:
+    """What is remembered of a group that was at the end must never hide an event."""
+    topic = await log.topic(partitions=2)
+    await log.append(topic, b"before")
+    groups = [group, f"{group}-other"]
+    for each in groups:
+        await log.admin.ensure_committed(each, topic)
+
+    async def lags() -> list[int]:
+        found = await log.admin.lags(groups, topic)
+        return [found[each].total for each in groups]
+
+    assert await lags() == [0, 0]
+    assert await lags() == [0, 0]
+    await log.append(topic, b"1", b"k")
+    assert await lags() == [1, 1]
+    owner = Owner()
+    reader = log.reader(group, topic, owner)
+    await read(reader, 1, owner)
+    await log.close_reader(reader)
+    assert await lags() == [0, 1]
+    await log.append(topic, b"2", b"other")
+    assert await lags() == [1, 2]
+    await log.grow(topic, 4)
+    assert await lags() == [1, 2]
+    for number in range(40):
+        await log.append(topic, b"", b"%d" % number)
+    assert await lags() == [41, 42]
+
+
+async def test_a_topic_made_again_has_nothing_to_do_with_the_old_one(log: Log, group: str) -> None:
+    topic = await log.topic()
+    for _ in range(2):
+        await log.append(topic)
+    await log.admin.ensure_committed(group, topic)
+    assert (await log.admin.lags([group], topic))[group].total == 0
+    await log.admin.delete_topic(topic)
+    async with asyncio.timeout(SOON):
+        while topic in await log.admin.topics():
+            pass
+    await log.admin.ensure_topic(topic, 1, 1, {})
+    for _ in range(2):
+        await log.append(topic)
+    async with asyncio.timeout(SOON):
+        while (await log.admin.lags([group], topic))[group].total != 2:
+            pass
+
+
+async def test_a_commit_beyond_the_end_is_lag_from_the_start_of_what_is_there(
+    log: Log, group: str
+) -> None:
+    """Fault 6: it was lag 0, so that nobody woke and what came until then was lost."""
+    topic = await log.topic(partitions=2)
+    for number in range(20):
+        await log.append(topic, b"%d" % number, b"%d" % number)
+    ends = await log.admin.end_offsets(topic)
+    reader = log.reader(group, topic)
+    await read(reader, 20)
+    reader.commit({0: OffsetAndMetadata(1000), 1: OffsetAndMetadata(ends[1])})
+    await log.close_reader(reader)
+    for _ in range(2):
+        lag = (await log.admin.lags([group], topic))[group]
+        assert (dict(lag.by_partition), lag.beyond_end) == ({**ends, 1: 0}, frozenset({0}))
+    assert ends[0] > 0
+    second = log.reader(group, topic, owner := Owner())
+    await read(second, ends[0], owner)
+    await log.close_reader(second)
+    lag = (await log.admin.lags([group], topic))[group]
+    assert (lag.total, lag.beyond_end) == (0, frozenset())
+
+
+async def test_a_group_that_commits_while_it_is_asked_is_not_beyond_the_end(
+    log: Log, group: str
+) -> None:
+    topic = await log.topic()
+    await log.append(topic)
+    reader = log.reader(group, topic)
+    await read(reader, 1)
+
+    async def go_on() -> None:
+        for _ in range(100):
+            await log.append(topic)
+            for record in await read(reader, 1):
+                reader.commit({0: OffsetAndMetadata(record.offset() + 1)})
+
+    going_on = asyncio.create_task(go_on())
+    while not going_on.done():
+        assert (await log.admin.lags([group], topic))[group].beyond_end == frozenset()
+        await asyncio.sleep(0)
+    await going_on
+
+
+async def test_a_deleted_group_has_forgotten_its_offsets(log: Log, group: str) -> None:
+    topic = await log.topic()
+    await log.append(topic)
+    await log.admin.ensure_committed(group, topic)
+    assert (await log.admin.lags([group], topic))[group].total == 0
+    await log.admin.delete_group(group)
+    assert (await log.admin.lags([group], topic))[group].total == 1
+    await log.admin.delete_group(group)
+
+
+async def test_a_group_with_members_is_not_deleted(log: Log, group: str) -> None:
+    topic = await log.topic()
+    await log.append(topic)
+    await read(log.reader(group, topic), 1)
+    with pytest.raises(LogError):
+        await log.admin.delete_group(group)
+
+
+async def test_read_all_gives_the_last_records_oldest_first(log: Log) -> None:
+    topic = await log.topic(partitions=3)
+    last = 0
+    for number in range(12):
+        while (now := time.time_ns() // 1_000_000) == last:
+            pass
+        last = now
+        await log.append(topic, b"%d" % number, b"%d" % number)
+    assert values(await log.admin.read_all(topic, 100)) == [b"%d" % each for each in range(12)]
+    assert values(await log.admin.read_all(topic, 3)) == [b"9", b"10", b"11"]
+    assert list(await log.admin.read_all(await log.topic(), 3)) == []
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda admin: admin.end_offsets("contract-nowhere"),
+        lambda admin: admin.lags(["g"], "contract-nowhere"),
+        lambda admin: admin.ensure_committed("g", "contract-nowhere"),
+        lambda admin: admin.read_all("contract-nowhere", 10),
+    ],
+    ids=["end_offsets", "lags", "ensure_committed", "read_all"],
+)
+async def test_a_missing_topic_is_a_log_error(
+    log: Log, ask: Callable[[LogAdmin], asyncio.Future[object]]
+) -> None:
+    with pytest.raises(LogError):
+        await ask(log.admin)

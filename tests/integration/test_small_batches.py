@@ -1,0 +1,82 @@
+"""A topic that takes smaller batches than librdkafka makes (issue 13, fault 4), on real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict
+
+import pytest
+from support.kafka import Kafka, MakeTopic
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_writer import KafkaWriter
+from knafka.core.errors import LogError
+
+pytestmark = pytest.mark.kafka
+
+LIMIT = 100_000
+COUNT = 2000
+SOON = 30.0
+
+
+async def append_all(
+    writer: KafkaWriter, topic: str, values: list[tuple[bytes, bytes]]
+) -> list[LogError | None]:
+    """Append these keys and values, all at once; what became of each."""
+    answers = []
+    for number, (key, value) in enumerate(values):
+        answer: asyncio.Future[LogError | None] = asyncio.Future()
+        writer.append(topic, key, value, [("n", b"%d" % number)], answer.set_result)
+        answers.append(answer)
+    return await asyncio.wait_for(asyncio.gather(*answers), SOON)
+
+
+async def test_events_far_below_the_limit_are_stored_however_many_come_at_once(
+    kafka: Kafka, topic: MakeTopic
+) -> None:
+    """1,908 of 2,000 were reported as too large: the batch was, and none of them. They are sent
+    again alone, whole."""
+    name = topic(max_message_bytes=LIMIT)
+    writer = KafkaWriter({"bootstrap.servers": kafka.bootstrap_servers})
+    await writer.reach(SOON)
+    values = [(b"%d" % (number % 7), b"x" * 1024) for number in range(COUNT)]
+    answers = await append_all(writer, name, values)
+    assert answers.count(None) == COUNT, next(each for each in answers if each)
+    admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
+    numbers: dict[bytes | None, list[int]] = defaultdict(list)
+    for record in await admin.read_all(name, 10 * COUNT):
+        ((_, number),) = record.headers() or []
+        assert record.value() == b"x" * 1024
+        numbers[record.key()].append(int(number or b""))
+    assert sorted(itertools.chain(*numbers.values())) == list(range(COUNT))
+    assert len(numbers) == 7
+    assert writer.in_flight == 0
+    await admin.close()
+    await writer.close(SOON)
+
+
+async def test_of_a_batch_that_is_too_large_a_record_that_is_is_reported_and_the_others_are_stored(
+    kafka: Kafka, topic: MakeTopic
+) -> None:
+    name = topic(max_message_bytes=LIMIT)
+    writer = KafkaWriter({"bootstrap.servers": kafka.bootstrap_servers})
+    await writer.reach(SOON)
+    values = [(b"k", b"x" * (LIMIT + 1 if number == 100 else 1024)) for number in range(200)]
+    answers = await append_all(writer, name, values)
+    assert [each is None for each in answers] == [number != 100 for number in range(200)]
+    assert answers[100] is not None
+    assert answers[100].too_large
+    await writer.close(SOON)
+
+
+async def test_with_the_topics_limit_known_no_batch_is_too_large(
+    kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic(max_message_bytes=LIMIT)
+    writer = KafkaWriter({"bootstrap.servers": kafka.bootstrap_servers, "batch.size": LIMIT})
+    monkeypatch.setattr(writer, "_send_alone", lambda *_: pytest.fail("a batch was too large"))
+    await writer.reach(SOON)
+    answers = await append_all(writer, name, [(b"k", b"x" * 1024)] * COUNT)
+    assert answers == [None] * COUNT
+    await writer.close(SOON)

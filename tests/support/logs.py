@@ -1,0 +1,235 @@
+"""The logs of the contract suite: the one in memory and real Kafka behind one face.
+
+`log` is the fixture; `Owner` is an `Assignment` that notes what it is told. Registered by
+`pytest_plugins` in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+from support.kafka import transact
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_reader import GroupProtocol, KafkaReader
+from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.log import (
+    Assignment,
+    Commits,
+    LogAdmin,
+    LogReader,
+    LogWriter,
+    OffsetAndMetadata,
+    Positions,
+    Record,
+)
+from knafka.clients.memory_log import MemoryAdmin, MemoryLog, MemoryReader, MemoryWriter
+from knafka.core.errors import LogError
+from knafka.core.kafka_binding import RecordHeaders
+
+NOTHING: Final = 0.3
+"""Seconds of waiting for what should not come."""
+SOON: Final = 30.0
+"""Seconds for what should: a busy machine's Kafka takes its time."""
+
+
+class Owner:
+    """An `Assignment` that notes what it is told and commits what it has been shown."""
+
+    def __init__(self) -> None:
+        self.owned: set[int] = set()
+        self.committed: dict[int, OffsetAndMetadata | None] = {}
+        """Of each partition when it was assigned."""
+        self.metadata = ""
+        self.seen: dict[int, int] = {}
+        self.revocations: list[list[int]] = []
+        self.losses: list[list[int]] = []
+        self.finish: Callable[[], None] = lambda: None
+
+    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+        self.owned.update(partitions)
+        self.committed.update(partitions)
+
+    async def revoked(self, partitions: Sequence[int]) -> Commits:
+        assert self.owned >= set(partitions)
+        await asyncio.sleep(0.05)  # what is in flight takes a while
+        self.finish()
+        self.revocations.append(sorted(partitions))
+        self.owned.difference_update(partitions)
+        return {
+            each: OffsetAndMetadata(self.seen[each], self.metadata)
+            for each in partitions
+            if each in self.seen
+        }
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        self.losses.append(sorted(partitions))
+        self.owned.difference_update(partitions)
+
+    def saw(self, records: Sequence[Record]) -> None:
+        for record in records:
+            assert record.partition() in self.owned
+            self.seen[record.partition()] = record.offset() + 1
+
+
+class Log:
+    """One implementation: makes writers, readers and topics, and closes what it has made."""
+
+    def __init__(
+        self,
+        writer: Callable[[], LogWriter],
+        reader: Callable[[str, str, Assignment], LogReader],
+        admin: LogAdmin,
+        grow: Callable[[str, int], object],
+        transact: Callable[[str, Sequence[bytes], bool], object],
+    ) -> None:
+        self._make_reader = reader
+        self._grow = grow
+        self._transact = transact
+        self._topics: list[str] = []
+        self._readers: list[LogReader] = []
+        self.writer = writer()
+        self.admin = admin
+
+    async def topic(self, partitions: int = 1) -> str:
+        name = f"contract-{uuid.uuid4().hex}"
+        self._topics.append(name)
+        assert await self.admin.ensure_topic(name, partitions, 1, {})
+        return name
+
+    async def grow(self, topic: str, partitions: int) -> None:
+        """Give it more partitions, as its owner may, and wait until they are there."""
+        await asyncio.to_thread(self._grow, topic, partitions)
+        async with asyncio.timeout(SOON):
+            while (await self.admin.topics())[topic] < partitions:
+                pass
+
+    async def transact(self, topic: str, *values: bytes, commit: bool = True) -> None:
+        """Append to partition 0 in one transaction, which is committed or aborted."""
+        await asyncio.to_thread(self._transact, topic, values, commit)
+
+    def reader(self, group: str, topic: str, owner: Owner | None = None) -> LogReader:
+        reader = self._make_reader(group, topic, owner or Owner())
+        self._readers.append(reader)
+        return reader
+
+    async def close_reader(self, reader: LogReader) -> None:
+        self._readers.remove(reader)
+        await reader.close(SOON)
+
+    async def append(
+        self,
+        topic: str,
+        value: bytes | None = b"",
+        key: bytes | None = None,
+        headers: RecordHeaders | None = None,
+    ) -> None:
+        """Append and wait for the report; its error is raised."""
+        reports: asyncio.Queue[LogError | None] = asyncio.Queue()
+        self.writer.append(topic, key, value, headers or [], reports.put_nowait)
+        async with asyncio.timeout(SOON):
+            error = await reports.get()
+        assert reports.empty()
+        if error is not None:
+            raise error
+
+    async def close(self) -> None:
+        for reader in self._readers:
+            await reader.close(SOON)
+        await self.writer.close(SOON)
+        for name in self._topics:
+            await self.admin.delete_topic(name)
+        await self.admin.close()
+
+
+def grow(connection: dict[str, Any], topic: str, partitions: int) -> None:
+    admin = AdminClient(connection)
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(SOON)
+
+
+PROTOCOLS: Final = {
+    "kafka": GroupProtocol.CONSUMER,
+    "kafka-consumer": GroupProtocol.CONSUMER,
+    "kafka-classic": GroupProtocol.CLASSIC,
+}
+
+each_protocol = pytest.mark.parametrize(
+    "log",
+    [
+        "memory",
+        pytest.param("kafka-consumer", marks=pytest.mark.kafka),
+        pytest.param("kafka-classic", marks=pytest.mark.kafka),
+    ],
+    indirect=True,
+)
+"""What readers do, they do with both group protocols."""
+
+
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
+async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
+    """Override its params with `each_protocol` where readers are what is tested."""
+    if request.param == "memory":
+        memory = MemoryLog()
+        made = Log(
+            lambda: MemoryWriter(memory),
+            lambda group, topic, owner: MemoryReader(memory, group, topic, owner),
+            MemoryAdmin(memory),
+            memory.grow,
+            memory.transact,
+        )
+    else:
+        protocol = PROTOCOLS[request.param]
+        connection = {
+            "bootstrap.servers": request.getfixturevalue("kafka").bootstrap_servers,
+            "topic.metadata.refresh.interval.ms": 1000,
+        }
+        made = Log(
+            lambda: KafkaWriter(connection),
+            lambda group, topic, owner: KafkaReader(connection, group, topic, owner, protocol),
+            KafkaAdmin(connection),
+            lambda topic, partitions: grow(connection, topic, partitions),
+            lambda topic, values, commit: transact(
+                connection["bootstrap.servers"], topic, values, commit=commit
+            ),
+        )
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def group() -> str:
+    return f"contract-{uuid.uuid4().hex}"
+
+
+async def read(
+    reader: LogReader, count: int, owner: Owner | None = None, limit: int = 500
+) -> list[Record]:
+    """Exactly `count` records, in the order in which they were read."""
+    records: list[Record] = []
+    async with asyncio.timeout(SOON):
+        while len(records) < count:
+            some = await reader.read(limit, 1.0)
+            assert len(some) <= limit
+            if owner is not None:
+                owner.saw(some)
+            records += some
+    assert len(records) == count
+    return records
+
+
+async def end_of(reader: LogReader) -> Positions:
+    """Where a reader goes on that has read all; what it has read comes before its end."""
+    async with asyncio.timeout(SOON):
+        while not reader.ends:
+            assert list(await reader.read(500, 0.1)) == []
+    return reader.ends
+
+
+def values(records: Sequence[Record]) -> list[bytes | None]:
+    return [record.value() for record in records]

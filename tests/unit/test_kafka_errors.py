@@ -1,0 +1,30 @@
+"""librdkafka's errors as ours: what may be tried again, and what says that there is no topic."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError
+
+from knafka.clients.kafka_client import log_error_of
+
+
+@pytest.mark.parametrize(
+    ("code", "retriable", "too_large", "unknown_topic"),
+    [
+        (KafkaError.MSG_SIZE_TOO_LARGE, False, True, False),
+        (KafkaError.INVALID_RECORD, False, False, False),
+        (KafkaError.POLICY_VIOLATION, False, False, False),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, True, False, True),
+        (KafkaError._UNKNOWN_TOPIC, True, False, True),
+        (KafkaError._UNKNOWN_PARTITION, True, False, True),
+        (KafkaError._MSG_TIMED_OUT, True, False, False),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, True, False, False),
+        (KafkaError.NOT_ENOUGH_REPLICAS, True, False, False),
+    ],
+)
+def test_an_error_says_what_may_be_done_about_it(
+    code: int, retriable: bool, too_large: bool, unknown_topic: bool
+) -> None:
+    error = log_error_of(KafkaError(code))
+    assert (error.retriable, error.too_large) == (retriable, too_large)
+    assert error.unknown_topic == unknown_topic

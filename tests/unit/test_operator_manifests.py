@@ -1,0 +1,87 @@
+"""What operator/deploy installs: two replicas that share what they must, and no more rights."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.operator_world import MemoryCluster
+
+from knafka_operator import handlers, leadership, webhooks
+from knafka_operator.settings import Settings
+
+DEPLOY = Path(__file__).resolve().parents[2] / "operator" / "deploy"
+
+
+@pytest.fixture(scope="module")
+def manifests() -> dict[tuple[str, str], Any]:
+    return {
+        (each["kind"], each["metadata"]["name"]): each
+        for file in ("operator.yaml", "rbac.yaml")
+        for each in yaml.safe_load_all((DEPLOY / file).read_text())
+    }
+
+
+def test_one_of_two_replicas_always_stays(manifests: dict[tuple[str, str], Any]) -> None:
+    deployment = manifests["Deployment", "knafka-operator"]["spec"]
+    assert deployment["replicas"] == 2
+    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    budget = manifests["PodDisruptionBudget", "knafka-operator"]["spec"]
+    assert budget["minAvailable"] == 1
+    assert budget["selector"] == deployment["selector"]
+    pod = deployment["template"]["spec"]
+    assert ("PriorityClass", pod["priorityClassName"]) in manifests
+    (spread,) = pod["topologySpreadConstraints"]
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    assert spread["labelSelector"] == deployment["selector"]
+
+
+def test_the_lease_is_the_only_one_that_may_be_changed(
+    manifests: dict[tuple[str, str], Any],
+) -> None:
+    rules = [
+        rule
+        for (kind, _), each in manifests.items()
+        if kind in ("Role", "ClusterRole")
+        for rule in each["rules"]
+        if "leases" in rule["resources"]
+    ]
+    assert [(rule.get("resourceNames"), rule["verbs"]) for rule in rules] == [
+        (None, ["create"]),
+        ([leadership.NAME], ["get", "update"]),
+    ]
+
+
+def test_a_pod_is_the_same_after_its_container_was_started_anew_and_nobody_else_is() -> None:
+    pod = {"KNAFKA_NAMESPACE": "knafka", "KNAFKA_IMAGE": "knafka", "HOSTNAME": "operator-1"}
+    first, again, elsewhere, other = (
+        Settings.from_environment({**pod, **more}).identity
+        for more in ({"KNAFKA_POD_UID": "7"}, {"KNAFKA_POD_UID": "7"}, {}, {})
+    )
+    assert first == again == "operator-1_7"
+    assert len({first, elsewhere, other}) == 3
+
+
+def test_a_replica_that_does_not_lead_takes_no_finalizer_away() -> None:
+    """kopf removes its own where no handler wants it: Brokers went before their topics."""
+    settings = Settings(namespace="knafka", image="knafka")
+    leading, every = (
+        handlers.kopf_settings(settings, each).persistence.finalizer
+        for each in (handlers.LEADING, handlers.EVERY)
+    )
+    assert leading == handlers.FINALIZER != every
+
+
+async def test_replicas_that_start_at_one_time_share_one_certificate() -> None:
+    """Each made its own, and the API server believed the one that came last."""
+    cluster, now = MemoryCluster(), datetime.now(UTC)
+    first, second = await asyncio.gather(
+        *(webhooks.certificate(cluster, "knafka", now) for _ in range(2))
+    )
+    assert {key: text.strip() for key, text in first.items()} == {
+        key: text.strip() for key, text in second.items()
+    }

@@ -1,0 +1,149 @@
+"""While a changed dispatcher isn't Ready, the Revision before it delivers (issue 13, fault 2)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import kopf
+import pytest
+from support.operator_world import OperatorWorld, condition, running_operator
+
+from knafka.core.contract import Egress
+from knafka_operator import handlers
+from knafka_operator.resources import CORE, SERVING
+
+pytestmark = pytest.mark.looptime
+
+WHO = ("shop", "orders")
+SERVICE = "orders-kn-dispatcher"
+MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "2"}
+ALWAYS = {"autoscaling.eventing.knative.dev/class": "disabled"}
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OperatorWorld]:
+    async with running_operator(monkeypatch) as world:
+        world.declare_broker("shop")
+        await world.reconcile_broker("shop")
+        yield world
+
+
+async def _declare(
+    world: OperatorWorld, annotations: dict[str, str] | None = None, **spec: Any
+) -> dict[str, str]:
+    """Its Ready condition then."""
+    world.declare_trigger(*WHO, annotations=annotations, **spec)
+    return dict(condition(await world.reconcile_trigger(*WHO), "Ready"))
+
+
+def _delivers(world: OperatorWorld) -> Egress:
+    """What the scaler holds drains with."""
+    triggers = world.operator.triggers
+    assert triggers.status(WHO) is not None
+    return triggers.watched[WHO].egress
+
+
+def _filter(type_: str) -> dict[str, Any]:
+    return {"filter": {"attributes": {"type": type_}}}
+
+
+async def test_a_function_that_cannot_start_leaves_the_one_before_it_delivering(
+    world: OperatorWorld,
+) -> None:
+    """It stopped delivery for as long as the new one was not Ready."""
+    assert (await _declare(world, **_filter("old")))["status"] == "True"
+    before = _delivers(world)
+    world.cluster.unready.add(SERVICE)
+    ready = await _declare(world, **_filter("new"))
+    assert (ready["status"], ready["reason"]) == ("Unknown", "FunctionNotReady")
+    assert _delivers(world) == before
+    world.cluster.become_ready("shop", SERVICE)
+    assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "True"
+    assert _delivers(world) != before
+
+
+async def test_a_new_image_that_cannot_be_pulled_stops_nobody(world: OperatorWorld) -> None:
+    await _declare(world)
+    before = _delivers(world)
+    world.cluster.unready.add(SERVICE)
+    await world.restart(image="nowhere.invalid/knafka:2")
+    await world.operator.resume()
+    await world.reconcile_broker("shop")
+    ready = condition(await world.reconcile_trigger(*WHO), "Ready")
+    assert ready["status"] == "Unknown"
+    assert _delivers(world) == before
+
+
+async def test_a_trigger_is_ready_only_when_unasked_pods_of_the_revision_before_are_gone(
+    world: OperatorWorld,
+) -> None:
+    """Those drain from their start to their end, with what was declared before."""
+    await _declare(world, MIN_SCALE, **_filter("old"))
+    older = f"{SERVICE}-00001"
+    function = {"name": "function", "state": {"running": {}}}
+    proxy = {"name": "queue-proxy", "state": {"running": {}}}
+    labels = {"serving.knative.dev/service": SERVICE, "serving.knative.dev/revision": older}
+    pod = world.cluster.put(
+        {
+            "apiVersion": CORE,
+            "kind": "Pod",
+            "metadata": {"namespace": "shop", "name": "older", "labels": labels},
+            "status": {"containerStatuses": [proxy, function]},
+        }
+    )
+    assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "True"
+    ready = await _declare(world, {}, **_filter("new"))
+    assert (ready["status"], ready["reason"]) == ("Unknown", "OldRevisionDelivers")
+    assert older in ready["message"]
+    assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "Unknown"
+    pod["status"]["containerStatuses"][1]["state"] = {"terminated": {}}
+    assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "kept"), [(None, "0"), (MIN_SCALE, "2"), (ALWAYS, "1")], ids=str
+)
+async def test_knative_itself_keeps_what_min_scale_wants_and_those_drain_unasked(
+    world: OperatorWorld, annotations: dict[str, str] | None, kept: str
+) -> None:
+    await _declare(world, annotations)
+    template = world.cluster.objects[SERVING, "Service", "shop", SERVICE]["spec"]["template"]
+    assert template["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"] == kept
+    found = {each["name"]: each["value"] for each in template["spec"]["containers"][0]["env"]}
+    assert found["KNAFKA_SERVICE_URL"] == f"http://{SERVICE}.shop.svc.cluster.local"
+    assert int(found["KNAFKA_GRACE_PERIOD"]) < template["spec"]["timeoutSeconds"] - 30
+    assert found.get("KNAFKA_DRAIN_AT_START") == (None if kept == "0" else "true")
+
+
+@pytest.mark.parametrize(
+    ("reason", "delivers"),
+    [
+        (kopf.DaemonStoppingReason.OPERATOR_EXITING, True),
+        (None, True),
+        (kopf.DaemonStoppingReason.RESOURCE_DELETED, False),
+        (kopf.DaemonStoppingReason.FILTERS_MISMATCH, False),
+    ],
+    ids=str,
+)
+async def test_an_operator_that_ends_stops_no_delivery_but_a_deletion_does(
+    world: OperatorWorld,
+    reason: kopf.DaemonStoppingReason | None,
+    delivers: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await _declare(world)
+
+    async def ends(*_: Any) -> None:
+        raise RuntimeError("it was cancelled")
+
+    monkeypatch.setattr(world.operator.wakes, "keep", ends)
+    keep: Any = handlers.keep_trigger
+    with pytest.raises(RuntimeError):
+        await keep(
+            body=world.document("Trigger", *WHO),
+            memo=kopf.Memo(operator=world.operator),
+            stopped=SimpleNamespace(reason=reason),
+        )
+    assert (WHO in world.operator.triggers.watched) == delivers
