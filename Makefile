@@ -6,8 +6,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hashes \
 	--python-version 3.11 --custom-compile-command "make lock"
 
-CLUSTER := PYTHONPATH=tests $(PYTHON) -m cluster
-BUILD_IMAGES := $(BIN)/python operator/deploy/images/build.py
+CLUSTER := PYTHONPATH=tools $(PYTHON) -m testcluster
+BUILD_IMAGES := $(BIN)/python tools/images/build.py
 TAG ?= latest
 
 .PHONY: help run jobs test lint types unit bench chaos lock clean \
@@ -35,7 +35,7 @@ unit: $(VENV)/.dev
 	$(BIN)/python -m pytest --cov=knafka.core --cov-report=term-missing:skip-covered $(ARGS)
 
 bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (45 minutes; needs Go)
-	$(BIN)/python loadtests/bench/run.py $(ARGS)
+	$(BIN)/python tools/bench/run.py $(ARGS)
 
 chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (50 minutes; root, Linux)
 	KNAFKA_BURST=40000 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 $(BIN)/python -m pytest \
@@ -55,7 +55,7 @@ cluster-up: ## Start a real Kubernetes with Knative Serving for tests (root, Lin
 	$(CLUSTER) up
 
 cluster-images: | $(VENV)/bin/python ## Build all images and push them into the test cluster
-	PYTHONPATH=tests $(BIN)/python -m cluster images $(TAG)
+	PYTHONPATH=tools $(BIN)/python -m testcluster images $(TAG)
 
 cluster-down: ## Stop the test cluster; `cluster-up` resumes it
 	$(CLUSTER) down

@@ -18,20 +18,20 @@ from typing import Any, Final
 
 from knafka.core import names
 from knafka.core.errors import KnafkaError
-from knafka_operator import services
-from knafka_operator import status as told
-from knafka_operator.brokers import Brokers, Identity
-from knafka_operator.cluster import Cluster, Document
-from knafka_operator.drains import HttpDrains
-from knafka_operator.kafkas import Kafkas, KafkaSide
-from knafka_operator.probe import probe
-from knafka_operator.replays import Replays
-from knafka_operator.resources import EVENTING, SERVING
-from knafka_operator.resuming import Resuming
-from knafka_operator.settings import Settings
-from knafka_operator.topics import Topics
-from knafka_operator.triggers import Triggers, broker_of, delivering, scaling
-from knafka_operator.wakes import Wakes, repeat
+from knafka_operator.decide import services
+from knafka_operator.decide import status as told
+from knafka_operator.decide.topics import Topics
+from knafka_operator.model.resources import EVENTING, SERVING
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.brokers import Brokers, Identity
+from knafka_operator.reconcile.replays import Replays
+from knafka_operator.reconcile.resuming import Resuming
+from knafka_operator.reconcile.triggers import Triggers, broker_of, delivering, scaling
+from knafka_operator.runtime.cluster import Cluster, Document
+from knafka_operator.runtime.probe import probe
+from knafka_operator.runtime.wakes import Wakes, repeat
+from knafka_operator.scale.drains import HttpDrains
+from knafka_operator.scale.kafkas import Kafkas, KafkaSide
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import contract, drain
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest
-from knafka.local.kafka_server import KafkaServer
+from knafka_local.kafka_server import KafkaServer
 
 BURST = int(os.environ.get("KNAFKA_BURST", "10000"))
 KEYS = 200

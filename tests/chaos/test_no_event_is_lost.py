@@ -13,7 +13,7 @@ from support import functions, traffic
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Egress, Ingress, Kafka, Order, Sink
 from knafka.core.drain import DrainRequest
-from knafka.local.kafka_server import KafkaServer
+from knafka_local.kafka_server import KafkaServer
 
 KEYS = [f"key-{number}" for number in range(200)]
 PER_KEY = 50

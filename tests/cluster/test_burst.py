@@ -15,10 +15,11 @@ from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
 import pytest
-from cluster import settings
 from support.cluster import OPERATOR_NAMESPACE
 from support.installation import Installation, Subscriber
 from support.mortal_kafka import MortalKafka
+
+from testcluster import settings
 
 EVENTS = int(os.environ.get("KNAFKA_BURST", "20000"))
 KEYS = 400

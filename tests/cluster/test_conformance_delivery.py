@@ -10,12 +10,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from cluster import settings
 from support.cluster import Cluster
 from support.conformance_world import event, own_namespace, topics
 from support.installation import Installation
 from support.listener import Answer, Arrival, Listener
 from support.watched import Watched
+
+from testcluster import settings
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -22,9 +22,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 import pytest
-from cluster import settings
 from support.cluster import Cluster
 from support.installation import ARRIVAL, ROOT, Installation
+
+from testcluster import settings
 
 REPETITIONS: Final = int(os.environ.get("KNAFKA_TEST_COLD_STARTS", "5"))
 FAST: Final = {"window": "6s", "scale-to-zero-pod-retention-period": "0s"}

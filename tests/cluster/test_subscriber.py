@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.subscribers.subscriber import read_event, summary
+from testcluster.subscribers.subscriber import read_event, summary
 
 
 def event(identity: str, key: str | None = None, n: int | None = None) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from support.kafka import Kafka
 
-from knafka.local.children import free_port
-from knafka.local.kafka_distribution import KafkaDistribution
+from knafka_local.children import free_port
+from knafka_local.kafka_distribution import KafkaDistribution
 
 pytestmark = [
     pytest.mark.kafka,

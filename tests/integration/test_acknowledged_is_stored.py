@@ -21,10 +21,10 @@ from knafka.clients import kafka_producer, kafka_writer
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
-from knafka.local.kafka_distribution import KafkaDistribution
-from knafka.local.kafka_server import KafkaServer
 from knafka_jobs.appending import Letter, append
 from knafka_jobs.topics import Topics
+from knafka_local.kafka_distribution import KafkaDistribution
+from knafka_local.kafka_server import KafkaServer
 
 pytestmark = [
     pytest.mark.kafka,

@@ -22,7 +22,6 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka.local.kafka_distribution import KafkaDistribution
 from knafka_jobs import __main__ as jobs
 from knafka_jobs.compact import Options, compact
 from knafka_jobs.errors import JobError
@@ -31,6 +30,7 @@ from knafka_jobs.replaying import purge, replay
 from knafka_jobs.reporting import report
 from knafka_jobs.storage import Tables
 from knafka_jobs.topics import Connection, Topics
+from knafka_local.kafka_distribution import KafkaDistribution
 
 pytestmark = [
     pytest.mark.kafka,

@@ -28,8 +28,8 @@ from support.waiting import until
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Order, Sink
 from knafka.core.drain import DrainRequest, Ended
-from knafka.local import dead_letters
 from knafka.settings import EGRESS
+from knafka_local import dead_letters
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

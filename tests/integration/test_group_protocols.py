@@ -14,8 +14,8 @@ from support.kafka import Kafka, MakeTopic
 
 from knafka.clients.kafka_reader import GroupProtocol, KafkaReader
 from knafka.clients.log import Commits, OffsetAndMetadata
-from knafka.local.kafka_distribution import KafkaDistribution
-from knafka.local.kafka_server import KafkaServer
+from knafka_local.kafka_distribution import KafkaDistribution
+from knafka_local.kafka_server import KafkaServer
 
 pytestmark = pytest.mark.kafka
 

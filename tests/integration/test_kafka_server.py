@@ -19,9 +19,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.kafka import Kafka, MakeTopic
 
-from knafka.local import kafka_server
-from knafka.local.kafka_distribution import KafkaDistribution, LocalKafkaError
-from knafka.local.kafka_server import STOP_TIMEOUT, KafkaServer, await_cluster
+from knafka_local import kafka_server
+from knafka_local.kafka_distribution import KafkaDistribution, LocalKafkaError
+from knafka_local.kafka_server import STOP_TIMEOUT, KafkaServer, await_cluster
 
 pytestmark = pytest.mark.kafka
 
@@ -31,8 +31,8 @@ VALUES = [b"value %d" % number for number in range(1000)]
 STARTER = """
 import asyncio, sys
 from pathlib import Path
-from knafka.local.kafka_distribution import obtain
-from knafka.local.kafka_server import KafkaServer
+from knafka_local.kafka_distribution import obtain
+from knafka_local.kafka_server import KafkaServer
 
 async def main() -> None:
     server = KafkaServer(obtain(), Path(sys.argv[1]))

@@ -22,8 +22,8 @@ from support.waiting import until
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.errors import LogError
-from knafka.local.kafka_distribution import KafkaDistribution
-from knafka.local.kafka_server import KafkaServer
+from knafka_local.kafka_distribution import KafkaDistribution
+from knafka_local.kafka_server import KafkaServer
 
 pytestmark = pytest.mark.kafka
 

@@ -38,8 +38,8 @@ from support.wire import Wire, connected
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.log import Record
-from knafka.local.kafka_distribution import KafkaDistribution
-from knafka.local.kafka_server import KafkaServer
+from knafka_local.kafka_distribution import KafkaDistribution
+from knafka_local.kafka_server import KafkaServer
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 

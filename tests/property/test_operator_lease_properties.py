@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knafka_operator.lease import DURATION, RETRY_EVERY, Election, Lease
+from knafka_operator.runtime.lease import DURATION, RETRY_EVERY, Election, Lease
 
 REPLICAS = ("a", "b", "c")
 RATES = st.floats(0.95, 1.05)

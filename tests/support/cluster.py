@@ -24,11 +24,11 @@ from typing import Any, Final, TypeVar
 
 import httpx
 import pytest
-from cluster import settings
 from support.gate import IN_CI
 from support.secure_kafka import SecureKafka
 
-from knafka.local.kafka_distribution import KafkaDistribution
+from knafka_local.kafka_distribution import KafkaDistribution
+from testcluster import settings
 
 T = TypeVar("T")
 
@@ -252,10 +252,10 @@ def _shown(config: pytest.Config) -> Any:
 
 
 def _cluster(command: str) -> None:
-    tests = settings.ROOT / "tests"
+    tools = settings.ROOT / "tools"
     subprocess.run(
-        [sys.executable, "-m", "cluster", command],
-        env={**os.environ, "PYTHONPATH": str(tests)},
+        [sys.executable, "-m", "testcluster", command],
+        env={**os.environ, "PYTHONPATH": str(tools)},
         stdout=sys.stderr,
         check=True,
     )

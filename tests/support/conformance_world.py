@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pytest
-from cluster import settings
 from support.cluster import Cluster
 from support.installation import EVENTING
 from support.listener import Listener
@@ -21,6 +20,7 @@ from support.watched import Watched
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.log import Record
+from testcluster import settings
 
 CLASS: Final = "eventing.knative.dev/broker.class"
 ADMISSION: Final = 60.0

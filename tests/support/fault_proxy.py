@@ -19,8 +19,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Final, Self
 
-from knafka.local.children import free_port
-from knafka.local.kafka_server import CLIENTS, HOST
+from knafka_local.children import free_port
+from knafka_local.kafka_server import CLIENTS, HOST
 
 PRODUCE: Final = 0
 """The key of a produce request, as Kafka's protocol numbers them."""

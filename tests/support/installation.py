@@ -34,7 +34,7 @@ EVENTING: Final = "eventing.knative.dev/v1"
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A subscriber in the cluster that remembers what it was sent (tests/cluster/subscribers)."""
+    """A subscriber in the cluster that remembers what it was sent."""
 
     cluster: Cluster
     namespace: str

@@ -1,7 +1,7 @@
 """A subscriber in the test's own process, which pods reach: it keeps every byte it was sent.
 
 It answers as it is told for a path or for one event there, and 202 otherwise. The subscribers of
-tests/cluster/subscribers live in pods, as real ones do; this one is for what those don't show.
+tools/testcluster/subscribers live in pods, as real ones do; this one is for what those don't show.
 """
 
 from __future__ import annotations

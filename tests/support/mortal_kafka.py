@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from cluster import settings
 
-from knafka.local.kafka_distribution import KafkaDistribution
-from knafka.local.kafka_server import KafkaServer
+from knafka_local.kafka_distribution import KafkaDistribution
+from knafka_local.kafka_server import KafkaServer
+from testcluster import settings
 
 
 class MortalKafka:

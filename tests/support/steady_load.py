@@ -8,7 +8,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
-from cluster import settings
+
+from testcluster import settings
 
 RATE: Final = 25
 """Events a second."""

@@ -21,8 +21,7 @@ from support.admitted import (
 )
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator import handlers
-from knafka_operator.admission import (
+from knafka_operator.decide.admission import (
     DEPENDENCY,
     INJECTION,
     Dependency,
@@ -30,7 +29,7 @@ from knafka_operator.admission import (
     dependency,
     trigger_warnings,
 )
-from knafka_operator.resources import (
+from knafka_operator.model.resources import (
     AUTOSCALING,
     BROKER_CLASS,
     DELIVERY_ORDER,
@@ -38,7 +37,8 @@ from knafka_operator.resources import (
     MAX_IN_FLIGHT,
     Metadata,
 )
-from knafka_operator.scaler import Autoscaling
+from knafka_operator.runtime import handlers
+from knafka_operator.scale.scaler import Autoscaling
 
 
 @pytest.mark.parametrize(

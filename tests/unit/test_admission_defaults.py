@@ -18,16 +18,16 @@ from support.admitted import (
     trigger,
 )
 
-from knafka_operator.admission import (
+from knafka_operator.decide.admission import (
     defaulted_broker,
     defaulted_trigger,
 )
-from knafka_operator.brokers import Brokers
-from knafka_operator.handlers import default_broker
-from knafka_operator.resources import (
+from knafka_operator.model.resources import (
     BROKER_CLASS,
 )
-from knafka_operator.settings import Settings
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.brokers import Brokers
+from knafka_operator.runtime.handlers import default_broker
 
 
 @pytest.mark.conformance("KN-TRG-12")

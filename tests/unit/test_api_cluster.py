@@ -10,11 +10,11 @@ import kubernetes
 import pytest
 from support.api_server import ApiServer, api_server
 
-from knafka_operator import kinds
-from knafka_operator.cluster import ApiCluster, ClusterError
-from knafka_operator.kinds import Kinds
-from knafka_operator.resolving import Unresolved, resolve
-from knafka_operator.resources import CORE, EVENTING, SERVING, Destination, KReference
+from knafka_operator.decide.resolving import Unresolved, resolve
+from knafka_operator.model.resources import CORE, EVENTING, SERVING, Destination, KReference
+from knafka_operator.runtime import kinds
+from knafka_operator.runtime.cluster import ApiCluster, ClusterError
+from knafka_operator.runtime.kinds import Kinds
 
 Served = tuple[ApiServer, kubernetes.client.ApiClient]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-LOADTESTS = Path(__file__).parents[2] / "loadtests"
+TOOLS = Path(__file__).parents[2] / "tools"
 MACHINE = {
     "cpu": "a CPU", "cores": 2, "memory_gib": 24, "kernel": "6.1", "python": "3.11.7",
     "load_average": 0.5, "at": "2026-11-21 16:00 UTC",
@@ -19,11 +19,11 @@ MACHINE = {
 
 def module(name: str) -> Any:
     """One of the benchmark's modules: its source root is on no path of ours."""
-    sys.path.insert(0, str(LOADTESTS))
+    sys.path.insert(0, str(TOOLS))
     try:
         return importlib.import_module(f"bench.{name}")
     finally:
-        sys.path.remove(str(LOADTESTS))
+        sys.path.remove(str(TOOLS))
 
 
 results_, document, targets, starting = map(module, ("results", "document", "targets", "starting"))

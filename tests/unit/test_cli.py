@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from knafka import cli
-from knafka.cli import app
 from knafka.core.contract import Sink
+from knafka_local import cli
+from knafka_local.cli import app
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 ORDER = {

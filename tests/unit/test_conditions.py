@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka_operator.conditions import READY, Condition, Severity, Status, merged, summary
+from knafka_operator.model.conditions import READY, Condition, Severity, Status, merged, summary
 
 EARLIER = "2026-11-21T09:00:00Z"
 NOW = "2026-11-21T10:00:00Z"

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from knafka.core.contract import Model
-from knafka_operator.resources import BrokerSpec, TriggerSpec
+from knafka_operator.model.resources import BrokerSpec, TriggerSpec
 
 CRDS = Path(__file__).parents[2] / "crds"
 ADDRESS = {"name", "url", "CACerts", "audience"}

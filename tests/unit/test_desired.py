@@ -20,9 +20,9 @@ from knafka.core.contract import (
     TopicSettings,
 )
 from knafka.core.errors import InvalidDocument
-from knafka_operator import desired
-from knafka_operator.desired import Defaults, Topic
-from knafka_operator.resources import (
+from knafka_operator.decide import desired
+from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.model.resources import (
     DELIVERY_ORDER,
     EXTERNAL_TOPIC,
     MAX_IN_FLIGHT,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knafka.core import names
-from knafka_operator.external_topics import refusal, reserved
+from knafka_operator.decide.external_topics import refusal, reserved
 
 WHERE = "ConfigMap knafka/kafka-broker-config"
 

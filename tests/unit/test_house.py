@@ -32,10 +32,10 @@ def test_documents_are_validated_only_where_errors_become_sentences() -> None:
     validates = re.compile(r"\.(model_validate|validate_(json|python|strings))\b|model_validate_")
     found = {
         path.name
-        for source in ("functions", "operator", "spark_jobs")
+        for source in ("functions", "local", "operator", "spark_jobs")
         for path in (ROOT / source).rglob("*.py")
         if validates.search(path.read_text())
     }
     assert found == {"contract.py", "admission.py"}
-    for main in ("functions/knafka/cli.py", "spark_jobs/knafka_jobs/__main__.py"):
+    for main in ("local/knafka_local/cli.py", "spark_jobs/knafka_jobs/__main__.py"):
         assert "with explained_faults()" in (ROOT / main).read_text()

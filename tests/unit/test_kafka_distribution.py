@@ -10,8 +10,8 @@ from threading import Barrier, Thread
 
 import pytest
 
-from knafka.local import kafka_distribution
-from knafka.local.kafka_distribution import (
+from knafka_local import kafka_distribution
+from knafka_local.kafka_distribution import (
     Download,
     Jar,
     LocalKafkaError,

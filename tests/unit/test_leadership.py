@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from knafka_operator.cluster import ClusterError
-from knafka_operator.leadership import Leadership, manifest, parsed
-from knafka_operator.lease import DURATION, RENEW_WITHIN, RETRY_EVERY, Election, Lease
+from knafka_operator.runtime.cluster import ClusterError
+from knafka_operator.runtime.leadership import Leadership, manifest, parsed
+from knafka_operator.runtime.lease import DURATION, RENEW_WITHIN, RETRY_EVERY, Election, Lease
 
 pytestmark = pytest.mark.looptime
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
-from knafka.local import children
-from knafka.local.children import Child, Command, Supervised, listen, port_of
-from knafka.local.http import get
+from knafka_local import children
+from knafka_local.children import Child, Command, Supervised, listen, port_of
+from knafka_local.http import get
 
 SERVER = """
 import os, socket, sys

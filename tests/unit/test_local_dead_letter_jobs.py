@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from knafka.local import dead_letter_jobs
-from knafka.local.dead_letter_commands import arguments_of
-from knafka.local.dead_letter_jobs import JobFailed, java_home, run
-from knafka.local.kafka_distribution import pinned_jars
+from knafka_local import dead_letter_jobs
+from knafka_local.dead_letter_commands import arguments_of
+from knafka_local.dead_letter_jobs import JobFailed, java_home, run
+from knafka_local.kafka_distribution import pinned_jars
 
 
 def java(folder: Path, modules: str) -> Path:

@@ -13,7 +13,7 @@ from knafka.core.dead_letter import Failure, Origin, dead_letter_of, stub_of
 from knafka.core.delivery import Reason
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Draft, RecordHeaders, to_record
-from knafka.local.dead_letters import PREVIEW, letter, letters, overview, shown
+from knafka_local.dead_letters import PREVIEW, letter, letters, overview, shown
 
 ORIGIN = Origin("default", "shop", "orders", "topic", 2, 42)
 FAILURE = Failure("http://127.0.0.1:1/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no\x1b[2J\nbank")

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from knafka.local.http import get, post_for_lines
+from knafka_local.http import get, post_for_lines
 
 Write = Callable[[bytes], Awaitable[None]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from knafka.local.installation import Installation, InUse, NotRunning, State
+from knafka_local.installation import Installation, InUse, NotRunning, State
 
 STATE = State(pid=1, url="http://127.0.0.1:8080", bootstrap_servers="127.0.0.1:9092")
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from knafka.core.contract import Kafka
-from knafka.local.manifests import Declared, Identity, Place
-from knafka.local.plan import Plan, defaults, identity, make_plan
-from knafka_operator.resources import parse_resource
+from knafka_local.manifests import Declared, Identity, Place
+from knafka_local.plan import Plan, defaults, identity, make_plan
+from knafka_operator.model.resources import parse_resource
 
 URL = "http://127.0.0.1:8080"
 SHOP = Identity("Broker", "default", "shop")

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from knafka.core.errors import InvalidDocument
-from knafka.local import sending
-from knafka.local.sending import Answer, BadInput, Summary, events_of, sample, send
+from knafka_local import sending
+from knafka_local.sending import Answer, BadInput, Summary, events_of, sample, send
 
 OK = b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n"
 BUSY = b"HTTP/1.1 503 No\r\nretry-after: 1\r\ncontent-length: 4\r\n\r\nbusy"

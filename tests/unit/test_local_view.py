@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from knafka.local.snapshot import BrokerRow, Snapshot, TriggerRow
-from knafka.local.view import Lines, changes, choose, render, summary
+from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
+from knafka_local.view import Lines, changes, choose, render, summary
 
 BROKER = BrokerRow("default/shop", "http://127.0.0.1:8080/default/shop", 5, 1)
 TRIGGER = TriggerRow("default/orders", "shop", 3, most_replicas=4, delivered=2, decision="no lag")

@@ -10,9 +10,9 @@ from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.clients.memory_log import MemoryAdmin
 from knafka.core import names
-from knafka_operator.resources import EVENTING, EXTERNAL_TOPIC, TOPIC_STATUS
-from knafka_operator.topics import TOPIC_ID
-from knafka_operator.wakes import Key
+from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, TOPIC_STATUS
+from knafka_operator.runtime.wakes import Key
 
 NOT_ALLOWED = "ExternalTopicNotAllowed"
 

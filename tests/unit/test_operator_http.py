@@ -6,8 +6,8 @@ import aiohttp
 import pytest
 from support.operator_world import running_operator
 
-from knafka.local.children import free_port
-from knafka_operator.metrics import HttpServer
+from knafka_local.children import free_port
+from knafka_operator.runtime.metrics import HttpServer
 
 
 async def test_a_replica_is_ready_once_its_webhooks_answer_whether_it_leads_or_not(

@@ -14,10 +14,11 @@ from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.clients.memory_log import MemoryAdmin, MemoryWriter
 from knafka.core import names
-from knafka_operator import handlers, status
-from knafka_operator import kafkas as kafkas_module
-from knafka_operator.resources import EVENTING, GROUP_STATUS
-from knafka_operator.triggers import LAG
+from knafka_operator.decide import status
+from knafka_operator.model.resources import EVENTING, GROUP_STATUS
+from knafka_operator.reconcile.triggers import LAG
+from knafka_operator.runtime import handlers
+from knafka_operator.scale import kafkas as kafkas_module
 
 pytestmark = pytest.mark.looptime
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from support.operator_world import MemoryCluster
 
-from knafka_operator import handlers, leadership, webhooks
-from knafka_operator.settings import Settings
+from knafka_operator.model.settings import Settings
+from knafka_operator.runtime import handlers, leadership, webhooks
 
 DEPLOY = Path(__file__).resolve().parents[2] / "operator" / "deploy"
 

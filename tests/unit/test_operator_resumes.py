@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
 
-from knafka_operator.resources import BROKER_CLASS, CORE, EVENTING, GROUP_STATUS, SERVING
-from knafka_operator.services import EGRESS
+from knafka_operator.decide.services import EGRESS
+from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, GROUP_STATUS, SERVING
 
 pytestmark = pytest.mark.looptime
 

@@ -11,8 +11,8 @@ import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.contract import Egress
-from knafka_operator import handlers
-from knafka_operator.resources import CORE, SERVING
+from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.runtime import handlers
 
 pytestmark = pytest.mark.looptime
 

@@ -1,6 +1,6 @@
 """What one Trigger costs the operator doesn't depend on how many others there are.
 
-Times aren't measured here but what is looked at; `loadtests/idle_triggers.py` measures.
+Times aren't measured here but what is looked at; `tools/bench/idle_triggers.py` measures.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from support.operator_world import OperatorWorld, running_operator
 from knafka.core import names
 from knafka.observability import prometheus_text
 from knafka_operator import operator as operator_module
-from knafka_operator import scaler as scaler_module
-from knafka_operator.metrics import metrics
-from knafka_operator.resources import SERVING
-from knafka_operator.scaler import TriggerStatus
-from knafka_operator.wakes import Key
+from knafka_operator.model.resources import SERVING
+from knafka_operator.runtime.metrics import metrics
+from knafka_operator.runtime.wakes import Key
+from knafka_operator.scale import scaler as scaler_module
+from knafka_operator.scale.scaler import TriggerStatus
 
 BROKERS = 10
 TRIGGERS = 100

@@ -8,13 +8,13 @@ import pytest
 
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import InvalidDocument, LogError
-from knafka_operator import status
-from knafka_operator.conditions import Condition, Status
-from knafka_operator.resolving import Unresolved
-from knafka_operator.scaler import Scale, TriggerStatus
-from knafka_operator.status import Findings, NotReady
-from knafka_operator.topics import TopicRefused
-from knafka_operator.triggers import delivering
+from knafka_operator.decide import status
+from knafka_operator.decide.resolving import Unresolved
+from knafka_operator.decide.status import Findings, NotReady
+from knafka_operator.decide.topics import TopicRefused
+from knafka_operator.model.conditions import Condition, Status
+from knafka_operator.reconcile.triggers import delivering
+from knafka_operator.scale.scaler import Scale, TriggerStatus
 
 AT = "2026-11-21T12:00:00Z"
 

@@ -20,11 +20,11 @@ from knafka.core.dead_letter import (
 )
 from knafka.core.delivery import Reason
 from knafka.core.errors import LogError
-from knafka.local.manifests import Identity
-from knafka.local.plan import AUTOSCALING, PlannedTrigger
-from knafka.local.replays import LOOK_INTERVAL, follow_replays, replaying
-from knafka_operator.desired import replay_egress
-from knafka_operator.scaler import Autoscaling, Scaler
+from knafka_local.manifests import Identity
+from knafka_local.plan import AUTOSCALING, PlannedTrigger
+from knafka_local.replays import LOOK_INTERVAL, follow_replays, replaying
+from knafka_operator.decide.desired import replay_egress
+from knafka_operator.scale.scaler import Autoscaling, Scaler
 
 EGRESS = Egress(
     namespace="shop",

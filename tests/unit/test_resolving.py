@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from knafka.core import contract
-from knafka_operator.resolving import Unresolved, resolve
-from knafka_operator.resources import Destination
+from knafka_operator.decide.resolving import Unresolved, resolve
+from knafka_operator.model.resources import Destination
 
 OBJECTS: Mapping[tuple[str, str, str, str], Mapping[str, Any]] = {
     ("v1", "Service", "shop", "plain"): {},

@@ -8,7 +8,7 @@ import pytest
 
 from knafka.core.contract import AttributesFilter, Exact
 from knafka.core.errors import InvalidDocument
-from knafka_operator.resources import (
+from knafka_operator.model.resources import (
     BROKER_CLASS,
     BROKER_CLASSES,
     Broker,

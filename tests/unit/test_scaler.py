@@ -11,7 +11,7 @@ from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running,
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import LogError
-from knafka_operator.scaler import BUDGET, GRACE, KEPT, Autoscaling, Scale, Scaler
+from knafka_operator.scale.scaler import BUDGET, GRACE, KEPT, Autoscaling, Scale, Scaler
 
 pytestmark = pytest.mark.looptime
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from knafka.clients.memory_log import MemoryAdmin, MemoryLog
-from knafka_operator.desired import Topic
-from knafka_operator.topics import TopicRefused, drift, may_delete, own_topic
+from knafka_operator.decide.desired import Topic
+from knafka_operator.decide.topics import TopicRefused, drift, may_delete, own_topic
 
 WANTED = Topic("orders", 4, 1, {"retention.ms": "1000"})
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from knafka_operator.wakes import Key, Wakes
+from knafka_operator.runtime.wakes import Key, Wakes
 
 KEY: Key = ("Trigger", "shop", "orders")
 

@@ -1,0 +1,187 @@
+"""Manifests: the YAML that `kubectl apply` takes, read from files and folders, and read again.
+
+What is broken is a `Problem` with file, document and field; the last good state of that object
+stays, so that a typing error in an editor takes nothing down. Only removing an object from its file
+(or the file itself) removes it.
+Refused here: what the objects mean together (see `plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import yaml
+from watchfiles import Change, awatch
+
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.model.resources import Broker, ConfigMap, Service, Trigger, parse_resource
+
+SUFFIXES: Final = (".yaml", ".yml", ".json")
+"""What is read in a folder; a file that is named itself may have any suffix."""
+
+Resource: TypeAlias = Broker | Trigger | ConfigMap | Service
+
+
+class NoManifests(KnafkaError):
+    """A path that was asked for isn't there."""
+
+
+class Identity(NamedTuple):
+    """What an object is called; `str` is how people write it."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a document stands; `document` counts from 1, as people do."""
+
+    file: Path
+    document: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.file) if self.document is None else f"{self.file}, document {self.document}"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that can't be used as it is written."""
+
+    place: Place
+    error: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """All that the files say, and what in them can't be used."""
+
+    resources: Mapping[Identity, tuple[Resource, Place]]
+    problems: tuple[Problem, ...] = ()
+
+    def all(self, kind: type[Any]) -> Iterator[Any]:
+        return (resource for resource, _ in self.resources.values() if isinstance(resource, kind))
+
+
+class Manifests:
+    """Files and folders, as they are now and as they last were when they were good."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Raises `NoManifests` if one of them doesn't exist."""
+        for path in paths:
+            if not path.exists():
+                raise NoManifests(f"{path} doesn't exist: -f wants a YAML file or a folder of them")
+        self.paths = [path.absolute() for path in paths]
+        self._good: dict[Path, dict[Identity, tuple[Resource, Place]]] = {}
+
+    def read(self) -> Declared:
+        """Read everything anew; what is broken now is as it was when it was good."""
+        problems: list[Problem] = []
+        good = {}
+        for file in self._files():
+            good[file] = _read(file, self._good.get(file, {}), problems)
+        self._good = good
+        resources: dict[Identity, tuple[Resource, Place]] = {}
+        for found in good.values():
+            for identity, (resource, place) in found.items():
+                if identity in resources:
+                    first = resources[identity][1]
+                    problems.append(Problem(place, f"{identity} is declared in {first} already"))
+                else:
+                    resources[identity] = resource, place
+        return Declared(resources, tuple(problems))
+
+    def _files(self) -> Iterator[Path]:
+        seen = set()
+        for path in self.paths:
+            inside = sorted(path.iterdir()) if path.is_dir() else [path]
+            for file in inside:
+                wanted = file == path or file.suffix in SUFFIXES
+                if wanted and file not in seen and file.is_file():
+                    seen.add(file)
+                    yield file
+
+    async def changes(self) -> AsyncIterator[None]:
+        """Yields each time files may have changed, a moment after an editor has written them."""
+        # Editors replace files, which only the folder tells.
+        folders = {path if path.is_dir() else path.parent for path in self.paths}
+        named = set(self.paths)
+
+        def concerns_us(_: Change, path: str) -> bool:
+            return Path(path) in named or Path(path).suffix in SUFFIXES
+
+        async for _ in awatch(
+            *folders,
+            watch_filter=concerns_us,
+            recursive=False,
+            debounce=400,
+            step=50,
+        ):
+            yield
+
+
+def _read(
+    file: Path, before: Mapping[Identity, tuple[Resource, Place]], problems: list[Problem]
+) -> dict[Identity, tuple[Resource, Place]]:
+    try:
+        documents = list(yaml.load_all(file.read_text(), _Loader))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        problems.append(Problem(Place(file), f"can't be read: {' '.join(str(error).split())}"))
+        return dict(before)
+    found: dict[Identity, tuple[Resource, Place]] = {}
+    for number, document in enumerate(documents, start=1):
+        place = Place(file, number)
+        for each in _items(document):
+            who = _identity(each)
+            try:
+                resource = parse_resource(each)
+                if who is None:
+                    raise InvalidDocument("metadata.name", "missing: want a name")
+                if resource is None:
+                    raise InvalidDocument("kind", "none of those that run here, so it is left out")
+                if who in found:
+                    raise InvalidDocument("metadata.name", "stands in this file already")
+                found[who] = resource, place
+            except InvalidDocument as error:
+                problems.append(Problem(place, f"{who}: {error}" if who else str(error)))
+                if who is not None and who in before:
+                    found.setdefault(who, before[who])
+    return found
+
+
+def _items(document: object) -> Iterator[object]:
+    """The objects of one document: itself, those of a List, none of an empty one."""
+    if isinstance(document, dict) and document.get("kind") == "List":
+        items = document.get("items")
+        yield from items if isinstance(items, list) else ()
+    elif document is not None:
+        yield document
+
+
+def _identity(document: object) -> Identity | None:
+    """What a document is about, however broken the rest of it is."""
+    match document:
+        case {"kind": str(kind), "metadata": {"name": str(name), **rest}}:
+            namespace = rest.get("namespace") or "default"
+            return Identity(kind, str(namespace), name)
+    return None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as the API server's tools read it: what looks like a date is text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}

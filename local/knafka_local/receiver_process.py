@@ -1,0 +1,124 @@
+"""The receiver behind the installation's address: one process, restarted, replaced, counted.
+
+The socket is ours and outlives every process: while there is none, connections wait in its backlog.
+Another set of Ingresses starts another process on the same socket, and the old one ends once the
+new one answers. Counters of processes that are gone are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from knafka import settings
+from knafka.core import contract
+from knafka.core.contract import Ingress
+from knafka_local import http
+from knafka_local.children import Child, Command, Say, Supervised, port_of
+
+READY_TIMEOUT: Final = 30.0
+"""Seconds until a new receiver answers; it takes one on an idle machine."""
+PAUSE: Final = 0.05
+"""Seconds between two looks."""
+ASK_TIMEOUT: Final = 2.0
+
+Answered: TypeAlias = Counter[tuple[str, str, int]]
+"""Requests by namespace, Broker and status code."""
+
+_SAMPLE = re.compile(
+    r'knafka_receiver_events_total\{namespace="([^"]*)",broker="([^"]*)",code="(\d+)"\} (\S+)'
+).fullmatch
+
+
+class ReceiverProcess:
+    """Keeps a receiver running on `listener`, which stays the caller's."""
+
+    def __init__(self, listener: socket.socket, logs: Path, say: Say) -> None:
+        self._listener = listener
+        self._log = logs / "receiver.log"
+        self._say = say
+        self._process: Supervised | None = None
+        self._ingresses: Sequence[Ingress] = ()
+        self._tally = Tally()
+
+    async def serve(self, ingresses: Sequence[Ingress]) -> None:
+        """Have exactly these Brokers served; returns once they are (KN-BRK-21)."""
+        if self._process is not None and ingresses == self._ingresses:
+            return
+        old, self._ingresses = self._process, ingresses
+        command = Command(
+            (sys.executable, "-m", "knafka.receiver", "--fd", str(self._listener.fileno())),
+            self._log,
+            {settings.INGRESSES: json.dumps([contract.dump(each) for each in ingresses])},
+            listener=self._listener,
+        )
+        self._process = Supervised("the receiver", lambda: Child.start(command), self._say)
+        try:
+            await self._until_served()
+        finally:
+            if old is not None:
+                await old.stop()
+
+    async def _until_served(self) -> None:
+        """Both processes take from one socket, but only the new one knows a new Broker."""
+        paths = [each.path for each in self._ingresses]
+        deadline = asyncio.get_running_loop().time() + READY_TIMEOUT
+        while not await self._is_ready(paths):
+            if asyncio.get_running_loop().time() > deadline:
+                self._say(f"the receiver doesn't answer yet: see {self._log}")
+                return
+            await asyncio.sleep(PAUSE)
+
+    async def _is_ready(self, paths: Sequence[str]) -> bool:
+        port = port_of(self._listener)
+        try:
+            status, _ = await http.get(port, "/health/readiness", ASK_TIMEOUT)
+            for path in paths:
+                if status == HTTPStatus.OK:
+                    status, _ = await http.get(port, path, ASK_TIMEOUT, k_network_probe="probe")
+        except OSError:
+            return False
+        return status == HTTPStatus.OK
+
+    async def answered(self) -> Answered:
+        """What was answered since we started; the last known figures while nobody answers."""
+        try:
+            status, body = await http.get(port_of(self._listener), "/metrics", ASK_TIMEOUT)
+        except OSError:
+            return self._tally.total
+        if status != HTTPStatus.OK:
+            return self._tally.total
+        return self._tally.add(Counter(dict(_samples(body.decode()))))
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            await self._process.stop()
+
+
+class Tally:
+    """Counters that survive the process that counts: what falls has started anew."""
+
+    def __init__(self) -> None:
+        self.total: Answered = Counter()
+        self._last: Answered = Counter()
+
+    def add(self, now: Answered) -> Answered:
+        began_anew = any(now[key] < count for key, count in self._last.items())
+        self.total = self.total + (now if began_anew else now - self._last)
+        self._last = now
+        return self.total
+
+
+def _samples(text: str) -> Iterator[tuple[tuple[str, str, int], int]]:
+    for line in text.splitlines():
+        if sample := _SAMPLE(line):
+            namespace, broker, code, count = sample.groups()
+            yield (namespace, broker, int(code)), int(float(count))

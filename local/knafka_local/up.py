@@ -1,0 +1,82 @@
+"""`knafka up`: run a supervisor under a view until somebody says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from knafka_local import sending
+from knafka_local.supervisor import Options, Supervisor
+from knafka_local.view import View
+
+FORCED: Final = 130
+"""Exit code of an impatient Ctrl-C, as shells have it."""
+
+
+async def up(options: Options, view: View, send: Path | None = None) -> None:
+    """Run until SIGINT or SIGTERM, which stop everything cleanly; the second one kills.
+
+    `send`: a file of events to send, once, when all is up. Raises `KnafkaError` if it can't start.
+    """
+    began = time.monotonic()
+    supervisor = Supervisor(options, view)
+    _stop_on_signals(supervisor, view)
+    try:
+        async with supervisor.running(), asyncio.TaskGroup() as group:
+            group.create_task(view.follow(supervisor.snapshot))
+            await asyncio.sleep(0)  # what there is is shown before what happens
+            view.say(f"up after {time.monotonic() - began:.1f} s; Ctrl-C stops everything")
+            if not supervisor.snapshot().brokers:
+                view.say(
+                    "no Broker is declared: name its YAML with -f, such as examples/quickstart"
+                )
+            if send is not None:
+                await _send(supervisor, send, view)
+            await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        view.say(f"stopped; everything is kept in {options.data}")
+    finally:
+        supervisor.kill()
+
+
+def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
+    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def force() -> None:
+        supervisor.kill()
+        os._exit(FORCED)
+
+    def stop() -> None:
+        view.say("stopping: what is in flight is finished; once more to force it")
+        for each in signals:
+            loop.add_signal_handler(each, force)
+        if main is not None:
+            main.cancel()
+
+    for each in signals:
+        loop.add_signal_handler(each, stop)
+
+
+async def _send(supervisor: Supervisor, file: Path, view: View) -> None:
+    brokers = [each.url for each in supervisor.snapshot().brokers if each.url]
+    if len(brokers) != 1:
+        view.say(f"{file} is not sent: that needs exactly one Broker, and there are {len(brokers)}")
+        return
+    view.say(f"sending {file} to {brokers[0]}")
+    with file.open("rb") as lines:
+        try:
+            summary = await sending.send(
+                sending.events_of(lines, str(file)),
+                brokers[0],
+                lambda each: view.say(str(each)),
+                connections=1,
+            )
+        except sending.BadInput as error:
+            view.say(str(error))
+        else:
+            view.say(f"{summary}")

@@ -1,0 +1,1 @@
+"""Pure decisions: from what is declared and observed to topics, contracts, manifests, status."""

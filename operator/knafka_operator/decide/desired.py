@@ -1,0 +1,352 @@
+"""Desired: what should be, from what is declared: topics and the contract's entries.
+
+    Broker, ConfigMap, Defaults -> Topic, Ingress
+    Trigger, Broker, Topic, resolved sinks -> Egress
+
+Pure. Refused here: looking anything up. References are resolved before (`Sink`), a topic's owner is
+checked after, by whoever creates it (names that only differ in a dash can collide).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from knafka.core import names
+from knafka.core.contract import (
+    KEPT_FOR_EVER,
+    MAX_RECORD_BYTES,
+    AttributesFilter,
+    BackoffPolicy,
+    Delivery,
+    Egress,
+    Ingress,
+    Kafka,
+    Order,
+    Sink,
+    TopicSettings,
+    event_limit,
+)
+from knafka.core.errors import InvalidDocument
+from knafka_operator.model.resources import (
+    CORE,
+    DELIVERY_ORDER,
+    EXTERNAL_TOPIC,
+    GROUP_STATUS,
+    MAX_IN_FLIGHT,
+    TOPIC_STATUS,
+    Broker,
+    ConfigMap,
+    DeliverySpec,
+    Destination,
+    Trigger,
+    annotation_path,
+    whole_number,
+)
+
+MAX_INT: Final = 2**31 - 1
+
+MAX_REPLICATION: Final = 32_767
+"""Kafka keeps the factor in 16 bits."""
+
+DEFAULT_DELIVERY: Final = Delivery(
+    retry=10, backoff_policy=BackoffPolicy.EXPONENTIAL, backoff_delay=0.2
+)
+"""Upstream's `default-br-config` (KN-DLV-01)."""
+
+STORY_BYTES: Final = 16_384
+"""What a dead letter may be larger than its event: the attributes that tell how it failed."""
+
+DEAD_LETTER_PARTITIONS: Final = 1
+"""Dead letters are few, and each partition of a thousand Triggers costs Kafka something."""
+
+MIN_IN_SYNC: Final = "min.insync.replicas"
+LIMIT: Final = "max.message.bytes"
+
+ORDERS: Final[Mapping[str, Order]] = {
+    "ordered": Order.PARTITION,
+    "unordered": Order.NONE,
+    "key": Order.KEY,
+}
+"""The values of the annotation; `key` is ours, and the default."""
+
+MAX_IN_FLIGHT_DEFAULT: Final[int] = Egress.model_fields["max_in_flight"].default
+MAX_MAX_IN_FLIGHT: Final = 10_000
+
+PARTITIONS: Final = "default.topic.partitions"
+REPLICATION: Final = "default.topic.replication.factor"
+TOPIC_CONFIG: Final = "default.topic.config."
+BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
+SECRET: Final = "auth.secret.ref.name"
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds where nothing is declared."""
+
+    kafka: Kafka
+    partitions: int = 10
+    replication: int = 3
+    max_replication: int = MAX_REPLICATION
+    """No topic gets more copies, whatever is declared; 1 where Kafka is a single node."""
+    topic_config: Mapping[str, str] = field(default_factory=dict)
+    delivery: Delivery = DEFAULT_DELIVERY
+    """For Triggers that declare no delivery and whose Broker declares none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it should be."""
+
+    name: str
+    partitions: int
+    replication: int
+    config: Mapping[str, str] = field(default_factory=dict)
+    external: bool = False
+    """Somebody else's: used, but never created, changed or deleted; the counts are guesses."""
+
+
+@dataclass(frozen=True, slots=True)
+class OthersNames:
+    """Names in Kafka that other objects have; one look-up says whether a name is among them."""
+
+    uids: Mapping[str, str]
+    """Name -> UID of the object that has it."""
+    uid: str
+    """Of the object whose own names aren't among them."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.uids.get(name, self.uid) != self.uid
+
+
+def config_reference(broker: Broker) -> tuple[str, str] | None:
+    """Namespace and name of the Broker's ConfigMap; None if it declares none."""
+    reference = broker.spec.config
+    if reference is None:
+        return None
+    if (reference.api_version, reference.kind) != (CORE, "ConfigMap"):
+        raise InvalidDocument(
+            "spec.config.kind",
+            f"invalid value: {reference.api_version} {reference.kind}: want v1 ConfigMap",
+        )
+    return reference.namespace or broker.metadata.namespace, reference.name
+
+
+def configured(config: ConfigMap | None, defaults: Defaults) -> Defaults:
+    """The defaults with a Broker's ConfigMap over them, its `bootstrap.servers` included.
+
+    Raises `InvalidDocument` with a path such as `data.default.topic.partitions`. A local mode that
+    has a Kafka of its own passes the ConfigMap to `broker_topic` only.
+    """
+    data = {} if config is None else config.data
+    kafka = defaults.kafka
+    if BOOTSTRAP_SERVERS in data:
+        kafka = kafka.model_copy(update={"bootstrap_servers": _servers(data[BOOTSTRAP_SERVERS])})
+    return replace(
+        defaults,
+        kafka=kafka,
+        partitions=_count(data, PARTITIONS, defaults.partitions, 2**31 - 1),
+        replication=_count(data, REPLICATION, defaults.replication, MAX_REPLICATION),
+        topic_config={**defaults.topic_config, **_topic_config(data)},
+    )
+
+
+def secret_reference(config: ConfigMap | None) -> tuple[str, str] | None:
+    """Namespace and name of the Secret for Kafka: beside the ConfigMap that names it."""
+    name = "" if config is None else config.data.get(SECRET, "").strip()
+    return (config.metadata.namespace, name) if config is not None and name else None
+
+
+def broker_topic(
+    broker: Broker,
+    config: ConfigMap | None,
+    defaults: Defaults,
+    taken: Container[str] = frozenset(),
+) -> Topic:
+    """The topic of a Broker: the one it names, the one it always had, or upstream's name for it.
+
+    `taken` are other Brokers' topics: joined with dashes, two names can give the same. Whether it
+    may use the one that it names is another question (`external_topics`).
+    """
+    wanted = configured(config, defaults)
+    annotations = broker.metadata.annotations
+    external = annotations.get(EXTERNAL_TOPIC)
+    if external is not None:
+        path = annotation_path(EXTERNAL_TOPIC)
+        name = external
+    else:
+        path = "metadata.name"
+        mine = broker.metadata.namespace, broker.metadata.name
+        kept = broker.status.annotations.get(TOPIC_STATUS)
+        # Of two names it keeps the one it got (KN-BRK-19). No other: one that is there was external
+        # before, or was written by somebody who may write the status.
+        name = kept if kept and names.is_broker_topic(kept, *mine) else names.broker_topic(*mine)
+        if name in taken:
+            name = names.distinct_broker_topic(*mine)
+    if not names.is_topic(name):
+        raise InvalidDocument(
+            path,
+            f"invalid value: {name:.300}: want a topic's name, at most {names.MAX_LENGTH} of "
+            "A-Z, a-z, 0-9, '.', '_' and '-'",
+        )
+    replication = min(wanted.replication, wanted.max_replication)
+    return Topic(
+        name=name,
+        partitions=wanted.partitions,
+        replication=replication,
+        config=_durable(wanted.topic_config, replication),
+        external=external is not None,
+    )
+
+
+def _durable(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
+    """An acknowledged record is on two replicas where there are three; what is declared wins."""
+    return {MIN_IN_SYNC: "2", **config} if replication >= 3 else config
+
+
+def ingress(broker: Broker, topic: Topic, config: Mapping[str, str], defaults: Defaults) -> Ingress:
+    """What the receiver is told of one Broker; `config` is its topic's, as Kafka describes it."""
+    limit = config.get("max.message.bytes", "")
+    limits = (
+        {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}
+        if limit.isdecimal()
+        else {}
+    )
+    return Ingress(
+        namespace=broker.metadata.namespace,
+        broker=broker.metadata.name,
+        topic=topic.name,
+        kafka=defaults.kafka,
+        **limits,
+    )
+
+
+def egress(
+    trigger: Trigger,
+    broker: Broker,
+    topic: Topic,
+    subscriber: Sink,
+    dead_letter_sink: Sink | None,
+    defaults: Defaults,
+    taken: Container[str] = frozenset(),
+) -> Egress:
+    """What the dispatcher is told of one Trigger.
+
+    `dead_letter_sink` is `dead_letter_destination`, resolved; `taken` are the groups of other
+    Triggers. Raises `InvalidDocument` for an
+    annotation that says nothing usable.
+    """
+    namespace, name = trigger.metadata.namespace, trigger.metadata.name
+    spec = _delivery_spec(trigger, broker)
+    kept = trigger.status.annotations.get(GROUP_STATUS)
+    # Of two names it keeps the one it got (KN-BRK-19), and no other that somebody wrote there.
+    group = (
+        kept
+        if kept and names.is_trigger_group(kept, namespace, name)
+        else names.trigger_group(namespace, name)
+    )
+    if group in taken:
+        group = names.distinct_trigger_group(namespace, name)
+    return Egress(
+        namespace=namespace,
+        broker=broker.metadata.name,
+        trigger=name,
+        topic=topic.name,
+        group=group,
+        dead_letter_topic=names.dead_letter_topic(namespace, broker.metadata.name, name),
+        dead_letter_settings=_dead_letter_settings(topic),
+        kafka=defaults.kafka,
+        subscriber=subscriber,
+        dead_letter_sink=dead_letter_sink,
+        delivery=defaults.delivery if spec is None else _delivery(spec),
+        filter=trigger.spec.filter,
+        filters=trigger.spec.filters,
+        order=_order(trigger),
+        max_in_flight=_max_in_flight(trigger),
+    )
+
+
+def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | None:
+    """The dead letter sink that applies: the Broker's only if the Trigger declares no delivery."""
+    spec = _delivery_spec(trigger, broker)
+    return None if spec is None else spec.dead_letter_sink
+
+
+def replay_egress(egress: Egress) -> Egress:
+    """What a dispatcher is told of a Trigger's replays.
+
+    They are delivered like its events, so to its subscriber, with its retries and its dead-letter
+    topic; but they passed its filters long ago, and come from a topic of their own.
+    """
+    replays = names.replay_topic(egress.namespace, egress.broker, egress.trigger)
+    return egress.model_copy(
+        update={
+            "topic": replays,
+            "group": replays,
+            "reply_topic": egress.topic,
+            "filter": AttributesFilter(),
+            "filters": (),
+        }
+    )
+
+
+def _dead_letter_settings(topic: Topic) -> TopicSettings:
+    """How a Trigger's dead-letter topic is made: like the Broker's topic, but nothing in it
+    expires, and it has room for the largest event with the story of its failure."""
+    limit = topic.config.get(LIMIT, "")
+    room = (int(limit) if limit.isdecimal() else MAX_RECORD_BYTES) + STORY_BYTES
+    return TopicSettings(
+        partitions=DEAD_LETTER_PARTITIONS,
+        # How many replicas an external topic has isn't known here.
+        replication=-1 if topic.external else topic.replication,
+        config={**topic.config, **KEPT_FOR_EVER, LIMIT: str(min(room, MAX_INT))},
+    )
+
+
+def _delivery_spec(trigger: Trigger, broker: Broker) -> DeliverySpec | None:
+    """The one that applies, as a whole; None: neither declares any option (KN-BRK-15)."""
+    for spec in (trigger.spec.delivery, broker.spec.delivery):
+        if spec.is_set:
+            return spec
+    return None
+
+
+def _delivery(spec: DeliverySpec) -> Delivery:
+    return Delivery(**{name: getattr(spec, name) for name in Delivery.model_fields})
+
+
+def _order(trigger: Trigger) -> Order:
+    declared = trigger.metadata.annotations.get(DELIVERY_ORDER, "key")
+    if declared not in ORDERS:
+        raise InvalidDocument(
+            annotation_path(DELIVERY_ORDER),
+            f"invalid value: {declared:.80}: want {', '.join(ORDERS)}",
+        )
+    return ORDERS[declared]
+
+
+def _max_in_flight(trigger: Trigger) -> int:
+    declared = trigger.metadata.annotations.get(MAX_IN_FLIGHT)
+    if declared is None:
+        return MAX_IN_FLIGHT_DEFAULT
+    return whole_number(declared, annotation_path(MAX_IN_FLIGHT), 1, MAX_MAX_IN_FLIGHT)
+
+
+def _count(data: Mapping[str, str], key: str, default: int, maximum: int) -> int:
+    return whole_number(data[key], f"data.{key}", 1, maximum) if key in data else default
+
+
+def _topic_config(data: Mapping[str, str]) -> Mapping[str, str]:
+    return {
+        key.removeprefix(TOPIC_CONFIG): value.strip()
+        for key, value in data.items()
+        if key.startswith(TOPIC_CONFIG)
+    }
+
+
+def _servers(declared: str) -> str:
+    servers = [server.strip() for server in declared.split(",") if server.strip()]
+    if not servers:
+        raise InvalidDocument(f"data.{BOOTSTRAP_SERVERS}", "want host:port, comma-separated")
+    return ",".join(servers)

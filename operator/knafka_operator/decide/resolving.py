@@ -1,0 +1,69 @@
+"""Resolving: a declared destination as an address (KN-DST).
+
+    ref            an Addressable's `status.address.url`; a Service's by its name
+    ref and uri    the uri, relative to the ref's address
+    uri            itself
+
+Refused here: asking for an object twice, or waiting until it has an address. Who asks comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
+from urllib.parse import urljoin
+
+from knafka.core.contract import Sink, parse
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.model.resources import CORE, Destination, KReference
+
+Get: TypeAlias = Callable[[str, str, str, str], Awaitable[Mapping[str, Any] | None]]
+"""apiVersion, kind, namespace, name -> the object, None if there is none."""
+
+NOT_FOUND: Final = "NotFound"
+NOT_ADDRESSABLE: Final = "NotAddressable"
+
+
+class Unresolved(KnafkaError):
+    """A destination without an address (yet)."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+async def resolve(destination: Destination, namespace: str, get: Get, domain: str) -> Sink:
+    """The address of `destination`, declared in `namespace`; raises `Unresolved`.
+
+    `domain` is the cluster's, such as `cluster.local`.
+    """
+    url, ca_certs = destination.uri or "", destination.ca_certs
+    if destination.ref is not None:
+        base, found = await _address(destination.ref, namespace, get, domain)
+        url, ca_certs = urljoin(base, url), ca_certs or found
+    try:
+        return parse(Sink, {"url": url, **({"caCerts": ca_certs} if ca_certs else {})})
+    except InvalidDocument as error:
+        raise Unresolved(
+            "InvalidAddress", f"its address {url:.200} can't be used: {error}"
+        ) from None
+
+
+async def _address(
+    ref: KReference, namespace: str, get: Get, domain: str
+) -> tuple[str, str | None]:
+    """URL, and PEM of the authorities to trust."""
+    where = ref.namespace or namespace
+    found = await get(ref.api_version, ref.kind, where, ref.name)
+    named = f"{ref.kind:.100} {where}/{ref.name:.253} ({ref.api_version:.300})"
+    if found is None:
+        raise Unresolved(NOT_FOUND, f"{named} does not exist")
+    if (ref.api_version, ref.kind) == (CORE, "Service"):
+        return f"http://{ref.name}.{where}.svc.{domain}", None  # KN-DST-02
+    status = found.get("status") or {}
+    address = status.get("address") or next(iter(status.get("addresses") or ()), None) or {}
+    if not (url := address.get("url")):
+        raise Unresolved(
+            NOT_ADDRESSABLE, f"{named} has no address: its status.address.url is empty"
+        )
+    return str(url), address.get("CACerts")

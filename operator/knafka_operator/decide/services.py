@@ -1,0 +1,275 @@
+"""Services: the functions as Knative Services, from the contract's entries. Pure.
+
+    Broker, Ingress  -> the receiver's Service
+    Trigger, Egress  -> a dispatcher's Service, and one for its replays
+
+The contract goes into the environment as JSON, so that a change is a new Revision; a Secret is
+mounted as files. The owner is a Broker or Trigger of the same namespace, so deletion needs nobody.
+
+Refused here: applying them, and deciding how many drains are held (`scaler`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from knafka.core import contract, names
+from knafka.core.contract import Egress, Ingress
+from knafka_operator.model.resources import EVENTING, SERVING, Broker, Resource, Trigger
+from knafka_operator.model.settings import Settings
+from knafka_operator.scale.scaler import Autoscaling
+
+Manifest = dict[str, Any]
+
+SECRET_PATH: Final = "/var/run/secrets/knafka/kafka"
+"""Where the Secret for Kafka is mounted, and nothing else of the namespace's."""
+
+ROLE: Final = "knafka.dev/role"
+BROKER: Final = "knafka.dev/broker"
+TRIGGER: Final = "knafka.dev/trigger"
+RECEIVER: Final = "receiver"
+DISPATCHER: Final = "dispatcher"
+REPLAYER: Final = "replayer"
+DISPATCHER_SUFFIX: Final = "-kn-dispatcher"
+
+SECRET_VERSION: Final = "knafka.dev/secret-version"
+"""On the template: a changed Secret makes a new Revision, since a process reads it at its start."""
+
+FULL_DUPLEX: Final[Mapping[str, str]] = {"features.knative.dev/http-full-duplex": "Enabled"}
+"""A function may answer before it has read the whole request: without this, Knative's proxy cuts
+such an answer short now and then."""
+
+EGRESS: Final = "KNAFKA_EGRESS"
+"""The variable of a dispatcher with its contract."""
+
+TIMEOUT_SECONDS: Final = 600
+"""Knative's default maximum; a drain's budget stays below it."""
+
+GRACE_PERIOD: Final = TIMEOUT_SECONDS - 60
+"""Seconds from a dispatcher's SIGTERM to its end. Knative gives a pod `timeoutSeconds`, and has the
+function stopped 30 s after the last request that its proxy was sent."""
+
+LIVENESS_PROBE: Final[Mapping[str, Any]] = {
+    "httpGet": {"path": "/health/liveness"},
+    # Patient: on a busy node a pod was seen to answer after more than 10 s, and a restart would
+    # make it busier still.
+    "periodSeconds": 20,
+    "timeoutSeconds": 20,
+    "failureThreshold": 6,
+}
+
+_KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
+MAX_SCALE: Final = "autoscaling.knative.dev/max-scale"
+
+_RECEIVER_SCALING: Final[Mapping[str, str]] = {"min-scale": "0", "max-scale": "10"}
+
+
+def receiver_name(broker: Resource) -> str:
+    return names.child(broker.metadata.name, "-kn-receiver")
+
+
+def dispatcher_name(trigger: Resource) -> str:
+    return names.child(trigger.metadata.name, DISPATCHER_SUFFIX)
+
+
+def replayer_name(trigger: Resource) -> str:
+    return names.child(trigger.metadata.name, "-kn-replayer")
+
+
+def receiver_service(
+    broker: Broker, ingress: Ingress, secret: tuple[str, str] | None, settings: Settings
+) -> Manifest:
+    """The receiver of one Broker; `secret` is the mounted Secret's name and version.
+
+    `autoscaling.knative.dev/...` annotations of the Broker are the receiver's.
+    """
+    scaling = {_KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()}
+    declared = {
+        key: value
+        for key, value in broker.metadata.annotations.items()
+        if key.startswith(_KNATIVE_AUTOSCALING)
+    }
+    return _service(
+        receiver_name(broker),
+        owner=broker,
+        labels={ROLE: RECEIVER, BROKER: names.child(broker.metadata.name, "")},
+        annotations={**scaling, **declared},
+        environment={
+            "FUNCTION_TARGET": "receive",
+            "KNAFKA_INGRESSES": _json([contract.dump(ingress)]),
+        },
+        secret=secret,
+        settings=settings,
+    )
+
+
+def dispatcher_service(
+    trigger: Trigger,
+    egress: Egress,
+    autoscaling: Autoscaling,
+    partitions: int,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    *,
+    replays: bool = False,
+) -> Manifest:
+    """The dispatcher of one Trigger: one pod for each drain that is held against it.
+
+    With min-scale, Knative itself keeps that many, which drain from their start without being
+    asked. What replays is never kept.
+    """
+    most = max(1, min(autoscaling.max_scale, partitions))
+    always = 0 if replays else min(autoscaling.min_scale, most)
+    scaling = {
+        # Exactly as many pods as there are drains: one each, none to spare, soon gone.
+        "metric": "concurrency",
+        "target": "1",
+        "target-utilization-percentage": "100",
+        "target-burst-capacity": "-1",  # the activator stays, as it alone sees which pod is free
+        "window": "10s",
+        "scale-to-zero-pod-retention-period": "0s",
+        "min-scale": str(always),
+        "max-scale": str(most),
+        "initial-scale": str(settings.initial_scale),
+    }
+    name = replayer_name(trigger) if replays else dispatcher_name(trigger)
+    environment = {
+        "FUNCTION_TARGET": "dispatch",
+        EGRESS: _json(contract.dump(egress)),
+        # Where it asks for its next drain when there is work left and nobody else asks.
+        "KNAFKA_SERVICE_URL": url(name, trigger.metadata.namespace, settings),
+        "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
+    }
+    if always:
+        environment["KNAFKA_DRAIN_AT_START"] = "true"
+    return _service(
+        name,
+        owner=trigger,
+        labels={
+            ROLE: REPLAYER if replays else DISPATCHER,
+            BROKER: names.child(egress.broker, ""),
+            TRIGGER: names.child(egress.trigger, ""),
+        },
+        annotations={_KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()},
+        environment=environment,
+        secret=secret,
+        settings=settings,
+        concurrency=1,
+    )
+
+
+def url(name: str, namespace: str, settings: Settings) -> str:
+    """Where a function is, within the cluster."""
+    return f"http://{name}.{namespace}.svc.{settings.cluster_domain}"
+
+
+def projected_secret(broker: Broker, data: Mapping[str, str]) -> Manifest:
+    """A Secret of the operator's side, copied beside a Broker; `data` is base64, as it is read."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": names.child(broker.metadata.name, "-kn-kafka"),
+            "namespace": broker.metadata.namespace,
+            "labels": _labels({BROKER: names.child(broker.metadata.name, "")}),
+            "ownerReferences": [owner_reference(broker)],
+        },
+        "type": "Opaque",
+        "data": dict(data),
+    }
+
+
+def owner_reference(owner: Broker | Trigger) -> Manifest:
+    return {
+        "apiVersion": EVENTING,
+        "kind": owner.kind,
+        "name": owner.metadata.name,
+        "uid": owner.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def is_owned(service: Mapping[str, Any], owner: Resource) -> bool:
+    """Whether `owner`, by its UID, made this object: another's must never be changed."""
+    references = service.get("metadata", {}).get("ownerReferences", ())
+    return any(each.get("uid") == owner.metadata.uid for each in references)
+
+
+def _service(
+    name: str,
+    *,
+    owner: Broker | Trigger,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    environment: Mapping[str, str],
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    concurrency: int = 0,
+) -> Manifest:
+    container: Manifest = {
+        "name": "function",
+        "image": settings.image,
+        "env": [
+            {"name": name, "value": value}
+            for name, value in {**environment, "KNAFKA_LOG_LEVEL": settings.log_level}.items()
+        ],
+        "readinessProbe": {"httpGet": {"path": "/health/readiness"}, "successThreshold": 1},
+        "livenessProbe": LIVENESS_PROBE,
+        "resources": {"requests": {"cpu": "25m", "memory": "64Mi"}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    pod: Manifest = {
+        "containerConcurrency": concurrency,
+        "timeoutSeconds": TIMEOUT_SECONDS,
+        "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
+        "containers": [container],
+    }
+    template_annotations = {**FULL_DUPLEX, **annotations}
+    if secret is not None:
+        secret_name, version = secret
+        template_annotations[SECRET_VERSION] = version
+        container["volumeMounts"] = [
+            {"name": "kafka", "mountPath": SECRET_PATH, "readOnly": True},
+        ]
+        pod["volumes"] = [{"name": "kafka", "secret": {"secretName": secret_name}}]
+    return {
+        "apiVersion": SERVING,
+        "kind": "Service",
+        "metadata": {
+            "name": name,
+            "namespace": owner.metadata.namespace,
+            "labels": {**_labels(labels), "networking.knative.dev/visibility": "cluster-local"},
+            "ownerReferences": [owner_reference(owner)],
+        },
+        "spec": {
+            "template": {
+                "metadata": {"labels": _labels(labels), "annotations": template_annotations},
+                "spec": pod,
+            }
+        },
+    }
+
+
+def _labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    return {
+        "app.kubernetes.io/name": "knafka",
+        "app.kubernetes.io/component": labels.get(ROLE, "config"),
+        "app.kubernetes.io/managed-by": "knafka-operator",
+        **labels,
+    }
+
+
+def _json(document: object) -> str:
+    text = json.dumps(document, separators=(",", ":"))
+    # Kubernetes expands $(NAME) and turns $$ into $ in a variable's value.
+    return text.replace("$", r"\u0024")

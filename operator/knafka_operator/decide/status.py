@@ -1,0 +1,190 @@
+"""Status: what was found out of a Broker or Trigger, as its `status`. Pure.
+
+Findings begin as Unknown. A step that reconciles runs inside `concludes` and so ends in exactly one
+condition: True, or what stood in its way. Steps that depend on it ask `holds`.
+
+Refused here: the rules of conditions in general, which are Knative's (`conditions`), and writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeGuard
+
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
+from knafka_operator.decide.resolving import Unresolved
+from knafka_operator.decide.topics import TopicRefused
+from knafka_operator.model.conditions import READY, Condition, Status, merged
+
+ADDRESSABLE: Final = "Addressable"
+CONFIG_PARSED: Final = "ConfigParsed"
+TOPIC_READY: Final = "TopicReady"
+TOPIC_AS_DECLARED: Final = "TopicAsDeclared"
+DATA_PLANE_AVAILABLE: Final = "DataPlaneAvailable"
+PROBE_SUCCEEDED: Final = "ProbeSucceeded"
+DEAD_LETTER_SINK_RESOLVED: Final = "DeadLetterSinkResolved"
+BROKER_READY: Final = "BrokerReady"
+DEPENDENCY_READY: Final = "DependencyReady"
+SUBSCRIBER_RESOLVED: Final = "SubscriberResolved"
+SUBSCRIPTION_READY: Final = "SubscriptionReady"
+DELIVERING: Final = "Delivering"
+
+BROKER_CONDITIONS: Final = (
+    CONFIG_PARSED,
+    DEAD_LETTER_SINK_RESOLVED,
+    TOPIC_READY,
+    DATA_PLANE_AVAILABLE,
+    ADDRESSABLE,
+    PROBE_SUCCEEDED,
+)
+"""Upstream's (KN-BRK-17), of those the ones that mean something here."""
+
+TRIGGER_CONDITIONS: Final = (
+    BROKER_READY,
+    DEPENDENCY_READY,
+    SUBSCRIBER_RESOLVED,
+    DEAD_LETTER_SINK_RESOLVED,
+    SUBSCRIPTION_READY,
+)
+"""Upstream's (KN-TRG-11); its OIDC identities are not offered."""
+
+
+INTERNAL_ERROR: Final = "InternalError"
+"""Reason for what nobody foresaw: a bug of ours."""
+
+
+class NotReady(KnafkaError):
+    """Something isn't as it should be, by a reason in one CamelCase word."""
+
+    def __init__(self, reason: str, message: str, *, known: bool = True) -> None:
+        """`known` is False where it is not known yet: it may pass by itself."""
+        super().__init__(message)
+        self.reason = reason
+        self.known = known
+
+
+class Findings:
+    """The conditions of one object while it is reconciled."""
+
+    def __init__(self, types: Sequence[str]) -> None:
+        self._found = {
+            each: Condition(each, Status.UNKNOWN, "Waiting", f"{each} is not looked at yet")
+            for each in types
+        }
+
+    @contextmanager
+    def concludes(self, type_: str) -> Iterator[None]:
+        """Make this condition True, unless something stands in the way."""
+        try:
+            yield
+        except NotReady as error:
+            known = Status.FALSE if error.known else Status.UNKNOWN
+            self.set(Condition(type_, known, error.reason, str(error)))
+        except (Unresolved, TopicRefused) as error:
+            self.set(Condition(type_, Status.FALSE, error.reason, str(error)))
+        except InvalidDocument as error:
+            self.set(Condition(type_, Status.FALSE, "Invalid", str(error)))
+        except LogError as error:
+            self.set(Condition(type_, Status.FALSE, _kafka_reason(error), f"Kafka: {error}"))
+        else:
+            if not self.holds(type_):
+                self.set(Condition(type_, Status.TRUE))
+
+    def set(self, condition: Condition) -> None:
+        self._found[condition.type] = condition
+
+    def holds(self, *types: str) -> bool:
+        """Whether all of these are True."""
+        return all(self._found[each].status is Status.TRUE for each in types)
+
+    def conditions(self, before: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
+        """With `Ready`, over those the object has; `at` is the time (RFC 3339)."""
+        return merged(before, list(self._found.values()), at)
+
+
+def failed(before: object, error: Exception, at: str) -> list[dict[str, Any]]:
+    """The conditions of an object whose reconciliation ended in `error`, which is a bug.
+
+    `before` are those that stand there, whatever they look like: they stay, but it isn't Ready.
+    """
+    known = [each for each in before if isinstance(each, Mapping)] if _is_list(before) else []
+    had = summary(known)
+    since = had.get("lastTransitionTime") if had.get("status") == Status.FALSE else None
+    ready = {
+        "type": READY,
+        "status": str(Status.FALSE),
+        "reason": INTERNAL_ERROR,
+        "message": _bug(error),
+        "lastTransitionTime": since or at,
+    }
+    others = [dict(each) for each in known if each.get("type") != READY]
+    return sorted([*others, ready], key=lambda each: str(each.get("type")))
+
+
+def summary(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The `Ready` condition; empty if there is none."""
+    return next((each for each in conditions if each.get("type") == READY), {})
+
+
+def holds(status: Mapping[str, Any], type_: str) -> bool:
+    """Whether a status says that this condition is True."""
+    conditions = status.get("conditions") or ()
+    return any(each.get("type") == type_ and each.get("status") == "True" for each in conditions)
+
+
+def reason_of(status: Mapping[str, Any], type_: str) -> str | None:
+    """The reason that a status gives for this condition; None: it isn't there, or isn't filled."""
+    conditions = status.get("conditions") or ()
+    reasons = (each.get("reason", "") for each in conditions if each.get("type") == type_)
+    return next(reasons, None)
+
+
+def is_ready(document: Mapping[str, Any]) -> bool:
+    """Whether any object is `Ready`, and says so of what is declared now."""
+    status = document.get("status") or {}
+    generation = document.get("metadata", {}).get("generation")
+    if status.get("observedGeneration", generation) != generation:
+        return False
+    return summary(status.get("conditions") or ()).get("status") == "True"
+
+
+def why_not_ready(document: Mapping[str, Any]) -> str:
+    """What an object says of why it isn't `Ready`."""
+    status = document.get("status") or {}
+    ready = summary(status.get("conditions") or ())
+    told = " ".join(filter(None, (ready.get("reason"), ready.get("message"))))
+    return told or "it says nothing yet"
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The merge patch that turns one status into another, within the keys of `now`."""
+    patch: dict[str, Any] = {}
+    for key, value in now.items():
+        had = before.get(key)
+        if isinstance(value, Mapping) and isinstance(had, Mapping):
+            gone = {each: None for each in had if each not in value}
+            inner = {**gone, **{k: v for k, v in value.items() if had.get(k) != v}}
+            if inner:
+                patch[key] = inner
+        elif had != value:
+            patch[key] = value
+    return patch
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _bug(error: Exception) -> str:
+    said = f"{type(error).__name__}: {error}"
+    return f"the operator failed, and tries again; its log says more: {said:.1000}"
+
+
+def _kafka_reason(error: LogError) -> str:
+    text = str(error).lower()
+    if "authentication" in text or "tls" in text or "ssl" in text or "certificate" in text:
+        return "KafkaAuthenticationFailed"
+    if "authoriz" in text:
+        return "KafkaNotAuthorized"
+    return "KafkaNotReachable"

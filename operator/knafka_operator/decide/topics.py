@@ -1,0 +1,129 @@
+"""Topics: who owns a Broker's topic, and what of it has drifted from what is declared.
+
+Kafka keeps no owner with a topic, but gives each an id of its own. So a Broker's status keeps the
+name of its topic and that id; the name alone, with an empty id, says: we saw that there was no such
+topic and are about to make it. A topic that is neither was made by somebody else.
+
+Refused here: changing a topic that exists. What has drifted is told, never mended by losing data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Final, Protocol
+
+from knafka.core.errors import KnafkaError
+from knafka_operator.decide.desired import Topic
+from knafka_operator.model.resources import EXTERNAL_TOPIC
+from knafka_operator.scale.scaler import Lags
+
+TOPIC_ID: Final = "knafka.dev/topic-id"
+"""Key of a Broker's `status.annotations`: Kafka's id of the topic that is its own."""
+
+
+class Description(Protocol):
+    """A topic as Kafka has it; `knafka.clients.log.TopicDescription` is one."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def partitions(self) -> int: ...
+    @property
+    def replication(self) -> int: ...
+    @property
+    def config(self) -> Mapping[str, str]:
+        """What is set on this topic alone."""
+        ...
+
+
+class Topics(Lags, Protocol):
+    """What the operator asks of Kafka; every method raises `LogError`.
+
+    `knafka.clients.kafka_admin.KafkaAdmin` is one.
+    """
+
+    async def describe_topic(self, topic: str) -> Description | None: ...
+
+    async def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> bool: ...
+
+    async def delete_topic(self, topic: str) -> None: ...
+
+    async def ensure_committed(self, group: str, topic: str) -> None: ...
+
+    async def delete_group(self, group: str) -> None: ...
+
+    async def topics(self) -> Mapping[str, int]: ...
+
+    async def end_offsets_of_all(
+        self, topics: Collection[str]
+    ) -> Mapping[str, Mapping[int, int]]: ...
+
+
+class TopicRefused(KnafkaError):
+    """The Broker can't have this topic."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+async def own_topic(
+    topics: Topics, wanted: Topic, known_id: str | None, intend: Callable[[], Awaitable[None]]
+) -> Description:
+    """The Broker's topic, made if it must be; raises `TopicRefused` and `LogError`.
+
+    `known_id` is what its status keeps (None: nothing yet); `intend` writes the name and an empty
+    id there, before anything is made.
+    """
+    found = await topics.describe_topic(wanted.name)
+    if wanted.external:
+        if found is None:
+            raise TopicRefused(
+                "TopicNotFound",
+                f"topic {wanted.name} does not exist: {EXTERNAL_TOPIC} names one that does",
+            )
+        return found
+    if known_id is None:
+        if found is not None:
+            raise TopicRefused(
+                "TopicNotOurs",
+                f"topic {wanted.name} exists and is not this Broker's: delete it, or give the "
+                "Broker another name",
+            )
+        await intend()
+    elif known_id and found is not None and found.id != known_id:
+        raise TopicRefused(
+            "TopicReplaced",
+            f"topic {wanted.name} was deleted and made again by somebody else: delete it",
+        )
+    if found is None:
+        await topics.ensure_topic(wanted.name, wanted.partitions, wanted.replication, wanted.config)
+        found = await topics.describe_topic(wanted.name)
+    if found is None:
+        raise TopicRefused("TopicNotFound", f"topic {wanted.name} was made and is not there")
+    return found
+
+
+def may_delete(found: Description | None, known_id: str | None) -> bool:
+    """Whether the topic under a Broker's name is the one that was made for it."""
+    return found is not None and known_id is not None and known_id in ("", found.id)
+
+
+def drift(wanted: Topic, found: Description) -> Sequence[str]:
+    """What differs from what is declared, a sentence each; empty for an external topic."""
+    if wanted.external:
+        return ()
+    counts = (
+        ("partitions", wanted.partitions, found.partitions),
+        ("replicas", wanted.replication, found.replication),
+    )
+    return [
+        *(f"{what}: {has}, declared {asked}" for what, asked, has in counts if asked != has),
+        *(
+            f"{key}: {found.config.get(key, 'not set')}, declared {value}"
+            for key, value in sorted(wanted.config.items())
+            if found.config.get(key) != value
+        ),
+    ]

@@ -1,0 +1,1 @@
+"""What is declared, as values: resources, conditions, settings."""

@@ -1,0 +1,102 @@
+"""Settings: what the operator takes from its environment, checked once at start.
+
+    KNAFKA_NAMESPACE        where the operator and its ConfigMaps are (required)
+    KNAFKA_IMAGE            the functions' image (required)
+    KNAFKA_BROKER_CLASSES   classes that are ours, comma-separated ("Kafka,kafka")
+    KNAFKA_DEFAULT_CLASS    one of them, which webhooks give to a new Broker that names none ("")
+    KNAFKA_CONFIG           ConfigMap with the defaults for all Brokers ("kafka-broker-config")
+    KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
+                            the Broker's namespace ("false")
+    KNAFKA_CLUSTER_DOMAIN   ("cluster.local")
+    KNAFKA_INITIAL_SCALE    pods with which a new Revision starts, "0" where Knative allows it ("1")
+    KNAFKA_DELETION_TIMEOUT seconds after which a deletion no longer waits for Kafka ("60")
+    KNAFKA_WEBHOOKS         "true": serve admission webhooks ("false")
+    KNAFKA_POD_UID          the pod's UID, which makes its name its own ("": a random one)
+    KNAFKA_LOG_LEVEL        debug, info, warning, error ("info")
+
+Refused here: what a Broker is configured with, which is in ConfigMaps that users may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from uuid import uuid4
+
+from knafka.core.errors import InvalidDocument
+from knafka_operator.model.resources import BROKER_CLASSES, whole_number
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How this operator is installed."""
+
+    namespace: str
+    image: str
+    identity: str = "knafka"
+    """Who we are to other replicas. In a pod its name and UID, so that a container started anew is
+    the same: the one before it is dead. Elsewhere nobody else's."""
+    broker_classes: frozenset[str] = BROKER_CLASSES
+    default_class: str = ""
+    """Empty: whose a Broker without a class is, is for others to say."""
+    config: str = "kafka-broker-config"
+    project_secrets: bool = False
+    cluster_domain: str = "cluster.local"
+    initial_scale: int = 1
+    deletion_timeout: float = 60.0
+    webhooks: bool = False
+    log_level: str = "info"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
+        """Raises `InvalidDocument` that names the variable."""
+
+        def flag(name: str) -> bool:
+            text = environment.get(name, "false").strip().lower()
+            if text not in ("true", "false"):
+                raise InvalidDocument(name, f"invalid value: {text:.80}: want true or false")
+            return text == "true"
+
+        def number(name: str, default: int) -> int:
+            return whole_number(environment.get(name, str(default)), name, 0, 2**31 - 1)
+
+        def required(name: str) -> str:
+            if not (text := environment.get(name, "").strip()):
+                raise InvalidDocument(name, "is not set: see operator/deploy/operator.yaml")
+            return text
+
+        level = environment.get("KNAFKA_LOG_LEVEL", "info").lower()
+        if level not in LEVELS:
+            raise InvalidDocument(
+                "KNAFKA_LOG_LEVEL", f"invalid value: {level:.80}: want {', '.join(LEVELS)}"
+            )
+        named = environment.get("KNAFKA_BROKER_CLASSES", ",".join(BROKER_CLASSES)).split(",")
+        classes = frozenset(each.strip() for each in named if each.strip())
+        default_class = environment.get("KNAFKA_DEFAULT_CLASS", "").strip()
+        if default_class and default_class not in classes:
+            wanted = f"want {', '.join(sorted(classes))}"
+            raise InvalidDocument(
+                "KNAFKA_DEFAULT_CLASS", f"invalid value: {default_class:.80}: {wanted}"
+            )
+        return cls(
+            namespace=required("KNAFKA_NAMESPACE"),
+            image=required("KNAFKA_IMAGE"),
+            identity=_identity(environment),
+            broker_classes=classes,
+            default_class=default_class,
+            config=environment.get("KNAFKA_CONFIG", "kafka-broker-config"),
+            project_secrets=flag("KNAFKA_PROJECT_SECRETS"),
+            cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),
+            initial_scale=number("KNAFKA_INITIAL_SCALE", 1),
+            deletion_timeout=number("KNAFKA_DELETION_TIMEOUT", 60),
+            webhooks=flag("KNAFKA_WEBHOOKS"),
+            log_level=level,
+        )
+
+
+def _identity(environment: Mapping[str, str]) -> str:
+    host = environment.get("HOSTNAME", "knafka")
+    return f"{host}_{environment.get('KNAFKA_POD_UID') or uuid4().hex}"

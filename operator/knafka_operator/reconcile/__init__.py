@@ -1,0 +1,1 @@
+"""Observe, decide and act for each kind of object."""

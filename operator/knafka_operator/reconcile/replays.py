@@ -1,0 +1,142 @@
+"""Replays: a Trigger whose dead letters are sent again gets a second dispatcher, for those.
+
+The job that replays makes a topic for it, at any time, so it is looked for. The replayer reads that
+topic from its beginning, delivers as the Trigger's own dispatcher does, and sleeps at zero after.
+
+Refused here: what is replayed, which the job decides, and how many drains (`scaler`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from knafka.core import names
+from knafka.core.contract import parse
+from knafka.core.errors import KnafkaError, LogError
+from knafka_operator.decide import desired, services
+from knafka_operator.model.resources import Trigger
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.brokers import Identity, apply_service
+from knafka_operator.reconcile.triggers import Triggers, Watched
+from knafka_operator.runtime.cluster import Cluster, Document
+from knafka_operator.runtime.wakes import repeat
+from knafka_operator.scale.kafkas import KafkaSide
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL: Final = 5.0
+"""Seconds between two looks for new topics."""
+
+
+class Replays:
+    """The replayers of all Triggers that are delivered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        triggers: Triggers,
+        urls: dict[str, str],
+        declared: Callable[[Identity], Document | None],
+    ) -> None:
+        """`declared` gives a Trigger as it was last heard of."""
+        self._settings = settings
+        self._cluster = cluster
+        self._triggers = triggers
+        self._urls = urls
+        self._declared = declared
+        self._followed: dict[Identity, Watched] = {}
+
+    async def run(self) -> None:
+        """Look for ever."""
+        await repeat("looking for replays", self._look, LOOK_INTERVAL)
+
+    async def _look(self) -> None:
+        wanted = await with_replays(dict(self._triggers.watched), self._followed)
+        changed = [
+            *(
+                self._each(who, self._unfollow(who))
+                for who in self._followed.keys() - wanted.keys()
+            ),
+            *(
+                self._each(who, self._follow(who, each))
+                for who, each in wanted.items()
+                if self._followed.get(who) != each
+            ),
+        ]
+        await asyncio.gather(*changed)
+
+    async def _each(self, who: Identity, change: Coroutine[Any, Any, None]) -> None:
+        """One Trigger's replays: what stands in their way waits, and makes nobody else wait."""
+        try:
+            await change
+        except KnafkaError as error:
+            log.warning("replays of %s: %s", "/".join(who), error)
+        except Exception:
+            log.exception("replays of %s", "/".join(who))
+
+    async def _follow(self, who: Identity, watched: Watched) -> None:
+        document = self._declared(who)
+        if document is None:
+            return
+        trigger = parse(Trigger, document)
+        egress = desired.replay_egress(watched.egress)
+        # Nothing waits there but for a replay: none is kept for min-scale.
+        autoscaling = replace(watched.autoscaling, min_scale=0)
+        manifest = services.dispatcher_service(
+            trigger,
+            egress,
+            autoscaling,
+            watched.partitions,
+            watched.secret,
+            self._settings,
+            replays=True,
+        )
+        await apply_service(self._cluster, manifest, trigger)
+        self._urls[_id(who)] = services.url(services.replayer_name(trigger), who[0], self._settings)
+        watched.kafka.watched.add(egress.topic)
+        await watched.kafka.scaler.watch(_id(who), egress, autoscaling)
+        self._followed[who] = watched
+
+    async def _unfollow(self, who: Identity) -> None:
+        """Its Service stays until its Trigger goes: at zero it costs nothing."""
+        watched = self._followed.pop(who)
+        watched.kafka.watched.discard(_topic(watched))
+        await watched.kafka.scaler.forget(_id(who))
+
+
+async def with_replays(
+    watched: Mapping[Identity, Watched], followed: Collection[Identity]
+) -> dict[Identity, Watched]:
+    """Those with a topic for replays; where a Kafka doesn't answer, those `followed` so far."""
+    kafkas = list({each.kafka for each in watched.values()})
+    # At once, as one that is away takes its time to say so.
+    topics = dict(zip(kafkas, await asyncio.gather(*map(_topics_of, kafkas)), strict=True))
+    return {
+        who: each
+        for who, each in watched.items()
+        if (who in followed if (there := topics[each.kafka]) is None else _topic(each) in there)
+    }
+
+
+async def _topics_of(kafka: KafkaSide) -> Collection[str] | None:
+    try:
+        return await kafka.topics.topics()
+    except LogError as error:
+        log.warning("looking for replays: %s", error)
+    except Exception:
+        log.exception("looking for replays")
+    return None
+
+
+def _id(who: Identity) -> str:
+    return f"{who[0]}/{who[1]} (replays)"
+
+
+def _topic(watched: Watched) -> str:
+    egress = watched.egress
+    return names.replay_topic(egress.namespace, egress.broker, egress.trigger)

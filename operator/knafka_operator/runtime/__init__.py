@@ -1,0 +1,1 @@
+"""What ties the operator to Kubernetes: kopf handlers, API client, webhooks, Lease, metrics."""

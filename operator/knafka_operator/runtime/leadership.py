@@ -1,0 +1,199 @@
+"""Leadership: the Lease of coordination.k8s.io, held by one replica; `lease` says who may.
+
+    acquire -> act -> release        lost -> the process ends at once
+
+A replica that can't renew in time doesn't wind up: its process ends, so that nothing of it acts
+when another begins. A thread of its own sees to that, whatever the event loop does.
+
+Refused here: what is done by who leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import kubernetes
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from knafka_operator.runtime.cluster import ClusterError
+from knafka_operator.runtime.lease import DURATION, RENEW_AGAIN, RENEW_EVERY, Election, Lease
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "knafka-operator"
+REQUEST_TIMEOUT: Final = (1.0, 1.5)
+"""Seconds to connect, and for one answer: a second try fits in before the Lease is lost."""
+WATCHED_EVERY: Final = 0.1
+LOST: Final = 3
+"""Exit status of a replica that lost the Lease."""
+
+
+class Leases(Protocol):
+    """Where the Lease is kept; both raise `ClusterError`."""
+
+    async def read(self) -> Lease | None: ...
+
+    async def write(self, lease: Lease) -> Lease | None:
+        """Replace the version that it names; None: there is another one by now."""
+        ...
+
+
+class Leadership:
+    """One replica's part."""
+
+    def __init__(
+        self, leases: Leases, election: Election, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._leases = leases
+        self._election = election
+        self._now = now
+
+    def leads(self) -> bool:
+        return self._election.leads(self._now())
+
+    async def hold(self, acquired: asyncio.Event) -> None:
+        """Wait until we lead, say so, and renew until it is lost."""
+        await self.acquire()
+        acquired.set()
+        await self.keep()
+
+    async def acquire(self) -> None:
+        """Return once we lead."""
+        await self._try()
+        while not self.leads():
+            await asyncio.sleep(self._election.pause(self._now()))
+            await self._try()
+
+    async def keep(self) -> None:
+        """Renew until it is lost."""
+        renewed = True
+        while self.leads():
+            await asyncio.sleep(RENEW_EVERY if renewed else RENEW_AGAIN)
+            renewed = await self._try()
+
+    async def release(self) -> None:
+        """Let another replica lead at once; nothing acts any more."""
+        if (released := self._election.released()) is not None:
+            await self._write(released)
+
+    async def _try(self) -> bool:
+        """Claim it if that is allowed, or renew it; whether the API server took it."""
+        try:
+            # Who leads knows what is stored, unless somebody else wrote it.
+            if self.leads() and await self._write(self._election.claimed()):
+                return True
+            self._election.observe(await self._leases.read(), self._now())
+            if not self._election.may_claim(self._now()):
+                return False
+            return await self._write(self._election.claimed())
+        except ClusterError as error:
+            log.warning("the Lease: %s", error)
+            return False
+
+    async def _write(self, lease: Lease) -> bool:
+        sent = self._now()
+        stored = await self._leases.write(lease)
+        if stored is not None:
+            self._election.wrote(stored, sent, self._now())
+        return stored is not None
+
+
+class Watchdog:
+    """Ends the process as soon as it doesn't lead any more, until it is told that it needn't."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._over = threading.Event()
+
+    def __enter__(self) -> Watchdog:
+        threading.Thread(target=self._watch, name="lease", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        while not self._over.wait(WATCHED_EVERY):
+            if not self._leadership.leads():
+                log.error("the Lease is lost: this replica ends, and is started anew")
+                logging.shutdown()
+                os._exit(LOST)
+
+
+class ApiLeases:
+    """`Leases` on the API server, in a thread of its own: others may all be waiting."""
+
+    def __init__(self, namespace: str) -> None:
+        configuration = kubernetes.client.Configuration.get_default_copy()
+        configuration.retries = False  # each would take as long again
+        client = kubernetes.client.ApiClient(configuration)
+        self._api = kubernetes.client.CoordinationV1Api(client)
+        self._namespace = namespace
+        self._thread = ThreadPoolExecutor(1, "lease")
+
+    async def read(self) -> Lease | None:
+        return await self._ask("read", lambda **more: self._api.read_namespaced_lease(NAME, **more))
+
+    async def write(self, lease: Lease) -> Lease | None:
+        # Any: the client takes dictionaries, too, whatever its stubs say.
+        body: Any = manifest(lease, self._namespace, datetime.now(UTC))
+
+        def ask(**more: Any) -> Any:
+            if lease.version:
+                return self._api.replace_namespaced_lease(NAME, body=body, **more)
+            return self._api.create_namespaced_lease(body=body, **more)
+
+        return await self._ask("write", ask)
+
+    async def _ask(self, what: str, call: Callable[..., Any]) -> Lease | None:
+        def ask() -> Lease | None:
+            answer = call(
+                namespace=self._namespace, _request_timeout=REQUEST_TIMEOUT, _preload_content=False
+            )
+            return parsed(json.loads(answer.data))
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+        except ApiException as error:
+            if error.status in (404, 409):
+                return None
+            raise ClusterError(f"can't {what} it: {error.status} {error.reason}") from error
+        except (HTTPError, OSError, ValueError) as error:
+            raise ClusterError(f"can't {what} it: {error}") from error
+
+
+def manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any]:
+    """As the API server keeps it; the time is for people."""
+    version = {"resourceVersion": lease.version} if lease.version else {}
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": NAME, "namespace": namespace, **version},
+        "spec": {
+            "holderIdentity": lease.holder,
+            "leaseDurationSeconds": round(lease.duration),
+            "leaseTransitions": lease.transitions,
+            "renewTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        },
+    }
+
+
+def parsed(document: Mapping[str, Any]) -> Lease:
+    """Whatever stands there: a Lease that doesn't say for how long lasts as long as ours."""
+    spec = document.get("spec") or {}
+    return Lease(
+        str(spec.get("holderIdentity") or ""),
+        float(spec.get("leaseDurationSeconds") or DURATION),
+        int(spec.get("leaseTransitions") or 0),
+        str(document["metadata"]["resourceVersion"]),
+    )

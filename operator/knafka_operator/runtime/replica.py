@@ -1,0 +1,181 @@
+"""Replica: one process of the operator from its start to its end. A launcher, so it may import all.
+
+    every replica    webhooks, metrics, connections to every Kafka: warm
+    the leader       resume what is delivered -> reconcile everything (kopf) -> hang up -> release
+
+The webhooks have kopf, an event loop and a thread of their own: kopf takes everything in its loop
+for its own when it ends, and an answer isn't to wait for what a leader does.
+
+Refused here: who leads (`leadership`), and what is done (`handlers`, `operator`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+import kopf
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka_operator.model.settings import Settings
+from knafka_operator.operator import Operator
+from knafka_operator.runtime import handlers, webhooks
+from knafka_operator.runtime.cluster import ApiCluster, ClusterError
+from knafka_operator.runtime.leadership import ApiLeases, Leadership, Watchdog
+from knafka_operator.runtime.lease import Election
+from knafka_operator.runtime.metrics import HttpServer
+from knafka_operator.runtime.wakes import repeat
+
+log = logging.getLogger("knafka")
+
+T = TypeVar("T")
+
+PREPARE_EVERY: Final = 300.0
+"""Seconds between two looks of a replica that waits at which Kafkas it would need."""
+ASK_AGAIN: Final = 1.0
+WEBHOOKS_END: Final = 5.0
+
+
+async def run(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT. Raises `ClusterError` where there is no cluster."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    cluster = await asyncio.to_thread(ApiCluster.from_environment)
+    leadership = Leadership(ApiLeases(settings.namespace), Election(settings.identity))
+    # First of all: should nobody lead, the time until that is known begins here.
+    acquired = asyncio.Event()
+    holding = asyncio.create_task(leadership.hold(acquired))
+    operator = Operator(settings, cluster, KafkaAdmin)
+    serving = await _webhooks(settings, cluster, operator, lambda: _from_thread(loop, stop))
+    http = await HttpServer.start(operator, leadership.leads, serving.is_ready)
+    # What was imported stays. Each full collection would go through it, and keep everything from
+    # running for 50 ms.
+    gc.collect()
+    gc.freeze()
+    try:
+        if await _acquired(acquired, operator, stop):
+            with Watchdog(leadership):
+                await _lead(settings, operator, stop)
+            await _released(leadership, holding)
+    finally:
+        holding.cancel()
+        await operator.close()
+        await http.close()
+        await asyncio.to_thread(serving.close)
+
+
+async def _acquired(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:
+    """Wait to lead; False: we are to stop."""
+    log.info("waiting for the Lease")
+    preparing = asyncio.create_task(repeat("being ready", operator.prepare, PREPARE_EVERY, 0.0))
+    waiting = [asyncio.create_task(each.wait()) for each in (acquired, stop)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for each in (preparing, *waiting):
+        each.cancel()
+    await asyncio.wait((preparing, *waiting))
+    return acquired.is_set()
+
+
+async def _lead(settings: Settings, operator: Operator, stop: asyncio.Event) -> None:
+    log.info("this replica leads")
+    try:
+        await _resume(operator)
+        await kopf.operator(
+            registry=handlers.LEADING,
+            settings=handlers.kopf_settings(settings, handlers.LEADING),
+            memo=kopf.Memo(operator=operator, stop=stop),
+            clusterwide=True,
+            standalone=True,
+            stop_flag=stop,
+        )
+    finally:
+        await operator.close()
+
+
+async def _released(leadership: Leadership, holding: asyncio.Task[None]) -> None:
+    """Let another replica lead; nothing of this one acts any more."""
+    holding.cancel()
+    await asyncio.wait({holding})
+    try:
+        await leadership.release()
+    except ClusterError as error:
+        log.warning("the Lease is not released: %s", error)
+
+
+async def _resume(operator: Operator) -> None:
+    """Deliver before anything else, as soon as the API server says what."""
+    began = time.monotonic()
+    count = await _insisting("resuming what is delivered", operator.resume)
+    log.info("%d Triggers resumed after %.2f s", count, time.monotonic() - began)
+
+
+async def _insisting(what: str, ask: Callable[[], Awaitable[T]]) -> T:
+    """What the API server answers, however long it is away."""
+    while True:
+        try:
+            return await ask()
+        except ClusterError as error:
+            log.warning("%s: %s", what, error)
+            await asyncio.sleep(ASK_AGAIN)
+
+
+class Webhooks:
+    """kopf in a thread of its own, with what every replica does."""
+
+    def __init__(self, run_kopf: Callable[[threading.Event], None], is_ready: threading.Event):
+        self._stop = threading.Event()
+        self.is_ready = is_ready.is_set
+        self._thread = threading.Thread(
+            target=run_kopf, args=(self._stop,), name="webhooks", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(WEBHOOKS_END)
+
+
+async def _webhooks(
+    ours: Settings, cluster: ApiCluster, operator: Operator, ended: Callable[[], None]
+) -> Webhooks:
+    settings, ready = handlers.kopf_settings(ours, handlers.EVERY), threading.Event()
+    if ours.webhooks:
+        pem = await _insisting(
+            "the webhooks' certificate",
+            lambda: webhooks.certificate(cluster, ours.namespace, datetime.now(UTC)),
+        )
+        settings.admission.server = webhooks.ServiceServer(ours.namespace, pem, ready.set)
+        settings.admission.managed = handlers.DOMAIN
+    else:
+        ready.set()
+
+    def run_kopf(stop: threading.Event) -> None:
+        try:
+            asyncio.run(
+                kopf.operator(
+                    registry=handlers.EVERY,
+                    settings=settings,
+                    memo=kopf.Memo(operator=operator),
+                    clusterwide=True,
+                    standalone=True,
+                    stop_flag=stop,
+                )
+            )
+        except Exception:
+            log.exception("the webhooks ended")
+        ended()
+
+    return Webhooks(run_kopf, ready)
+
+
+def _from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(stop.set)

@@ -1,0 +1,1 @@
+"""How many drains each Trigger has, and the clients of Kafka clusters that it asks."""

@@ -1,0 +1,118 @@
+"""Kafkas: each Kafka that Brokers use, with its admin client and its scaler.
+
+Brokers that reach the same servers with the same Secret share one. It stays for as long as one of
+them, or a Trigger, makes use of it, also while its ConfigMap is missing. Twice a second all topics
+of a Kafka are asked for their ends, in one request: those that moved wake their Triggers. So an
+idle Trigger costs nothing by itself.
+
+Refused here: which Broker uses which Kafka, and connecting (`connect` comes in from outside).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from knafka.core.kafka_secret import for_librdkafka
+from knafka_operator.decide.topics import Topics
+from knafka_operator.runtime.wakes import repeat
+from knafka_operator.scale.scaler import Drains, Scaler
+
+LOOK_INTERVAL: Final = 0.5
+"""Seconds between two looks at the ends of all topics."""
+FORGOTTEN: Final = 1800.0
+"""Seconds after which a Kafka that nobody asked for is let go, if nobody uses it either."""
+LOOK_TIMEOUT: Final = 10.0
+"""Seconds after which a look is given up; the next one follows."""
+
+
+@dataclass(eq=False)
+class KafkaSide:
+    """One Kafka."""
+
+    topics: Topics
+    scaler: Scaler
+    watched: set[str] = field(default_factory=set)
+    """Topics whose new events wake somebody."""
+    needed: float = 0.0
+    """When it was asked for or seen in use last, by the event loop's clock."""
+    _ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Scale, and wake by new events, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(repeat("scaling", self.scaler.run, LOOK_INTERVAL))
+            group.create_task(repeat("looking at the ends of topics", self._look, LOOK_INTERVAL))
+
+    async def _look(self) -> None:
+        if not (wanted := frozenset(self.watched)):
+            return
+        async with asyncio.timeout(LOOK_TIMEOUT):
+            ends = await self.topics.end_offsets_of_all(wanted)
+        for topic, now in ends.items():
+            # Also at the first look: what came since the scaler's own is not to wait for the next.
+            if self._ends.get(topic) != now:
+                self.scaler.wake(topic)
+        self._ends = ends
+
+
+class Kafkas:
+    """Every Kafka that was asked for."""
+
+    def __init__(
+        self,
+        connect: Callable[[Mapping[str, Any]], Topics],
+        drains: Drains,
+        used: Callable[[], Collection[KafkaSide]] = tuple,
+    ) -> None:
+        """`used` gives those that Brokers and Triggers use; it is asked seldom."""
+        self._connect = connect
+        self._drains = drains
+        self._used = used
+        self._sides: dict[str, tuple[KafkaSide, asyncio.Task[None]]] = {}
+
+    def at(self, bootstrap_servers: str, secret: Mapping[str, str] | None) -> KafkaSide:
+        """The Kafka there; raises `InvalidDocument` for a Secret that can't work."""
+        configuration = {
+            "bootstrap.servers": bootstrap_servers,
+            **(for_librdkafka(secret) if secret is not None else {}),
+        }
+        text = json.dumps(configuration, sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()
+        if key not in self._sides:
+            topics = self._connect(configuration)
+            side = KafkaSide(topics, Scaler(topics, self._drains))
+            self._sides[key] = side, asyncio.create_task(side.run())
+        side, _ = self._sides[key]
+        side.needed = asyncio.get_running_loop().time()
+        self._let_go(side.needed)
+        return side
+
+    def _let_go(self, now: float) -> None:
+        """End those that nobody needs any more: a Secret was changed, or a ConfigMap."""
+        before = now - FORGOTTEN
+        if all(side.needed >= before for side, _ in self._sides.values()):
+            return
+        for side in self._used():
+            side.needed = now
+        for key, (side, task) in list(self._sides.items()):
+            if side.needed < before:
+                task.cancel()
+                del self._sides[key]
+
+    def all(self) -> list[KafkaSide]:
+        """Those that are kept."""
+        return [side for side, _ in self._sides.values()]
+
+    async def close(self) -> None:
+        """End every drain, and wait for it."""
+        tasks = [task for _, task in self._sides.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._sides.clear()

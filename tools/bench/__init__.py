@@ -1,0 +1,15 @@
+"""The benchmark: our functions beside bare prototypes of them, in the same run.
+
+    cli          the command line: which cases, how many runs, where the results go
+    world        Kafka, a sink, and kbench, for as long as the benchmark runs
+    targets      what is measured: ours, the floor, or anything that has a URL or a topic
+    receiving    cases whose load comes by HTTP
+    dispatching  cases whose load waits in a topic
+    results      rows, medians, spreads, ratios, verdicts; pure
+    document     results as Markdown and as a plot, for docs/performance.md; pure
+    kbench/      the load generator and the sink, in Go: neither may be the limit
+    floor_*.py   what HTTP, a filter and Kafka cost in Python with nothing else
+
+`python tools/bench/run.py --help`. It refuses to compare figures of different runs: the machine
+is never the same, so what counts is the ratio to the floor beside it.
+"""

@@ -1,0 +1,238 @@
+"""The compaction beside a plain copy of the same topic, at growing sizes: time, memory, bytes.
+
+    python tools/bench/compaction.py --bootstrap-servers HOST:PORT [--records 1000000]
+
+Dead letters of 1 KiB are appended in steps (a quarter, a half, all of them); after each step the
+compaction takes what is new, which shows whether its cost grows with what is new or with what is
+stored. Then a new compaction takes everything at once, and Spark copies the same topic to Parquet,
+as our jobs start Spark and with Java's own settings (C2), which change what CPU a process costs.
+Prints a table in Markdown. Refused here: judging the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from knafka.core import names
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of
+from knafka.core.delivery import Reason
+from knafka_local import dead_letter_jobs
+
+EVENT_BYTES: Final = 1024
+TRIGGERS: Final = ("mail", "bill", "ship")
+PARTITIONS: Final = 4
+LOOK_INTERVAL: Final = 0.2
+"""Seconds between two looks at a job's memory."""
+
+COPY: Final = """
+import sys
+from pyspark.sql import SparkSession
+
+servers, topics, path = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+kafka = spark.read.format("kafka").option("kafka.bootstrap.servers", servers)
+kafka = kafka.option("subscribe", topics).option("includeHeaders", "true")
+kafka.load().write.parquet(path)
+spark.stop()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One job, its whole process included: Spark's start costs some seconds in each."""
+
+    what: str
+    records: int
+    seconds: float
+    cpu_seconds: float
+    """Of all its processes: steadier than `seconds` on a machine that does other things, too."""
+    peak_bytes: int
+    disk_bytes: int
+
+    def __str__(self) -> str:
+        mebibyte = 1024 * 1024
+        return (
+            f"| {self.what} | {self.records:,} | {self.seconds:.1f} | {self.cpu_seconds:.1f} | "
+            f"{self.records / self.seconds:,.0f} | {self.peak_bytes // mebibyte:,} | "
+            f"{self.disk_bytes // mebibyte:,} |"
+        )
+
+
+def main() -> None:
+    """Run the benchmark; the topics are deleted in the end."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--bootstrap-servers", required=True)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--at-once", action="store_true", help="leave out the steps")
+    parser.add_argument("--folder", type=Path, help="for the tables; a temporary one if not given")
+    given = parser.parse_args()
+    servers, total = given.bootstrap_servers, given.records
+    namespace = f"bench{uuid.uuid4().hex[:8]}"
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder, _topics(servers, namespace):
+        root = Path(folder)
+        print("| job | records | s | CPU s | records/s | peak MiB | MiB on disk |")
+        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
+        if given.at_once:
+            _fill(servers, namespace, 0, total)
+        else:
+            _compact_in_steps(servers, namespace, root / "steps", total)
+        copy = [sys.executable, "-c", COPY, servers, ",".join(_names(namespace))]
+        for jvm, c2 in (("", False), (", with C2", True)):
+            what, tables = f"compact all at once{jvm}", root / f"once{jvm}"
+            print(_compact(what, servers, namespace, tables, total, c2=c2), flush=True)
+            what, files = f"plain copy to Parquet{jvm}", root / f"copy{jvm}"
+            print(_measured(what, [*copy, str(files)], files, total, c2=c2), flush=True)
+
+
+def _compact_in_steps(servers: str, namespace: str, tables: Path, total: int) -> None:
+    done = 0
+    for goal in (total // 4, total // 2, total):
+        _fill(servers, namespace, done, goal)
+        what = f"compact what is new, {done:,} stored"
+        print(_compact(what, servers, namespace, tables, goal - done), flush=True)
+        done = goal
+    print(_compact("compact, nothing new", servers, namespace, tables, 0), flush=True)
+
+
+def _compact(
+    what: str, servers: str, namespace: str, tables: Path, records: int, *, c2: bool = False
+) -> Measured:
+    job = [sys.executable, "-m", "knafka_jobs", "compact", "--tables", str(tables)]
+    job += ["--bootstrap-servers", servers, "--broker", f"{namespace}/main"]
+    return _measured(what, job, tables, records, c2=c2)
+
+
+def _measured(
+    what: str, command: list[str], folder: Path, records: int, *, c2: bool = False
+) -> Measured:
+    environment = dead_letter_jobs.environment(lambda line: None)
+    if c2:
+        arguments = environment["PYSPARK_SUBMIT_ARGS"]
+        arguments = arguments.replace("-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4")
+        environment["PYSPARK_SUBMIT_ARGS"] = arguments
+    begun = time.monotonic()
+    job = subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    peak = 0
+    spent: dict[int, float] = {}
+
+    def look() -> None:
+        nonlocal peak
+        while job.poll() is None:
+            resident = 0
+            for pid in _family(job.pid):
+                with suppress(OSError):  # it has just ended
+                    resident += _resident(pid)
+                    spent[pid] = _cpu_seconds(pid)
+            peak = max(peak, resident)
+            time.sleep(LOOK_INTERVAL)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    answer, said = job.communicate()
+    looking.join()
+    seconds = time.monotonic() - begun
+    if job.returncode != 0:
+        sys.exit(f"{what} failed:\n{said[-4000:]}")
+    if answer.startswith("{") and (found := json.loads(answer)["records"]) != records:
+        sys.exit(f"{what}: {found} records instead of {records}")
+    disk = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    return Measured(what, records, seconds, sum(spent.values()), peak, disk)
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and all below it."""
+    waiting = [pid]
+    while waiting:
+        each = waiting.pop()
+        yield each
+        with suppress(OSError):  # it has just ended
+            children = Path(f"/proc/{each}/task/{each}/children").read_text()
+            waiting += map(int, children.split())
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Up to now, in user and system mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _names(namespace: str) -> list[str]:
+    return [names.dead_letter_topic(namespace, "main", trigger) for trigger in TRIGGERS]
+
+
+@contextmanager
+def _topics(servers: str, namespace: str) -> Iterator[None]:
+    admin = AdminClient({"bootstrap.servers": servers})
+    new = [NewTopic(name, PARTITIONS, 1) for name in _names(namespace)]
+    for created in admin.create_topics(new).values():
+        created.result()
+    try:
+        yield
+    finally:
+        for deleted in admin.delete_topics(_names(namespace)).values():
+            deleted.exception()
+
+
+def _fill(servers: str, namespace: str, start: int, end: int) -> None:
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "compression.type": "lz4"})
+    reasons = [each for each in Reason if each is not Reason.UNDECODABLE]
+    for number in range(start, end):
+        trigger = TRIGGERS[number % len(TRIGGERS)]
+        reason = reasons[number % len(reasons)]
+        status = 503 if reason is Reason.STATUS else None
+        headers = [
+            ("ce_specversion", b"1.0"),
+            ("ce_id", b"%d" % number),
+            ("ce_source", b"/bench/%d" % (number % 10)),
+            ("ce_type", b"bench.%d" % (number % 20)),
+            ("content-type", b"application/json"),
+        ]
+        at = 1.79e9 + number / 100
+        failure = Failure(f"http://{trigger}/", reason, 3, at, at + 1, status, b"not now")
+        origin = Origin(namespace, "main", trigger, "broker", number % 10, number)
+        told, value = dead_letter_of(headers, os.urandom(EVENT_BYTES), failure, origin)
+        while True:
+            try:
+                producer.produce(
+                    names.dead_letter_topic(namespace, "main", trigger),
+                    value,
+                    b"%d" % (number % 1000),
+                    headers=told,  # type: ignore[arg-type]
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    producer.flush()
+
+
+if __name__ == "__main__":
+    main()

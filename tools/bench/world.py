@@ -1,0 +1,303 @@
+"""The world of a benchmark: a Kafka, a sink, kbench, and the processes that are measured.
+
+Everything it starts dies with it. With `bootstrap` given, Kafka is somebody else's, and so is its
+CPU unless its process is named. Refused here: knowing what is measured (`targets`, the cases).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.request import urlopen
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka_local.kafka_distribution import obtain
+from knafka_local.kafka_server import KafkaServer
+from knafka_local.processes import die_with_parent
+
+HERE: Final = Path(__file__).parent
+HOST: Final = "127.0.0.1"
+START_TIMEOUT: Final = 30.0
+"""Seconds for a process to listen."""
+CPU_GROUPS: Final = Path("/sys/fs/cgroup/cpu")
+CPU_PERIOD: Final = 10_000
+"""Microseconds in which a limited process gets its share: short, so that it isn't away for long."""
+SINK_NICE: Final = -15
+"""The sink's priority. Others' subscribers have machines of their own; here many dispatchers would
+leave it a turn among theirs, get its answers in drips and be woken for each."""
+END_TIMEOUT: Final = 15.0
+"""Seconds for a process to end after SIGTERM; a dispatcher may still leave its group."""
+
+
+class BenchError(Exception):
+    """The benchmark can't go on; the text says what failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much is measured."""
+
+    runs: int = 5
+    quick: bool = False
+    """Small numbers, to see that everything works: the figures mean little."""
+    soak_minutes: float = 30.0
+    bootstrap: str | None = None
+    kafka_pid: int | None = None
+    before: Path | None = None
+    """A checkout of another state, to be measured beside this one."""
+
+
+@dataclass
+class World:
+    """What every case works in; made by `world`."""
+
+    options: Options
+    folder: Path
+    bootstrap: str
+    kafka_pid: int | None
+    kbench: Path
+    sink: str = ""
+    """host:port of the sink."""
+    sink_pid: int = 0
+    _admin: KafkaAdmin = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._admin = KafkaAdmin({"bootstrap.servers": self.bootstrap})
+
+    def sized(self, full: float, quick: float) -> float:
+        """A number of events or seconds: the full one, or what a quick look takes."""
+        return quick if self.options.quick else full
+
+    @asynccontextmanager
+    async def topic(self, partitions: int = 10) -> AsyncIterator[str]:
+        """A new topic, which is deleted afterwards."""
+        name = f"bench-{uuid.uuid4().hex[:12]}"
+        await self._admin.ensure_topic(name, partitions, 1, {})
+        try:
+            yield name
+        finally:
+            await self._admin.delete_topic(name)
+
+    async def fill(self, topic: str, count: int, **flags: Any) -> None:
+        """`count` events with ids from 0, in batches as a receiver writes them."""
+        await self.run("fill", bootstrap=self.bootstrap, topic=topic, n=count, **flags)
+
+    async def reset_sink(self, lanes: int) -> None:
+        await asyncio.to_thread(self._ask_sink, f"_reset?lanes={lanes}")
+
+    async def sink_stats(self, latency: bool = False) -> dict[str, Any]:
+        answer = await asyncio.to_thread(self._ask_sink, f"_stats{'?latency' * latency}")
+        stats: dict[str, Any] = json.loads(answer)
+        return stats
+
+    def _ask_sink(self, path: str) -> bytes:
+        with urlopen(f"http://{self.sink}/{path}", timeout=30) as answer:
+            content: bytes = answer.read()
+            return content
+
+    async def run(
+        self, command: str, pids: Mapping[str, Sequence[int]] | None = None, **flags: Any
+    ) -> dict[str, Any]:
+        """One kbench command; its result. `pids` are measured, Kafka and the sink besides."""
+        arguments = [f"-{name.replace('_', '-')}={value}" for name, value in flags.items()]
+        if pids is not None:
+            measured = {**pids, "sink": [self.sink_pid]}
+            if self.kafka_pid is not None:
+                measured["kafka"] = [self.kafka_pid]
+            for name, each in measured.items():
+                if each:
+                    arguments.append(f"-proc={name}={','.join(map(str, each))}")
+        process = await asyncio.create_subprocess_exec(
+            self.kbench, command, *arguments,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=die_with_parent(),
+        )  # fmt: skip
+        try:
+            output, problem = await process.communicate()
+        except asyncio.CancelledError:
+            process.kill()
+            raise
+        if process.returncode:
+            raise BenchError(problem.decode().strip())
+        result: dict[str, Any] = json.loads(output)
+        return result
+
+    @asynccontextmanager
+    async def process(
+        self,
+        *command: str | Path,
+        environment: Mapping[str, str] | None = None,
+        pass_fd: int | None = None,
+        nice: int = 0,
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        """A process that is ended with the block; its output goes into a log of its own."""
+        log = self.folder / f"{uuid.uuid4().hex[:8]}.log"
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command, env={**os.environ, **(environment or {})},
+                pass_fds=() if pass_fd is None else (pass_fd,),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                preexec_fn=_prepared(nice),
+            )  # fmt: skip
+        try:
+            yield process
+            if process.returncode is not None:
+                words = " ".join(map(str, command))
+                raise BenchError(f"{words} ended by itself:\n{log.read_text()[-2000:]}")
+        finally:
+            await end(process)
+
+
+@asynccontextmanager
+async def world(options: Options) -> AsyncIterator[World]:
+    """Kafka, kbench and a sink."""
+    kbench = _build()
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="knafka-bench-")))
+        bootstrap, pid = options.bootstrap, options.kafka_pid
+        if bootstrap is None:
+            kafka = KafkaServer(obtain(), folder / "kafka")
+            await kafka.start()
+            stack.push_async_callback(kafka.stop)
+            bootstrap, pid = kafka.bootstrap_servers, kafka.pid
+        (folder / "logs").mkdir()
+        made = World(options, folder / "logs", bootstrap, pid, kbench)
+        async with sink(made):
+            yield made
+
+
+@asynccontextmanager
+async def sink(world: World, address: str | None = None) -> AsyncIterator[None]:
+    """The world's sink, for the length of the block; at `address` for a target that insists."""
+    before = world.sink, world.sink_pid
+    world.sink = address or f"{HOST}:{free_port()}"
+    command = world.kbench, "sink", f"-addr={world.sink}"
+    async with world.process(*command, nice=SINK_NICE) as process:
+        world.sink_pid = process.pid
+        await listens(world.sink)
+        if os.getpriority(os.PRIO_PROCESS, process.pid) != SINK_NICE:
+            print("the sink has no priority (want root): it may be the limit", file=sys.stderr)
+        try:
+            yield
+        finally:
+            world.sink, world.sink_pid = before
+
+
+@contextmanager
+def limited(pids: Sequence[int], cores: float) -> Iterator[None]:
+    """The processes together may use that much of the machine's CPU, by a cgroup of their own."""
+    group = CPU_GROUPS / f"knafka-bench-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise BenchError(
+            f"CPU can't be limited here: {error}: want root, and version 1 of Linux's cgroups"
+        ) from None
+    try:
+        (group / "cpu.cfs_period_us").write_text(str(CPU_PERIOD))
+        (group / "cpu.cfs_quota_us").write_text(str(int(cores * CPU_PERIOD)))
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for pid in pids:
+            with suppress(OSError):  # it has ended
+                (CPU_GROUPS / "cgroup.procs").write_text(str(pid))
+        group.rmdir()
+
+
+def _prepared(nice: int) -> Callable[[], None]:
+    """What a child does before it becomes its program; all its threads keep the priority."""
+    arm = die_with_parent()
+
+    def prepare() -> None:
+        if arm is not None:
+            arm()
+        with suppress(PermissionError):
+            os.nice(nice)
+
+    return prepare
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """SIGTERM, and SIGKILL for what doesn't listen to it."""
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), END_TIMEOUT)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+async def listens(address: str) -> None:
+    """Wait until somebody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(START_TIMEOUT):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(host, int(port))
+                except OSError:
+                    await asyncio.sleep(0.005)
+                else:
+                    writer.close()
+                    return
+    except TimeoutError:
+        raise BenchError(f"nobody listens at {address}") from None
+
+
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def resident_mb(pids: Sequence[int]) -> float:
+    """Megabytes that the processes hold; ours have no children."""
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on, and how busy it was before them."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    models = [line.partition(":")[2].strip() for line in info.splitlines() if "model name" in line]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def _build() -> Path:
+    """kbench, compiled; Go's own cache makes the second time fast."""
+    go = shutil.which("go")
+    if go is None:
+        raise BenchError("kbench is written in Go, and there is no `go` on PATH: install it")
+    kbench = HERE / "build" / "kbench"
+    built = subprocess.run(
+        [go, "build", "-o", kbench, "."], cwd=HERE / "kbench", capture_output=True, text=True
+    )
+    if built.returncode:
+        raise BenchError(f"kbench could not be built:\n{built.stderr}")
+    return kbench
+
+
+PYTHON: Final = sys.executable

@@ -1,0 +1,244 @@
+"""Builds Knafka's container images from Debian packages and locked wheels, without an engine.
+
+    python tools/images/build.py [--tag TAG] [--test] [--push REGISTRY [--insecure]]
+
+    knafka             the functions: FUNCTION_TARGET says which; `python3 -m knafka`
+    knafka-operator    the operator: `python3 -m knafka_operator`
+    knafka-quickstart  the subscribers of examples/quickstart, under functions-framework
+    knafka-test        with --test: subscribers, by themselves and under functions-framework
+    knafka-test-func   with --test: a function under func's own runtime
+
+Archives go to build/images/ (for `docker load`, `ctr images import` or a push). Layers lie from
+what changes least to what changes most: Python, dependencies, source. All byte code is compiled
+here, since a container's user can't keep any, and compiling is what a cold start would wait for.
+Needs Debian 12 (`apt-get download`), Python 3.11 and Go; no root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+OUT: Final = ROOT / "build" / "images"
+CACHE: Final = Path(
+    os.environ.get("KNAFKA_IMAGES_HOME", "~/.cache/knafka/images")
+).expanduser()  # what is made once and kept: tool, Python, dependencies
+REPOSITORY: Final = "registry.local:5000"  # what archives are named after; a push renames
+USER: Final = "65532"  # by number: Knative and `runAsNonRoot` can't look names up
+PYTHON: Final = "python3.11"
+
+PACKAGES: Final = (
+    "base-files libc6 libgcc-s1 libcrypt1 zlib1g libbz2-1.0 liblzma5 libssl3 libffi8 libsqlite3-0 "
+    "libuuid1 libexpat1 libzstd1 media-types netbase tzdata ca-certificates busybox "
+    "python3.11-minimal libpython3.11-minimal libpython3.11-stdlib tini"
+).split()
+UNUSED: Final = (
+    "usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug",
+    f"usr/lib/{PYTHON}/lib2to3", f"usr/lib/{PYTHON}/distutils", f"usr/lib/{PYTHON}/pydoc_data",
+)  # fmt: skip
+FUNC_RUNTIME: Final = "func-python==0.8.1"
+
+
+class ImageError(Exception):
+    """An image can't be built; the text says why."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--tag", default="latest")
+    parser.add_argument("--test", action="store_true", help="the images of the tests too")
+    parser.add_argument("--push", metavar="REGISTRY", help="such as registry.example.com/team")
+    parser.add_argument("--insecure", action="store_true", help="push over plain HTTP")
+    chosen = parser.parse_args(arguments)
+    if sys.version_info[:2] != (3, 11):
+        raise ImageError("byte code for the image must come from Python 3.11: start this with it")
+    OUT.mkdir(parents=True, exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    names = ["knafka", "knafka-operator", "knafka-quickstart"]
+    functions = _dependencies("functions")
+    _source("knafka", chosen.tag, functions, ["functions/knafka", "functions/main.py"], "knafka")
+    _source(
+        "knafka-operator", chosen.tag, _dependencies("operator"),
+        ["functions/knafka", "operator/knafka_operator"], "knafka_operator",
+    )  # fmt: skip
+    _source(
+        "knafka-quickstart", chosen.tag, functions,
+        ["examples/quickstart/subscriber/main.py"], "functions_framework",
+    )  # fmt: skip
+    if chosen.test:
+        subscribers = "tools/testcluster/subscribers"
+        _source(
+            "knafka-test", chosen.tag, functions,
+            [f"{subscribers}/subscriber.py", f"{subscribers}/framework_function.py"], "subscriber",
+        )  # fmt: skip
+        _source(
+            "knafka-test-func", chosen.tag, _func_runtime(),
+            [f"{subscribers}/func_function.py"], "func_function",
+        )  # fmt: skip
+        names += ["knafka-test", "knafka-test-func"]
+    for name in names:
+        archive = OUT / f"{name}.tar"
+        print(f"{archive.relative_to(ROOT)}: {archive.stat().st_size / 1e6:.0f} MB", flush=True)
+        if chosen.push:
+            insecure = ["--insecure"] if chosen.insecure else []
+            image = f"{chosen.push}/{name}:{chosen.tag}"
+            print(_run(_tool(), "push", *insecure, archive, image), end="", flush=True)
+
+
+def _source(name: str, tag: str, base: Path, sources: Sequence[str], module: str) -> None:
+    """The image itself: our source over its dependencies."""
+    with tempfile.TemporaryDirectory() as directory:
+        target = Path(directory) / "source"
+        target.mkdir()
+        for source in sources:
+            where, path = target / Path(source).name, ROOT / source
+            if path.is_dir():
+                shutil.copytree(path, where, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(path, where)
+        _compile(target, "/app/source")
+        _build(
+            f"{REPOSITORY}/{name}:{tag}", OUT / f"{name}.tar", base, {target: "/app/source"},
+            "--user", USER, "--workdir", "/app",
+            "--env", "PYTHONPATH=/app/source:/app/dependencies",
+            # A container's first process has no default action for signals, so a SIGTERM during
+            # Python's own start would be lost, and the pod would live on for its grace period.
+            "--entrypoint", "/usr/bin/tini-static", "--entrypoint", "--",
+            "--entrypoint", "python3", "--entrypoint", "-m", "--entrypoint", module,
+        )  # fmt: skip
+
+
+def _dependencies(lock: str) -> Path:
+    """The layer of what requirements/`lock`.lock pins."""
+    path = ROOT / "requirements" / f"{lock}.lock"
+    return _installed(lock, path.read_bytes(), "--require-hashes", "-r", path)
+
+
+def _func_runtime() -> Path:
+    """func's own Python runtime: it can't share an environment with functions-framework (FF-4)."""
+    return _installed("func", FUNC_RUNTIME.encode(), FUNC_RUNTIME)
+
+
+def _installed(name: str, inputs: bytes, *what: object) -> Path:
+    python = _python()
+    archive = CACHE / f"{name}-{_digest(inputs, python.name.encode())}.tar"
+    if not archive.exists():
+        print(f"installing the dependencies of {name}", flush=True)
+        with tempfile.TemporaryDirectory() as directory:
+            target = Path(directory) / "dependencies"
+            _run(
+                sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+                "--no-compile", "--only-binary=:all:", "--target", target, *what,
+            )  # fmt: skip
+            for unused in [target / "bin", *target.rglob("__pycache__"), *target.rglob("*.pyi")]:
+                shutil.rmtree(unused) if unused.is_dir() else unused.unlink()
+            _compile(target, "/app/dependencies")
+            _build("knafka/dependencies", archive, python, {target: "/app/dependencies"})
+    return archive
+
+
+def _python() -> Path:
+    """The layer of Python, without the rest of Debian."""
+    recipe = (inspect.getsource(_unpack_python), *PACKAGES, *UNUSED)
+    archive = CACHE / f"python-{_digest(*(part.encode() for part in recipe))}.tar"
+    if not archive.exists():
+        print(f"unpacking {PYTHON} from Debian's packages", flush=True)
+        with tempfile.TemporaryDirectory() as directory:
+            root = Path(directory) / "root"
+            _unpack_python(root, Path(directory))
+            _compile(root / "usr" / "lib" / PYTHON, f"/usr/lib/{PYTHON}")
+            _build(
+                "knafka/python", archive, None, {root: "/"},
+                "--env", "PYTHONUNBUFFERED=1", "--env", "LANG=C.UTF-8",
+            )  # fmt: skip
+    return archive
+
+
+def _unpack_python(root: Path, packages: Path) -> None:
+    """Packages are unpacked, none of their scripts run: what these would do is done here."""
+    _run("apt-get", "download", "--quiet", *PACKAGES, cwd=packages)
+    for package in sorted(packages.glob("*.deb")):
+        _run("dpkg-deb", "--extract", package, root)
+    for unused in UNUSED:
+        shutil.rmtree(root / unused, ignore_errors=True)
+    for place in ("tmp", "proc", "sys", "dev", "app"):
+        (root / place).mkdir(exist_ok=True)
+    (root / "tmp").chmod(0o1777)
+    for name in ("python3", "python"):
+        (root / "usr" / "bin" / name).symlink_to(PYTHON)
+    for applet in _run(root / "bin" / "busybox", "--list").split():
+        if not (root / "bin" / applet).exists():
+            (root / "bin" / applet).symlink_to("busybox")
+    (root / "etc" / "passwd").write_text(
+        f"root:x:0:0:root:/root:/bin/sh\nnonroot:x:{USER}:{USER}::/tmp:/bin/sh\n"
+    )
+    (root / "etc" / "group").write_text(f"root:x:0:\nnonroot:x:{USER}:\n")
+    authorities = sorted((root / "usr" / "share" / "ca-certificates").rglob("*.crt"))
+    bundle = root / "etc" / "ssl" / "certs" / "ca-certificates.crt"
+    bundle.parent.mkdir(parents=True, exist_ok=True)
+    bundle.write_bytes(b"".join(each.read_bytes() for each in authorities))
+
+
+def _compile(directory: Path, inside: str) -> None:
+    """Byte code that is valid whatever the times of its files, which layers don't keep."""
+    _run(
+        sys.executable, "-m", "compileall", "-q", "-j0", "--invalidation-mode", "unchecked-hash",
+        "-s", directory, "-p", inside, directory,
+    )  # fmt: skip
+
+
+def _build(
+    name: str, archive: Path, base: Path | None, add: dict[Path, str], *options: str
+) -> None:
+    trees = [word for source, target in add.items() for word in ("--add", f"{source}:{target}")]
+    start = ["--base", base] if base else []
+    part = archive.with_suffix(".part")
+    _run(_tool(), "build", "-t", name, "-o", part, *start, *trees, *options)
+    part.replace(archive)
+
+
+def _tool() -> Path:
+    """The image tool, compiled when its source is new: one second, or ten with empty caches."""
+    source = Path(__file__).resolve().parent / "tool"
+    digest = _digest(*(path.read_bytes() for path in sorted(source.iterdir())))
+    tool = CACHE / f"image-{digest}"
+    if not tool.exists():
+        environment = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"}
+        _run(
+            "go", "-C", source, "build", "-trimpath", "-ldflags=-s -w", "-o", tool, ".",
+            environment=environment,
+        )  # fmt: skip
+    return tool
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _run(
+    *command: object, cwd: Path | None = None, environment: dict[str, str] | None = None
+) -> str:
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words, cwd=cwd, env={**os.environ, **(environment or {})}, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise ImageError(f"{' '.join(words)[:200]}: code {done.returncode}\n{done.stderr[-2000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ImageError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,61 @@
+"""A real cluster for the tests: `python -m testcluster COMMAND`, with tools/ on PYTHONPATH.
+
+    build         compile and package what it needs; minutes at first, seconds later
+    up            build, start Kubernetes and Knative Serving, print where the kubeconfig is
+    images [TAG]  build our images, the tests' too, and push them into its registry
+    down          stop it; what it knew stays, and `up` resumes
+    purge         down, and forget what it knew; programs and Go's caches stay
+
+README.md says what it is made of and how it is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+from testcluster import knative, node
+from testcluster.build import build
+from testcluster.settings import KUBECONFIG, REGISTRY_ADDRESS, ROOT, say
+from testcluster.shell import ClusterError
+
+IMAGE_RECIPES = ROOT / "operator" / "deploy" / "images" / "build.py"
+
+
+def main(command: str = "", tag: str = "latest") -> None:
+    if platform.system() != "Linux" or os.geteuid() != 0:
+        raise ClusterError("the test cluster needs Linux and root; or set KUBECONFIG to another")
+    match command:
+        case "build":
+            build()
+        case "up":
+            build()
+            node.start()
+            knative.install()
+            print(f"export KUBECONFIG={KUBECONFIG}")
+        case "images":
+            push_images(tag)
+        case "down":
+            node.stop()
+        case "purge":
+            node.stop()
+            node.purge()
+        case _:
+            raise ClusterError(f"no such command: {command}\n{__doc__}")
+    say(f"{command}: done")
+
+
+def push_images(tag: str) -> None:
+    """What the recipes print is progress."""
+    options = ["--test", "--tag", tag, "--push", REGISTRY_ADDRESS, "--insecure"]
+    if subprocess.run([sys.executable, IMAGE_RECIPES, *options], stdout=sys.stderr).returncode:
+        raise ClusterError("the images could not be built")
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:3])
+    except ClusterError as error:
+        sys.exit(f"error: {error}")

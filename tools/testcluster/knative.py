@@ -1,0 +1,76 @@
+"""Knative Serving on the running node, from its modules' own manifests, with our few settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from testcluster.build import module_directory
+from testcluster.node import start_ingress
+from testcluster.settings import HERE, REGISTRY, SERVING_VERSION, STATE, say
+from testcluster.shell import apply, kubectl
+
+DEPLOYMENTS: Final = ("controller", "webhook", "autoscaler", "activator")
+INSTALLED: Final = STATE / "knative.yaml"
+"""What was applied; a cluster that is resumed has it already."""
+
+
+def install() -> None:
+    """Apply what isn't yet, and return once Knative runs."""
+    serving = module_directory("knative.dev/serving") / "config" / "core"
+    networking = module_directory("knative.dev/networking") / "config"
+    # Modules leave symbolic links out: what Serving links to comes from where it lies.
+    linked = ("certificate", "domain-claim", "ingress", "serverlessservice")
+    resources = _manifests(
+        *serving.glob("300-resources/*.yaml"),
+        *(networking / f"{name}.yaml" for name in linked),
+        module_directory("knative.dev/caching") / "config" / "image.yaml",
+    )
+    # Settings come before what reads them, and before the webhook that would judge them.
+    settings = _manifests(
+        serving / "100-namespace.yaml",
+        serving / "200-serviceaccount.yaml",
+        *serving.glob("200-roles/*.yaml"),
+        *serving.glob("configmaps/*.yaml"),
+        networking / "config-network.yaml",
+    )
+    ours = (HERE / "config" / "knative.yaml").read_text()
+    programs = _manifests(
+        *serving.glob("webhooks/*.yaml"),
+        *(serving / "deployments" / f"{name}.yaml" for name in DEPLOYMENTS),
+    )
+    images = _manifests(serving / "999-cache.yaml")
+
+    everything = "\n---\n".join((resources, settings, ours, programs, images))
+    known = INSTALLED.read_text() if INSTALLED.exists() else None
+    if known is not None:
+        start_ingress()
+        _await_programs()
+    if known != everything:
+        apply(resources)
+        kubectl(
+            "wait", "--for=condition=Established", "crd", "-l", "knative.dev/crd-install=true",
+            "--timeout=60s",
+        )  # fmt: skip
+        start_ingress()
+        apply(settings)
+        apply(ours)
+        apply(programs)
+        _await_programs()
+        apply(images)
+        INSTALLED.write_text(everything)
+    say("Knative Serving is ready")
+
+
+def _await_programs() -> None:
+    for name in DEPLOYMENTS:
+        kubectl("-n", "knative-serving", "rollout", "status", f"deploy/{name}", "--timeout=180s")
+
+
+def _manifests(*files: Path) -> str:
+    text = "\n---\n".join(file.read_text() for file in files)
+    image = rf"{REGISTRY}/knative/\1:{SERVING_VERSION}"
+    text = re.sub(r"ko://knative\.dev/serving/cmd/([a-z]+)", image, text)
+    version = f'app.kubernetes.io/version: "{SERVING_VERSION.removeprefix("v")}"'
+    return text.replace("app.kubernetes.io/version: devel", version)

@@ -1,0 +1,307 @@
+"""One Kubernetes node: every part a process of its own in one network namespace of this machine.
+
+Pods and Services are routed from the machine; nothing in the cluster has a way out. `start` leaves
+alone what runs already. Nothing enforces NetworkPolicies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from string import Template
+from typing import Final
+
+from testcluster import settings
+from testcluster.settings import (
+    API_SERVICE_IP,
+    BIN,
+    CGROUP,
+    CONTAINERD,
+    HERE,
+    HOST_IP,
+    IMAGES,
+    KUBECONFIG,
+    LOGS,
+    NETWORK_NAMESPACE,
+    NODE,
+    NODE_IP,
+    PIDS,
+    PKI,
+    POD_CIDR,
+    REGISTRY,
+    REGISTRY_ADDRESS,
+    SERVICE_CIDR,
+    STATE,
+    say,
+)
+from testcluster.shell import apply, in_namespace, run, succeeds, wait_until
+
+HOST_LINK: Final = f"{NETWORK_NAMESPACE[:10]}-host"  # a link's name has 15 letters at most
+CGROUPS: Final = Path("/sys/fs/cgroup")
+CTR: Final = ("ctr", "--address", CONTAINERD, "--namespace", "k8s.io")
+PARTS: Final = (
+    "kubelet", "kube-proxy", "kube-controller-manager", "kube-scheduler", "coredns", "ingress",
+    "kube-apiserver", "etcd", "registry",
+)  # fmt: skip
+"""The processes that `stop` ends at once; containerd comes after its containers."""
+
+
+def start() -> None:
+    """Start what doesn't run, and return once the node takes pods."""
+    for directory in (LOGS, PIDS, STATE / "etcd", STATE / "kubelet", STATE / "logpods"):
+        directory.mkdir(parents=True, exist_ok=True)
+    _make_network()
+    _make_certificates()
+    _write_configuration()
+    _make_cgroups()
+    kit = BIN / "kit"
+    _start("etcd", kit, "etcd", *_ETCD)
+    _start("containerd", "containerd", "--config", STATE / "containerd.toml")
+    _start(
+        "registry", BIN / "image", "registry",
+        "--listen", REGISTRY_ADDRESS, "--dir", STATE / "registry",
+    )  # fmt: skip
+    _start("kube-apiserver", kit, "kube-apiserver", *_API_SERVER)
+    wait_until(lambda: succeeds(*CTR, "version"), "containerd", 30)
+    _import_images()
+    say("images are imported")
+    wait_until(lambda: _kubectl_succeeds("get", "--raw", "/readyz"), "the API server", 120)
+    say("the API server is ready")
+    _start("kube-controller-manager", kit, "kube-controller-manager", *_CONTROLLER_MANAGER)
+    _start("kube-scheduler", kit, "kube-scheduler", *_SCHEDULER)
+    _start("kube-proxy", kit, "kube-proxy", "--config", STATE / "kube-proxy.yaml")
+    _start("kubelet", kit, "kubelet", *_KUBELET)
+    _start("coredns", kit, "coredns", "-conf", STATE / "Corefile", "-quiet")
+    apply(_fill((HERE / "config" / "services.yaml").read_text()))
+    ready = ("wait", "--for=condition=Ready", f"node/{NODE}", "--timeout=5s")
+    wait_until(lambda: _kubectl_succeeds(*ready), "the node", 120)
+    account = ("get", "serviceaccount", "default")
+    wait_until(lambda: _kubectl_succeeds(*account), "the default service account", 60)
+    say("the node is ready")
+
+
+def start_ingress() -> None:
+    """Start Knative's ingress; its resources must be known by then."""
+    _start(
+        "ingress", BIN / "kit", "ingress", "--kubeconfig", PKI / "ingress.kubeconfig",
+        "--public", f"{NODE_IP}:80", "--private", f"{NODE_IP}:81",
+        "--private-domain", "knative-ingress.kube-system.svc.cluster.local",
+    )  # fmt: skip
+
+
+def stop() -> None:
+    """End all processes and containers, and take the network down; the state stays."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(_stop, PARTS))
+    networks = _remove_containers()
+    _stop("containerd")
+    mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for mount in sorted((m for m in mounted if m.startswith(f"{STATE}/")), reverse=True):
+        succeeds("umount", "-l", mount)
+    for network in networks:
+        succeeds("ip", "netns", "delete", network)
+    for route in (POD_CIDR, SERVICE_CIDR):
+        succeeds("ip", "route", "delete", route)
+    succeeds("ip", "link", "delete", HOST_LINK)
+    succeeds("ip", "netns", "delete", NETWORK_NAMESPACE)
+    for hierarchy in CGROUPS.iterdir():
+        for directory, _, _ in os.walk(f"{hierarchy}{CGROUP}", topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+
+
+def purge() -> None:
+    """Forget the state of a stopped cluster; programs and images stay."""
+    shutil.rmtree(STATE, ignore_errors=True)
+    shutil.rmtree(LOGS, ignore_errors=True)
+    KUBECONFIG.unlink(missing_ok=True)
+
+
+def _make_network() -> None:
+    if Path(f"/run/netns/{NETWORK_NAMESPACE}").exists():
+        return
+    run("ip", "netns", "add", NETWORK_NAMESPACE)
+    run("ip", "link", "add", HOST_LINK, "type", "veth", "peer", "eth0", "netns", NETWORK_NAMESPACE)
+    run("ip", "address", "add", f"{HOST_IP}/30", "dev", HOST_LINK)
+    run("ip", "link", "set", HOST_LINK, "up")
+    run(*in_namespace("ip", "link", "set", "lo", "up"))
+    run(*in_namespace("ip", "address", "add", f"{NODE_IP}/30", "dev", "eth0"))
+    run(*in_namespace("ip", "link", "set", "eth0", "up"))
+    # What isn't the cluster's must not leave by the machine's default route.
+    run("ip", "route", "replace", "unreachable", "198.18.0.0/15", "metric", "4096")
+    for cidr in (POD_CIDR, SERVICE_CIDR):
+        run("ip", "route", "replace", cidr, "via", NODE_IP)
+    # The API server calls webhooks at their Service's address: without a default route there must
+    # be some route before kube-proxy's rules can rewrite it.
+    run(*in_namespace("ip", "route", "add", SERVICE_CIDR, "dev", "lo", "src", NODE_IP))
+    kernel = {
+        "net.ipv4.ip_forward": 1,
+        "net.ipv4.conf.all.rp_filter": 0,
+        "net.ipv4.ip_unprivileged_port_start": 1024,
+    }
+    run(*in_namespace("sysctl", "-qw", *(f"{name}={value}" for name, value in kernel.items())))
+
+
+def _make_certificates() -> None:
+    if not (PKI / "admin.kubeconfig").exists():
+        run(
+            BIN / "kit", "certs", "--dir", PKI, "--node", NODE, "--server", f"https://{NODE_IP}:6443",
+            "--san", ",".join((NODE_IP, HOST_IP, API_SERVICE_IP, NODE)),
+        )  # fmt: skip
+    shutil.copy(PKI / "admin.kubeconfig", KUBECONFIG)
+    KUBECONFIG.chmod(0o600)
+
+
+def _write_configuration() -> None:
+    files = {
+        "containerd.toml": STATE / "containerd.toml",
+        "cni.conflist": STATE / "cni" / "10-kit.conflist",
+        "registry.toml": STATE / "registries" / REGISTRY / "hosts.toml",
+        "resolv.conf": STATE / "resolv.conf",
+        "kubelet.yaml": STATE / "kubelet.yaml",
+        "kube-proxy.yaml": STATE / "kube-proxy.yaml",
+        "Corefile": STATE / "Corefile",
+    }
+    for name, path in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_fill((HERE / "config" / name).read_text()))
+
+
+def _fill(template: str) -> str:
+    return Template(template).substitute(vars(settings))
+
+
+def _make_cgroups() -> None:
+    """The root under which the kubelet puts pods, in each hierarchy of cgroup v1."""
+    for hierarchy in CGROUPS.iterdir():
+        ours = Path(f"{hierarchy}{CGROUP}")
+        if not hierarchy.is_symlink() and hierarchy.name != "unified":
+            ours.mkdir(exist_ok=True)
+        if hierarchy.name == "cpuset":
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                (ours / name).write_text((hierarchy / name).read_text())
+
+
+def _import_images() -> None:
+    imported = STATE / "imported"
+    imported.mkdir(exist_ok=True)
+    for archive in sorted(IMAGES.glob("*.tar")):
+        mark = imported / f"{archive.name}.{archive.stat().st_mtime_ns}"
+        if not mark.exists():
+            run(*CTR, "images", "import", archive)
+            mark.touch()
+
+
+def _kubectl_succeeds(*arguments: str) -> bool:
+    return succeeds("kubectl", "--kubeconfig", KUBECONFIG, *arguments)
+
+
+def _start(name: str, *command: object) -> None:
+    if _pid(name) is not None:
+        return
+    with (LOGS / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            in_namespace(*command),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "GOGC": "100"},
+        )
+    (PIDS / name).write_text(str(process.pid))
+
+
+def _pid(name: str) -> int | None:
+    """The id of a part that runs and is what we started."""
+    try:
+        pid = int((PIDS / name).read_text())
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    return pid if any(name.encode() in word for word in words) else None
+
+
+def _stop(name: str) -> None:
+    if (pid := _pid(name)) is not None:
+        for sign, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sign)
+            deadline = time.monotonic() + patience
+            while _pid(name) is not None and time.monotonic() < deadline:
+                time.sleep(0.05)
+    (PIDS / name).unlink(missing_ok=True)
+
+
+def _remove_containers() -> set[str]:
+    """Kill and remove all containers; the names of the network namespaces they had."""
+    networks: set[str] = set()
+    if _pid("containerd") is None:
+        return networks
+    containers = run(*CTR, "containers", "list", "--quiet").split()
+    for container in containers:
+        about = run(*CTR, "containers", "info", container)
+        networks |= {word for word in about.replace('"', "/").split("/") if word[:4] == "cni-"}
+    tasks = run(*CTR, "tasks", "list", "--quiet").split()
+    for task in tasks:
+        succeeds(*CTR, "tasks", "kill", "--signal", "SIGKILL", "--all", task)
+    for task in tasks:
+        succeeds(*CTR, "tasks", "delete", "--force", task)
+    for container in containers:
+        succeeds(*CTR, "containers", "delete", container)
+    return networks
+
+
+_ETCD: Final = (
+    "--name", "kit", "--data-dir", STATE / "etcd", "--unsafe-no-fsync", "--log-level", "warn",
+    "--listen-client-urls", "http://127.0.0.1:2379",
+    "--advertise-client-urls", "http://127.0.0.1:2379",
+    "--listen-peer-urls", "http://127.0.0.1:2380",
+    "--initial-advertise-peer-urls", "http://127.0.0.1:2380",
+    "--initial-cluster", "kit=http://127.0.0.1:2380",
+)  # fmt: skip
+_API_SERVER: Final = (
+    "--etcd-servers", "http://127.0.0.1:2379",
+    "--advertise-address", NODE_IP, "--bind-address", "0.0.0.0", "--secure-port", "6443",
+    "--service-cluster-ip-range", SERVICE_CIDR, "--allow-privileged=true",
+    "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
+    "--client-ca-file", PKI / "ca.crt",
+    "--tls-cert-file", PKI / "apiserver.crt", "--tls-private-key-file", PKI / "apiserver.key",
+    "--service-account-issuer", "https://kubernetes.default.svc.cluster.local",
+    "--service-account-key-file", PKI / "sa.pub",
+    "--service-account-signing-key-file", PKI / "sa.key",
+    "--kubelet-client-certificate", PKI / "apiserver-kubelet-client.crt",
+    "--kubelet-client-key", PKI / "apiserver-kubelet-client.key",
+    "--kubelet-preferred-address-types", "InternalIP",
+    "--proxy-client-cert-file", PKI / "front-proxy-client.crt",
+    "--proxy-client-key-file", PKI / "front-proxy-client.key",
+    "--requestheader-client-ca-file", PKI / "front-proxy-ca.crt",
+    "--requestheader-allowed-names", "front-proxy-client",
+    "--requestheader-extra-headers-prefix", "X-Remote-Extra-",
+    "--requestheader-group-headers", "X-Remote-Group",
+    "--requestheader-username-headers", "X-Remote-User",
+)  # fmt: skip
+_CONTROLLER_MANAGER: Final = (
+    "--kubeconfig", PKI / "controller-manager.kubeconfig",
+    "--authentication-kubeconfig", PKI / "controller-manager.kubeconfig",
+    "--authorization-kubeconfig", PKI / "controller-manager.kubeconfig",
+    "--bind-address", "127.0.0.1", "--leader-elect=false",
+    "--use-service-account-credentials=true", "--root-ca-file", PKI / "ca.crt",
+    "--service-account-private-key-file", PKI / "sa.key",
+    "--cluster-signing-cert-file", PKI / "ca.crt", "--cluster-signing-key-file", PKI / "ca.key",
+)  # fmt: skip
+_SCHEDULER: Final = (
+    "--kubeconfig", PKI / "scheduler.kubeconfig",
+    "--authentication-kubeconfig", PKI / "scheduler.kubeconfig",
+    "--authorization-kubeconfig", PKI / "scheduler.kubeconfig",
+    "--bind-address", "127.0.0.1", "--leader-elect=false",
+)  # fmt: skip
+_KUBELET: Final = (
+    "--config", STATE / "kubelet.yaml", "--kubeconfig", PKI / "kubelet.kubeconfig",
+    "--root-dir", STATE / "kubelet", "--hostname-override", NODE, "--node-ip", NODE_IP,
+)  # fmt: skip

@@ -1,0 +1,60 @@
+"""Running other programs: what each of the cluster's parts needs of the shell, and no more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+
+from testcluster.settings import KUBECONFIG, NETWORK_NAMESPACE, NODE_IP
+
+
+class ClusterError(Exception):
+    """The cluster can't be had; the text says why and what to do."""
+
+
+def run(
+    *command: object, text: str | None = None, environment: Mapping[str, str] | None = None
+) -> str:
+    """Run to the end and return the output; `ClusterError` with its last lines if that fails."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words, input=text, env={**os.environ, **(environment or {})}, capture_output=True, text=True
+    )
+    if done.returncode:
+        tail = "\n  ".join((done.stderr or done.stdout).strip().splitlines()[-15:])
+        raise ClusterError(f"{' '.join(words)[:200]}: code {done.returncode}\n  {tail}")
+    return done.stdout
+
+
+def succeeds(*command: object) -> bool:
+    words = [str(word) for word in command]
+    return subprocess.run(words, capture_output=True).returncode == 0
+
+
+def in_namespace(*command: object) -> list[str]:
+    """`command` in the cluster's network; unlike `ip netns exec` it leaves the cgroups visible."""
+    return ["nsenter", f"--net=/run/netns/{NETWORK_NAMESPACE}", *map(str, command)]
+
+
+def kubectl(*arguments: str, text: str | None = None) -> str:
+    # Whatever proxy the machine has, the cluster lies on this side of it.
+    environment = {"KUBECONFIG": str(KUBECONFIG), "NO_PROXY": NODE_IP, "no_proxy": NODE_IP}
+    return run("kubectl", *arguments, text=text, environment=environment)
+
+
+def apply(manifests: str) -> None:
+    kubectl(
+        "apply", "--server-side", "--force-conflicts", "--field-manager=knafka", "-f-",
+        text=manifests,
+    )  # fmt: skip
+
+
+def wait_until(condition: Callable[[], object], what: str, within: float) -> None:
+    """`ClusterError` after `within` seconds without it."""
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{what}: not within {within:.0f} s")
+        time.sleep(0.1)
