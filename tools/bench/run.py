@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # loadtests/ is a source root that nothing installs.
+    # tools/ is a source root that nothing installs.
     sys.path[0] = str(Path(__file__).parents[1])
     from bench.cli import main
 

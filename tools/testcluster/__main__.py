@@ -21,7 +21,7 @@ from testcluster.build import build
 from testcluster.settings import KUBECONFIG, REGISTRY_ADDRESS, ROOT, say
 from testcluster.shell import ClusterError
 
-IMAGE_RECIPES = ROOT / "operator" / "deploy" / "images" / "build.py"
+IMAGE_RECIPES = ROOT / "tools" / "images" / "build.py"
 
 
 def main(command: str = "", tag: str = "latest") -> None:

@@ -34,7 +34,7 @@ PACKAGES: Final = (
     "iproute2", "util-linux",
 )  # fmt: skip
 GO: Final = HERE / "go"
-IMAGE_TOOL: Final = ROOT / "operator" / "deploy" / "images" / "tool"
+IMAGE_TOOL: Final = ROOT / "tools" / "images" / "tool"
 SERVING: Final = ("activator", "autoscaler", "controller", "webhook", "queue")
 CERTIFICATES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
 
