@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from knafka.clients.log import LogAdmin, Record
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import OMITTED, PREFIX
 from knafka.core.errors import LogError
+from knafka.ports.log import LogAdmin, Record
 
 READ_AT_MOST: Final = 10_000
 """Of one topic: enough to see what goes wrong; the reports are for all of it."""

@@ -17,8 +17,8 @@ import pytest
 
 from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.clients.memory_subscriber import Answer, MemorySubscriber, Request
-from knafka.clients.subscriber import Response, Subscriber, Target
 from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import Response, Subscriber, Target
 
 HEAD = b"ce-id: 1\r\nce-type: t\r\nprefer: reply\r\n"
 

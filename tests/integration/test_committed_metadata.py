@@ -23,8 +23,8 @@ from knafka.clients import kafka_reader
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.log import Commits, OffsetAndMetadata, Record
 from knafka.core.errors import LogError
+from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka_local.kafka_distribution import KafkaDistribution
 from knafka_local.kafka_server import KafkaServer
 

@@ -12,7 +12,7 @@ from support.kafka import Kafka, MakeTopic
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_reader import GroupProtocol, KafkaReader
-from knafka.clients.log import Commits, OffsetAndMetadata
+from knafka.ports.log import Commits, OffsetAndMetadata
 
 pytestmark = pytest.mark.kafka
 

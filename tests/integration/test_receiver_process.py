@@ -37,7 +37,7 @@ from support.waiting import until
 from support.wire import Wire, connected
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.log import Record
+from knafka.ports.log import Record
 from knafka_local.kafka_distribution import KafkaDistribution
 from knafka_local.kafka_server import KafkaServer
 

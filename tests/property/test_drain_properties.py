@@ -25,10 +25,10 @@ from support.drains import (
 )
 
 from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
 from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import Response
 
 attempts = st.tuples(
     st.sampled_from([200, 202, 204, 404, 500, 503, 0]),

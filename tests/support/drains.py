@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from knafka.clients.log import TopicMaker
 from knafka.clients.memory_log import (
     MemoryAdmin,
     MemoryLog,
@@ -16,13 +15,14 @@ from knafka.clients.memory_log import (
     MemoryWriter,
 )
 from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response, Target
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import DeliveryError, LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read, to_record
 from knafka.dispatcher.drain import Drain, OpenReader
+from knafka.ports.log import TopicMaker
+from knafka.ports.subscriber import Response, Target
 
 TOPIC, DEAD, GROUP = "events", "dead-letters", "group"
 SUBSCRIBER, SINK = "http://subscriber.test/", "http://sink.test/"

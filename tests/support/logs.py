@@ -19,7 +19,10 @@ from support.kafka import transact
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_reader import GroupProtocol, KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.log import (
+from knafka.clients.memory_log import MemoryAdmin, MemoryLog, MemoryReader, MemoryWriter
+from knafka.core.errors import LogError
+from knafka.core.kafka_binding import RecordHeaders
+from knafka.ports.log import (
     Assignment,
     Commits,
     LogAdmin,
@@ -29,9 +32,6 @@ from knafka.clients.log import (
     Positions,
     Record,
 )
-from knafka.clients.memory_log import MemoryAdmin, MemoryLog, MemoryReader, MemoryWriter
-from knafka.core.errors import LogError
-from knafka.core.kafka_binding import RecordHeaders
 
 NOTHING: Final = 0.3
 """Seconds of waiting for what should not come."""

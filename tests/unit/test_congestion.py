@@ -9,7 +9,6 @@ import pytest
 from support.drains import DEAD, World, id_of, response, until
 
 from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import Delivery
 from knafka.core.delivery import Outcome, Reason
 from knafka.core.errors import DeliveryError
@@ -21,6 +20,7 @@ from knafka.dispatcher.congestion import (
     CongestionControl,
 )
 from knafka.dispatcher.workers import READY_ENOUGH
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 

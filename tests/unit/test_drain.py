@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 import pytest
 from support.drains import TOPIC, World, accept, id_of, key_of, response, until
 
-from knafka.clients.log import Commits, OffsetAndMetadata, Record
 from knafka.clients.memory_log import MemoryReader
 from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import Delivery, Exact, Order
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError
 from knafka.dispatcher.drain import COMMIT_INTERVAL, JOIN_PATIENCE, REVOKE_TIMEOUT
+from knafka.ports.log import Commits, OffsetAndMetadata, Record
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 

@@ -11,10 +11,10 @@ from support.drains import DEAD, TOPIC, Answer, NoTopics, World, response, until
 
 from knafka.clients.memory_log import MemoryAdmin, MemoryLog, MemoryWriter
 from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import KEPT_FOR_EVER, MAX_RECORD_BYTES, TopicSettings
 from knafka.core.kafka_binding import Draft
 from knafka.dispatcher.appending import DeadLetterTopic, append
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 

@@ -11,12 +11,12 @@ from support.drains import DEAD, SUBSCRIBER, TOPIC, World, id_of, response
 
 from knafka.clients.memory_log import MemoryRecord, MemoryWriter
 from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.dead_letter import dead_letter_of
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
 from knafka.dispatcher import courier, drain
 from knafka.dispatcher.unsettled import Unsettled
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 

@@ -22,9 +22,9 @@ from support.drains import (
 )
 
 from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import BackoffPolicy, Delivery
 from knafka.core.errors import DeliveryError, LogError
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 

@@ -19,15 +19,14 @@ from support.drains import (
     until,
 )
 
-from knafka.clients.log import Record
 from knafka.clients.memory_log import MemoryReader
 from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
-from knafka.dispatcher import drain as drains
-from knafka.dispatcher import workers
+from knafka.dispatcher import drain as drains, workers
 from knafka.dispatcher.drain import REVOKE_TIMEOUT
+from knafka.ports.log import Record
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 

@@ -19,13 +19,13 @@ from support.drains import (
 )
 
 from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import BackoffPolicy, Delivery, Order
 from knafka.core.errors import DeliveryError
 from knafka.core.kafka_binding import Envelope
 from knafka.core.progress import MAX_DELIVERIES, MAX_METADATA
 from knafka.dispatcher import drain as drains
 from knafka.dispatcher.drain import COMMIT_INTERVAL
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 

@@ -38,10 +38,10 @@ from knafka.clients.kafka_client import (
     log_error_of,
     open_client,
 )
-from knafka.clients.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 from knafka.core.errors import LogError
 from knafka.core.kafka_trouble import Trouble
 from knafka.observability import Seldom
+from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 
 log = logging.getLogger(__name__)
 

@@ -24,11 +24,11 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from knafka.clients.kafka_client import Connection, log_error, log_error_of
 from knafka.clients.kafka_producer import ReplaceableProducer
-from knafka.clients.log import Reported
 from knafka.clients.reachability import Reachability
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.kafka_trouble import Trouble
+from knafka.ports.log import Reported
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from knafka.clients.log import (
+from knafka.core.contract import MAX_RECORD_BYTES
+from knafka.core.errors import LogError, LogFull
+from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.progress import MAX_METADATA
+from knafka.ports.log import (
     Assignment,
     Commits,
     Lag,
@@ -27,10 +31,6 @@ from knafka.clients.log import (
     TopicDescription,
     lag_of,
 )
-from knafka.core.contract import MAX_RECORD_BYTES
-from knafka.core.errors import LogError, LogFull
-from knafka.core.kafka_binding import RecordHeaders
-from knafka.core.progress import MAX_METADATA
 
 CREATE_TIME = 1
 

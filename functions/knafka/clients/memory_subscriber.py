@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from knafka.clients.subscriber import Response, Target
 from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import Response, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 
-from knafka.clients.log import LogWriter, TopicMaker
 from knafka.core.contract import Egress
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import Draft
+from knafka.ports.log import LogWriter, TopicMaker
 
 
 async def append(writer: LogWriter, topic: str, draft: Draft) -> LogError | None:

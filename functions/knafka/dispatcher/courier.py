@@ -22,8 +22,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from knafka.clients.log import LogWriter, TopicMaker
-from knafka.clients.subscriber import Response, Subscriber, Target
 from knafka.core.contract import Egress, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of, extensions_of, stub_of
 from knafka.core.delivery import (
@@ -46,6 +44,8 @@ from knafka.dispatcher.appending import DeadLetterTopic, append
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.unsettled import Unsettled
 from knafka.observability import Seldom
+from knafka.ports.log import LogWriter, TopicMaker
+from knafka.ports.subscriber import Response, Subscriber, Target
 
 log = logging.getLogger(__name__)
 log.addFilter(Seldom(by_wording=True))

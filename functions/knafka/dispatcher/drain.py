@@ -23,16 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, TypeAlias
 
-from knafka.clients.log import (
-    Assignment,
-    Commits,
-    LogReader,
-    LogWriter,
-    OffsetAndMetadata,
-    Record,
-    TopicMaker,
-)
-from knafka.clients.subscriber import Subscriber
 from knafka.core.contract import Egress, Order
 from knafka.core.drain import DrainProgress, Ended
 from knafka.core.errors import InvalidEvent, LogError
@@ -44,6 +34,16 @@ from knafka.dispatcher.courier import Counts, Courier
 from knafka.dispatcher.lanes import lane_of
 from knafka.dispatcher.unsettled import Partition, Unsettled
 from knafka.dispatcher.workers import Workers
+from knafka.ports.log import (
+    Assignment,
+    Commits,
+    LogReader,
+    LogWriter,
+    OffsetAndMetadata,
+    Record,
+    TopicMaker,
+)
+from knafka.ports.subscriber import Subscriber
 
 log = logging.getLogger(__name__)
 

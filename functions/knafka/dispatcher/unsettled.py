@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from asyncio import TimerHandle
 
-from knafka.clients.log import OffsetAndMetadata, Record
 from knafka.core.delivery import Outcome
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
 from knafka.core.progress import MAX_DELIVERIES, DeliveryState, Progress, Stage, encode
 from knafka.dispatcher.lanes import Lane, Lanes
+from knafka.ports.log import OffsetAndMetadata, Record
 
 
 class Partition:

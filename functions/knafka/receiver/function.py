@@ -17,9 +17,9 @@ from typing import Any, Final
 from knafka import settings
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.log import LogWriter, failure_of
 from knafka.core.contract import Ingress, Kafka
 from knafka.core.errors import LogError
+from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections

@@ -18,11 +18,11 @@ from typing import Final, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from knafka import serving
-from knafka.clients.log import LogWriter, failure_of
 from knafka.core.contract import Ingress
 from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
 from knafka.core.http_binding import record_of
 from knafka.observability import Labels, Metric, Seldom, prometheus_text
+from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 

@@ -142,7 +142,7 @@ def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Sc
 
 
 class Lag(Protocol):
-    """How far a group is behind on a topic, in records; `knafka.clients.log.Lag` is one."""
+    """How far a group is behind on a topic, in records; `knafka.ports.log.Lag` is one."""
 
     @property
     def by_partition(self) -> Mapping[int, int]: ...
@@ -155,7 +155,7 @@ class Lag(Protocol):
 
 
 class Lags(Protocol):
-    """Who knows; a `knafka.clients.log.LogAdmin` is one."""
+    """Who knows; a `knafka.ports.log.LogAdmin` is one."""
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]: ...
 
