@@ -12,7 +12,8 @@ from support.requests import EVERY, MINIMAL, PATH, Headers, Request, attributes,
 from support.waiting import until
 
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
-from knafka.core.contract import MAX_EVENT_BYTES, dump
+from knafka.core.contract import MAX_EVENT_BYTES
+from knafka.core.documents import dump
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.receiver import function
 from knafka.receiver.function import Receiver, new

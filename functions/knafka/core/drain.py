@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from knafka.core.contract import Duration, Model
+from knafka.core.documents import Duration, Model
 
 PATH: Final = "/drain"
 PROGRESS_INTERVAL: Final = 1.0

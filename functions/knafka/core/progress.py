@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from knafka.core.contract import Egress, digest
+from knafka.core.contract import Egress
 from knafka.core.delivery import Outcome, Reason
+from knafka.core.documents import digest
 from knafka.core.offsets import OffsetRange
 
 MAX_METADATA: Final = 4095
