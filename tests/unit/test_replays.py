@@ -12,7 +12,7 @@ from knafka.core.dead_letter import (
     EXTENSIONS,
     OMITTED,
     REPLAY,
-    STORY,
+    FAILURE_HEADERS,
     Failure,
     Origin,
     dead_letter_of,
@@ -55,7 +55,7 @@ def test_what_is_sent_again_is_the_event_as_it_was() -> None:
         origin,
     )
     seldom = {f"ce_{EXTENSIONS}", f"ce_{OMITTED}"}
-    assert {name for name, _ in buried} >= STORY - seldom
+    assert {name for name, _ in buried} >= FAILURE_HEADERS - seldom
     again = restored([*buried, (REPLAY, b"earlier/f")], "r/f")
     assert value == b"data"
     assert again == [
