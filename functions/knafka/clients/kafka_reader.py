@@ -38,8 +38,8 @@ from knafka.clients.kafka_client import (
     log_error_of,
     open_client,
 )
+from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
-from knafka.core.kafka_trouble import Trouble
 from knafka.observability import Seldom
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 
@@ -148,7 +148,7 @@ class KafkaReader:
         self._failure: LogError | None = None
         self._broken: LogError | None = None
         """What no further read mends: raised by every one."""
-        self._trouble = Trouble()
+        self._errors = ConnectionErrors()
         self._opened = time.monotonic()
         self.ends: Positions = {}
         # The thread's, like all that the consumer is asked:
@@ -176,7 +176,7 @@ class KafkaReader:
         return open_client(
             Consumer,
             {
-                "error_cb": self._hear,
+                "error_cb": self._on_error,
                 "on_commit": self._on_commit,
                 "logger": _librdkafka,
                 **self._connection,
@@ -213,9 +213,9 @@ class KafkaReader:
             on_lost=self._on_lost,
         )
 
-    def _hear(self, error: KafkaError) -> None:
+    def _on_error(self, error: KafkaError) -> None:
         log_error(error)
-        self._trouble.hear(error)
+        self._errors.record(error)
 
     # Reading
 
@@ -244,7 +244,7 @@ class KafkaReader:
             elif not self._is_end(message):
                 self._judge(error)
         if not self._joined and (why := self._why_not()):
-            self._trouble.forget()
+            self._errors.forget()
             raise LogError(why)  # or to be refused would look like having nothing to do
         failure = self._failure or self._broken
         if failure is not None and not records:
@@ -294,10 +294,10 @@ class KafkaReader:
 
     def _why_not(self) -> str:
         """Why there is no hope of joining, empty while there is some."""
-        refusal = self._trouble.refusal
+        refusal = self._errors.refusal
         if refusal or time.monotonic() - self._opened < JOIN_TIMEOUT:
             return refusal or ""
-        return str(self._trouble)
+        return str(self._errors)
 
     def _batch(self, limit: int, timeout: float) -> list[Message]:
         # consume() alone would wait for the whole batch; the first record alone is worth a return.

@@ -25,9 +25,9 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from knafka.clients.kafka_client import Connection, log_error, log_error_of
 from knafka.clients.kafka_producer import ReplaceableProducer
 from knafka.clients.reachability import Reachability
+from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
-from knafka.core.kafka_trouble import Trouble
 from knafka.ports.log import Reported
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class KafkaWriter:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
-        self._trouble = Trouble()
+        self._errors = ConnectionErrors()
         self._prompt = self._open(linger_ms=0)
         self._gathering: ReplaceableProducer | None = None
         self._alone: ReplaceableProducer | None = None
@@ -246,7 +246,7 @@ class KafkaWriter:
     def _on_error(self, error: KafkaError) -> None:
         """librdkafka's error callback, on whichever thread polls."""
         log_error(error)
-        self._trouble.hear(error)
+        self._errors.record(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._on_all_down)
@@ -265,7 +265,7 @@ class KafkaWriter:
         return [each for each in made if each is not None]
 
     async def reach(self, timeout: float) -> None:
-        self._trouble.forget()
+        self._errors.forget()
         try:
             await self._ask(timeout)
         except LogError as error:
@@ -277,12 +277,12 @@ class KafkaWriter:
         try:
             await asyncio.to_thread(self._prompt.ask, timeout)
         except KafkaException as error:
-            why = str(self._trouble) or error.args[0].str()
-            trouble = self._trouble
-            may_pass = trouble.refusal is None if self._answered else trouble.nobody_listens
+            why = str(self._errors) or error.args[0].str()
+            errors = self._errors
+            may_pass = errors.refusal is None if self._answered else errors.nobody_listens
             raise LogError(why, retriable=may_pass) from error
         self._answered = True
-        self._trouble.forget()
+        self._errors.forget()
 
     async def close(self, timeout: float) -> None:
         self._closed = True
