@@ -40,7 +40,7 @@ from knafka.clients.kafka_client import (
 )
 from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
-from knafka.observability import Seldom
+from knafka.observability import RateLimitedFilter
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class _Refusal(logging.Filter):
 
 
 _librdkafka = logging.getLogger("librdkafka.reader")
-_librdkafka.addFilter(Seldom())
+_librdkafka.addFilter(RateLimitedFilter())
 _librdkafka.addFilter(_Refusal())
 
 

@@ -43,12 +43,12 @@ from knafka.core.progress import DeliveryState, Stage
 from knafka.dispatcher.appending import DeadLetterTopic, append
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.unsettled import Unsettled
-from knafka.observability import Seldom
+from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter, TopicMaker
 from knafka.ports.subscriber import Response, Subscriber, Target
 
 log = logging.getLogger(__name__)
-log.addFilter(Seldom(by_wording=True))
+log.addFilter(RateLimitedFilter(by_wording=True))
 
 BURY_AGAIN: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to write a dead letter; the last one repeats."""

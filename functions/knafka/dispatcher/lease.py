@@ -20,10 +20,10 @@ from knafka.core.drain import COUNTED, DrainProgress, DrainRequest, Ended
 from knafka.core.errors import KnafkaError
 from knafka.dispatcher.courier import Counts
 from knafka.dispatcher.drain import Drain
-from knafka.observability import Seldom
+from knafka.observability import RateLimitedFilter
 
 log = logging.getLogger(__name__)
-log.addFilter(Seldom(by_wording=True))
+log.addFilter(RateLimitedFilter(by_wording=True))
 
 RENEWAL_PATIENCE: Final = 3.0
 """Seconds without a request after which a dispatcher asks for itself: more than an operator takes

@@ -21,13 +21,13 @@ from knafka import serving
 from knafka.core.contract import Ingress
 from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
 from knafka.core.http_binding import record_of
-from knafka.observability import Labels, Metric, Seldom, prometheus_text
+from knafka.observability import Labels, Metric, RateLimitedFilter, prometheus_text
 from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 
 log = logging.getLogger(__name__)
-log.addFilter(Seldom())
+log.addFilter(RateLimitedFilter())
 
 HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 Respond: TypeAlias = Callable[[Answer], None]
