@@ -10,7 +10,7 @@ from support.receiving import Server
 from support.waiting import until
 
 from knafka.receiver.protocol import REQUEST_DEADLINE, REQUEST_TIMEOUT
-from knafka.receiver.reception import Limits
+from knafka.receiver.ingest import Limits
 
 BODY = b"content-length: 2\r\n\r\nhi"
 

@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections
-from knafka.receiver.reception import decoded_path, header_bytes
+from knafka.receiver.ingest import decoded_path, header_bytes
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,6 @@ class ReceiverProtocol(asyncio.Protocol):
         "_closing",
         "_counting",
         "_deadline",
-        "_entrance",
         "_flaw",
         "_header_bytes",
         "_header_limit",
@@ -82,6 +81,7 @@ class ReceiverProtocol(asyncio.Protocol):
         "_idle_since",
         "_in_body",
         "_in_request",
+        "_ingest",
         "_invited",
         "_limits",
         "_lingering",
@@ -89,7 +89,7 @@ class ReceiverProtocol(asyncio.Protocol):
         "_path",
         "_reading",
         "_received_bytes",
-        "_reception",
+        "_route",
         "_routed_url",
         "_server",
         "_shared",
@@ -110,8 +110,8 @@ class ReceiverProtocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._shared: Connections = app_state["connections"]
-        self._reception = self._shared.reception
-        self._limits = self._reception.limits
+        self._ingest = self._shared.ingest
+        self._limits = self._ingest.limits
         self._header_limit = self._limits.header_bytes
         self._server = server_state.connections
         self._time = self._shared.loop.time
@@ -125,7 +125,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._lingering: asyncio.TimerHandle | None = None
         self._counting = False
         self._routed_url = b""
-        self._route(b"")
+        self._find_route(b"")
         self._begin()
 
     def _begin(self) -> None:
@@ -344,13 +344,13 @@ class ReceiverProtocol(asyncio.Protocol):
             return
         self._in_body = self._careful = True
         if self._url != self._routed_url:
-            self._route(self._url)
+            self._find_route(self._url)
         if self._hosts != 1 and (self._hosts or self._parser.get_http_version() == "1.1"):
             self._flaw = answers.NO_HOST
         if self._flaw is not None:
             self._refuse(self._flaw)
 
-    def _route(self, url: bytes) -> None:
+    def _find_route(self, url: bytes) -> None:
         """Find what this URL leads to; the next requests of a connection often have the same."""
         self._routed_url = path = url
         if b"?" in path:
@@ -360,8 +360,8 @@ class ReceiverProtocol(asyncio.Protocol):
         if b"%" in path:
             path = decoded_path(path)
         self._path = path
-        self._entrance = self._reception.find(path)
-        self._body_limit, self._too_large = self._reception.body_limit(path)
+        self._route = self._ingest.find(path)
+        self._body_limit, self._too_large = self._ingest.body_limit(path)
 
     def on_body(self, body: bytes) -> None:
         if self._closing:
@@ -392,10 +392,10 @@ class ReceiverProtocol(asyncio.Protocol):
         self._in_request = False
         self._idle_since = self._heard
         self._closing = last
-        if method == b"POST" and self._entrance is not None:
-            self._reception.receive(self._entrance, headers, body, slot)
+        if method == b"POST" and self._route is not None:
+            self._ingest.receive(self._route, headers, body, slot)
         else:
-            self._reception.handle(method, self._path, headers, body, slot)
+            self._ingest.handle(method, self._path, headers, body, slot)
         if len(self._slots) >= PIPELINED:
             self._regulate()
 
@@ -417,7 +417,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._in_request = True  # the rest of it is still to come
         slot = _Slot(self, self._parser.get_method() == b"HEAD", True)
         # Before the head is whole, the path is still the last request's.
-        slot.answer = self._reception.refuse(self._path if self._in_body else b"", answer)
+        slot.answer = self._ingest.refuse(self._path if self._in_body else b"", answer)
         self._slots.append(slot)
         self._flush()
 
