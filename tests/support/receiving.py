@@ -15,8 +15,8 @@ from uvicorn.server import ServerState
 
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.receiver.connections import Connections
-from knafka.receiver.protocol import ReceiverProtocol
 from knafka.receiver.ingest import IngestHandler, Limits
+from knafka.receiver.protocol import ReceiverProtocol
 
 LIMIT = 300_000
 

@@ -14,8 +14,8 @@ from knafka.clients.memory_subscriber import Request
 from knafka.core.dead_letter import dead_letter_of
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
-from knafka.dispatcher import courier, drain
-from knafka.dispatcher.unsettled import Unsettled
+from knafka.dispatcher import drain, sender
+from knafka.dispatcher.pending import PendingEvent
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
@@ -97,7 +97,7 @@ async def test_an_event_that_a_bug_breaks_is_buried_and_the_others_go_on(
     if step == "read":
         breaks(monkeypatch, drain, "read")
     elif step == "prepare":
-        breaks(monkeypatch, courier, "request_of")
+        breaks(monkeypatch, sender, "request_of")
     running = world.drain()
     if step == "filter":
         running._passes = lambda event: event["id"] != BAD or bool(1 / 0)
@@ -126,7 +126,7 @@ async def test_a_dead_letter_that_can_not_be_made_with_the_records_headers_has_t
             raise ZeroDivisionError("a bug")
         return dead_letter_of(headers, *more)
 
-    monkeypatch.setattr(courier, "dead_letter_of", broken)
+    monkeypatch.setattr(sender, "dead_letter_of", broken)
     world = world_with_a_bad_event(answer=answer, sink=sink)
     progress = await world.run()
     assert (progress.delivered, progress.buried) == (3, 1)
@@ -170,7 +170,7 @@ async def test_an_event_whose_dead_letter_always_breaks_stays_unsettled_and_hold
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(courier, "dead_letter_of", broken)
+    monkeypatch.setattr(sender, "dead_letter_of", broken)
     world = world_with_a_bad_event(answer=answer)
     drain = world.drain()
     progress = await world.begin(drain, stop_after=60)
@@ -183,7 +183,7 @@ async def test_a_bug_of_the_drain_itself_ends_it_aloud(monkeypatch: pytest.Monke
     """What isn't one record's is not to be buried event by event."""
     settle = OffsetTracker.settle
 
-    def broken(self: OffsetTracker[Unsettled], offset: int) -> None:
+    def broken(self: OffsetTracker[PendingEvent], offset: int) -> None:
         if offset == 1:
             raise ZeroDivisionError
         settle(self, offset)

@@ -4,7 +4,7 @@ A Trigger's dead-letter topic is made here, on the first burial: most Triggers n
 process makes sure of it once, and again whenever a dead letter was not stored, as somebody may have
 deleted the topic meanwhile.
 
-Not here: what an event's failure means (`courier`), and what the topic is to be like (`Egress`).
+Not here: what an event's failure means (`sender`), and what the topic is to be like (`Egress`).
 """
 
 from __future__ import annotations

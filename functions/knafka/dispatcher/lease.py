@@ -18,8 +18,8 @@ from typing import Final, Protocol
 
 from knafka.core.drain import COUNTED, DrainProgress, DrainRequest, Ended
 from knafka.core.errors import KnafkaError
-from knafka.dispatcher.courier import Counts
 from knafka.dispatcher.drain import Drain
+from knafka.dispatcher.sender import Counts
 from knafka.observability import RateLimitedFilter
 
 log = logging.getLogger(__name__)

@@ -1,10 +1,10 @@
-"""The courier: takes one event one step further, and says what is next.
+"""The sender: makes one attempt to send one event, and says what is next.
 
     SUBSCRIBER --delivered--> settled          --failed for good--> SINK, or TOPIC without one
     SINK       --delivered--> settled          --failed for good--> TOPIC
     TOPIC      --stored-----> settled          --not stored-------> TOPIC again, later
 
-One step is one attempt; the waiting in between is the drain's. A reply is stored in the Broker's
+The waiting between two attempts is the workers'. A reply is stored in the Broker's
 topic before its event is settled (KN-BRK-11, KN-BRK-12). An event that even the dead-letter topic
 does not take stays unsettled for as long as that lasts (KN-DLV-09); of one that is too large for it
 a stub is stored. Whatever one event raises, at any step, it goes to the TOPIC: nobody knows whether
@@ -39,10 +39,10 @@ from knafka.core.drain import COUNTED
 from knafka.core.errors import DeliveryError, InvalidEvent
 from knafka.core.http_binding import claims_event, reply_of, request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
-from knafka.core.progress import DeliveryState, Stage
+from knafka.core.progress import DeliveryState, DeliveryStage
 from knafka.dispatcher.appending import DeadLetterTopic, append
 from knafka.dispatcher.congestion import CongestionControl
-from knafka.dispatcher.unsettled import Unsettled
+from knafka.dispatcher.pending import PendingEvent
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter, TopicMaker
 from knafka.ports.subscriber import Response, Subscriber, Target
@@ -83,7 +83,7 @@ class Counts:
         self.filter_errors[kind] = self.filter_errors.get(kind, 0) + 1
 
 
-class Courier:
+class Sender:
     """Carries the events of one Trigger; `now` gives Unix time for the dead letters' story."""
 
     def __init__(
@@ -111,33 +111,33 @@ class Courier:
         self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
         self._wanting_reply = b"prefer: reply\r\n" + self._head
 
-    def prepare(self, event: Unsettled, envelope: Envelope) -> None:
+    def encode(self, event: PendingEvent, envelope: Envelope) -> None:
         """Make the request once, for every attempt to deliver the event (KN-DP-06, KN-DP-11)."""
         head, event.body = request_of(envelope, self._delivery.format)
         event.head = self._wanting_reply + head
         event.size = len(event.head) + len(event.body)
 
-    def resume(self, event: Unsettled, state: DeliveryState, *, same_policy: bool) -> float:
-        """Go on where an earlier owner of its partition left the event, after `prepare`; gives the
+    def resume(self, event: PendingEvent, state: DeliveryState, *, same_policy: bool) -> float:
+        """Go on where an earlier owner of its partition left the event, after `encode`; gives the
         seconds until the next attempt is due."""
         event.resume(state, same_policy=same_policy)
-        if event.stage is Stage.SINK and self._sink is not None:
-            self._prepare_for_sink(event)
-        elif event.stage is Stage.SINK:
-            event.stage = Stage.TOPIC
+        if event.stage is DeliveryStage.SINK and self._sink is not None:
+            self._encode_for_sink(event)
+        elif event.stage is DeliveryStage.SINK:
+            event.stage = DeliveryStage.TOPIC
         longest = max(backoff(event.tries, self._delivery), self._delivery.retry_after_max or 0.0)
         # Clocks differ, and one that was set back must not make it wait for ever.
         return min(max(0.0, event.due - self._now()), longest)
 
-    def carry(self, event: Unsettled) -> Coroutine[None, None, Done | Retry]:
+    def attempt(self, event: PendingEvent) -> Coroutine[None, None, Done | Retry]:
         """One attempt in the event's stage; `Retry` says when the next is due, in any stage."""
-        if event.stage is Stage.SUBSCRIBER:
+        if event.stage is DeliveryStage.SUBSCRIBER:
             return self._deliver(event)
-        if event.stage is Stage.SINK:
+        if event.stage is DeliveryStage.SINK:
             return self._deliver_to_sink(event)
         return self._bury(event)
 
-    def give_up(self, event: Unsettled, error: Exception) -> Retry:
+    def give_up(self, event: PendingEvent, error: Exception) -> Retry:
         """`error` was raised for this one record: bury it.
 
         An `InvalidEvent` says that it holds no event (CE-K8); anything else is a bug.
@@ -159,16 +159,16 @@ class Courier:
             event.failed, event.response_body = failed, _encoded(told)
             event.last_attempt = event.last_attempt or self._now()
             event.first_attempt = event.first_attempt or event.last_attempt
-        if event.stage is Stage.TOPIC:
+        if event.stage is DeliveryStage.TOPIC:
             # Whatever breaks about its dead letter: the next has none of its headers.
             event.headers = None
             event.tries += 1
             return Retry(_until_buried_again(event))
-        event.stage = Stage.TOPIC
+        event.stage = DeliveryStage.TOPIC
         event.tries = 0
         return Retry(0.0)
 
-    async def _deliver(self, event: Unsettled) -> Done | Retry:
+    async def _deliver(self, event: PendingEvent) -> Done | Retry:
         event.last_attempt = self._now()
         if not event.attempts:
             event.first_attempt = event.last_attempt
@@ -188,17 +188,17 @@ class Courier:
             return decision
         event.failed = outcome
         event.response_body = body
-        self._move(event, Stage.TOPIC if self._sink is None else Stage.SINK)
+        self._move(event, DeliveryStage.TOPIC if self._sink is None else DeliveryStage.SINK)
         return Retry(0.0)
 
-    def _tell_congestion(self, outcome: Outcome, event: Unsettled) -> None:
+    def _tell_congestion(self, outcome: Outcome, event: PendingEvent) -> None:
         now = self._loop.time()
         self._congestion.failed(outcome, id(event), now)
         most = self._delivery.retry_after_max
         if most and outcome.retry_after and outcome.status in RETRY_AFTER_STATUSES:
             self._congestion.pause(min(outcome.retry_after, most), now)
 
-    async def _deliver_to_sink(self, event: Unsettled) -> Done | Retry:
+    async def _deliver_to_sink(self, event: PendingEvent) -> Done | Retry:
         assert self._sink is not None
         outcome, _ = await self._post(self._sink, event, wants_reply=False)
         decision = decide(outcome, event.tries, self._delivery)
@@ -209,10 +209,10 @@ class Courier:
         event.tries += 1
         if isinstance(decision, Retry):
             return decision
-        self._move(event, Stage.TOPIC)
+        self._move(event, DeliveryStage.TOPIC)
         return Retry(0.0)
 
-    async def _bury(self, event: Unsettled) -> Done | Retry:
+    async def _bury(self, event: PendingEvent) -> Done | Retry:
         record = event.record
         headers, value = self._dead_letter(event)
         draft = Draft(record.key(), headers, value)
@@ -241,18 +241,18 @@ class Courier:
         )
         return Retry(wait)
 
-    def _move(self, event: Unsettled, stage: Stage) -> None:
+    def _move(self, event: PendingEvent, stage: DeliveryStage) -> None:
         event.stage = stage
         event.tries = 0
-        if stage is Stage.SINK:
-            self._prepare_for_sink(event)
+        if stage is DeliveryStage.SINK:
+            self._encode_for_sink(event)
 
-    def _prepare_for_sink(self, event: Unsettled) -> None:
+    def _encode_for_sink(self, event: PendingEvent) -> None:
         envelope = read(*self._dead_letter(event))
         head, event.body = request_of(envelope, self._delivery.format)
         event.head = self._head + head
 
-    def _dead_letter(self, event: Unsettled) -> tuple[RecordHeaders, bytes | None]:
+    def _dead_letter(self, event: PendingEvent) -> tuple[RecordHeaders, bytes | None]:
         failed = event.failed
         assert failed is not None
         record = event.record
@@ -288,7 +288,7 @@ class Courier:
             return dead_letter_of([], record.value(), bare, origin)
 
     async def _post(
-        self, target: Target, event: Unsettled, wants_reply: bool = True
+        self, target: Target, event: PendingEvent, wants_reply: bool = True
     ) -> tuple[Outcome, bytes]:
         try:
             response = await self._subscriber.post(
@@ -342,7 +342,7 @@ def _reply_not_stored(response: Response, *, permanent: bool) -> Outcome:
     return Outcome(response.status, Reason.REPLY_NOT_STORED, permanent=permanent)
 
 
-def _until_buried_again(event: Unsettled) -> float:
+def _until_buried_again(event: PendingEvent) -> float:
     return BURY_AGAIN[min(event.tries, len(BURY_AGAIN)) - 1]
 
 
