@@ -323,7 +323,7 @@ async def test_a_drain_that_ends_leaves_retries_to_the_next_one_which_waits_as_l
     world.send("2", "a")
     world.send("3", "b")
     first = await world.run(stop_after=10)
-    assert (first.ended, first.delivered, first.buried) == (Ended.STOPPED, 1, 0)
+    assert (first.ended, first.delivered, first.dead_lettered) == (Ended.STOPPED, 1, 0)
     assert asyncio.get_running_loop().time() < 11, "there was no attempt to wait for"
     assert world.committed.get(0, 0) == 0
 
@@ -371,7 +371,7 @@ async def test_a_drain_stopped_during_a_backoff_ends_at_once() -> None:
     world.send("1")
     drain = world.drain()
     running = world.begin(drain)
-    await until(lambda: drain.counts.retried)
+    await until(lambda: drain.counts.events.retried)
     stopped_at = asyncio.get_running_loop().time()
     drain.stop()
     assert (await running).ended is Ended.STOPPED

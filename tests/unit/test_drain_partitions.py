@@ -284,7 +284,7 @@ async def test_bytes_are_bounded_as_well_as_records(monkeypatch: pytest.MonkeyPa
     assert (await running).delivered == 20
 
 
-async def test_bytes_that_can_not_be_buried_are_bounded_too(
+async def test_bytes_that_can_not_be_dead_lettered_are_bounded_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(drains, "READ_LIMIT", 1)
@@ -298,7 +298,7 @@ async def test_bytes_that_can_not_be_buried_are_bounded_too(
     await asyncio.sleep(30)
     assert 4 <= drain.progress().unsettled <= 6
     world.log.create("dead-letters")
-    assert (await running).buried == 20
+    assert (await running).dead_lettered == 20
 
 
 @pytest.mark.usefixtures("small")

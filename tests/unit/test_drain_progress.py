@@ -233,7 +233,7 @@ async def test_no_more_deliveries_begin_than_a_commit_can_tell_of() -> None:
     committed = world.log.group(GROUP).committed[TOPIC, 0]
     assert 0 < len(committed.metadata) <= MAX_METADATA
     progress = await running
-    assert progress.buried == 400
+    assert progress.dead_lettered == 400
     assert {each: 2 for each in world.subscriber.ids} == dict(Counter(world.subscriber.ids))
 
 

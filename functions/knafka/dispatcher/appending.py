@@ -1,8 +1,8 @@
 """Appending one record and waiting for its report: for replies and for dead letters.
 
-A Trigger's dead-letter topic is made here, on the first burial: most Triggers never need one. Each
-process makes sure of it once, and again whenever a dead letter was not stored, as somebody may have
-deleted the topic meanwhile.
+A Trigger's dead-letter topic is made here, for the first dead letter: most Triggers never need one.
+Each process makes sure of it once, and again whenever a dead letter was not stored, as somebody may
+have deleted the topic meanwhile.
 
 Not here: what an event's failure means (`sender`), and what the topic is to be like (`Egress`).
 """

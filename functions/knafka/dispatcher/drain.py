@@ -21,6 +21,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Final, TypeAlias
 
 from knafka.core.contract import Egress, Order
@@ -30,9 +31,10 @@ from knafka.core.filters import compile_trigger
 from knafka.core.kafka_binding import RecordHeaders, read
 from knafka.core.progress import decode, policy_of
 from knafka.dispatcher.congestion import CongestionControl
+from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.lanes import lane_of
 from knafka.dispatcher.pending import Partition, PendingEvent
-from knafka.dispatcher.sender import Counts, Sender
+from knafka.dispatcher.sender import Sender
 from knafka.dispatcher.workers import Workers
 from knafka.ports.log import (
     Assignment,
@@ -88,7 +90,7 @@ class Drain:
         now: Callable[[], float],
         topics: TopicMaker,
     ) -> None:
-        self.counts = Counts()
+        self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight)
         self.idle: float | None = None
         """Seconds without anything to do after which it ends; None: never."""
@@ -130,14 +132,8 @@ class Drain:
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
         """The counts so far."""
-        counts = self.counts
         return DrainProgress(
-            read=counts.read,
-            filtered=counts.filtered,
-            delivered=counts.delivered,
-            retried=counts.retried,
-            buried=counts.buried,
-            replied=counts.replied,
+            **asdict(self.counts.events),
             unsettled=self._held(),
             partitions=tuple(sorted(self._partitions)),
             congestion=self.congestion.describe() or None,
@@ -233,7 +229,7 @@ class Drain:
     # What was read
 
     def _take(self, records: Sequence[Record]) -> None:
-        passes, counts = self._passes, self.counts
+        passes, counts = self._passes, self.counts.events
         for record in records:
             partition = self._partitions.get(record.partition())
             if partition is None:

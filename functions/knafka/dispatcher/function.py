@@ -24,7 +24,7 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core import drain as contract
 from knafka.core.contract import Egress
 from knafka.core.documents import digest, parse_json
-from knafka.core.drain import COUNTED, DrainProgress, DrainRequest, Ended
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, outcomes
 from knafka.core.errors import InvalidDocument
 from knafka.dispatcher.drain import Drain, OpenReader
 from knafka.dispatcher.lease import Lease
@@ -207,7 +207,7 @@ class Dispatcher:
         yield Metric(
             "knafka_dispatcher_events_total",
             "Events by what became of them",
-            [({**labels, "outcome": name}, getattr(totals, name)) for name in COUNTED],
+            [({**labels, "outcome": name}, count) for name, count in outcomes(totals.events)],
         )
         drain = self._lease.drain
         yield Metric(

@@ -4,22 +4,20 @@
     SINK       --delivered--> settled          --failed for good--> TOPIC
     TOPIC      --stored-----> settled          --not stored-------> TOPIC again, later
 
-The waiting between two attempts is the workers'. A reply is stored in the Broker's
-topic before its event is settled (KN-BRK-11, KN-BRK-12). An event that even the dead-letter topic
-does not take stays unsettled for as long as that lasts (KN-DLV-09); of one that is too large for it
-a stub is stored. Whatever one event raises, at any step, it goes to the TOPIC: nobody knows whether
-a sink could take it.
+A reply is stored in the Broker's topic before its event is settled (KN-BRK-11, KN-BRK-12). An event
+that even the dead-letter topic does not take stays unsettled for as long as that lasts (KN-DLV-09);
+of one that is too large for it a stub is stored. Whatever one event raises, at any step, it goes to
+the TOPIC: nobody knows whether a sink could take it.
 
-Refused here: order, offsets and clocks.
+Not here: order (`lanes`), offsets (`drain`), and waiting (`workers`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from knafka.core.contract import Egress, Sink
@@ -35,13 +33,13 @@ from knafka.core.delivery import (
     is_delivered,
     retry_after_seconds,
 )
-from knafka.core.drain import COUNTED
 from knafka.core.errors import DeliveryError, InvalidEvent
 from knafka.core.http_binding import claims_event, reply_of, request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
 from knafka.core.progress import DeliveryState, DeliveryStage
 from knafka.dispatcher.appending import DeadLetterTopic, append
 from knafka.dispatcher.congestion import CongestionControl
+from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.pending import PendingEvent
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter, TopicMaker
@@ -50,48 +48,19 @@ from knafka.ports.subscriber import Response, Subscriber, Target
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
-BURY_AGAIN: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+DEAD_LETTER_WAITS: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to write a dead letter; the last one repeats."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """What became of the events of a drain."""
-
-    read: int = 0
-    filtered: int = 0
-    delivered: int = 0
-    retried: int = 0
-    buried: int = 0
-    replied: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
-    """Failed attempts, and events that are given up for another reason than a failed attempt, by
-    reason and status: `status 503`, `timeout`, `undecodable-record`."""
-    filter_errors: dict[str, int] = field(default_factory=dict)
-    """Evaluations of a CESQL filter that ended with an error, by the error's kind."""
-
-    def __add__(self, other: Counts) -> Counts:
-        events = {name: getattr(self, name) + getattr(other, name) for name in COUNTED}
-        failures = Counter(self.failures) + Counter(other.failures)
-        return Counts(
-            **events,
-            failures=failures,
-            filter_errors=Counter(self.filter_errors) + Counter(other.filter_errors),
-        )
-
-    def filter_failed(self, kind: str) -> None:
-        self.filter_errors[kind] = self.filter_errors.get(kind, 0) + 1
-
-
 class Sender:
-    """Carries the events of one Trigger; `now` gives Unix time for the dead letters' story."""
+    """Sends the events of one Trigger; `now` gives Unix time."""
 
     def __init__(
         self,
         egress: Egress,
         subscriber: Subscriber,
         writer: LogWriter,
-        counts: Counts,
+        counts: DrainCounts,
         congestion: CongestionControl,
         now: Callable[[], float],
         topics: TopicMaker,
@@ -100,6 +69,7 @@ class Sender:
         self._delivery = egress.delivery
         self._subscriber = subscriber
         self._counts = counts
+        self._events = counts.events
         self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._now = now
@@ -135,10 +105,10 @@ class Sender:
             return self._deliver(event)
         if event.stage is DeliveryStage.SINK:
             return self._deliver_to_sink(event)
-        return self._bury(event)
+        return self._dead_letter(event)
 
     def give_up(self, event: PendingEvent, error: Exception) -> Retry:
-        """`error` was raised for this one record: bury it.
+        """`error` was raised for this one record: dead-letter it.
 
         An `InvalidEvent` says that it holds no event (CE-K8); anything else is a bug.
         """
@@ -163,7 +133,7 @@ class Sender:
             # Whatever breaks about its dead letter: the next has none of its headers.
             event.headers = None
             event.tries += 1
-            return Retry(_until_buried_again(event))
+            return Retry(_dead_letter_wait(event))
         event.stage = DeliveryStage.TOPIC
         event.tries = 0
         return Retry(0.0)
@@ -176,7 +146,7 @@ class Sender:
         outcome, body = await self._post(self._target, event)
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
-            self._counts.delivered += 1
+            self._events.delivered += 1
             if not self._congestion.is_calm:
                 self._congestion.answered()
             return decision
@@ -184,7 +154,7 @@ class Sender:
         self._tell_congestion(outcome, event)
         event.tries += 1
         if isinstance(decision, Retry):
-            self._counts.retried += 1
+            self._events.retried += 1
             return decision
         event.failed = outcome
         event.response_body = body
@@ -203,7 +173,7 @@ class Sender:
         outcome, _ = await self._post(self._sink, event, wants_reply=False)
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
-            self._counts.buried += 1
+            self._events.dead_lettered += 1
             return decision
         self._failed(outcome)
         event.tries += 1
@@ -212,9 +182,9 @@ class Sender:
         self._move(event, DeliveryStage.TOPIC)
         return Retry(0.0)
 
-    async def _bury(self, event: PendingEvent) -> Done | Retry:
+    async def _dead_letter(self, event: PendingEvent) -> Done | Retry:
         record = event.record
-        headers, value = self._dead_letter(event)
+        headers, value = self._dead_letter_of(event)
         draft = Draft(record.key(), headers, value)
         error = await self._dead_letters.append(draft)
         if error is not None and error.too_large:
@@ -227,10 +197,10 @@ class Sender:
             )
             error = await self._dead_letters.append(stub_of(draft))
         if error is None:
-            self._counts.buried += 1
+            self._events.dead_lettered += 1
             return Done()
         event.tries += 1
-        wait = _until_buried_again(event)
+        wait = _dead_letter_wait(event)
         log.error(
             "%s is not written, so offset %d of partition %d stays uncommitted; again in %g s: %s",
             self._egress.dead_letter_topic,
@@ -248,11 +218,11 @@ class Sender:
             self._encode_for_sink(event)
 
     def _encode_for_sink(self, event: PendingEvent) -> None:
-        envelope = read(*self._dead_letter(event))
+        envelope = read(*self._dead_letter_of(event))
         head, event.body = request_of(envelope, self._delivery.format)
         event.head = self._head + head
 
-    def _dead_letter(self, event: PendingEvent) -> tuple[RecordHeaders, bytes | None]:
+    def _dead_letter_of(self, event: PendingEvent) -> tuple[RecordHeaders, bytes | None]:
         failed = event.failed
         assert failed is not None
         record = event.record
@@ -321,7 +291,7 @@ class Sender:
         if problem := await append(self._writer, self._reply_topic, reply):
             log.warning("a reply from %s was not stored: %s", self._target.url, problem)
             return _reply_not_stored(response, permanent=not problem.retriable)
-        self._counts.replied += 1
+        self._events.replied += 1
         return Outcome(response.status)
 
     def _retry_after(self, response: Response) -> float | None:
@@ -331,8 +301,7 @@ class Sender:
 
     def _failed(self, outcome: Outcome) -> None:
         status = "" if outcome.status is None else f" {outcome.status}"
-        what = f"{outcome.failure or Reason.STATUS}{status}"
-        self._counts.failures[what] = self._counts.failures.get(what, 0) + 1
+        self._counts.failures[f"{outcome.failure or Reason.STATUS}{status}"] += 1
 
 
 _DELIVERED: Final = {status: Outcome(status) for status in range(200, 300)}
@@ -342,8 +311,8 @@ def _reply_not_stored(response: Response, *, permanent: bool) -> Outcome:
     return Outcome(response.status, Reason.REPLY_NOT_STORED, permanent=permanent)
 
 
-def _until_buried_again(event: PendingEvent) -> float:
-    return BURY_AGAIN[min(event.tries, len(BURY_AGAIN)) - 1]
+def _dead_letter_wait(event: PendingEvent) -> float:
+    return DEAD_LETTER_WAITS[min(event.tries, len(DEAD_LETTER_WAITS)) - 1]
 
 
 def _encoded(sentence: str) -> bytes:

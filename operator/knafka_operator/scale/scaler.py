@@ -483,7 +483,7 @@ class Scaler:
             async with asyncio.timeout(self._budget + GRACE):
                 async for progress in holding:
                     trigger.open[task] = progress
-                    if progress.filtered or progress.delivered or progress.buried:
+                    if progress.filtered or progress.delivered or progress.dead_lettered:
                         trigger.drain_error = None
         except Exception as error:  # Whatever it is, it is told in the status and tried again.
             trigger.drain_error = f"the drain failed: {_say(error)}"
