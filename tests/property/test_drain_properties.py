@@ -17,6 +17,7 @@ from support.drains import (
     DEAD,
     TOPIC,
     Answer,
+    Request,
     ScriptedSubscriber,
     World,
     accept,
@@ -24,7 +25,6 @@ from support.drains import (
     response,
 )
 
-from knafka.clients.memory_subscriber import Request
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
 from knafka.core.errors import DeliveryError

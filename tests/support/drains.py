@@ -14,7 +14,6 @@ from knafka.clients.memory_log import (
     MemoryRecord,
     MemoryWriter,
 )
-from knafka.clients.memory_subscriber import Request
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import DeliveryError, LogError
@@ -30,6 +29,25 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 FAR = 100_000.0
 """Seconds: longer than any test's drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One attempt, as the subscriber was asked for it."""
+
+    target: Target
+    head: bytes
+    body: bytes
+    timeout: float
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of the lower-cased `name`."""
+        for line in self.head.split(b"\r\n"):
+            each, _, value = line.partition(b":")
+            if each.lower() == name:
+                return value.strip()
+        return None
+
 
 Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 

@@ -6,9 +6,8 @@ import asyncio
 from collections import Counter
 
 import pytest
-from support.drains import DEAD, World, id_of, response, until
+from support.drains import DEAD, Request, World, id_of, response, until
 
-from knafka.clients.memory_subscriber import Request
 from knafka.core.contract import Delivery
 from knafka.core.delivery import Outcome, Reason
 from knafka.core.errors import DeliveryError

@@ -9,10 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from support.dispatchers import Exchange, Running, started
-from support.drains import FAR, GROUP, accept, response, until
+from support.drains import FAR, GROUP, Request, accept, response, until
 
 from knafka.clients.memory_log import MemoryReader
-from knafka.clients.memory_subscriber import Request
 from knafka.core.contract import CESQL, Delivery, Egress
 from knafka.core.drain import Ended
 from knafka.core.errors import InvalidDocument, LogError

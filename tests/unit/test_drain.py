@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 import pytest
-from support.drains import TOPIC, World, accept, id_of, key_of, response, until
+from support.drains import TOPIC, Request, World, accept, id_of, key_of, response, until
 
 from knafka.clients.memory_log import MemoryReader
-from knafka.clients.memory_subscriber import Request
 from knafka.core.contract import Delivery, Exact, Order
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.drains import DEAD, SUBSCRIBER, TOPIC, World, id_of, response
+from support.drains import DEAD, SUBSCRIBER, TOPIC, Request, World, id_of, response
 
 from knafka.clients.memory_log import MemoryRecord, MemoryWriter
-from knafka.clients.memory_subscriber import Request
 from knafka.core.dead_letter import dead_letter_of
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker

@@ -15,13 +15,13 @@ from support.drains import (
     TRACEPARENT,
     Answer,
     NoTopics,
+    Request,
     World,
     id_of,
     response,
     until,
 )
 
-from knafka.clients.memory_subscriber import Request
 from knafka.core.contract import BackoffPolicy, Delivery
 from knafka.core.errors import DeliveryError, LogError
 from knafka.ports.subscriber import Response

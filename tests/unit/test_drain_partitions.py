@@ -10,6 +10,7 @@ from support.drains import (
     TOPIC,
     Answer,
     NoTopics,
+    Request,
     ScriptedSubscriber,
     World,
     accept,
@@ -20,7 +21,6 @@ from support.drains import (
 )
 
 from knafka.clients.memory_log import MemoryReader
-from knafka.clients.memory_subscriber import Request
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
 from knafka.dispatcher import drain as drains, workers

@@ -11,6 +11,7 @@ from support.drains import (
     GROUP,
     TOPIC,
     NoTopics,
+    Request,
     ScriptedSubscriber,
     World,
     id_of,
@@ -18,7 +19,6 @@ from support.drains import (
     until,
 )
 
-from knafka.clients.memory_subscriber import Request
 from knafka.core.contract import BackoffPolicy, Delivery, Order
 from knafka.core.errors import DeliveryError
 from knafka.core.kafka_binding import Envelope

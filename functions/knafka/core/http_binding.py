@@ -135,14 +135,6 @@ def head_of(attributes: Attributes) -> bytes:
     return head
 
 
-def to_http(event: Event) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """The headers and the body of a valid event in binary mode, for those who send by a client."""
-    lines = head_of(event.attributes).split(b"\r\n")[:-1]
-    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines)], (
-        event.data or b""
-    )
-
-
 def encode(text: str) -> str:
     """An attribute's value as a header value (CE-H5)."""
     return quote(text, safe=_PLAIN_TEXT)
