@@ -165,7 +165,7 @@ class KafkaWriter:
     def _poll(self) -> None:
         if not self._closed:
             self._poll_after(POLL_BUSY if self._poll_polled() else POLL_IDLE)
-            self._settle()
+            self._report()
 
     def _poll_polled(self) -> int:
         """Look for reports of the producers that have no thread; how much is still to come."""
@@ -191,9 +191,9 @@ class KafkaWriter:
 
     def _on_wake(self) -> None:
         self._woken = False
-        self._settle()
+        self._report()
 
-    def _settle(self) -> None:
+    def _report(self) -> None:
         reports, stored = self._reports, False
         try:
             while reports:
@@ -211,7 +211,7 @@ class KafkaWriter:
             if stored:
                 self._reachability.acknowledged()
             if reports:  # a callback broke: it must not silence those that follow
-                self._loop.call_soon(self._settle)
+                self._loop.call_soon(self._report)
 
     def _send_alone(
         self, message: Message, headers: RecordHeaders, key: bytes | None, reported: Reported
@@ -287,17 +287,17 @@ class KafkaWriter:
     async def close(self, timeout: float) -> None:
         self._closed = True
         self._reachability.close()
-        await self._drained(timeout)
+        await self._flush(timeout)
         if self._in_flight:
             # What was not acknowledged was not answered with success; its senders try again.
             for each in self._producers():
                 each.purge(in_flight=True)
-            await self._drained(PURGE_TIMEOUT)
+            await self._flush(PURGE_TIMEOUT)
         self._ended.set()
 
-    async def _drained(self, timeout: float) -> None:
+    async def _flush(self, timeout: float) -> None:
         deadline = self._loop.time() + timeout
         while self._in_flight and self._loop.time() < deadline:
             self._poll_polled()
-            self._settle()
+            self._report()
             await asyncio.sleep(POLL_BUSY)

@@ -196,7 +196,7 @@ class MemoryWriter:
     def __init__(self, memory: MemoryLog) -> None:
         self._memory = memory
         self._in_flight = 0
-        self._settled = asyncio.Event()
+        self._flushed = asyncio.Event()
         self._closed = False
         self.failure: LogError | None = None
         self.away: LogError | None = None
@@ -230,7 +230,7 @@ class MemoryWriter:
         def report(error: LogError | None) -> None:
             self._in_flight -= 1
             if not self._in_flight:
-                self._settled.set()
+                self._flushed.set()
             reported(error)
 
         error = memory.failing
@@ -250,9 +250,9 @@ class MemoryWriter:
     async def close(self, timeout: float) -> None:
         self._closed = True
         if self._in_flight:
-            self._settled.clear()
+            self._flushed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), timeout)
+                await asyncio.wait_for(self._flushed.wait(), timeout)
         given_up = [each for each in self._memory.held if each.writer is self]
         self._memory.held = [each for each in self._memory.held if each.writer is not self]
         for each in given_up:
