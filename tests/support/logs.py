@@ -17,7 +17,8 @@ from confluent_kafka.cimpl import NewPartitions
 from support.kafka import transact
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_reader import GroupProtocol, KafkaReader
+from knafka.clients.kafka_membership import GroupProtocol
+from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.clients.memory_log import MemoryAdmin, MemoryLog, MemoryReader, MemoryWriter
 from knafka.core.errors import LogError
