@@ -11,7 +11,8 @@ from support.receiving import Server
 from support.waiting import until
 
 from knafka.receiver import connections, protocol
-from knafka.receiver.protocol import IDLE_TIMEOUT, PIPELINED, REQUEST_TIMEOUT, ReceiverProtocol
+from knafka.receiver.protocol import IDLE_TIMEOUT, REQUEST_TIMEOUT, ReceiverProtocol
+from knafka.receiver.responses import PIPELINED
 
 
 async def test_half_a_request_and_then_silence_is_408(server: Server) -> None:

@@ -3,6 +3,7 @@
     answers     what a receiver says, ready for the wire
     ingest      what a request means and what becomes of it; knows no server
     protocol    HTTP/1.1 on llhttp under uvicorn: the fast way in
+    responses   its answers, in the order of the requests
     function    the same as an ASGI function: functions-framework and func
     __main__    `python -m knafka.receiver`: the function under the fast server
 
