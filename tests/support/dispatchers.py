@@ -8,7 +8,8 @@ from typing import Any
 
 from support.drains import Answer, World, accept
 
-from knafka.clients.memory_log import MemoryAdmin, MemoryWriter
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryWriter
 from knafka.core.contract import Egress
 from knafka.core.documents import dump
 from knafka.core.drain import DrainProgress

@@ -7,13 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from knafka.clients.memory_log import (
-    MemoryAdmin,
-    MemoryLog,
-    MemoryReader,
-    MemoryRecord,
-    MemoryWriter,
-)
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryRecord, MemoryWriter
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import DeliveryError, LogError

@@ -20,7 +20,8 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_membership import GroupProtocol
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.memory_log import MemoryAdmin, MemoryLog, MemoryReader, MemoryWriter
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryWriter
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.ports.log import (

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import pytest
 from support.drains import DEAD, TOPIC, Answer, NoTopics, Request, World, response, until
 
-from knafka.clients.memory_log import MemoryAdmin, MemoryLog, MemoryWriter
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import KEPT_FOR_EVER, MAX_RECORD_BYTES, TopicSettings
 from knafka.core.kafka_binding import Draft
 from knafka.dispatcher.appending import DeadLetterTopic, append
