@@ -1,10 +1,13 @@
 """What all tests share: a real Kafka on demand, and no event loop that nobody closes."""
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 from support.gate import IN_CI
+from support.loop_watch import LoopWatch
 
 pytest_plugins = [
     "support.cluster",
@@ -29,3 +32,20 @@ def pytest_configure(config: pytest.Config) -> None:
     # A busy machine is no bug, and what the gate tries should not change between two runs of it.
     hypothesis.settings.register_profile("knafka", deadline=None, derandomize=IN_CI)
     hypothesis.settings.load_profile("knafka")
+
+
+WATCHED = tuple(Path(__file__).parent / each for each in ("unit", "property"))
+
+
+@pytest.fixture(autouse=True)
+def unblocked_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail where our code keeps the event loop from running for 100 ms (see `support.loop_watch`)."""
+    if request.node.get_closest_marker("blocks_the_loop") or not any(
+        request.path.is_relative_to(each) for each in WATCHED
+    ):
+        yield
+        return
+    watch = LoopWatch()
+    with watch.watching():
+        yield
+    assert not watch.blocked, "the event loop was blocked: " + "\n".join(watch.blocked)

@@ -1,7 +1,7 @@
 """Observability: counters in plain integers, shown as Prometheus text.
 
 A hot path adds to an attribute or a dict, nothing else; names and labels are put together when
-somebody asks. Refused here: a registry that everything shares. Each function owns its counts.
+somebody asks. There is no registry that everything shares: each function owns its counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 Labels = Mapping[str, str]
 
-QUIET: Final = 10.0
+REPEAT_INTERVAL: Final = 10.0
 """Seconds between two log lines that differ in their numbers only."""
 
 _NUMBERS = re.compile(r"\d+")
@@ -48,9 +48,9 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-class Seldom(logging.Filter):
-    """Lets one line of a kind through every `QUIET` seconds: while Kafka is away, the same is said
-    hundreds of times a second.
+class RateLimitedFilter(logging.Filter):
+    """Lets one line of a kind through every `REPEAT_INTERVAL` seconds: while Kafka is away, the same
+    line would come hundreds of times a second.
 
     Of a kind are lines that differ in their numbers only; `by_wording`, also those that differ in
     what is filled in: what comes with events is never the same twice.
@@ -64,7 +64,7 @@ class Seldom(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         said = str(record.msg) if self._by_wording else _NUMBERS.sub("", record.getMessage())
         kind = record.levelno, said
-        if record.created - self._said.get(kind, 0.0) < QUIET:
+        if record.created - self._said.get(kind, 0.0) < REPEAT_INTERVAL:
             return False
         if len(self._said) > 100:
             self._said.clear()

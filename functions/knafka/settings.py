@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from knafka.core.contract import Egress, Ingress, parse_ingresses, parse_json
+from knafka.core.contract import Egress, Ingress, parse_ingresses
+from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 
 INGRESSES: Final = "KNAFKA_INGRESSES"

@@ -20,7 +20,8 @@ import typer
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
 from knafka.core import json_format
-from knafka.core.contract import Egress, Kafka, explained_faults
+from knafka.core.contract import Egress, Kafka
+from knafka.core.documents import explained_faults
 from knafka.core.errors import InvalidDocument, InvalidEvent, KnafkaError
 from knafka.core.event import Event
 from knafka_local import dead_letter_commands, dead_letters, sending, triggers, view

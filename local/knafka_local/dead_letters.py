@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from knafka.clients.log import LogAdmin, Record
 from knafka.core.contract import Egress
-from knafka.core.dead_letter import OMITTED, PREFIX
+from knafka.core.dead_letter import ATTRIBUTE_PREFIX, OMITTED
 from knafka.core.errors import LogError
+from knafka.ports.log import LogAdmin, Record
 
 READ_AT_MOST: Final = 10_000
 """Of one topic: enough to see what goes wrong; the reports are for all of it."""
@@ -109,7 +109,9 @@ def letter(record: Record) -> DeadLetter:
     }
     milliseconds = record.timestamp()[1]
     written = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
-    where = [found.get(f"{PREFIX}{part}", "?") for part in ("topic", "partition", "offset")]
+    where = [
+        found.get(f"{ATTRIBUTE_PREFIX}{part}", "?") for part in ("topic", "partition", "offset")
+    ]
 
     def text(name: str, otherwise: str = "") -> str:
         return shown(found.get(name, otherwise))
@@ -118,11 +120,11 @@ def letter(record: Record) -> DeadLetter:
         id=text("id"),
         type=text("type"),
         source=text("source"),
-        reason=text(f"{PREFIX}reason"),
+        reason=text(f"{ATTRIBUTE_PREFIX}reason"),
         code=text("knativeerrorcode"),
-        attempts=text(f"{PREFIX}attempts"),
-        first_time=text(f"{PREFIX}firsttime"),
-        last_time=text(f"{PREFIX}lasttime", written.replace("+00:00", "Z")),
+        attempts=text(f"{ATTRIBUTE_PREFIX}attempts"),
+        first_time=text(f"{ATTRIBUTE_PREFIX}firsttime"),
+        last_time=text(f"{ATTRIBUTE_PREFIX}lasttime", written.replace("+00:00", "Z")),
         destination=text("knativeerrordest"),
         error=shown(_decoded(found.get("knativeerrordata", ""))),
         data=shown((record.value() or b"")[: 4 * PREVIEW].decode(errors="replace")),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from knafka import settings
-from knafka.core import contract, drain
+from knafka.core import documents, drain
 from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, DrainRequest
 from knafka_local import http
@@ -46,17 +46,17 @@ class DispatcherProcesses:
                 Command(
                     (sys.executable, "-m", "knafka.dispatcher", "--fd", str(listener.fileno())),
                     log,
-                    {settings.EGRESS: json.dumps(contract.dump(egress))},
+                    {settings.EGRESS: json.dumps(documents.dump(egress))},
                     listener=listener,
                 )
             )
         # Now the child alone holds the socket: if it dies, our connection to it breaks.
-        body = json.dumps(contract.dump(request)).encode()
+        body = json.dumps(documents.dump(request)).encode()
         stopping = asyncio.create_task(_stop_when(stop, child))
         try:
             async with aclosing(http.post_for_lines(port, drain.PATH, body)) as lines:
                 async for line in lines:
-                    yield contract.parse_json(DrainProgress, line.decode())
+                    yield documents.parse_json(DrainProgress, line.decode())
         except OSError as error:
             await child.stop()
             how = ended(await child.wait())

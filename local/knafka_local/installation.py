@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from knafka.core import contract
-from knafka.core.contract import Egress, Ingress, Model
+from knafka.core import documents
+from knafka.core.contract import Egress, Ingress
+from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument, KnafkaError
 
 DEFAULT_DATA: Final = Path(".knafka")
@@ -82,7 +83,7 @@ class Installation:
             with self._lock.open() as file:
                 held = not _try_lock(file.fileno())
             if held:
-                return contract.parse_json(State, self._state.read_text())
+                return documents.parse_json(State, self._state.read_text())
         raise NotRunning(
             f"nothing runs on {self.data}: start it with `knafka up`, or name the --data of one "
             "that runs with --installation"
@@ -90,7 +91,7 @@ class Installation:
 
     def _by_whom(self) -> str:
         with contextlib.suppress(OSError, InvalidDocument):
-            return f" (pid {contract.parse_json(State, self._state.read_text()).pid})"
+            return f" (pid {documents.parse_json(State, self._state.read_text()).pid})"
         return ""
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urljoin
 
-from knafka.core.contract import Egress, Ingress, Kafka, Sink, parse
+from knafka.core.contract import Egress, Ingress, Kafka, Sink
+from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_local.manifests import Declared, Identity
 from knafka_operator.decide import desired

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from knafka import settings
-from knafka.core import contract
+from knafka.core import documents
 from knafka.core.contract import Ingress
 from knafka_local import http
 from knafka_local.children import Child, Command, Say, Supervised, port_of
@@ -57,7 +57,7 @@ class ReceiverProcess:
         command = Command(
             (sys.executable, "-m", "knafka.receiver", "--fd", str(self._listener.fileno())),
             self._log,
-            {settings.INGRESSES: json.dumps([contract.dump(each) for each in ingresses])},
+            {settings.INGRESSES: json.dumps([documents.dump(each) for each in ingresses])},
             listener=self._listener,
         )
         self._process = Supervised("the receiver", lambda: Child.start(command), self._say)

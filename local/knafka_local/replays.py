@@ -12,9 +12,9 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from knafka.clients.log import LogAdmin
 from knafka.core import names
 from knafka.core.errors import LogError
+from knafka.ports.log import LogAdmin
 from knafka_local.manifests import Identity
 from knafka_local.plan import PlannedTrigger
 from knafka_operator.decide import desired

@@ -16,12 +16,12 @@ from http import HTTPStatus
 from typing import Final
 
 from knafka.clients.http_subscriber import HttpSubscriber
-from knafka.clients.subscriber import Response, Subscriber, Target
 from knafka.core import json_format
 from knafka.core.delivery import retry_after_seconds
 from knafka.core.errors import DeliveryError, InvalidDocument, InvalidEvent, KnafkaError
 from knafka.core.event import Event, validate
 from knafka.core.http_binding import head_of
+from knafka.ports.subscriber import Response, Subscriber, Target
 
 CONNECTIONS: Final = 16
 """Events under way at once: Kafka answers them together, and order is kept per key only for a

@@ -113,7 +113,7 @@ def _trigger(who: Identity, planned: PlannedTrigger, status: TriggerStatus | Non
         filtered=counts.filtered,
         delivered=counts.delivered,
         retried=counts.retried,
-        buried=counts.buried,
+        buried=counts.dead_lettered,
         decision=status.scale.reason,
         error=status.error or "",
     )

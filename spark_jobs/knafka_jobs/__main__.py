@@ -21,8 +21,8 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from knafka.core.contract import explained_faults
 from knafka.core.delivery import Reason
+from knafka.core.documents import explained_faults
 from knafka.core.errors import KnafkaError
 from knafka_jobs import session
 from knafka_jobs.compact import BATCH_RECORDS, SAFETY_WINDOW, Options, compact

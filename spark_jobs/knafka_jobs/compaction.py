@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from knafka.core.dead_letter import PREFIX
+from knafka.core.dead_letter import ATTRIBUTE_PREFIX
 from knafka.core.delivery import Reason
 from knafka_jobs.schema import EVENT, FAILURES, POSITION, RECORDS, STORY, TRIGGER
 
@@ -207,7 +207,7 @@ def _attribute(name: str) -> Column:
 
 
 def _ours(name: str) -> Column:
-    return _attribute(f"{PREFIX}{name}")
+    return _attribute(f"{ATTRIBUTE_PREFIX}{name}")
 
 
 def _or_empty(column: str | Column) -> Column:

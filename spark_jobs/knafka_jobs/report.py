@@ -25,8 +25,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field
 
-from knafka.core.contract import Model
 from knafka.core.delivery import Reason
+from knafka.core.documents import Model
 
 PREVIEW_CHARACTERS: Final = 512
 """Of an example's data: enough to know the event by, little enough for thousands of examples."""

@@ -24,9 +24,9 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from knafka.core import names
+from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_secret import for_java, for_librdkafka
-from knafka.core.kafka_trouble import Trouble
 from knafka_jobs.errors import JobError
 from knafka_jobs.ingest import Position, Span
 
@@ -94,11 +94,11 @@ class Topics:
     """Kafka, asked by the jobs. Every method raises `JobError`."""
 
     def __init__(self, connection: Connection) -> None:
-        self._trouble = Trouble()
+        self._errors = ConnectionErrors()
         self._configuration = {
             **connection.for_librdkafka(),
             "log_level": 0,
-            "error_cb": self._trouble.hear,
+            "error_cb": self._errors.record,
         }
         try:
             self._admin = AdminClient(self._configuration)
@@ -114,8 +114,8 @@ class Topics:
                 self._admin.list_topics(timeout=LISTEN)
             except KafkaException as error:
                 self._admin.poll(0)
-                why = str(self._trouble) or error.args[0].str()
-                if self._trouble.refusal or time.monotonic() > deadline:
+                why = str(self._errors) or error.args[0].str()
+                if self._errors.refusal or time.monotonic() > deadline:
                     raise JobError(f"Kafka did not answer: {why}") from error
             else:
                 return

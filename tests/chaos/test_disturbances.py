@@ -22,7 +22,7 @@ from support.functions import FunctionProcess
 from support.kafka import fill
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.core import contract, drain
+from knafka.core import documents, drain
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest
 from knafka_local.kafka_server import KafkaServer
@@ -51,7 +51,7 @@ class Held:
         self.task = asyncio.create_task(self._hold())
 
     async def _hold(self) -> None:
-        request = DrainRequest(idle=60, budget=600, egress=contract.digest(self.egress))
+        request = DrainRequest(idle=60, budget=600, egress=documents.digest(self.egress))
         await self.function.ready()
         await self.wanted.wait()
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):

@@ -19,7 +19,7 @@ from support.installation import READY, ROOT
 from support.secure_kafka import SecureKafka
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.log import Record
+from knafka.ports.log import Record
 
 FUNC_YAML: Final = ROOT / "func.yaml"
 

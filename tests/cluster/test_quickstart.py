@@ -19,8 +19,8 @@ from support.cluster import Cluster
 from support.installation import ARRIVAL, ROOT, Installation, Subscriber
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.log import Record
 from knafka.core.errors import LogError
+from knafka.ports.log import Record
 
 QUICKSTART: Final = ROOT / "examples" / "quickstart"
 SERVICES: Final = ("orders", "large-orders", "payments")

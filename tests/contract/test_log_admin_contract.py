@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from support.logs import SOON, Log, Owner, read, values
 
-from knafka.clients.log import LogAdmin, OffsetAndMetadata
 from knafka.core.errors import LogError
+from knafka.ports.log import LogAdmin, OffsetAndMetadata
 
 
 async def test_a_topic_is_made_once(log: Log) -> None:

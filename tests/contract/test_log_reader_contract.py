@@ -8,9 +8,9 @@ import time
 import pytest
 from support.logs import NOTHING, SOON, Log, Owner, each_protocol, end_of, read, values
 
-from knafka.clients.log import OffsetAndMetadata, Record
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
+from knafka.ports.log import OffsetAndMetadata, Record
 
 pytestmark = each_protocol
 

@@ -1,7 +1,6 @@
-"""What every `Subscriber` promises, asked of the fake and of the HTTP client with a real server.
+"""What every `Subscriber` promises, asked of the HTTP client with a real server.
 
-The real server answers from the same function as the fake; it acts a `DeliveryError` out: `broken`
-closes the connection, `timeout` never answers.
+The server acts a `DeliveryError` out: `broken` closes the connection, `timeout` never answers.
 """
 
 from __future__ import annotations
@@ -9,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import pytest
 
 from knafka.clients.http_subscriber import HttpSubscriber
-from knafka.clients.memory_subscriber import Answer, MemorySubscriber, Request
-from knafka.clients.subscriber import Response, Subscriber, Target
 from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import Response, Subscriber, Target
+
+Answer: TypeAlias = Callable[[bytes], Response | DeliveryError]
+"""By the body of the request."""
 
 HEAD = b"ce-id: 1\r\nce-type: t\r\nprefer: reply\r\n"
 
@@ -36,18 +37,7 @@ class World:
 
 
 @asynccontextmanager
-async def memory_world(answer: Answer) -> AsyncIterator[World]:
-    def remember(request: Request) -> Response | DeliveryError:
-        world.arrived.append((request.head, request.body))
-        return answer(request)
-
-    world = World(MemorySubscriber(remember), Target.parse("http://subscriber.test/path?q=1"))
-    yield world
-    await world.subscriber.close()
-
-
-@asynccontextmanager
-async def http_world(answer: Answer) -> AsyncIterator[World]:
+async def open_world(answer: Answer) -> AsyncIterator[World]:
     handlers: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,7 +61,7 @@ async def http_world(answer: Answer) -> AsyncIterator[World]:
         head = b"".join(line + b"\r\n" for line in lines)
         body = await reader.readexactly(int(length))
         world.arrived.append((head, body))
-        outcome = answer(Request(world.target, head, body, 0.0))
+        outcome = answer(body)
         if isinstance(outcome, DeliveryError):
             if outcome.reason == "timeout":
                 await reader.read()
@@ -95,17 +85,8 @@ async def http_world(answer: Answer) -> AsyncIterator[World]:
     await asyncio.gather(*handlers)
 
 
-OpenWorld: TypeAlias = Callable[[Answer], AbstractAsyncContextManager[World]]
-
-
-@pytest.fixture(params=[memory_world, http_world], ids=["memory", "http"])
-def open_world(request: pytest.FixtureRequest) -> OpenWorld:
-    world: OpenWorld = request.param
-    return world
-
-
 @pytest.mark.conformance("KN-DP-06")
-async def test_head_and_body_arrive_as_they_were_given(open_world: OpenWorld) -> None:
+async def test_head_and_body_arrive_as_they_were_given() -> None:
     """KN-DP-06: `Prefer: reply` is the caller's, like every other header."""
     async with open_world(lambda _: Response(202, [], b"")) as world:
         await world.post(b"\x00\xff\r\n\r\n")
@@ -113,7 +94,7 @@ async def test_head_and_body_arrive_as_they_were_given(open_world: OpenWorld) ->
         assert world.arrived == [(HEAD, b"\x00\xff\r\n\r\n"), (HEAD, b"")]
 
 
-async def test_a_reply_comes_back_byte_for_byte(open_world: OpenWorld) -> None:
+async def test_a_reply_comes_back_byte_for_byte() -> None:
     answer = Response(200, [(b"ce-id", b"2"), (b"ce-id", b"3")], b"\x00reply\xff")
     async with open_world(lambda _: answer) as world:
         response = await world.post()
@@ -124,7 +105,7 @@ async def test_a_reply_comes_back_byte_for_byte(open_world: OpenWorld) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 202, 204, 302, 400, 404, 429, 500, 503])
-async def test_any_final_status_is_a_response(open_world: OpenWorld, status: int) -> None:
+async def test_any_final_status_is_a_response(status: int) -> None:
     """The data-plane table is `core.delivery`'s: also a redirect is answered, not followed."""
     headers = [(b"location", b"/elsewhere")]
     async with open_world(lambda _: Response(status, headers, b"")) as world:
@@ -133,7 +114,7 @@ async def test_any_final_status_is_a_response(open_world: OpenWorld, status: int
 
 
 @pytest.mark.parametrize("reason", ["broken", "timeout"])
-async def test_no_response_is_a_delivery_error(open_world: OpenWorld, reason: str) -> None:
+async def test_no_response_is_a_delivery_error(reason: str) -> None:
     async with open_world(lambda _: DeliveryError(reason, "no response")) as world:
         with pytest.raises(DeliveryError) as caught:
             await world.post(timeout=0.05)
@@ -141,21 +122,21 @@ async def test_no_response_is_a_delivery_error(open_world: OpenWorld, reason: st
 
 
 @pytest.mark.conformance("KN-DP-08")
-async def test_a_large_response_is_a_response(open_world: OpenWorld) -> None:
+async def test_a_large_response_is_a_response() -> None:
     """KN-DP-08: its status counts, whatever its body is; how much of it is kept is the client's."""
     async with open_world(lambda _: Response(200, [], b"x" * 3_000_000)) as world:
         response = await world.post()
         assert (response.status, response.body[:10]) == (200, b"x" * 10)
 
 
-async def test_many_posts_at_once_get_each_their_own_answer(open_world: OpenWorld) -> None:
-    async with open_world(lambda request: Response(200, [], request.body)) as world:
+async def test_many_posts_at_once_get_each_their_own_answer() -> None:
+    async with open_world(lambda body: Response(200, [], body)) as world:
         bodies = [b"%d" % number for number in range(250)]
         responses = await asyncio.gather(*(world.post(body) for body in bodies))
         assert [response.body for response in responses] == bodies
 
 
-async def test_a_closed_client_refuses_to_post(open_world: OpenWorld) -> None:
+async def test_a_closed_client_refuses_to_post() -> None:
     async with open_world(lambda _: Response(202, [], b"")) as world:
         await world.post()
         await world.subscriber.close()
@@ -165,9 +146,7 @@ async def test_a_closed_client_refuses_to_post(open_world: OpenWorld) -> None:
         assert caught.value.reason == "broken"
 
 
-async def test_a_url_that_cannot_be_posted_to_is_refused_with_its_problem(
-    open_world: OpenWorld,
-) -> None:
+async def test_a_url_that_cannot_be_posted_to_is_refused_with_its_problem() -> None:
     async with open_world(lambda _: Response(202, [], b"")) as world:
         with pytest.raises(DeliveryError, match="unsupported scheme bad") as caught:
             await world.subscriber.post(Target.parse("bad://uri"), HEAD, b"", 5.0)
@@ -176,7 +155,6 @@ async def test_a_url_that_cannot_be_posted_to_is_refused_with_its_problem(
 
 
 async def test_nobody_listening_is_refused() -> None:
-    """Only the real client: the fake has nobody to connect to."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     client = HttpSubscriber()

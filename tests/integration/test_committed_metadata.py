@@ -19,12 +19,12 @@ from confluent_kafka import (
 )
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients import kafka_reader
+from knafka.clients import kafka_membership
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.log import Commits, OffsetAndMetadata, Record
 from knafka.core.errors import LogError
+from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka_local.kafka_distribution import KafkaDistribution
 from knafka_local.kafka_server import KafkaServer
 
@@ -74,7 +74,7 @@ def place(kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> tu
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
     consumer.commit(offsets=[TopicPartition(name, 0, *COMMITTED)], asynchronous=False)
     consumer.close()
-    monkeypatch.setattr(kafka_reader, "Consumer", Unanswered)
+    monkeypatch.setattr(kafka_membership, "Consumer", Unanswered)
     return name, group
 
 
@@ -97,7 +97,7 @@ async def test_without_an_answer_nothing_is_read_and_every_read_says_so(
     kafka: Kafka, place: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, group = place
-    monkeypatch.setattr(kafka_reader, "COMMITTED_TIMEOUT", 0.5)
+    monkeypatch.setattr(kafka_membership, "COMMITTED_TIMEOUT", 0.5)
     Unanswered.failures = 1_000_000
     owner = Noting()
     reader = KafkaReader({"bootstrap.servers": kafka.bootstrap_servers}, group, name, owner)

@@ -1,4 +1,4 @@
-"""A Trigger's dead-letter topic on real Kafka: made on the first burial, and once it is gone."""
+"""A Trigger's dead-letter topic on real Kafka: made for the first dead letter, and once it is gone."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from support.trigger_world import Held, TriggerWorld, drained
 from support.waiting import until
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.log import Record
 from knafka.core.contract import KEPT_FOR_EVER, TopicSettings
 from knafka.core.kafka_binding import read
+from knafka.ports.log import Record
 
 pytestmark = pytest.mark.kafka
 
@@ -59,7 +59,7 @@ async def test_the_first_burial_makes_the_topic_with_room_for_the_largest_event(
         world.send("1", data=data)
         async with world.dispatcher(server.url, dead_letter_settings=settings) as function:
             assert await admin.describe_topic(world.dead) is None
-            assert (await drained(function)).buried == 1
+            assert (await drained(function)).dead_lettered == 1
     found = await admin.describe_topic(world.dead)
     assert found is not None
     assert (found.partitions, found.config) == (1, config)
@@ -67,7 +67,7 @@ async def test_the_first_burial_makes_the_topic_with_room_for_the_largest_event(
     assert letter.value() == data
 
 
-async def test_of_an_event_too_large_for_the_topic_a_stub_is_buried_and_the_next_follow(
+async def test_of_an_event_too_large_for_the_topic_a_stub_is_dead_lettered_and_the_next_follow(
     world: TriggerWorld, admin: KafkaAdmin
 ) -> None:
     """Such as a topic that was there before, or one whose limit somebody has lowered."""
@@ -75,9 +75,9 @@ async def test_of_an_event_too_large_for_the_topic_a_stub_is_buried_and_the_next
     async with ScriptedServer(refuse) as server:
         world.send("1", data=b"x" * 1_500_000)
         async with world.dispatcher(server.url) as function:
-            assert (await drained(function)).buried == 1
+            assert (await drained(function)).dead_lettered == 1
             world.send("2")
-            assert (await drained(function)).buried == 1
+            assert (await drained(function)).dead_lettered == 1
     stub, whole = [read(each.headers(), each.value()) for each in await letters(admin, world)]
     assert (stub.data, whole.data) == (None, b"data")
     assert stub.attributes.items() >= {
@@ -92,10 +92,10 @@ async def test_a_topic_deleted_under_way_is_made_anew_by_the_next_burial(
     async with ScriptedServer(refuse) as server, world.dispatcher(server.url) as function:
         held = Held(function)
         world.send("1")
-        await until(lambda: held.lines and held.lines[-1].buried == 1)
+        await until(lambda: held.lines and held.lines[-1].dead_lettered == 1)
         await admin.delete_topic(world.dead)
         world.send("2")
-        await until(lambda: held.lines[-1].buried == 2, within=60)
+        await until(lambda: held.lines[-1].dead_lettered == 2, within=60)
         await held.hang_up()
     (letter,) = await letters(admin, world)
     assert dict(letter.headers() or ())["ce_id"] == b"2"
@@ -112,7 +112,7 @@ async def test_small_dead_letters_in_one_batch_are_never_stubs(
     async with ScriptedServer(refuse) as server:
         world.send(*(f"{number}" for number in range(200)), data=b"x" * 2000)
         async with world.dispatcher(server.url) as function:
-            assert (await drained(function)).buried == 200
+            assert (await drained(function)).dead_lettered == 200
     found = await admin.read_all(world.dead, 1000)
     assert {dict(each.headers() or ())["ce_id"] for each in found} == {
         b"%d" % number for number in range(200)

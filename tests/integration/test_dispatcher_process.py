@@ -193,7 +193,7 @@ async def test_a_dead_letter_tells_why_there_was_no_response(world: TriggerWorld
             for url in said:
                 world.send("1")
                 async with world.dispatcher(url) as function:
-                    assert (await drained(function)).buried == 1
+                    assert (await drained(function)).dead_lettered == 1
                 logs.append(function.log)
     admin = KafkaAdmin({"bootstrap.servers": world.kafka.bootstrap_servers})
     shown = await dead_letters.letters(admin, world.egress("http://unused/"), 10)
@@ -213,10 +213,10 @@ async def test_what_is_for_a_url_of_another_scheme_is_dead_lettered(world: Trigg
         async with world.dispatcher(
             "bad://uri", delivery=delivery, dead_letter_sink=sink
         ) as function:
-            assert (await drained(function)).buried == 1
+            assert (await drained(function)).dead_lettered == 1
         world.send("2")
         async with world.dispatcher("bad://uri") as function:
-            assert (await drained(function)).buried == 1
+            assert (await drained(function)).dead_lettered == 1
     (arrival,) = server.arrivals
     (letter,) = (await world.letters()).values()
     unsupported = b"unsupported scheme bad: want http or https"
@@ -316,7 +316,7 @@ async def test_what_a_failing_event_holds_back(
 
 
 @pytest.mark.conformance("KN-DLV-09")
-async def test_what_can_not_be_read_or_is_as_large_as_may_be_is_buried_all_the_same(
+async def test_what_can_not_be_read_or_is_as_large_as_may_be_is_dead_lettered_all_the_same(
     world: TriggerWorld,
 ) -> None:
     """CE-K8; KN-DLV-09. A dead letter is larger than its event, and the limit is the event's."""
@@ -329,7 +329,7 @@ async def test_what_can_not_be_read_or_is_as_large_as_may_be_is_buried_all_the_s
 
     async with ScriptedServer(script) as server, world.dispatcher(server.url) as function:
         progress = await drained(function, DrainRequest(idle=1, budget=15))
-    assert (progress.buried, progress.ended) == (2, Ended.IDLE)
+    assert (progress.dead_lettered, progress.ended) == (2, Ended.IDLE)
     assert [each.id for each in server.arrivals] == ["large"]
     first, second = await world.records(world.dead)
     assert (first.value(), len(second.value())) == (b"\x00raw", 999_000)
@@ -337,7 +337,7 @@ async def test_what_can_not_be_read_or_is_as_large_as_may_be_is_buried_all_the_s
     assert await world.lag() == 0
 
 
-async def test_a_record_whose_header_name_is_not_utf8_is_buried_and_the_others_go_on(
+async def test_a_record_whose_header_name_is_not_utf8_is_dead_lettered_and_the_others_go_on(
     world: TriggerWorld,
 ) -> None:
     """CE-K8. confluent-kafka raises a SystemError for it, and crashes where it is asked again."""
@@ -348,7 +348,7 @@ async def test_a_record_whose_header_name_is_not_utf8_is_buried_and_the_others_g
     async with ScriptedServer() as server, world.dispatcher(server.url) as function:
         progress = await drained(function)
         _, metrics = await function.get("/metrics")
-    assert (progress.ended, progress.delivered, progress.buried) == (Ended.IDLE, 2, 1)
+    assert (progress.ended, progress.delivered, progress.dead_lettered) == (Ended.IDLE, 2, 1)
     assert sorted(each.id for each in server.arrivals) == ["1", "3"]
     (letter,) = await world.records(world.dead)
     assert letter.value() == b"\x00raw"

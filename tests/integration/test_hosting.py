@@ -21,7 +21,7 @@ from support.waiting import until
 
 from knafka import settings
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.core import contract
+from knafka.core import contract, documents
 from knafka.core.contract import Egress, Ingress, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 
@@ -97,8 +97,8 @@ async def test_one_event_goes_through_both_functions(
     )
     async with contextlib.AsyncExitStack() as stack:
         subscriber = await stack.enter_async_context(traffic.CountingSubscriber())
-        ingresses = json.dumps([contract.dump(ingress_on(kafka, name))])
-        egress = json.dumps(contract.dump(egress_on(kafka, name, subscriber.url)))
+        ingresses = json.dumps([documents.dump(ingress_on(kafka, name))])
+        egress = json.dumps(documents.dump(egress_on(kafka, name, subscriber.url)))
         receiver = await stack.enter_async_context(
             hosted(
                 *command_of(how, "receive"),
@@ -127,7 +127,7 @@ async def test_sigterm_ends_a_drain_under_functions_framework(
 ) -> None:
     """UX-3: no framework tells a function that the process is to end."""
     name = topic(partitions=1)
-    egress = json.dumps(contract.dump(egress_on(kafka, name, "http://127.0.0.1:9/")))
+    egress = json.dumps(documents.dump(egress_on(kafka, name, "http://127.0.0.1:9/")))
     command = command_of("functions-framework", "dispatch")
     async with hosted(*command, **{settings.EGRESS: egress}) as dispatcher:
         await dispatcher.ready()
@@ -162,7 +162,7 @@ async def test_func_gets_an_instance_with_its_contract(
 
     function = main.new()
     assert function.ready() == (False, "starting")
-    contracts = json.dumps([contract.dump(ingress_on(kafka, topic()))])
+    contracts = json.dumps([documents.dump(ingress_on(kafka, topic()))])
     before = signal.getsignal(signal.SIGTERM)
     try:
         function.start({settings.INGRESSES: contracts})

@@ -72,9 +72,9 @@ async def served(
     await admin.close()
     if not started:
         await kafka.stop()
-    entrance = ingress(kafka.bootstrap_servers, "events")
+    declared = ingress(kafka.bootstrap_servers, "events")
     try:
-        async with receiver([entrance], directory / "log") as process:
+        async with receiver([declared], directory / "log") as process:
             yield Served(process, kafka)
             assert "Traceback" not in process.log
     finally:

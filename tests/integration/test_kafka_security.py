@@ -252,7 +252,7 @@ async def test_a_dispatcher_that_may_make_no_topics_buries_once_there_is_one(
         await until(lambda: told in dispatcher.log, within=60)
         assert held.lines[-1].unsettled == 1
         await admin.ensure_topic(f"{topic}-dead", 1, 1, {})
-        await until(lambda: held.lines[-1].buried == 1, within=60)
+        await until(lambda: held.lines[-1].dead_lettered == 1, within=60)
         await held.hang_up()
     assert len(await admin.read_all(f"{topic}-dead", 10)) == 1
     await admin.close()

@@ -11,8 +11,9 @@ from confluent_kafka.admin import AdminClient
 from support.kafka import Kafka, MakeTopic
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_reader import GroupProtocol, KafkaReader
-from knafka.clients.log import Commits, OffsetAndMetadata
+from knafka.clients.kafka_membership import GroupProtocol
+from knafka.clients.kafka_reader import KafkaReader
+from knafka.ports.log import Commits, OffsetAndMetadata
 
 pytestmark = pytest.mark.kafka
 

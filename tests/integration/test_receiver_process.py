@@ -37,7 +37,7 @@ from support.waiting import until
 from support.wire import Wire, connected
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.log import Record
+from knafka.ports.log import Record
 from knafka_local.kafka_distribution import KafkaDistribution
 from knafka_local.kafka_server import KafkaServer
 
@@ -221,8 +221,8 @@ async def test_what_the_topic_finds_too_large_is_413(
 
 
 async def test_an_event_for_a_missing_topic_is_503(kafka: Kafka, tmp_path: Path) -> None:
-    entrance = ingress(kafka.bootstrap_servers, "receiver-nowhere")
-    async with receiver([entrance], tmp_path / "log") as process:
+    declared = ingress(kafka.bootstrap_servers, "receiver-nowhere")
+    async with receiver([declared], tmp_path / "log") as process:
         await process.ready()
         async with connected(process.port) as wire:
             wire.send(EVENT)
@@ -445,8 +445,8 @@ async def test_a_start_that_can_not_work_says_why_in_one_line(
             key, _, value = each.partition("=")
             (tmp_path / key).write_text(value)
         kafka = {"bootstrapServers": "127.0.0.1:1", "secretPath": str(tmp_path)}
-        entrance = {"namespace": "n", "broker": "b", "topic": "t", "kafka": kafka}
-        environment["KNAFKA_INGRESSES"] = json.dumps([entrance])
+        declared = {"namespace": "n", "broker": "b", "topic": "t", "kafka": kafka}
+        environment["KNAFKA_INGRESSES"] = json.dumps([declared])
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "knafka.receiver",
         env={**os.environ, "HOST": "127.0.0.1", "PORT": "0", **environment},

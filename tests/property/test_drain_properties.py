@@ -17,6 +17,7 @@ from support.drains import (
     DEAD,
     TOPIC,
     Answer,
+    Request,
     ScriptedSubscriber,
     World,
     accept,
@@ -24,11 +25,10 @@ from support.drains import (
     response,
 )
 
-from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
 from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import Response
 
 attempts = st.tuples(
     st.sampled_from([200, 202, 204, 404, 500, 503, 0]),
@@ -128,7 +128,7 @@ def test_every_event_is_delivered_and_first_arrivals_are_in_order(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(attempts, min_size=1, max_size=30), st.integers(0, 3), st.booleans())
-def test_every_event_is_delivered_or_buried_however_often_the_drain_is_cut_short(
+def test_every_event_is_delivered_or_dead_lettered_however_often_the_drain_is_cut_short(
     answers: list[tuple[int, float]], retry: int, sink: bool
 ) -> None:
     async def play() -> None:
@@ -145,8 +145,8 @@ def test_every_event_is_delivered_or_buried_however_often_the_drain_is_cut_short
                 break
         assert committed == 10
         succeeded = set(world.subscriber.answered)
-        buried = {letter.attributes["id"] for letter in world.events_of(DEAD)}
-        assert succeeded | buried == {f"{number % 3}-{number}" for number in range(10)}
+        dead_lettered = {letter.attributes["id"] for letter in world.events_of(DEAD)}
+        assert succeeded | dead_lettered == {f"{number % 3}-{number}" for number in range(10)}
 
     on_fake_time(play)
 
@@ -188,7 +188,7 @@ documents = st.one_of(
 def test_no_record_whatsoever_stops_a_drain(
     records: list[tuple[Any, bytes | None]], mode: Any, status: int, sink: bool
 ) -> None:
-    """CE-K8: what can't be read is buried, and what follows is delivered."""
+    """CE-K8: what can't be read is dead-lettered, and what follows is delivered."""
 
     async def play() -> None:
         world = World(give(status), delivery=Delivery(format=mode), sink=sink)
@@ -196,7 +196,7 @@ def test_no_record_whatsoever_stops_a_drain(
             world.log.store(TOPIC, None, value, each)
         progress = await world.run(idle=1)
         assert progress.ended is Ended.IDLE
-        assert progress.delivered + progress.buried == len(records)
+        assert progress.delivered + progress.dead_lettered == len(records)
         assert world.committed.get(0, 0) == len(records)
         for post in world.subscriber.posts:
             assert b"\r\n\r\n" not in post.request.head

@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka.core.contract import Egress, Filter, Model, parse
+from knafka.core.contract import Egress, Filter
+from knafka.core.documents import Model, parse
 from knafka.core.filters import compile_filter, compile_trigger, why_not
 
 names = st.sampled_from(["type", "source", "subject", "id"])

@@ -12,7 +12,7 @@ from knafka.core.progress import (
     MAX_METADATA,
     DeliveryState,
     Progress,
-    Stage,
+    DeliveryStage,
     decode,
     encode,
     settled_ahead,
@@ -32,7 +32,7 @@ def states(draw: st.DrawFn) -> DeliveryState:
     first = NOW + draw(st.integers(0, 400 * 24 * 3600 * 1000))
     last = first + draw(st.integers(0, 300 * 24 * 3600 * 1000))
     due = last + draw(st.integers(0, 300 * 24 * 3600 * 1000))
-    stage = draw(st.sampled_from(list(Stage)))
+    stage = draw(st.sampled_from(list(DeliveryStage)))
     return DeliveryState(
         stage,
         draw(st.integers(0, 2**31)),
@@ -40,7 +40,7 @@ def states(draw: st.DrawFn) -> DeliveryState:
         first / 1000,
         last / 1000,
         due / 1000,
-        None if stage is Stage.SUBSCRIBER else draw(outcomes),
+        None if stage is DeliveryStage.SUBSCRIBER else draw(outcomes),
     )
 
 

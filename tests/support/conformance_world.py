@@ -19,7 +19,7 @@ from support.listener import Listener
 from support.watched import Watched
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.log import Record
+from knafka.ports.log import Record
 from testcluster import settings
 
 CLASS: Final = "eventing.knative.dev/broker.class"

@@ -8,11 +8,13 @@ from typing import Any
 
 from support.drains import Answer, World, accept
 
-from knafka.clients.log import Assignment, LogReader
-from knafka.clients.memory_log import MemoryAdmin, MemoryWriter
-from knafka.core.contract import Egress, dump
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryWriter
+from knafka.core.contract import Egress
+from knafka.core.documents import dump
 from knafka.core.drain import DrainProgress
 from knafka.dispatcher.function import Clients, Dispatcher
+from knafka.ports.log import Assignment, LogReader
 from knafka.settings import EGRESS
 
 

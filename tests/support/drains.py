@@ -7,22 +7,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from knafka.clients.log import TopicMaker
-from knafka.clients.memory_log import (
-    MemoryAdmin,
-    MemoryLog,
-    MemoryReader,
-    MemoryRecord,
-    MemoryWriter,
-)
-from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response, Target
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryRecord, MemoryWriter
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import DeliveryError, LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read, to_record
 from knafka.dispatcher.drain import Drain, OpenReader
+from knafka.ports.log import TopicMaker
+from knafka.ports.subscriber import Response, Target
 
 TOPIC, DEAD, GROUP = "events", "dead-letters", "group"
 SUBSCRIBER, SINK = "http://subscriber.test/", "http://sink.test/"
@@ -30,6 +24,25 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 FAR = 100_000.0
 """Seconds: longer than any test's drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One attempt, as the subscriber was asked for it."""
+
+    target: Target
+    head: bytes
+    body: bytes
+    timeout: float
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of the lower-cased `name`."""
+        for line in self.head.split(b"\r\n"):
+            each, _, value = line.partition(b":")
+            if each.lower() == name:
+                return value.strip()
+        return None
+
 
 Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 

@@ -15,7 +15,8 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from knafka.core.contract import Egress, Ingress, dump
+from knafka.core.contract import Egress, Ingress
+from knafka.core.documents import dump
 from knafka.core.drain import DrainProgress, DrainRequest
 from knafka.settings import EGRESS, INGRESSES, LOG_LEVEL
 

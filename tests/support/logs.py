@@ -17,9 +17,14 @@ from confluent_kafka.cimpl import NewPartitions
 from support.kafka import transact
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_reader import GroupProtocol, KafkaReader
+from knafka.clients.kafka_membership import GroupProtocol
+from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.log import (
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from knafka.core.errors import LogError
+from knafka.core.kafka_binding import RecordHeaders
+from knafka.ports.log import (
     Assignment,
     Commits,
     LogAdmin,
@@ -29,9 +34,6 @@ from knafka.clients.log import (
     Positions,
     Record,
 )
-from knafka.clients.memory_log import MemoryAdmin, MemoryLog, MemoryReader, MemoryWriter
-from knafka.core.errors import LogError
-from knafka.core.kafka_binding import RecordHeaders
 
 NOTHING: Final = 0.3
 """Seconds of waiting for what should not come."""

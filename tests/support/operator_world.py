@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from knafka.clients.memory_log import MemoryAdmin, MemoryLog
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog
 from knafka_operator import operator as operator_module
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.model.settings import Settings

@@ -17,7 +17,7 @@ import uvloop
 
 from knafka.clients import http_connection
 from knafka.clients.http_subscriber import HttpSubscriber
-from knafka.clients.subscriber import Response, Target
+from knafka.ports.subscriber import Response, Target
 
 ACCEPTED = b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

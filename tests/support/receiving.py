@@ -15,8 +15,8 @@ from uvicorn.server import ServerState
 
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.receiver.connections import Connections
+from knafka.receiver.ingest import IngestHandler, Limits
 from knafka.receiver.protocol import ReceiverProtocol
-from knafka.receiver.reception import Limits, Reception
 
 LIMIT = 300_000
 
@@ -27,9 +27,9 @@ class Server:
     def __init__(self, limits: Limits | None = None) -> None:
         self.log = MemoryLog()
         self.log.create("events")
-        entrance = ingress(max_event_bytes=LIMIT)
-        self.reception = Reception([entrance], [MemoryWriter(self.log)], limits or Limits())
-        self.shared = Connections(self.reception, asyncio.get_running_loop())
+        declared = ingress(max_event_bytes=LIMIT)
+        self.ingest = IngestHandler([declared], [MemoryWriter(self.log)], limits or Limits())
+        self.shared = Connections(self.ingest, asyncio.get_running_loop())
         self.state = ServerState()
         self._config = uvicorn.Config("none:none", log_config=None)
 
@@ -58,7 +58,7 @@ class Server:
     def refused(self) -> dict[str, float]:
         return {
             labels["code"]: count
-            for metric in self.reception.metrics()
+            for metric in self.ingest.metrics()
             for labels, count in metric.samples
             if "code" in labels
         }

@@ -1,6 +1,6 @@
 """Requests to a receiver as one table, valid and malformed, for every way in (issue 3, item 5).
 
-The tests of the reception, the ASGI function, the protocol and the running process share it.
+The tests of the ingest handler, the ASGI function, the protocol and the running process share it.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from knafka.clients.log import Lag
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.ports.log import Lag
 from knafka_operator.scale.scaler import Autoscaling, Scaler
 
 SCALING = Autoscaling()

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from knafka.clients.http_subscriber import HttpSubscriber
-from knafka.clients.subscriber import Target
 from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import Target
 
 Behaviour = Callable[[str, int], Awaitable[int]]
 """(key, number) of an arrival to the status it is answered with; may wait."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 from support.scaling import SCALING
 
-from knafka.clients.log import LogAdmin
 from knafka.core.errors import InvalidDocument
+from knafka.ports.log import LogAdmin
 from knafka_operator.model.resources import AUTOSCALING
 from knafka_operator.scale.scaler import Autoscaling, Lags, Scale, decide
 

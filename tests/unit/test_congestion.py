@@ -6,10 +6,8 @@ import asyncio
 from collections import Counter
 
 import pytest
-from support.drains import DEAD, World, id_of, response, until
+from support.drains import DEAD, Request, World, id_of, response, until
 
-from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import Delivery
 from knafka.core.delivery import Outcome, Reason
 from knafka.core.errors import DeliveryError
@@ -21,6 +19,7 @@ from knafka.dispatcher.congestion import (
     CongestionControl,
 )
 from knafka.dispatcher.workers import READY_ENOUGH
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 
@@ -71,10 +70,10 @@ async def test_an_hour_without_a_subscriber_costs_some_events_and_not_the_backlo
     assert len(world.records_of(DEAD)) <= dead
     assert len(world.subscriber.posts) <= attempts
     assert len(set(world.subscriber.ids)) <= 230, "the others are unspent"
-    await until(lambda: drain.counts.delivered >= 4000, within=noticed + 5)
+    await until(lambda: drain.counts.events.delivered >= 4000, within=noticed + 5)
     progress = await running
-    assert progress.buried <= dead
-    assert progress.delivered + progress.buried == 5000
+    assert progress.dead_lettered <= dead
+    assert progress.delivered + progress.dead_lettered == 5000
 
 
 async def test_a_dead_lettered_probe_had_its_declared_retries() -> None:
@@ -114,7 +113,7 @@ async def test_an_answer_that_concerns_the_event_is_no_congestion(status: int) -
     for number in range(200):
         world.send(str(number))
     progress = await world.run()
-    assert progress.buried == 200
+    assert progress.dead_lettered == 200
     assert now() < 10
 
 

@@ -22,18 +22,14 @@ from knafka.core.contract import (
     Exact,
     Ingress,
     Kafka,
-    Model,
     Not,
     Order,
     Prefix,
     Sink,
     Suffix,
-    dump,
-    explained_faults,
-    parse,
     parse_ingresses,
-    parse_json,
 )
+from knafka.core.documents import Model, dump, explained_faults, parse, parse_json
 from knafka.core.errors import InvalidDocument
 
 KAFKA = {"bootstrapServers": "kafka:9092"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from knafka.core.contract import Model
+from knafka.core.documents import Model
 from knafka_operator.model.resources import BrokerSpec, TriggerSpec
 
 CRDS = Path(__file__).parents[2] / "crds"

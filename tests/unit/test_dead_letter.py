@@ -32,7 +32,7 @@ def failure(status: int | None = 503, body: bytes = b"no", **fields: object) -> 
     )
 
 
-def buried(
+def letter_of(
     headers: RecordHeaders, why: Failure, origin: Origin, value: bytes | None = b"data"
 ) -> RecordHeaders:
     """The headers of a dead letter whose value stays as it is."""
@@ -44,13 +44,13 @@ def buried(
 @pytest.mark.conformance("KN-DP-14")
 def test_the_event_keeps_its_version_its_partition_key_and_its_other_headers() -> None:
     """KN-DP-14, spec trap 8."""
-    assert buried(HEADERS, failure(), ORIGIN)[: len(HEADERS)] == HEADERS
+    assert letter_of(HEADERS, failure(), ORIGIN)[: len(HEADERS)] == HEADERS
 
 
 @pytest.mark.conformance("KN-DLV-08")
 def test_the_story_says_where_how_when_and_whose() -> None:
     """KN-DLV-08, and what issue 5 reads."""
-    attributes = read(buried(HEADERS, failure(), ORIGIN), b"data").attributes
+    attributes = read(letter_of(HEADERS, failure(), ORIGIN), b"data").attributes
     story = {
         name: value for name, value in attributes.items() if name.startswith(("knative", "knafka"))
     }
@@ -73,7 +73,7 @@ def test_the_story_says_where_how_when_and_whose() -> None:
 
 
 def test_without_a_response_there_is_no_code_and_no_data() -> None:
-    attributes = read(buried(HEADERS, failure(None, b""), ORIGIN), None).attributes
+    attributes = read(letter_of(HEADERS, failure(None, b""), ORIGIN), None).attributes
     assert "knativeerrorcode" not in attributes
     assert "knativeerrordata" not in attributes
     assert attributes["knafkareason"] == "timeout"
@@ -82,7 +82,7 @@ def test_without_a_response_there_is_no_code_and_no_data() -> None:
 @pytest.mark.conformance("KN-DLV-08")
 def test_error_data_of_any_size_stays_within_1024_characters_and_decodable() -> None:
     """KN-DLV-08."""
-    attributes = read(buried(HEADERS, failure(500, bytes(range(256)) * 9), ORIGIN), None).attributes
+    attributes = read(letter_of(HEADERS, failure(500, bytes(range(256)) * 9), ORIGIN), None).attributes
     text = attributes["knativeerrordata"]
     assert len(text) <= 1024
     assert base64.b64decode(text, validate=True) == (bytes(range(256)) * 9)[:768]
@@ -92,22 +92,22 @@ def test_error_data_of_any_size_stays_within_1024_characters_and_decodable() -> 
 @pytest.mark.parametrize("before", range(4))
 def test_error_data_ends_with_a_whole_character(character: str, before: int) -> None:
     text = "x" * (765 + before) + 20 * character
-    attributes = read(buried(HEADERS, failure(500, text.encode()), ORIGIN), None).attributes
+    attributes = read(letter_of(HEADERS, failure(500, text.encode()), ORIGIN), None).attributes
     kept = base64.b64decode(attributes["knativeerrordata"])
     assert text.startswith(kept.decode())
     assert 765 <= len(kept) <= 768
 
 
 def test_burying_a_replayed_event_again_replaces_its_story() -> None:
-    once = buried(HEADERS, failure(), ORIGIN)
-    again = buried(once, failure(None, b""), ORIGIN)
+    once = letter_of(HEADERS, failure(), ORIGIN)
+    again = letter_of(once, failure(None, b""), ORIGIN)
     names = [name for name, _ in again]
     assert len(names) == len(set(names))
     assert ("ce_knafkareason", b"timeout") in again
     assert "ce_knativeerrorcode" not in names
 
 
-def test_a_structured_record_is_buried_in_binary_mode_with_its_data_untouched() -> None:
+def test_a_structured_record_is_dead_lettered_in_binary_mode_with_its_data_untouched() -> None:
     """CE-K7: in structured mode the headers would not be part of the event."""
     document = b'{"specversion":"1.0","id":"1","source":"/s","type":"t","data":{"a":  1.10}}'
     headers, value = dead_letter_of(

@@ -9,15 +9,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 from support.dispatchers import Exchange, Running, started
-from support.drains import FAR, GROUP, accept, response, until
+from support.drains import FAR, GROUP, Request, accept, response, until
 
 from knafka.clients.memory_log import MemoryReader
-from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import CESQL, Delivery, Egress
 from knafka.core.drain import Ended
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.dispatcher.function import Clients, Dispatcher, new
+from knafka.ports.subscriber import Response
 from knafka.settings import EGRESS
 
 pytestmark = pytest.mark.looptime

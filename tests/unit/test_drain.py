@@ -6,16 +6,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 import pytest
-from support.drains import TOPIC, World, accept, id_of, key_of, response, until
+from support.drains import TOPIC, Request, World, accept, id_of, key_of, response, until
 
-from knafka.clients.log import Commits, OffsetAndMetadata, Record
 from knafka.clients.memory_log import MemoryReader
-from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import Delivery, Exact, Order
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError
 from knafka.dispatcher.drain import COMMIT_INTERVAL, JOIN_PATIENCE, REVOKE_TIMEOUT
+from knafka.ports.log import Commits, OffsetAndMetadata, Record
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 
@@ -323,7 +322,7 @@ async def test_a_drain_that_ends_leaves_retries_to_the_next_one_which_waits_as_l
     world.send("2", "a")
     world.send("3", "b")
     first = await world.run(stop_after=10)
-    assert (first.ended, first.delivered, first.buried) == (Ended.STOPPED, 1, 0)
+    assert (first.ended, first.delivered, first.dead_lettered) == (Ended.STOPPED, 1, 0)
     assert asyncio.get_running_loop().time() < 11, "there was no attempt to wait for"
     assert world.committed.get(0, 0) == 0
 
@@ -371,7 +370,7 @@ async def test_a_drain_stopped_during_a_backoff_ends_at_once() -> None:
     world.send("1")
     drain = world.drain()
     running = world.begin(drain)
-    await until(lambda: drain.counts.retried)
+    await until(lambda: drain.counts.events.retried)
     stopped_at = asyncio.get_running_loop().time()
     drain.stop()
     assert (await running).ended is Ended.STOPPED

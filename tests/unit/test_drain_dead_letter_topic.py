@@ -1,4 +1,4 @@
-"""A Trigger's dead-letter topic: made on the first burial, and what it can't take; on fake time."""
+"""A Trigger's dead-letter topic: made for the first dead letter, and what it can't take; on fake time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import base64
 from collections.abc import Mapping
 
 import pytest
-from support.drains import DEAD, TOPIC, Answer, NoTopics, World, response, until
+from support.drains import DEAD, TOPIC, Answer, NoTopics, Request, World, response, until
 
-from knafka.clients.memory_log import MemoryAdmin, MemoryLog, MemoryWriter
-from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import KEPT_FOR_EVER, MAX_RECORD_BYTES, TopicSettings
 from knafka.core.kafka_binding import Draft
 from knafka.dispatcher.appending import DeadLetterTopic, append
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 
@@ -51,7 +51,7 @@ async def test_the_first_burial_makes_the_topic_as_the_contract_says() -> None:
     counts = counting(world)
     for each in range(200):
         world.send(str(each), str(each))
-    assert (await world.run()).buried == 200
+    assert (await world.run()).dead_lettered == 200
     found = world.log.descriptions[DEAD]
     assert (found.partitions, found.replication, found.config) == (2, 3, SETTINGS.config)
     assert counts.asked == 1, "a hundred at once share one request"
@@ -70,10 +70,10 @@ async def test_a_topic_that_is_deleted_under_way_is_made_anew_by_the_next_burial
     drain = world.drain()
     world.send("1")
     running = world.begin(drain, idle=1000)
-    await until(lambda: drain.counts.buried == 1)
+    await until(lambda: drain.counts.events.dead_lettered == 1)
     await MemoryAdmin(world.log).delete_topic(DEAD)
     world.send("2")
-    await until(lambda: drain.counts.buried == 2)
+    await until(lambda: drain.counts.events.dead_lettered == 2)
     drain.stop()
     await running
     assert [each.attributes["id"] for each in world.events_of(DEAD)] == ["2"]
@@ -102,7 +102,7 @@ async def test_where_no_topic_may_be_made_the_event_waits_for_one() -> None:
     await asyncio.sleep(60)
     assert (drain.progress().unsettled, world.committed.get(0, 0)) == (1, 0)
     world.log.create(DEAD)
-    assert (await running).buried == 1, "one that somebody else made will do"
+    assert (await running).dead_lettered == 1, "one that somebody else made will do"
     assert world.subscriber.ids == ["1"]
 
 
@@ -113,7 +113,7 @@ async def test_of_a_dead_letter_too_large_for_its_topic_a_stub_is_kept() -> None
     world.send("1", "k", data, datacontenttype="text/plain")
     world.send("2", "k")
     progress = await world.run()
-    assert (progress.buried, world.committed) == (2, {0: 2})
+    assert (progress.dead_lettered, world.committed) == (2, {0: 2})
     stub, whole = world.events_of(DEAD)
     assert (stub.data, whole.data) == (None, b"data")
     assert stub.attributes["knafkaomitted"] == "data"
@@ -129,7 +129,7 @@ async def test_of_a_dead_letter_too_large_for_its_topic_a_stub_is_kept() -> None
 async def test_of_attributes_too_large_for_the_topic_a_stub_keeps_those_that_fit() -> None:
     world = World(always(response(400)))
     world.send("1", "k" * 10_000, b"x", large="y" * (MAX_RECORD_BYTES - 20_000), small="z")
-    assert (await world.run()).buried == 1
+    assert (await world.run()).dead_lettered == 1
     (stub,) = world.events_of(DEAD)
     assert stub.attributes["knafkaomitted"] == "data,attributes"
     assert stub.attributes.items() >= {"id": "1", "source": "/s", "type": "t", "small": "z"}.items()
@@ -140,7 +140,7 @@ async def test_of_attributes_too_large_for_the_topic_a_stub_keeps_those_that_fit
 async def test_an_undecodable_record_too_large_for_the_topic_leaves_a_stub_too() -> None:
     world = World()
     world.log.store(TOPIC, None, b"\xff" * (MAX_RECORD_BYTES - 50), [("no", b"event")])
-    assert (await world.run()).buried == 1
+    assert (await world.run()).dead_lettered == 1
     (stub,) = world.records_of(DEAD)
     headers = dict(stub.headers() or ())
     assert stub.value() is None

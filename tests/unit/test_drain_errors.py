@@ -1,4 +1,4 @@
-"""What a drain does with what one record raises: it is buried, and the others go on."""
+"""What a drain does with what one record raises: it is dead-lettered, and the others go on."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.drains import DEAD, SUBSCRIBER, TOPIC, World, id_of, response
+from support.drains import DEAD, SUBSCRIBER, TOPIC, Request, World, id_of, response
 
 from knafka.clients.memory_log import MemoryRecord, MemoryWriter
-from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.dead_letter import dead_letter_of
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
-from knafka.dispatcher import courier, drain
-from knafka.dispatcher.unsettled import Unsettled
+from knafka.dispatcher import drain, sender
+from knafka.dispatcher.pending import PendingEvent
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 
@@ -66,7 +65,7 @@ def why(told: dict[str, bytes]) -> bytes:
     return base64.b64decode(told["ce_knativeerrordata"])
 
 
-async def test_a_record_whose_headers_can_not_be_read_is_buried_without_them() -> None:
+async def test_a_record_whose_headers_can_not_be_read_is_dead_lettered_without_them() -> None:
     """CE-K8."""
     world = World()
     world.send("1", "k")
@@ -74,7 +73,7 @@ async def test_a_record_whose_headers_can_not_be_read_is_buried_without_them() -
     world.send("3", "k")
     drain = world.drain()
     progress = await world.begin(drain)
-    assert (progress.delivered, progress.buried) == (2, 1)
+    assert (progress.delivered, progress.dead_lettered) == (2, 1)
     assert drain.counts.failures == {"undecodable-record": 1}
     told = story(world)
     assert told["ce_knafkareason"] == b"undecodable-record"
@@ -85,7 +84,7 @@ async def test_a_record_whose_headers_can_not_be_read_is_buried_without_them() -
 
 @pytest.mark.parametrize("sink", [False, True], ids=["no sink", "sink"])
 @pytest.mark.parametrize("step", ["read", "filter", "prepare", "carry"])
-async def test_an_event_that_a_bug_breaks_is_buried_and_the_others_go_on(
+async def test_an_event_that_a_bug_breaks_is_dead_lettered_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, step: str, sink: bool
 ) -> None:
     async def answer(request: Request) -> Response:
@@ -97,12 +96,12 @@ async def test_an_event_that_a_bug_breaks_is_buried_and_the_others_go_on(
     if step == "read":
         breaks(monkeypatch, drain, "read")
     elif step == "prepare":
-        breaks(monkeypatch, courier, "request_of")
+        breaks(monkeypatch, sender, "request_of")
     running = world.drain()
     if step == "filter":
         running._passes = lambda event: event["id"] != BAD or bool(1 / 0)
     progress = await world.begin(running)
-    assert (progress.delivered, progress.buried) == (3, 1)
+    assert (progress.delivered, progress.dead_lettered) == (3, 1)
     assert running.counts.failures == {"internal-error": 1}
     told = story(world)
     assert told["ce_knafkareason"] == b"internal-error"
@@ -126,10 +125,10 @@ async def test_a_dead_letter_that_can_not_be_made_with_the_records_headers_has_t
             raise ZeroDivisionError("a bug")
         return dead_letter_of(headers, *more)
 
-    monkeypatch.setattr(courier, "dead_letter_of", broken)
+    monkeypatch.setattr(sender, "dead_letter_of", broken)
     world = world_with_a_bad_event(answer=answer, sink=sink)
     progress = await world.run()
-    assert (progress.delivered, progress.buried) == (3, 1)
+    assert (progress.delivered, progress.dead_lettered) == (3, 1)
     told = story(world)
     assert told["ce_knafkareason"] == b"undecodable-record", "without its headers it is no event"
     assert told["ce_knativeerrorcode"] == b"422"
@@ -156,7 +155,7 @@ async def test_a_dead_letter_that_a_writer_chokes_on_is_written_without_its_head
     monkeypatch.setattr(MemoryWriter, "append", choking)
     world = world_with_a_bad_event(answer=answer)
     progress = await world.run()
-    assert (progress.delivered, progress.buried) == (3, 1)
+    assert (progress.delivered, progress.dead_lettered) == (3, 1)
     assert story(world)["ce_knativeerrorcode"] == b"422"
     assert world.committed == {0: 4}
 
@@ -170,20 +169,20 @@ async def test_an_event_whose_dead_letter_always_breaks_stays_unsettled_and_hold
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(courier, "dead_letter_of", broken)
+    monkeypatch.setattr(sender, "dead_letter_of", broken)
     world = world_with_a_bad_event(answer=answer)
     drain = world.drain()
     progress = await world.begin(drain, stop_after=60)
-    assert (progress.delivered, progress.buried) == (2, 0)
+    assert (progress.delivered, progress.dead_lettered) == (2, 0)
     assert drain.counts.failures["internal-error"] < 20, "it waits between attempts"
     assert world.committed == {0: 1}
 
 
 async def test_a_bug_of_the_drain_itself_ends_it_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What isn't one record's is not to be buried event by event."""
+    """What isn't one record's is not to be dead-lettered event by event."""
     settle = OffsetTracker.settle
 
-    def broken(self: OffsetTracker[Unsettled], offset: int) -> None:
+    def broken(self: OffsetTracker[PendingEvent], offset: int) -> None:
         if offset == 1:
             raise ZeroDivisionError
         settle(self, offset)

@@ -15,16 +15,16 @@ from support.drains import (
     TRACEPARENT,
     Answer,
     NoTopics,
+    Request,
     World,
     id_of,
     response,
     until,
 )
 
-from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import BackoffPolicy, Delivery
 from knafka.core.errors import DeliveryError, LogError
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 
@@ -78,7 +78,7 @@ async def test_ten_retries_wait_as_the_delivery_says(
     assert len(world.subscriber.ids) == 11
     for gap, wait in zip(gaps(world), waits, strict=True):
         assert wait - 1e-6 <= gap < wait + 0.1
-    assert (progress.retried, progress.buried) == (10, 1)
+    assert (progress.retried, progress.dead_lettered) == (10, 1)
 
 
 @pytest.mark.conformance("KN-DLV-04", "KN-DP-05")
@@ -104,7 +104,7 @@ async def test_retry_after_is_honoured_where_it_may(
 
 
 @pytest.mark.conformance("KN-DLV-03", "KN-DLV-08")
-async def test_an_attempt_that_times_out_is_retried_and_buried_without_a_code() -> None:
+async def test_an_attempt_that_times_out_is_retried_and_dead_lettered_without_a_code() -> None:
     """KN-DLV-03, KN-DLV-08."""
 
     async def never(request: Request) -> Response:
@@ -157,7 +157,7 @@ async def test_what_fails_for_good_goes_to_the_sink() -> None:
     assert sent.header(b"traceparent") == TRACEPARENT.encode()
     assert sent.header(b"kn-namespace") == b"ns"
     assert sent.header(b"prefer") is None
-    assert (progress.buried, world.records_of(DEAD)) == (1, [])
+    assert (progress.dead_lettered, world.records_of(DEAD)) == (1, [])
     assert world.committed == {0: 1}
 
 
@@ -171,7 +171,7 @@ async def test_the_sink_is_retried_as_the_subscriber_is_and_then_the_topic_takes
     targets = [post.request.target.url for post in world.subscriber.posts]
     assert targets == [SUBSCRIBER, SINK, SINK, SINK]
     assert gaps(world)[1:] == pytest.approx([1, 2], abs=0.1)
-    assert progress.buried == 1
+    assert progress.dead_lettered == 1
     letter = world.events_of(DEAD)[0].attributes
     assert letter["knativeerrordest"] == SUBSCRIBER
     assert letter["knativeerrorcode"] == "400", "the subscriber's, not the sink's"
@@ -210,7 +210,7 @@ async def test_what_no_dead_letter_topic_takes_stays_unsettled_until_one_does() 
     assert world.committed.get(0, 0) == 0
     world.log.create(DEAD)
     progress = await running
-    assert (progress.buried, len(world.records_of(DEAD))) == (1, 1)
+    assert (progress.dead_lettered, len(world.records_of(DEAD))) == (1, 1)
     assert world.committed == {0: 1}
     assert world.subscriber.ids == ["1"], "the subscriber is not asked again"
 
@@ -219,15 +219,15 @@ async def test_a_drain_that_ends_before_it_could_bury_leaves_the_event_to_the_ne
     world = World(always(response(400)))
     world.send("1")
     world.topics = NoTopics()
-    assert (await world.run(stop_after=30)).buried == 0
+    assert (await world.run(stop_after=30)).dead_lettered == 0
     assert world.committed.get(0, 0) == 0
     world.log.create(DEAD)
-    assert (await world.run()).buried == 1
+    assert (await world.run()).dead_lettered == 1
     assert world.committed == {0: 1}
 
 
 @pytest.mark.parametrize("sink", [False, True], ids=["no sink", "sink"])
-async def test_an_undecodable_record_is_buried_as_it_is_and_sent_to_nobody(sink: bool) -> None:
+async def test_an_undecodable_record_is_dead_lettered_as_it_is_and_sent_to_nobody(sink: bool) -> None:
     """CE-K8."""
     world = World(sink=sink)
     headers = [("ce_id", b"1"), ("other", b"\xff")]
@@ -235,7 +235,7 @@ async def test_an_undecodable_record_is_buried_as_it_is_and_sent_to_nobody(sink:
     world.send("2", "k")
     progress = await world.run()
     assert world.subscriber.ids == ["2"]
-    assert (progress.read, progress.delivered, progress.buried) == (2, 1, 1)
+    assert (progress.read, progress.delivered, progress.dead_lettered) == (2, 1, 1)
     letter = world.records_of(DEAD)[0]
     assert (letter.key(), letter.value()) == (b"k", b"\x00\xffraw")
     found = dict(letter.headers() or [])
@@ -297,7 +297,7 @@ async def test_an_event_whose_reply_is_not_stored_is_delivered_again() -> None:
     world.log.fail(LogError("Kafka is away"))
     drain = world.drain()
     running = world.begin(drain)
-    await until(lambda: drain.counts.retried)
+    await until(lambda: drain.counts.events.retried)
     world.log.fail(None)
     progress = await running
     assert world.subscriber.ids == ["1", "1", "r"]
@@ -311,7 +311,7 @@ async def test_a_reply_too_large_for_the_topic_fails_its_event_at_once() -> None
     answer = response(200, b"x" * 2_000_000, **REPLY)
     world = World(always(answer), delivery=Delivery(retry=10, backoff_delay=1))
     world.send("1")
-    assert (await world.run()).buried == 1
+    assert (await world.run()).dead_lettered == 1
     assert world.subscriber.ids == ["1"]
     assert world.events_of(DEAD)[0].attributes["knafkareason"] == "reply-not-stored"
 
@@ -328,7 +328,7 @@ async def test_a_reply_larger_than_is_read_fails_its_event_at_once(answer: Respo
     """KN-BRK-12: it can't be stored, as no topic takes it; what was read of it is no event."""
     world = World(always(answer._replace(cut=True)), delivery=Delivery(retry=10))
     world.send("1")
-    assert (await world.run()).buried == 1
+    assert (await world.run()).dead_lettered == 1
     assert world.subscriber.ids == ["1"]
     assert world.events_of(DEAD)[0].attributes["knafkareason"] == "reply-not-stored"
 
@@ -342,7 +342,7 @@ async def test_a_reply_that_kafka_refuses_for_good_fails_its_event_at_once() -> 
     running = world.begin(drain)
     await until(lambda: drain.counts.failures)
     world.log.fail(None)
-    assert (await running).buried == 1
+    assert (await running).dead_lettered == 1
     assert world.subscriber.ids == ["1"]
 
 
@@ -365,7 +365,7 @@ async def test_a_success_without_a_reply_stores_nothing(answer: Response) -> Non
     world = World(always(answer))
     world.send("1")
     progress = await world.run()
-    assert (progress.delivered, progress.replied, progress.buried) == (1, 0, 0)
+    assert (progress.delivered, progress.replied, progress.dead_lettered) == (1, 0, 0)
     assert len(world.records_of(TOPIC)) == 1
 
 
@@ -388,7 +388,7 @@ async def test_a_malformed_reply_is_a_failure_that_no_retry_mends(answer: Respon
     world.send("1")
     progress = await world.run()
     assert world.subscriber.ids == ["1"]
-    assert (progress.buried, progress.delivered) == (1, 0)
+    assert (progress.dead_lettered, progress.delivered) == (1, 0)
     attributes = world.events_of(DEAD)[0].attributes
     assert attributes["knafkareason"] == "malformed-reply"
     assert attributes["knativeerrorcode"] == "200"
@@ -401,7 +401,7 @@ async def test_a_sinks_reply_is_ignored() -> None:
     assert len(world.records_of(TOPIC)) == 1
 
 
-async def test_events_behind_a_buried_one_follow_in_order() -> None:
+async def test_events_behind_a_dead_lettered_one_follow_in_order() -> None:
     async def answer(request: Request) -> Response:
         return response(400 if id_of(request) == "1" else 200)
 

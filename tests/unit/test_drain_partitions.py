@@ -10,6 +10,7 @@ from support.drains import (
     TOPIC,
     Answer,
     NoTopics,
+    Request,
     ScriptedSubscriber,
     World,
     accept,
@@ -19,15 +20,13 @@ from support.drains import (
     until,
 )
 
-from knafka.clients.log import Record
 from knafka.clients.memory_log import MemoryReader
-from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
-from knafka.dispatcher import drain as drains
-from knafka.dispatcher import workers
+from knafka.dispatcher import drain as drains, workers
 from knafka.dispatcher.drain import REVOKE_TIMEOUT
+from knafka.ports.log import Record
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 
@@ -285,7 +284,7 @@ async def test_bytes_are_bounded_as_well_as_records(monkeypatch: pytest.MonkeyPa
     assert (await running).delivered == 20
 
 
-async def test_bytes_that_can_not_be_buried_are_bounded_too(
+async def test_bytes_that_can_not_be_dead_lettered_are_bounded_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(drains, "READ_LIMIT", 1)
@@ -299,7 +298,7 @@ async def test_bytes_that_can_not_be_buried_are_bounded_too(
     await asyncio.sleep(30)
     assert 4 <= drain.progress().unsettled <= 6
     world.log.create("dead-letters")
-    assert (await running).buried == 20
+    assert (await running).dead_lettered == 20
 
 
 @pytest.mark.usefixtures("small")

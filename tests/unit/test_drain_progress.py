@@ -11,6 +11,7 @@ from support.drains import (
     GROUP,
     TOPIC,
     NoTopics,
+    Request,
     ScriptedSubscriber,
     World,
     id_of,
@@ -18,14 +19,13 @@ from support.drains import (
     until,
 )
 
-from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import BackoffPolicy, Delivery, Order
 from knafka.core.errors import DeliveryError
 from knafka.core.kafka_binding import Envelope
 from knafka.core.progress import MAX_DELIVERIES, MAX_METADATA
 from knafka.dispatcher import drain as drains
 from knafka.dispatcher.drain import COMMIT_INTERVAL
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 
@@ -233,7 +233,7 @@ async def test_no_more_deliveries_begin_than_a_commit_can_tell_of() -> None:
     committed = world.log.group(GROUP).committed[TOPIC, 0]
     assert 0 < len(committed.metadata) <= MAX_METADATA
     progress = await running
-    assert progress.buried == 400
+    assert progress.dead_lettered == 400
     assert {each: 2 for each in world.subscriber.ids} == dict(Counter(world.subscriber.ids))
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from knafka.core.contract import AttributesFilter, Egress, parse
+from knafka.core.contract import AttributesFilter, Egress
+from knafka.core.documents import parse
 from knafka.core.filters import compile_attributes, compile_trigger, never_true, why_not
 
 EVENT = {

@@ -12,7 +12,6 @@ from knafka.core.http_binding import (
     record_of,
     reply_of,
     request_of,
-    to_http,
 )
 from knafka.core.kafka_binding import Draft, Envelope, read, to_record
 
@@ -335,14 +334,6 @@ def test_an_event_that_can_not_be_binary_stays_structured() -> None:
     draft = to_record(Event(inner, DOCUMENT))
     head, body = request_of(read(draft.headers, draft.value), "binary")
     assert (head, body) == (b"content-type: application/cloudevents+json\r\n", draft.value)
-
-
-def test_for_other_clients_an_event_is_headers_and_a_body() -> None:
-    event = Event({**ATTRIBUTES, "ext": "a: b", "datacontenttype": "a/b; c=d"}, b"x")
-    headers, body = to_http(event)
-    assert headers == [*REQUIRED, (b"ce-ext", b"a:%20b"), (b"content-type", b"a/b; c=d")]
-    assert body == b"x"
-    assert to_http(Event(ATTRIBUTES, None)) == (REQUIRED, b"")
 
 
 @pytest.mark.conformance("KN-DP-08")

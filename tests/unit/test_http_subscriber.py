@@ -23,8 +23,8 @@ from support.raw_server import (
 )
 
 from knafka.clients.http_connection import MAX_HEAD_BYTES
-from knafka.clients.subscriber import Response
 from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.usefixtures("idle_connections_stay")
 

@@ -4,7 +4,7 @@ import pytest
 
 from knafka.core.errors import InvalidEvent, UnsupportedContentMode
 from knafka.core.event import Event
-from knafka.core.kafka_binding import Draft, Envelope, Meanings, Mode, mode_of, read, to_record
+from knafka.core.kafka_binding import Draft, Envelope, BoundedCache, Mode, mode_of, read, to_record
 
 ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "/a", "type": "t"}
 HEADERS = [
@@ -200,14 +200,14 @@ def test_the_content_type_tells_the_mode(content_type: str, mode: Mode) -> None:
 def test_the_table_of_header_names_stays_bounded() -> None:
     asked: list[str] = []
 
-    def meaning_of(name: str) -> str:
+    def upper(name: str) -> str:
         asked.append(name)
         return name.upper()
 
-    meanings = Meanings(meaning_of)
-    assert [meanings["a"], meanings["a"], asked] == ["A", "A", ["a"]]
+    cache = BoundedCache(upper)
+    assert [cache["a"], cache["a"], asked] == ["A", "A", ["a"]]
     for number in range(5000):
-        assert meanings[str(number)] == str(number)
-        assert meanings[f"{number}" * 100]
-    assert len(meanings) <= 1024
-    assert max(map(len, meanings)) <= 64
+        assert cache[str(number)] == str(number)
+        assert cache[f"{number}" * 100]
+    assert len(cache) <= 1024
+    assert max(map(len, cache)) <= 64

@@ -11,8 +11,8 @@ from support.lookups import only_look_ups
 
 from knafka.clients.kafka_groups import REMEMBERED, KafkaGroups
 from knafka.clients.kafka_requests import Requests
-from knafka.clients.log import Commits, OffsetAndMetadata, Positions
 from knafka.core.errors import LogError
+from knafka.ports.log import Commits, OffsetAndMetadata, Positions
 
 GROUPS = [f"group-{number}" for number in range(300)]
 PARTITIONS = [TopicPartition("topic", 0), TopicPartition("topic", 1)]

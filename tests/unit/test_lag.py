@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from knafka.clients.log import OffsetAndMetadata, lag_of
 from knafka.core.progress import Progress, encode
+from knafka.ports.log import OffsetAndMetadata, lag_of
 
 
 def committed(offset: int, *settled: tuple[int, int]) -> OffsetAndMetadata:

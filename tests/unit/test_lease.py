@@ -9,15 +9,24 @@ from typing import Any
 
 import pytest
 from support.dispatchers import SERVICE, Exchange, Running, started
-from support.drains import FAR, GROUP, ScriptedSubscriber, World, accept, key_of, response, until
+from support.drains import (
+    FAR,
+    GROUP,
+    Request,
+    ScriptedSubscriber,
+    World,
+    accept,
+    key_of,
+    response,
+    until,
+)
 
 from knafka.clients.memory_log import MemoryReader
-from knafka.clients.memory_subscriber import Request
-from knafka.clients.subscriber import Response
 from knafka.core.contract import Delivery
 from knafka.core.drain import STOP, Ended
 from knafka.core.errors import LogError
 from knafka.dispatcher.lease import HANDOVER, RENEWAL_BUDGET, RENEWAL_PATIENCE
+from knafka.ports.subscriber import Response
 from knafka.settings import DRAIN_AT_START, GRACE_PERIOD, SERVICE_URL
 
 pytestmark = pytest.mark.looptime

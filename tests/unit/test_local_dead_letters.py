@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from knafka.clients.memory_log import MemoryAdmin, MemoryLog
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of, stub_of
 from knafka.core.delivery import Reason

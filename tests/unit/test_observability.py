@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka.observability import QUIET, Metric, Seldom, log_to_stderr, prometheus_text
+from knafka.observability import REPEAT_INTERVAL, Metric, RateLimitedFilter, log_to_stderr, prometheus_text
 
 _SAMPLE = re.compile(r'm\{l="((?:[^"\\\n]|\\[\\"n])*)"\} (\S+)').fullmatch
 
@@ -78,12 +78,12 @@ def test_log_records_go_to_stderr_one_a_line(
 def test_one_line_of_a_kind_is_let_through_at_a_time(
     by_wording: bool, let_through: list[str]
 ) -> None:
-    seldom = Seldom(by_wording=by_wording)
+    limited = RateLimitedFilter(by_wording=by_wording)
     found = []
-    for text, number, at in [("a", 1, 100), ("b", 2, 101), ("a", 3, 102), ("a", 4, 100 + QUIET)]:
+    for text, number, at in [("a", 1, 100), ("b", 2, 101), ("a", 3, 102), ("a", 4, 100 + REPEAT_INTERVAL)]:
         arguments = (text, number)
         record = logging.LogRecord("x", logging.INFO, "", 0, "%s: %d", arguments, None)
         record.created = at
-        if seldom.filter(record):
+        if limited.filter(record):
             found.append(record.getMessage())
     assert found == let_through

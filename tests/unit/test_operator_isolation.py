@@ -12,7 +12,8 @@ import kopf
 import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
 
-from knafka.clients.memory_log import MemoryAdmin, MemoryWriter
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import status
 from knafka_operator.model.resources import EVENTING, GROUP_STATUS

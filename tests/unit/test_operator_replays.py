@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from knafka.clients.memory_log import MemoryAdmin, MemoryLog
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest

@@ -11,7 +11,8 @@ from support.receiving import Server
 from support.waiting import until
 
 from knafka.receiver import connections, protocol
-from knafka.receiver.protocol import IDLE_TIMEOUT, PIPELINED, REQUEST_TIMEOUT, ReceiverProtocol
+from knafka.receiver.protocol import IDLE_TIMEOUT, REQUEST_TIMEOUT, ReceiverProtocol
+from knafka.receiver.responses import PIPELINED
 
 
 async def test_half_a_request_and_then_silence_is_408(server: Server) -> None:
@@ -185,7 +186,7 @@ async def test_a_bug_behind_it_costs_one_connection_and_is_logged(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patched:
-        patched.setattr(server.reception, "receive", broken)
+        patched.setattr(server.ingest, "receive", broken)
         async with server.connect() as wire:
             wire.send(EVENT)
             assert await wire.closed() == b""
@@ -211,7 +212,7 @@ async def test_a_broken_request_after_a_good_one_is_counted_for_no_broker(server
         assert await wire.statuses(2) == [202, 400]
     counts = {
         metric.name: {labels.get("code"): count for labels, count in metric.samples}
-        for metric in server.reception.metrics()
+        for metric in server.ingest.metrics()
     }
     assert counts["knafka_receiver_events_total"] == {"202": 1}
     assert counts["knafka_receiver_unrouted_total"] == {"400": 1}

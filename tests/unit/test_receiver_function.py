@@ -12,11 +12,12 @@ from support.requests import EVERY, MINIMAL, PATH, Headers, Request, attributes,
 from support.waiting import until
 
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
-from knafka.core.contract import MAX_EVENT_BYTES, dump
+from knafka.core.contract import MAX_EVENT_BYTES
+from knafka.core.documents import dump
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.receiver import function
 from knafka.receiver.function import Receiver, new
-from knafka.receiver.reception import Limits
+from knafka.receiver.ingest import Limits
 
 LIMIT = 1000
 
@@ -142,7 +143,7 @@ async def test_a_sender_that_hangs_up_mid_body_stores_nothing(hosted: Hosted) ->
     ],
 )
 async def test_methods_and_paths(hosted: Hosted, method: str, path: str, status: int) -> None:
-    hosted.receiver.reception.waiting = None
+    hosted.receiver.ingest.waiting = None
     assert await hosted.ask(method=method, path=path) == status
 
 
@@ -175,7 +176,7 @@ async def test_headers_beyond_the_limit_are_431(hosted: Hosted) -> None:
 async def test_bodies_being_received_have_a_limit_together(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosted.receiver.reception, "limits", Limits(in_flight_bytes=1000))
+    monkeypatch.setattr(hosted.receiver.ingest, "limits", Limits(in_flight_bytes=1000))
     assert await hosted.ask([b"x" * 2000]) == 503
     assert hosted.receiving_bytes == 0
     assert await hosted.ask([b"x"]) == 202

@@ -11,7 +11,7 @@ from support.requests import EVERY, MINIMAL, Request
 from support.waiting import until
 
 from knafka.receiver import protocol
-from knafka.receiver.reception import Limits
+from knafka.receiver.ingest import Limits
 
 
 @pytest.mark.parametrize("request_", EVERY, ids=lambda each: each.id)
@@ -201,7 +201,7 @@ async def test_a_refused_connection_is_closed_though_the_sender_goes_on(
 async def test_bodies_being_received_have_a_limit_together(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.reception, "limits", Limits(in_flight_bytes=3000))
+    monkeypatch.setattr(server.ingest, "limits", Limits(in_flight_bytes=3000))
     async with server.connect() as first, server.connect() as second:
         first.send(HEAD + b"content-length: 2000\r\n\r\n" + b"x" * 1900)
         await until(lambda: server.shared.receiving_bytes == 1900)

@@ -9,8 +9,8 @@ from support.http_cases import CHUNKED, EVENT, HEAD
 from support.receiving import Server
 from support.waiting import until
 
+from knafka.receiver.ingest import Limits
 from knafka.receiver.protocol import REQUEST_DEADLINE, REQUEST_TIMEOUT
-from knafka.receiver.reception import Limits
 
 BODY = b"content-length: 2\r\n\r\nhi"
 

@@ -12,7 +12,7 @@ from knafka.core.dead_letter import (
     EXTENSIONS,
     OMITTED,
     REPLAY,
-    STORY,
+    FAILURE_HEADERS,
     Failure,
     Origin,
     dead_letter_of,
@@ -48,15 +48,15 @@ def test_what_is_sent_again_is_the_event_as_it_was() -> None:
     event = [("ce_id", b"1"), ("content-type", b"text/plain"), ("traceparent", b"00-1")]
     failure = Failure("http://mail/", Reason.STATUS, 3, 1.0, 2.0, status=503, body=b"no")
     origin = Origin("shop", "main", "mail", "broker-topic", 1, 2)
-    buried, value = dead_letter_of(
+    letter, value = dead_letter_of(
         [*event, ("ce_specversion", b"1.0"), ("ce_source", b"/s"), ("ce_type", b"t")],
         b"data",
         failure,
         origin,
     )
     seldom = {f"ce_{EXTENSIONS}", f"ce_{OMITTED}"}
-    assert {name for name, _ in buried} >= STORY - seldom
-    again = restored([*buried, (REPLAY, b"earlier/f")], "r/f")
+    assert {name for name, _ in letter} >= FAILURE_HEADERS - seldom
+    again = restored([*letter, (REPLAY, b"earlier/f")], "r/f")
     assert value == b"data"
     assert again == [
         *event,

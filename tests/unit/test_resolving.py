@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from knafka.core import contract
+from knafka.core import documents
 from knafka_operator.decide.resolving import Unresolved, resolve
 from knafka_operator.model.resources import Destination
 
@@ -30,7 +30,7 @@ async def _get(api_version: str, kind: str, namespace: str, name: str) -> Mappin
 
 
 async def _resolve(declared: Mapping[str, Any]) -> tuple[str, str | None]:
-    sink = await resolve(contract.parse(Destination, declared), "shop", _get, "cluster.local")
+    sink = await resolve(documents.parse(Destination, declared), "shop", _get, "cluster.local")
     return sink.url, sink.ca_certs
 
 

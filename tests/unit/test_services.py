@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from knafka.core import contract
+from knafka.core import contract, documents
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka_operator.decide import desired, services
 from knafka_operator.decide.desired import Defaults
@@ -20,7 +20,7 @@ DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="kafka:9092"))
 
 
 def _broker(**metadata: Any) -> Broker:
-    return contract.parse(
+    return documents.parse(
         Broker,
         {
             "apiVersion": "eventing.knative.dev/v1",
@@ -31,7 +31,7 @@ def _broker(**metadata: Any) -> Broker:
 
 
 def _trigger(**metadata: Any) -> Trigger:
-    return contract.parse(
+    return documents.parse(
         Trigger,
         {
             "apiVersion": "eventing.knative.dev/v1",
@@ -79,7 +79,7 @@ def test_the_receiver_reads_its_contract_back_from_its_environment() -> None:
 def test_the_dispatcher_reads_its_contract_back_from_its_environment() -> None:
     egress = _egress()
     environment = _environment(_dispatcher(egress, Autoscaling(), 10))
-    assert contract.parse_json(Egress, environment["KNAFKA_EGRESS"]) == egress
+    assert documents.parse_json(Egress, environment["KNAFKA_EGRESS"]) == egress
     assert environment["FUNCTION_TARGET"] == "dispatch"
 
 

@@ -8,7 +8,8 @@ import pytest
 from support.requests import ingress
 
 from knafka import settings
-from knafka.core.contract import Egress, Kafka, Sink, dump
+from knafka.core.contract import Egress, Kafka, Sink
+from knafka.core.documents import dump
 from knafka.core.errors import InvalidDocument
 from knafka.settings import EGRESS, INGRESSES, LOG_LEVEL, Listen
 

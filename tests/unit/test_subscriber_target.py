@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from knafka.clients.subscriber import Target
 from knafka.core.errors import InvalidDocument
+from knafka.ports.subscriber import Target
 
 
 @pytest.mark.parametrize(

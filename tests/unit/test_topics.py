@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from knafka.clients.memory_log import MemoryAdmin, MemoryLog
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.topics import TopicRefused, drift, may_delete, own_topic
 

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from bench.results import BEFORE, FLOOR, OURS
 from bench.world import HERE, HOST, PYTHON, BenchError, World, free_port, listens
-from knafka.core.contract import Egress, Ingress, Kafka, Sink, dump, parse
+from knafka.core.contract import Egress, Ingress, Kafka, Sink
+from knafka.core.documents import dump, parse
 from knafka.core.drain import DrainRequest
 from knafka.settings import EGRESS, INGRESSES
 

@@ -1,5 +1,5 @@
-"""Clients: IO, thin, each behind one small Protocol; nothing here decides anything.
+"""Clients: IO, thin, each behind a Protocol of `knafka.ports`; nothing here decides anything.
 
-log            what a log can do          kafka_writer, kafka_reader, kafka_admin; memory_log
-subscriber     one POST to a destination  http_subscriber implements it
+    log         kafka_writer, kafka_reader, kafka_admin; memory_log, memory_admin
+    subscriber  http_subscriber
 """

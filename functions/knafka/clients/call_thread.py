@@ -26,7 +26,7 @@ class CallThread:
         """The result of `function`, which runs after all calls before it."""
         answer: asyncio.Future[Any] = self._loop.create_future()
 
-        def settle(result: Any, error: BaseException | None) -> None:
+        def resolve(result: Any, error: BaseException | None) -> None:
             if answer.done():
                 return
             if error is None:
@@ -42,7 +42,7 @@ class CallThread:
                 error = raised
             # A loop that is closed has nobody left who waits.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(settle, result, error)
+                self._loop.call_soon_threadsafe(resolve, result, error)
 
         self._calls.put(call)
         return answer

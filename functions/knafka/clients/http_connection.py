@@ -15,8 +15,8 @@ from typing import Final, Protocol, cast
 
 import httptools
 
-from knafka.clients.subscriber import Origin, Response
 from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import Origin, Response
 
 MAX_HEAD_BYTES: Final = 65_536
 """Largest response head, interim responses included; servers stop at 8 to 32 KiB."""

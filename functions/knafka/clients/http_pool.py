@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from knafka.clients.http_connection import Connection
-from knafka.clients.subscriber import Origin
 from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import Origin
 
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds to connect in, TLS included, of those that an attempt has: a host that doesn't answer at

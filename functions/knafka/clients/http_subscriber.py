@@ -20,8 +20,8 @@ from typing import Final
 
 from knafka.clients.http_connection import Unanswered
 from knafka.clients.http_pool import Pool, client_closed
-from knafka.clients.subscriber import Origin, Response, Target
 from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import Origin, Response, Target
 
 MAX_RESPONSE_BYTES: Final = 1_048_576 + 65_536
 """Largest response body: no event above 1 MiB fits into Kafka, and JSON needs some room."""

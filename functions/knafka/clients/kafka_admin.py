@@ -27,7 +27,8 @@ from confluent_kafka.cimpl import NewTopic
 from knafka.clients.kafka_client import Connection, log_error_of, open_client
 from knafka.clients.kafka_groups import KafkaGroups
 from knafka.clients.kafka_requests import ASK_AGAIN, Requests
-from knafka.clients.log import (
+from knafka.core.errors import LogError
+from knafka.ports.log import (
     Commits,
     Lag,
     Positions,
@@ -35,7 +36,6 @@ from knafka.clients.log import (
     TopicDescription,
     lag_of,
 )
-from knafka.core.errors import LogError
 
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request: Kafka elects another leader in less."""

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from knafka.core.errors import LogError
-from knafka.observability import Seldom
+from knafka.observability import RateLimitedFilter
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 log = logging.getLogger(__name__)
 _librdkafka = logging.getLogger("librdkafka")
-_librdkafka.addFilter(Seldom())
+_librdkafka.addFilter(RateLimitedFilter())
 
 Connection: TypeAlias = Mapping[str, Any]
 """librdkafka's configuration of how to reach the cluster: bootstrap.servers, security."""

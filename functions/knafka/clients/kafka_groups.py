@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from knafka.clients.kafka_client import Connection, open_client
 from knafka.clients.kafka_requests import THREADS, Requests
-from knafka.clients.log import Commits, OffsetAndMetadata, Positions
+from knafka.ports.log import Commits, OffsetAndMetadata, Positions
 
 REMEMBERED: Final = 300.0
 """Seconds, at most, for which a group at the end of its topic isn't asked again."""

@@ -1,7 +1,7 @@
 """Asking Kafka: within a bounded time, again while it only moves house, and with the reason where
 it can't be reached.
 
-A request without an answer says what librdkafka told last (see `core.kafka_trouble`), and ends at
+A request without an answer says what librdkafka told last (`core.connection_errors`), and ends at
 once if that is something that waiting won't mend.
 Refused here: what is asked. See `kafka_admin` and `kafka_groups`.
 """
@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from knafka.clients.kafka_client import Connection, log_error_of, open_admin
+from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
-from knafka.core.kafka_trouble import Trouble
 
 ASK_AGAIN: Final = 0.1
 """Seconds before a request is repeated whose coordinator or leader is on its way."""
@@ -62,9 +62,9 @@ class Requests:
     def __init__(self, connection: Connection, timeout: float) -> None:
         self.timeout = timeout
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kafka-admin")
-        self._trouble = Trouble()
+        self._errors = ConnectionErrors()
         self._refreshing: Future[None] | None = None
-        self.admin = open_admin(connection, self._trouble.hear)
+        self.admin = open_admin(connection, self._errors.record)
 
     async def one(self, ask: Callable[[float], Future[T]]) -> T:
         """The result of one of the admin client's futures; `ask` is given the seconds it has."""
@@ -124,7 +124,7 @@ class Requests:
                 if time.monotonic() > refresh_at:
                     self._refresh()
                     refresh_at = time.monotonic() + REFRESH
-                if refusal := self._trouble.refusal:
+                if refusal := self._errors.refusal:
                     raise LogError(refusal)
             answered.exception()  # asyncio wants it seen; `result` raises it
         finally:
@@ -143,7 +143,7 @@ class Requests:
 
     async def _patiently(self, ask: Callable[[float], Awaitable[T]]) -> T:
         self.admin.poll(0)
-        self._trouble.forget()
+        self._errors.forget()
         deadline = time.monotonic() + self.timeout
         while True:
             try:
@@ -158,5 +158,5 @@ class Requests:
 
     def _no_answer(self) -> LogError:
         self.admin.poll(0)
-        why = f": {self._trouble}" if str(self._trouble) else ""
+        why = f": {self._errors}" if str(self._errors) else ""
         return LogError(f"Kafka did not answer within {self.timeout:g} s{why}")

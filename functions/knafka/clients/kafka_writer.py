@@ -24,11 +24,11 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from knafka.clients.kafka_client import Connection, log_error, log_error_of
 from knafka.clients.kafka_producer import ReplaceableProducer
-from knafka.clients.log import Reported
 from knafka.clients.reachability import Reachability
+from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
-from knafka.core.kafka_trouble import Trouble
+from knafka.ports.log import Reported
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class KafkaWriter:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
-        self._trouble = Trouble()
+        self._errors = ConnectionErrors()
         self._prompt = self._open(linger_ms=0)
         self._gathering: ReplaceableProducer | None = None
         self._alone: ReplaceableProducer | None = None
@@ -165,7 +165,7 @@ class KafkaWriter:
     def _poll(self) -> None:
         if not self._closed:
             self._poll_after(POLL_BUSY if self._poll_polled() else POLL_IDLE)
-            self._settle()
+            self._report()
 
     def _poll_polled(self) -> int:
         """Look for reports of the producers that have no thread; how much is still to come."""
@@ -191,9 +191,9 @@ class KafkaWriter:
 
     def _on_wake(self) -> None:
         self._woken = False
-        self._settle()
+        self._report()
 
-    def _settle(self) -> None:
+    def _report(self) -> None:
         reports, stored = self._reports, False
         try:
             while reports:
@@ -211,7 +211,7 @@ class KafkaWriter:
             if stored:
                 self._reachability.acknowledged()
             if reports:  # a callback broke: it must not silence those that follow
-                self._loop.call_soon(self._settle)
+                self._loop.call_soon(self._report)
 
     def _send_alone(
         self, message: Message, headers: RecordHeaders, key: bytes | None, reported: Reported
@@ -246,7 +246,7 @@ class KafkaWriter:
     def _on_error(self, error: KafkaError) -> None:
         """librdkafka's error callback, on whichever thread polls."""
         log_error(error)
-        self._trouble.hear(error)
+        self._errors.record(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._on_all_down)
@@ -265,7 +265,7 @@ class KafkaWriter:
         return [each for each in made if each is not None]
 
     async def reach(self, timeout: float) -> None:
-        self._trouble.forget()
+        self._errors.forget()
         try:
             await self._ask(timeout)
         except LogError as error:
@@ -277,27 +277,27 @@ class KafkaWriter:
         try:
             await asyncio.to_thread(self._prompt.ask, timeout)
         except KafkaException as error:
-            why = str(self._trouble) or error.args[0].str()
-            trouble = self._trouble
-            may_pass = trouble.refusal is None if self._answered else trouble.nobody_listens
+            why = str(self._errors) or error.args[0].str()
+            errors = self._errors
+            may_pass = errors.refusal is None if self._answered else errors.nobody_listens
             raise LogError(why, retriable=may_pass) from error
         self._answered = True
-        self._trouble.forget()
+        self._errors.forget()
 
     async def close(self, timeout: float) -> None:
         self._closed = True
         self._reachability.close()
-        await self._drained(timeout)
+        await self._flush(timeout)
         if self._in_flight:
             # What was not acknowledged was not answered with success; its senders try again.
             for each in self._producers():
                 each.purge(in_flight=True)
-            await self._drained(PURGE_TIMEOUT)
+            await self._flush(PURGE_TIMEOUT)
         self._ended.set()
 
-    async def _drained(self, timeout: float) -> None:
+    async def _flush(self, timeout: float) -> None:
         deadline = self._loop.time() + timeout
         while self._in_flight and self._loop.time() < deadline:
             self._poll_polled()
-            self._settle()
+            self._report()
             await asyncio.sleep(POLL_BUSY)

@@ -1,8 +1,9 @@
-"""The log in memory: the same Protocols with lists, for tests that need no Kafka.
+"""The log in memory: `LogWriter` and `LogReader` with lists, for tests that need no Kafka.
 
-It passes the contract suite that real Kafka passes (tests/contract/test_log_*contract.py).
-Partitions are assigned round robin over the members of a group, in the order of joining. `fail`
-makes appends fail, `hold` makes them wait, which real Kafka does when it is away.
+With `memory_admin` it passes the contract suite that real Kafka passes
+(tests/contract/test_log_*contract.py). Partitions are assigned round robin over the members of a
+group, in the order of joining. `fail` makes appends fail, `hold` makes them wait, which real Kafka
+does when it is away.
 """
 
 from __future__ import annotations
@@ -11,26 +12,24 @@ import asyncio
 import time
 import uuid
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from knafka.clients.log import (
+from knafka.core.contract import MAX_RECORD_BYTES
+from knafka.core.errors import LogError, LogFull
+from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.progress import MAX_METADATA
+from knafka.ports.log import (
     Assignment,
     Commits,
-    Lag,
     OffsetAndMetadata,
     Positions,
     Record,
     Reported,
     TopicDescription,
-    lag_of,
 )
-from knafka.core.contract import MAX_RECORD_BYTES
-from knafka.core.errors import LogError, LogFull
-from knafka.core.kafka_binding import RecordHeaders
-from knafka.core.progress import MAX_METADATA
 
 CREATE_TIME = 1
 
@@ -80,7 +79,7 @@ class MemoryRecord:
         return (CREATE_TIME, self._millis)
 
 
-class _Marker(MemoryRecord):
+class Marker(MemoryRecord):
     """An offset without a record for a reader: the end of a transaction, or what it aborted."""
 
     __slots__ = ()
@@ -176,9 +175,9 @@ class MemoryLog:
         """Store records in partition 0 in one transaction."""
         records = self.topics[topic][0]
         for value in values:
-            kind = MemoryRecord if commit else _Marker
+            kind = MemoryRecord if commit else Marker
             records.append(kind(topic, 0, len(records), None, value, None))
-        records.append(_Marker(topic, 0, len(records), None, None, None))
+        records.append(Marker(topic, 0, len(records), None, None, None))
         self.wake()
 
     def wake(self) -> None:
@@ -196,7 +195,7 @@ class MemoryWriter:
     def __init__(self, memory: MemoryLog) -> None:
         self._memory = memory
         self._in_flight = 0
-        self._settled = asyncio.Event()
+        self._flushed = asyncio.Event()
         self._closed = False
         self.failure: LogError | None = None
         self.away: LogError | None = None
@@ -230,7 +229,7 @@ class MemoryWriter:
         def report(error: LogError | None) -> None:
             self._in_flight -= 1
             if not self._in_flight:
-                self._settled.set()
+                self._flushed.set()
             reported(error)
 
         error = memory.failing
@@ -250,9 +249,9 @@ class MemoryWriter:
     async def close(self, timeout: float) -> None:
         self._closed = True
         if self._in_flight:
-            self._settled.clear()
+            self._flushed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), timeout)
+                await asyncio.wait_for(self._flushed.wait(), timeout)
         given_up = [each for each in self._memory.held if each.writer is self]
         self._memory.held = [each for each in self._memory.held if each.writer is not self]
         for each in given_up:
@@ -326,7 +325,7 @@ class MemoryReader:
             some = self._records(number)[position : position + limit]
             self._next[number] = position + len(some)
             limit -= len(some)
-            records.extend(each for each in some if not isinstance(each, _Marker))
+            records.extend(each for each in some if not isinstance(each, Marker))
         return records
 
     def _start_anew(self) -> None:
@@ -375,88 +374,3 @@ class MemoryReader:
                 self._told.pop(number, None)
             self._assignment.assigned(committed)
             self._memory.wake()
-
-
-class MemoryAdmin:
-    """`LogAdmin` on a `MemoryLog`."""
-
-    def __init__(self, memory: MemoryLog) -> None:
-        self._memory = memory
-
-    async def cluster_id(self) -> str:
-        return "memory"
-
-    async def ensure_topic(
-        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
-    ) -> bool:
-        new = topic not in self._memory.topics
-        self._memory.create(topic, partitions, replication, config)
-        return new
-
-    async def describe_topic(self, topic: str) -> TopicDescription | None:
-        return self._memory.descriptions.get(topic)
-
-    async def delete_topic(self, topic: str) -> None:
-        self._memory.topics.pop(topic, None)
-        self._memory.descriptions.pop(topic, None)
-        for group in self._memory.groups.values():
-            for place in [place for place in group.committed if place[0] == topic]:
-                del group.committed[place]
-
-    async def topics(self) -> Mapping[str, int]:
-        return {name: len(partitions) for name, partitions in self._memory.topics.items()}
-
-    async def end_offsets(self, topic: str) -> Positions:
-        return {number: len(records) for number, records in enumerate(self._partitions(topic))}
-
-    async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
-        return {
-            each: await self.end_offsets(each) for each in topics if each in self._memory.topics
-        }
-
-    async def ensure_committed(self, group: str, topic: str) -> None:
-        committed = self._memory.group(group).committed
-        ends = await self.end_offsets(topic)
-        if not any(place[0] == topic for place in committed):
-            committed.update(
-                {(topic, number): OffsetAndMetadata(end) for number, end in ends.items()}
-            )
-
-    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        ends = await self.end_offsets(topic)
-        lags = {}
-        for name in groups:
-            committed = self._memory.group(name).committed
-            commits = {number: committed.get((topic, number)) for number in ends}
-            lags[name] = Lag(
-                {number: lag_of(each, 0, ends[number]) for number, each in commits.items()},
-                frozenset(
-                    number
-                    for number, each in commits.items()
-                    if each is not None and each.offset > ends[number]
-                ),
-            )
-        return lags
-
-    async def delete_group(self, group: str) -> None:
-        if group in self._memory.groups and self._memory.groups[group].members:
-            raise LogError(f"the group {group} has members")
-        self._memory.groups.pop(group, None)
-
-    async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
-        records = [
-            record
-            for records in self._partitions(topic)
-            for record in records
-            if not isinstance(record, _Marker)
-        ]
-        records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
-        return records[-limit:]
-
-    async def close(self) -> None: ...
-
-    def _partitions(self, topic: str) -> list[list[MemoryRecord]]:
-        try:
-            return self._memory.topics[topic]
-        except KeyError:
-            raise LogError(f"the topic {topic} does not exist", unknown_topic=True) from None

@@ -10,35 +10,16 @@ that changes while a Revision runs, and unresolved references: every URL is a UR
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PlainSerializer,
-    Tag,
-    TypeAdapter,
-    ValidationError,
-)
-from pydantic.alias_generators import to_camel
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from knafka.core import cesql
-from knafka.core.errors import InvalidDocument, InvalidExpression
-from knafka.core.event import is_uri_reference
+from knafka.core.documents import AbsoluteUrl, Duration, Model, parse_json_array, problem
+from knafka.core.errors import InvalidExpression
 
 MAX_EVENT_BYTES: Final = 1_000_000
 """Largest event a receiver takes by default, headers included: Kafka's own limit is 1 MiB."""
@@ -54,93 +35,7 @@ KEPT_FOR_EVER: Final[Mapping[str, str]] = {
 }
 """The configuration of every dead-letter topic."""
 
-_COUNT = r"\d+(?:[.,]\d+)?"
-_DURATION = re.compile(
-    rf"P(?=.)(?:(?P<years>{_COUNT})Y)?(?:(?P<months>{_COUNT})M)?(?:(?P<weeks>{_COUNT})W)?"
-    rf"(?:(?P<days>{_COUNT})D)?(?:T(?=.)(?:(?P<hours>{_COUNT})H)?(?:(?P<minutes>{_COUNT})M)?"
-    rf"(?:(?P<seconds>{_COUNT})S)?)?",
-    re.ASCII,
-).fullmatch
-_UNITS = {
-    # Gregorian means, as in Knative (rickb777/date): 365.2425 days, and a twelfth of them.
-    "years": 31_556_952.0,
-    "months": 2_629_746.0,
-    "weeks": 604_800.0,
-    "days": 86_400.0,
-    "hours": 3_600.0,
-    "minutes": 60.0,
-    "seconds": 1.0,
-}
 _ATTRIBUTE_NAME = re.compile(r"[a-z][a-z0-9]*").fullmatch
-
-
-class Model(BaseModel):
-    """A frozen document part that knows its JSON spelling and refuses unknown fields."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True
-    )
-
-
-def _seconds(value: object) -> float:
-    """Seconds of an ISO-8601 duration such as `PT0.2S`."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise problem("a duration is text in ISO-8601 form, such as PT0.2S or PT5M")
-    try:
-        seconds = float(value) if isinstance(value, int | float) else _parse_duration(value)
-    except OverflowError:
-        seconds = math.inf
-    if not math.isfinite(seconds):
-        raise problem("invalid value: want a finite duration")
-    return seconds
-
-
-def _parse_duration(text: str) -> float:
-    if (match := _DURATION(text)) is None:
-        raise problem(
-            f"invalid value: {text:.80}: want an ISO-8601 duration, such as PT0.2S or PT5M"
-        )
-    return sum(
-        float(count.replace(",", ".")) * _UNITS[unit]
-        for unit, count in match.groupdict().items()
-        if count
-    )
-
-
-def _format_duration(seconds: float) -> str:
-    """All digits, and no exponent, which ISO-8601 doesn't know: it reads back as the same float."""
-    whole, _, fraction = f"{Decimal(repr(seconds)):f}".partition(".")
-    return f"PT{whole}.{fraction}S" if fraction.strip("0") else f"PT{whole}S"
-
-
-def problem(message: str, *fields: str) -> PydanticCustomError:
-    """What a validator raises; `fields`, relative to what it validates, are told by full path."""
-    return PydanticCustomError("knafka", "{message}", {"message": message, "fields": fields})
-
-
-Duration: TypeAlias = Annotated[
-    float, BeforeValidator(_seconds), PlainSerializer(_format_duration, str)
-]
-"""Seconds; written and read as an ISO-8601 duration."""
-
-
-def _absolute_url(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise problem(f"invalid value: {url}: {error}") from None
-    if not parts.scheme or not parts.hostname:
-        raise problem(f"invalid value: {url}: want an absolute URL, such as http://host/path")
-    if not url.isascii() or not is_uri_reference(url):
-        # urlsplit overlooks line breaks, an HTTP request would keep them.
-        raise problem(f"invalid value: {url!r}: want ASCII without spaces, controls or quotes")
-    if "@" in parts.netloc:
-        raise problem("the URL holds credentials, which belong in a Secret")
-    return url
-
-
-AbsoluteUrl: TypeAlias = Annotated[str, AfterValidator(_absolute_url)]
-"""Any scheme, as upstream: that nothing can be posted there is for the attempts to tell."""
 
 
 def _attribute_name(name: str) -> str:
@@ -239,7 +134,7 @@ def _dialect(filter_: object) -> str:
 
 
 def _tag(dialect: str) -> str:
-    """Tags show up in pydantic's error paths; the brackets let `path_of` drop them again."""
+    """Tags show up in pydantic's error paths; the brackets let `documents.path_of` drop them."""
     return f"<{dialect}>"
 
 
@@ -376,113 +271,6 @@ class Egress(Model):
     """Attempts under way at once in one dispatcher; the peer's fixed pool is 100."""
 
 
-M = TypeVar("M", bound=BaseModel)
-
-
-def parse(model: type[M], document: object, path: str = "") -> M:
-    """Check a declared document (decoded JSON) against `model`.
-
-    Raises `InvalidDocument` whose message names every broken field by its path below `path`.
-    """
-    try:
-        return model.model_validate(document, by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise _invalid(error, path) from None
-
-
-def parse_json(model: type[M], text: str) -> M:
-    """`parse`, for JSON text such as an environment variable."""
-    try:
-        return model.model_validate_json(text, by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise _invalid(error, "") from None
-
-
 def parse_ingresses(text: str) -> Sequence[Ingress]:
     """A receiver's contract: a JSON array of `Ingress`, one per Broker it serves."""
-    try:
-        return TypeAdapter(tuple[Ingress, ...]).validate_json(text, by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise _invalid(error, "") from None
-
-
-@contextlib.contextmanager
-def explained_faults() -> Iterator[None]:
-    """For a program's outermost call: what it made of its own values and does not fit a model.
-
-    Raises `InvalidDocument` instead of pydantic's error, which ends with a link to its manual.
-    """
-    try:
-        yield
-    except ValidationError as error:
-        found = _invalid(error, error.title)
-        problem = f"{found.problem}; this is a fault of Knafka: please report it with this line"
-        raise InvalidDocument(found.path, problem) from error
-
-
-def dump(model: Model) -> dict[str, Any]:
-    """The document as JSON values, without what is default."""
-    return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-
-
-def digest(model: Model) -> str:
-    """What tells one version of a document from another: 16 hexadecimal digits."""
-    text = json.dumps(dump(model), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _invalid(error: ValidationError, root: str) -> InvalidDocument:
-    missing: list[str] = []
-    problems: list[tuple[str, str]] = []
-    for each in error.errors(include_url=False):
-        path = path_of(root, each["loc"])
-        if each["type"] == "missing":
-            missing.append(path)
-        else:
-            problems.append(told_of(path, each))
-    if missing:
-        problems.insert(0, (missing[0], f"missing field(s): {', '.join(missing)}"))
-    path, first = problems[0]
-    others = "".join(f"; {other}: {text}" for other, text in problems[1:])
-    return InvalidDocument(path, first + others)
-
-
-_WANTED: Final = {
-    "model_type": "an object",
-    "dict_type": "an object",
-    "tuple_type": "a list",
-    "string_type": "a string",
-    "int_type": "a whole number",
-    "string_too_short": "a string that is not empty",
-    "too_short": "at least one entry",
-}
-"""What pydantic asks for in Python's words, in the words of a YAML file."""
-
-
-def told_of(path: str, error: ErrorDetails) -> tuple[str, str]:
-    """The path and the sentence about one broken field, the way upstream words it."""
-    if fields := error.get("ctx", {}).get("fields"):
-        paths = [path_of(path, (field,)) for field in fields]
-        named = f": {', '.join(paths)}" if len(paths) > 1 else ""
-        return paths[0], error["msg"] + named
-    if error["type"] == "extra_forbidden":
-        return path, "unknown field"
-    allowed = _WANTED.get(error["type"]) or error["msg"].removeprefix("Input should be ")
-    if allowed == error["msg"]:
-        return path, allowed
-    value = error["input"]
-    if not isinstance(value, str | int | float):
-        return path, f"invalid value: want {allowed}"
-    # Of the wrong type, "1" and 1 must look different.
-    shown = json.dumps(value) if error["type"].endswith("_type") else str(value)
-    return path, f"invalid value: {shown:.80}: want {allowed}"
-
-
-def path_of(root: str, location: Sequence[str | int]) -> str:
-    path = root
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif not part.startswith("<") and part != "[key]":
-            path += f".{part}" if path else part
-    return path
+    return parse_json_array(Ingress, text)

@@ -2,7 +2,7 @@
 
 The CloudEvent stays as it is (specversion, data, partitionkey); attributes are added. Upstream's
 three say where and how it failed, and a subscriber's `kne-` response headers become attributes as
-upstream has it (KN-DLV-08); ours, with one prefix, tell the rest of the story. An undecodable
+upstream has it (KN-DLV-08); ours, with one prefix, tell the rest. An undecodable
 record keeps its raw bytes and headers and gets the same additions. Of one that is too large for its
 topic a stub is kept: everything but the data.
 
@@ -26,7 +26,7 @@ ERROR_DATA_BYTES: Final = 768
 """Bytes of a failing response's body, or of the sentence in its place, that are kept: 1024
 characters of base64, always decodable."""
 
-PREFIX: Final = "knafka"
+ATTRIBUTE_PREFIX: Final = "knafka"
 
 _UPSTREAM: Final = ("knativeerrordest", "knativeerrorcode", "knativeerrordata")
 _OURS: Final = (
@@ -35,9 +35,9 @@ _OURS: Final = (
     *("extensions", "omitted"),
 )
 
-EXTENSIONS: Final = f"{PREFIX}extensions"
+EXTENSIONS: Final = f"{ATTRIBUTE_PREFIX}extensions"
 """Attribute: the names, with commas, of those that came from the subscriber's `kne-` headers."""
-OMITTED: Final = f"{PREFIX}omitted"
+OMITTED: Final = f"{ATTRIBUTE_PREFIX}omitted"
 """Attribute of a stub: what was too large for the topic, `data` or `data,attributes`."""
 
 EXTENSION_BYTES: Final = 4096
@@ -48,9 +48,9 @@ STUB_BYTES: Final = 4096
 MAX_STUB_KEY: Final = 1024
 """Bytes of a record key that a stub keeps; a longer one is left out."""
 
-_NAMES: Final = frozenset((*_UPSTREAM, *(f"{PREFIX}{each}" for each in _OURS)))
+_NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{each}" for each in _OURS)))
 
-STORY: Final = frozenset(f"ce_{name}" for name in _NAMES)
+FAILURE_HEADERS: Final = frozenset(f"ce_{name}" for name in _NAMES)
 """The record headers that a dead letter adds to its event."""
 
 REPLAY: Final = "knafka-replay"
@@ -90,7 +90,8 @@ class Failure:
 def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
     """The attributes that a failed attempt's `kne-` response headers ask for (KN-DLV-08).
 
-    Left out is what is no attribute, what would pass for a part of the story, and what is too much.
+    Left out is what is no attribute, what would pass for one of ours or upstream's, and what is too
+    much.
     """
     found: dict[str, str] = {}
     room = EXTENSION_BYTES
@@ -107,46 +108,45 @@ def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
 def dead_letter_of(
     headers: RecordHeaders, value: bytes | None, failure: Failure, origin: Origin
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Headers and value of the dead letter: the record's own, and the story of its failure.
+    """Headers and value of the dead letter: the record's own, and how it failed.
 
     A record that holds its event as JSON is written anew in binary mode, as there the headers are
     the event (CE-K7); every other record keeps its value byte for byte, decodable or not.
     """
-    story = {
+    told = {
         "knativeerrordest": failure.destination,
         "knativeerrorcode": "" if failure.status is None else str(failure.status),
         "knativeerrordata": base64.b64encode(_beginning(failure.body)).decode(),
-        f"{PREFIX}reason": failure.reason.value,
-        f"{PREFIX}attempts": str(failure.attempts),
-        f"{PREFIX}firsttime": _timestamp(failure.first_attempt),
-        f"{PREFIX}lasttime": _timestamp(failure.last_attempt),
-        f"{PREFIX}namespace": origin.namespace,
-        f"{PREFIX}broker": origin.broker,
-        f"{PREFIX}trigger": origin.trigger,
-        f"{PREFIX}topic": origin.topic,
-        f"{PREFIX}partition": str(origin.partition),
-        f"{PREFIX}offset": str(origin.offset),
+        f"{ATTRIBUTE_PREFIX}reason": failure.reason.value,
+        f"{ATTRIBUTE_PREFIX}attempts": str(failure.attempts),
+        f"{ATTRIBUTE_PREFIX}firsttime": _timestamp(failure.first_attempt),
+        f"{ATTRIBUTE_PREFIX}lasttime": _timestamp(failure.last_attempt),
+        f"{ATTRIBUTE_PREFIX}namespace": origin.namespace,
+        f"{ATTRIBUTE_PREFIX}broker": origin.broker,
+        f"{ATTRIBUTE_PREFIX}trigger": origin.trigger,
+        f"{ATTRIBUTE_PREFIX}topic": origin.topic,
+        f"{ATTRIBUTE_PREFIX}partition": str(origin.partition),
+        f"{ATTRIBUTE_PREFIX}offset": str(origin.offset),
     }
     if failure.reason is not Reason.UNDECODABLE:
         envelope = read(headers, value)
         if envelope.document is not None:
             headers, value = to_record(envelope.event, envelope.passed)[1:]
-    kept = [(name, raw) for name, raw in headers if name not in STORY]
+    kept = [(name, raw) for name, raw in headers if name not in FAILURE_HEADERS]
     # The event's own attributes stay as they are (KN-BRK-10).
     taken = {name for name, _ in kept} | {"ce_datacontenttype"}
     added = {name: text for name, text in failure.extensions if f"ce_{name}" not in taken}
-    story |= added | {EXTENSIONS: ",".join(added)}
-    told = {f"ce_{name}": text.encode() for name, text in story.items()}
-    return kept + [(name, raw) for name, raw in told.items() if raw], value
+    told |= added | {EXTENSIONS: ",".join(added)}
+    return kept + [(f"ce_{name}", text.encode()) for name, text in told.items() if text], value
 
 
 def stub_of(letter: Draft) -> Draft:
-    """What is kept of a dead letter that is too large for its topic: no data, all of its story.
+    """What is kept of a dead letter that is too large for its topic: no data, but how it failed.
 
     Where the attributes are large as well, only those are kept that fit, required ones first. The
-    event may still lie in the Broker's topic, at the place that the story tells.
+    event may still lie in the Broker's topic, at the place that its attributes tell.
     """
-    own = [each for each in letter.headers if each[0] not in STORY]
+    own = [each for each in letter.headers if each[0] not in FAILURE_HEADERS]
     required = {f"ce_{name}" for name in REQUIRED}
     room, kept = STUB_BYTES, set[str]()
     for name, raw in sorted(own, key=lambda each: (each[0] not in required, len(each[1]))):
@@ -155,7 +155,7 @@ def stub_of(letter: Draft) -> Draft:
             break
         kept.add(name)
     cut = [*(["data"] if letter.value else []), *(["attributes"] if len(kept) < len(own) else [])]
-    headers = [each for each in letter.headers if each[0] in STORY or each[0] in kept]
+    headers = [each for each in letter.headers if each[0] in FAILURE_HEADERS or each[0] in kept]
     key = letter.key if letter.key and len(letter.key) <= MAX_STUB_KEY else None
     return Draft(key, [*headers, (f"ce_{OMITTED}", ",".join(cut).encode())], None)
 
@@ -166,7 +166,7 @@ def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders
     Its key and value need no restoring.
     """
     found = list(headers)
-    added = STORY | {REPLAY}
+    added = FAILURE_HEADERS | {REPLAY}
     for name, raw in found:
         if name == f"ce_{EXTENSIONS}":
             added |= {f"ce_{each}" for each in raw.decode().split(",")}

@@ -10,12 +10,14 @@ body, `STOP`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
-from knafka.core.contract import Duration, Model
+from knafka.core.documents import Duration, Model
 
 PATH: Final = "/drain"
 PROGRESS_INTERVAL: Final = 1.0
@@ -53,18 +55,50 @@ class Ended(StrEnum):
     FAILED = "failed"
 
 
-COUNTED: Final = ("read", "filtered", "delivered", "retried", "buried", "replied")
-"""What a `DrainProgress` counts of events, by field."""
-
-
-class DrainProgress(Model):
-    """Counts since the drain began, one for each record or attempt."""
+@dataclass(slots=True)
+class Counts:
+    """What became of events: one for each record, or for each attempt."""
 
     read: int = 0
     filtered: int = 0
     delivered: int = 0
     retried: int = 0
-    buried: int = 0
+    dead_lettered: int = 0
+    replied: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in COUNTED))
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, name) - getattr(other, name) for name in COUNTED))
+
+
+COUNTED: Final = tuple(each.name for each in fields(Counts))
+"""The fields of `Counts`, which are those of a `DrainProgress`, too."""
+
+
+def outcomes(counts: Counts | DrainProgress) -> Iterator[tuple[str, int]]:
+    """What a metric tells by the label `outcome`; `buried` is what `dead_lettered` was called until
+    0.1, for one more release."""
+    for name in COUNTED:
+        yield name, getattr(counts, name)
+    yield "buried", counts.dead_lettered
+
+
+class DrainProgress(Model):
+    """Counts since the drain began, and what it does right now."""
+
+    read: int = 0
+    filtered: int = 0
+    delivered: int = 0
+    retried: int = 0
+    dead_lettered: int = Field(
+        # In 0.1 it is written and read as `buried`. It is still written so, for an operator that is
+        # older than its dispatchers, and read under both names; the next release writes the new one.
+        default=0,
+        validation_alias=AliasChoices("deadLettered", "buried"),
+        serialization_alias="buried",
+    )
     replied: int = 0
     unsettled: int = 0
     """Records read and not settled, right now."""
@@ -75,3 +109,7 @@ class DrainProgress(Model):
     ended: Ended | None = None
     error: str | None = None
     """Why it failed, for a person."""
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(*(getattr(self, name) for name in COUNTED))

@@ -28,7 +28,7 @@ from knafka.core.kafka_binding import (
     CONTENT_TYPE,
     Draft,
     Envelope,
-    Meanings,
+    BoundedCache,
     Mode,
     fits_binary,
     mode_of,
@@ -44,7 +44,7 @@ _PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
 _PLAIN_TEXT = _PLAIN.decode()
 
 _NOT_AN_ATTRIBUTE = "ce-"
-_ORDINARY_CONTENT_TYPE = Meanings[bytes, object](
+_ORDINARY_CONTENT_TYPE = BoundedCache[bytes, object](
     re.compile(rb"(?!application/cloudevents)[!-~](?:[ -~]*[!-~])?", re.IGNORECASE).fullmatch
 )
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
@@ -57,7 +57,7 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
     An empty body in binary mode is no data: HTTP can't tell the two apart. Raises `InvalidEvent`
     that names every problem, `UnsupportedContentMode` for a batch (CE-H11).
     """
-    pairs = [(kept, value) for name, value in headers if (kept := _KEPT[name])]
+    pairs = [(kept, value) for name, value in headers if (kept := _HEADER_NAMES[name])]
     found = dict(pairs)
     is_single = len(found) == len(pairs)
     content_type = found.pop(CONTENT_TYPE, None)
@@ -91,7 +91,7 @@ def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
 def claims_event(headers: HttpHeaders) -> bool:
     """Whether a response claims to hold an event, valid or not."""
     for name, value in headers:
-        kept = _KEPT[name]
+        kept = _HEADER_NAMES[name]
         if kept.startswith(("ce_", _NOT_AN_ATTRIBUTE)) or (
             kept == CONTENT_TYPE and mode_of(value.decode("latin-1")) is not Mode.BINARY
         ):
@@ -133,14 +133,6 @@ def head_of(attributes: Attributes) -> bytes:
     if content_type := attributes.get("datacontenttype"):
         head += f"content-type: {content_type}\r\n".encode()
     return head
-
-
-def to_http(event: Event) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """The headers and the body of a valid event in binary mode, for those who send by a client."""
-    lines = head_of(event.attributes).split(b"\r\n")[:-1]
-    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines)], (
-        event.data or b""
-    )
 
 
 def encode(text: str) -> str:
@@ -189,7 +181,7 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
     content_types: list[str] = []
     problems: list[str] = []
     for name, raw in headers:
-        kept, value = _KEPT[name], raw.strip(b" \t")
+        kept, value = _HEADER_NAMES[name], raw.strip(b" \t")
         if kept == _NOT_AN_ATTRIBUTE:
             problems.append(f"the header {name!r:.80} names no attribute")
         elif kept == CONTENT_TYPE:
@@ -224,7 +216,7 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
     return to_record(Event(attributes, body or None), beside)
 
 
-def _kept_as(name: bytes) -> str:
+def _record_header_of(name: bytes) -> str:
     """The record header that a request header becomes, or "" if it's dropped.
 
     `_NOT_AN_ATTRIBUTE` stands for all whose names begin with `ce-` and then go wrong.
@@ -238,4 +230,4 @@ def _kept_as(name: bytes) -> str:
     return lower if lower == CONTENT_TYPE or passes(lower) else ""
 
 
-_KEPT = Meanings[bytes, str](_kept_as)
+_HEADER_NAMES = BoundedCache[bytes, str](_record_header_of)

@@ -83,27 +83,27 @@ def fits_binary(attributes: Attributes) -> bool:
     return mode not in (Mode.STRUCTURED, Mode.BATCH)
 
 
-Name = TypeVar("Name", bound=str | bytes)
-Meaning = TypeVar("Meaning")
+Key = TypeVar("Key", bound=str | bytes)
+Value = TypeVar("Value")
 
 
-class Meanings(dict[Name, Meaning], Generic[Name, Meaning]):
-    """What header names or content types mean, each worked out once.
+class BoundedCache(dict[Key, Value], Generic[Key, Value]):
+    """`compute(key)` by key, each computed once: for header names and content types.
 
-    Bounded, as they come from outside: long ones are not kept, and a full table starts anew.
+    Bounded, as they come from outside: long keys are not kept, and a full cache starts anew.
     """
 
-    def __init__(self, meaning_of: Callable[[Name], Meaning]) -> None:
+    def __init__(self, compute: Callable[[Key], Value]) -> None:
         super().__init__()
-        self._meaning_of = meaning_of
+        self._compute = compute
 
-    def __missing__(self, name: Name) -> Meaning:
-        meaning = self._meaning_of(name)
-        if len(name) <= 64:
+    def __missing__(self, key: Key) -> Value:
+        value = self._compute(key)
+        if len(key) <= 64:
             if len(self) >= 1024:
                 self.clear()
-            self[name] = meaning
-        return meaning
+            self[key] = value
+        return value
 
 
 def passes(name: str) -> bool:
@@ -186,4 +186,4 @@ def _attribute_of(name: str) -> str | None:
     return None if passes(name) else ""
 
 
-_ATTRIBUTES = Meanings[str, "str | None"](_attribute_of)
+_ATTRIBUTES = BoundedCache[str, "str | None"](_attribute_of)

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from knafka.core.contract import Egress, digest
+from knafka.core.contract import Egress
 from knafka.core.delivery import Outcome, Reason
+from knafka.core.documents import digest
 from knafka.core.offsets import OffsetRange
 
 MAX_METADATA: Final = 4095
@@ -39,7 +40,7 @@ _REASONS: Final = tuple(Reason)
 _FAILED: Final = 4
 
 
-class Stage(IntEnum):
+class DeliveryStage(IntEnum):
     """Where an event is to go next; each stage follows when the one before failed for good."""
 
     SUBSCRIBER = 0
@@ -54,7 +55,7 @@ class DeliveryState:
     """How far the delivery of one unsettled event has come. Times are Unix time in seconds, kept
     to the millisecond."""
 
-    stage: Stage
+    stage: DeliveryStage
     tries: int
     """Attempts in this stage."""
     attempts: int
@@ -172,7 +173,13 @@ def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
         reason, status = numbers.take(), numbers.take()
         failed = Outcome(status or None, _REASONS[reason - 1] if reason else None)
     return DeliveryState(
-        Stage(stage & ~_FAILED), tries, attempts, first / 1000, last / 1000, due / 1000, failed
+        DeliveryStage(stage & ~_FAILED),
+        tries,
+        attempts,
+        first / 1000,
+        last / 1000,
+        due / 1000,
+        failed,
     )
 
 

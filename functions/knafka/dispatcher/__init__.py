@@ -1,11 +1,14 @@
 """The dispatcher: reads a Broker's topic for one Trigger, filters, delivers, settles, commits.
 
-    lanes      which event may be sent next, given the order; pure
-    unsettled  a record on its way from the log to being settled, and its partition
-    courier    sends one event: attempt, reply, dead letter; decides nothing by itself
-    drain      one invocation: join the group, deliver until idle or out of budget, leave
-    function   POST /drain as an ASGI function, with streamed progress
-    __main__   `python -m knafka.dispatcher`
+    lanes       which event may be sent next, given the order; pure
+    congestion  how many attempts a subscriber may get at once; pure
+    pending     a record on its way from the log to being settled, and its partition
+    sender      one attempt to send one event: POST, reply, dead letter
+    workers     as many attempts at once as may be, and each again when it is due
+    drain       membership in the Trigger's group: read, filter, deliver, commit, leave
+    lease       how long a drain lives, and who asks for the next
+    function    POST /drain as an ASGI function, with streamed progress
+    __main__    `python -m knafka.dispatcher`
 
-It refuses to commit an offset before its event is delivered, filtered out or durably buried.
+It refuses to commit an offset before its event is delivered, filtered out or durably dead-lettered.
 """

@@ -1,20 +1,20 @@
 """Appending one record and waiting for its report: for replies and for dead letters.
 
-A Trigger's dead-letter topic is made here, on the first burial: most Triggers never need one. Each
-process makes sure of it once, and again whenever a dead letter was not stored, as somebody may have
-deleted the topic meanwhile.
+A Trigger's dead-letter topic is made here, for the first dead letter: most Triggers never need one.
+Each process makes sure of it once, and again whenever a dead letter was not stored, as somebody may
+have deleted the topic meanwhile.
 
-Not here: what an event's failure means (`courier`), and what the topic is to be like (`Egress`).
+Not here: what an event's failure means (`sender`), and what the topic is to be like (`Egress`).
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from knafka.clients.log import LogWriter, TopicMaker
 from knafka.core.contract import Egress
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import Draft
+from knafka.ports.log import LogWriter, TopicMaker
 
 
 async def append(writer: LogWriter, topic: str, draft: Draft) -> LogError | None:

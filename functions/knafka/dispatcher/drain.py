@@ -11,7 +11,7 @@ bounded by the unsettled records it holds: a partition that outgrows its share i
 has caught up.
 
 Who asks for it, and how long it may live, is known elsewhere (`function`); what an outcome means,
-too (`courier`).
+too (`sender`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,22 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Final, TypeAlias
 
-from knafka.clients.log import (
+from knafka.core.contract import Egress, Order
+from knafka.core.drain import DrainProgress, Ended
+from knafka.core.errors import InvalidEvent, LogError
+from knafka.core.filters import compile_trigger
+from knafka.core.kafka_binding import RecordHeaders, read
+from knafka.core.progress import decode, policy_of
+from knafka.dispatcher.congestion import CongestionControl
+from knafka.dispatcher.counts import DrainCounts
+from knafka.dispatcher.lanes import lane_of
+from knafka.dispatcher.pending import Partition, PendingEvent
+from knafka.dispatcher.sender import Sender
+from knafka.dispatcher.workers import Workers
+from knafka.ports.log import (
     Assignment,
     Commits,
     LogReader,
@@ -32,18 +45,7 @@ from knafka.clients.log import (
     Record,
     TopicMaker,
 )
-from knafka.clients.subscriber import Subscriber
-from knafka.core.contract import Egress, Order
-from knafka.core.drain import DrainProgress, Ended
-from knafka.core.errors import InvalidEvent, LogError
-from knafka.core.filters import compile_trigger
-from knafka.core.kafka_binding import RecordHeaders, read
-from knafka.core.progress import decode, policy_of
-from knafka.dispatcher.congestion import CongestionControl
-from knafka.dispatcher.courier import Counts, Courier
-from knafka.dispatcher.lanes import lane_of
-from knafka.dispatcher.unsettled import Partition, Unsettled
-from knafka.dispatcher.workers import Workers
+from knafka.ports.subscriber import Subscriber
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class Drain:
         now: Callable[[], float],
         topics: TopicMaker,
     ) -> None:
-        self.counts = Counts()
+        self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight)
         self.idle: float | None = None
         """Seconds without anything to do after which it ends; None: never."""
@@ -99,11 +101,11 @@ class Drain:
         self._open_reader = open_reader
         self._passes = compile_trigger(egress.filter, egress.filters, self.counts.filter_failed)
         self._lane_of = lane_of(egress.order)
-        self._courier = Courier(
+        self._sender = Sender(
             egress, subscriber, writer, self.counts, self.congestion, now, topics
         )
         self._workers = Workers(
-            self._courier, self._settle, self.congestion, egress.max_in_flight, now
+            self._sender, self._settle, self.congestion, egress.max_in_flight, now
         )
         self._workers.on_crash = self.stop
         self._partitions: dict[int, Partition] = {}
@@ -130,14 +132,8 @@ class Drain:
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
         """The counts so far."""
-        counts = self.counts
         return DrainProgress(
-            read=counts.read,
-            filtered=counts.filtered,
-            delivered=counts.delivered,
-            retried=counts.retried,
-            buried=counts.buried,
-            replied=counts.replied,
+            **asdict(self.counts.events),
             unsettled=self._held(),
             partitions=tuple(sorted(self._partitions)),
             congestion=self.congestion.describe() or None,
@@ -233,7 +229,7 @@ class Drain:
     # What was read
 
     def _take(self, records: Sequence[Record]) -> None:
-        passes, counts = self._passes, self.counts
+        passes, counts = self._passes, self.counts.events
         for record in records:
             partition = self._partitions.get(record.partition())
             if partition is None:
@@ -243,18 +239,18 @@ class Drain:
                 tracker.skip(offset)
                 continue
             counts.read += 1
-            event: Unsettled | None = None
+            event: PendingEvent | None = None
             headers: RecordHeaders | None = None
             try:
                 headers = _headers_of(record)
                 envelope = read(headers, record.value())
                 if passes(envelope.attributes):
-                    event = Unsettled(record, headers, partition, self._lane_of(record.key()))
-                    self._courier.prepare(event, envelope)
+                    event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
+                    self._sender.encode(event, envelope)
             except Exception as error:  # it concerns this record, and the others go on
-                event = Unsettled(record, headers, partition, self._lane_of(record.key()))
+                event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                 event.size = len(record.value() or b"")
-                self._courier.give_up(event, error)
+                self._sender.give_up(event, error)
             if event is None:
                 counts.filtered += 1
                 tracker.skip(offset)
@@ -263,12 +259,12 @@ class Drain:
                 tracker.track(offset, event)
                 self._admit(event)
 
-    def _admit(self, event: Unsettled) -> None:
+    def _admit(self, event: PendingEvent) -> None:
         partition = event.partition
         partition.held_bytes += event.size
         wait = 0.0
         if partition.restored and (state := partition.restored.pop(event.offset, None)):
-            wait = self._courier.resume(event, state, same_policy=partition.same_policy)
+            wait = self._sender.resume(event, state, same_policy=partition.same_policy)
             partition.retrying.add(event)
         if partition.lanes.admit(event.lane, event):
             if wait:
@@ -276,7 +272,7 @@ class Drain:
             else:
                 self._workers.add(event)
 
-    def _settle(self, event: Unsettled) -> None:
+    def _settle(self, event: PendingEvent) -> None:
         partition = event.partition
         partition.tracker.settle(event.offset)
         partition.held_bytes -= event.size

@@ -21,16 +21,17 @@ from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_topics import KafkaTopics
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.log import Assignment, LogReader, LogWriter, TopicMaker, failure_of
-from knafka.clients.subscriber import Subscriber
 from knafka.core import drain as contract
-from knafka.core.contract import Egress, digest, parse_json
-from knafka.core.drain import COUNTED, DrainProgress, DrainRequest, Ended
+from knafka.core.contract import Egress
+from knafka.core.documents import digest, parse_json
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, outcomes
 from knafka.core.errors import InvalidDocument
 from knafka.dispatcher.drain import Drain, OpenReader
 from knafka.dispatcher.lease import Lease
 from knafka.dispatcher.renewal import OwnService
 from knafka.observability import Metric, prometheus_text
+from knafka.ports.log import Assignment, LogReader, LogWriter, TopicMaker, failure_of
+from knafka.ports.subscriber import Subscriber
 from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
 
 METRICS: Final = "/metrics"
@@ -206,7 +207,7 @@ class Dispatcher:
         yield Metric(
             "knafka_dispatcher_events_total",
             "Events by what became of them",
-            [({**labels, "outcome": name}, getattr(totals, name)) for name in COUNTED],
+            [({**labels, "outcome": name}, count) for name, count in outcomes(totals.events)],
         )
         drain = self._lease.drain
         yield Metric(

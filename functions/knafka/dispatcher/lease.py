@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, replace
 from typing import Final, Protocol
 
-from knafka.core.drain import COUNTED, DrainProgress, DrainRequest, Ended
+from knafka.core.drain import Counts, DrainProgress, DrainRequest, Ended
 from knafka.core.errors import KnafkaError
-from knafka.dispatcher.courier import Counts
+from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.drain import Drain
-from knafka.observability import Seldom
+from knafka.observability import RateLimitedFilter
 
 log = logging.getLogger(__name__)
-log.addFilter(Seldom(by_wording=True))
+log.addFilter(RateLimitedFilter(by_wording=True))
 
 RENEWAL_PATIENCE: Final = 3.0
 """Seconds without a request after which a dispatcher asks for itself: more than an operator takes
@@ -68,9 +69,9 @@ class Lease:
         self._restarts = 0
         self._timer: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None
-        self._totals = Counts()
+        self._totals = DrainCounts()
         """Of the drains that are over."""
-        self._told: Mapping[str, int] = {}
+        self._told = Counts()
         """What earlier requests were told of the drain."""
         self._loop = asyncio.get_running_loop()
 
@@ -103,15 +104,13 @@ class Lease:
     def detach(self) -> None:
         """The request is over, however it ended."""
         if self._drain is not None:
-            self._told = {name: getattr(self._drain.counts, name) for name in COUNTED}
+            self._told = replace(self._drain.counts.events)
         self.is_attached = False
         self._wait_for_renewal()
 
     def progress(self, progress: DrainProgress) -> DrainProgress:
         """The same with the counts since the last request has ended."""
-        told = self._told
-        since = {name: getattr(progress, name) - told.get(name, 0) for name in COUNTED}
-        return progress.model_copy(update=since)
+        return progress.model_copy(update=asdict(progress.counts - self._told))
 
     def stop(self, timeout: float) -> None:
         """End the drain for good: attempts under way get `timeout` seconds."""
@@ -126,14 +125,14 @@ class Lease:
         if self._running is not None:
             await asyncio.wait({self._running})
 
-    def totals(self) -> Counts:
+    def totals(self) -> DrainCounts:
         """What became of the events of all drains."""
         return self._totals if self._drain is None else self._totals + self._drain.counts
 
     def _begin(self) -> None:
         drain = self._drain = self._new_drain()
         drain.idle = None if self._at_start else self._request.idle
-        self._told = {}
+        self._told = Counts()
         self._running = asyncio.create_task(drain.run())
         self._running.add_done_callback(self._ended)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from knafka.clients.subscriber import Subscriber, Target
 from knafka.core import drain
-from knafka.core.contract import dump
+from knafka.core.documents import dump
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import DeliveryError, KnafkaError
 from knafka.dispatcher.lease import AnotherEgress
+from knafka.ports.subscriber import Subscriber, Target
 
 GRACE: Final = 30.0
 """Seconds past its budget in which the request is answered: a pod may have to start."""

@@ -17,10 +17,10 @@ from contextlib import suppress
 from typing import Final
 
 from knafka.core.delivery import Done, Retry
-from knafka.core.progress import Stage
+from knafka.core.progress import DeliveryStage
 from knafka.dispatcher.congestion import PROBES, CongestionControl
-from knafka.dispatcher.courier import Courier
-from knafka.dispatcher.unsettled import Partition, Unsettled
+from knafka.dispatcher.pending import Partition, PendingEvent
+from knafka.dispatcher.sender import Sender
 
 READY_ENOUGH: Final = 500
 """Events that may go at once and wait for a worker only: while there are more, none are read. What
@@ -32,8 +32,8 @@ class Workers:
 
     def __init__(
         self,
-        courier: Courier,
-        settle: Callable[[Unsettled], None],
+        sender: Sender,
+        settle: Callable[[PendingEvent], None],
         congestion: CongestionControl,
         limit: int,
         now: Callable[[], float],
@@ -43,19 +43,19 @@ class Workers:
         self.on_crash: Callable[[], None] = lambda: None
         self.moved = asyncio.Event()
         """An attempt has ended."""
-        self._courier = courier
+        self._sender = sender
         self._settle = settle
         self._congestion = congestion
         self._limit = limit
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._ready: deque[Unsettled] = deque()
-        self._retries: deque[Unsettled] = deque()
+        self._ready: deque[PendingEvent] = deque()
+        self._retries: deque[PendingEvent] = deque()
         """Due while only probes may go."""
-        self._probes: set[Unsettled] = set()
-        self._probes_due: deque[Unsettled] = deque()
-        self._dead_letters: deque[Unsettled] = deque()
-        self._under_way: set[Unsettled] = set()
+        self._probes: set[PendingEvent] = set()
+        self._probes_due: deque[PendingEvent] = deque()
+        self._dead_letters: deque[PendingEvent] = deque()
+        self._under_way: set[PendingEvent] = set()
         """Events that have an attempt at the subscriber."""
         self._stopping = False
         self._capacity: asyncio.Future[None] | None = None
@@ -63,9 +63,9 @@ class Workers:
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, event: Unsettled) -> None:
+    def add(self, event: PendingEvent) -> None:
         """It may go at once."""
-        if event.stage is not Stage.SUBSCRIBER:
+        if event.stage is not DeliveryStage.SUBSCRIBER:
             self._dead_letters.append(event)
         elif not self._congestion.is_open:
             self._ready.append(event)
@@ -75,7 +75,7 @@ class Workers:
             (self._retries if event.attempts else self._ready).append(event)
         self._wake()
 
-    def add_later(self, event: Unsettled, seconds: float) -> None:
+    def add_later(self, event: PendingEvent, seconds: float) -> None:
         """It may go in so many seconds, unless its partition goes before."""
         partition = event.partition
         event.due = self._now() + seconds
@@ -109,7 +109,7 @@ class Workers:
         return self._stopping
 
     @property
-    def under_way(self) -> frozenset[Unsettled]:
+    def under_way(self) -> frozenset[PendingEvent]:
         """Events that have an attempt at the subscriber right now."""
         return frozenset(self._under_way)
 
@@ -166,12 +166,12 @@ class Workers:
             if not partition.open:
                 continue
             partition.in_flight += 1
-            if event.stage is Stage.SUBSCRIBER:
+            if event.stage is DeliveryStage.SUBSCRIBER:
                 under_way.add(event)
             try:
-                decision = await self._courier.carry(event)
+                decision = await self._sender.attempt(event)
             except Exception as error:  # it concerns this event, and the others go on
-                decision = self._courier.give_up(event, error)
+                decision = self._sender.give_up(event, error)
             finally:
                 partition.in_flight -= 1
                 under_way.discard(event)
@@ -183,7 +183,7 @@ class Workers:
             if not congestion.is_calm:
                 self._adapt()
 
-    def _go_on(self, event: Unsettled, decision: Done | Retry) -> None:
+    def _go_on(self, event: PendingEvent, decision: Done | Retry) -> None:
         partition = event.partition
         if isinstance(decision, Done):
             self._probes.discard(event)
@@ -192,7 +192,7 @@ class Workers:
             self._settle(event)
             return
         partition.retrying.add(event)
-        if event.stage is not Stage.SUBSCRIBER:
+        if event.stage is not DeliveryStage.SUBSCRIBER:
             self._probes.discard(event)
         elif self._congestion.is_open and not event.is_probe and len(self._probes) < PROBES:
             self._begin_probe(event)
@@ -208,7 +208,7 @@ class Workers:
 
     # Which event is next
 
-    def _next(self) -> Unsettled | None:
+    def _next(self) -> PendingEvent | None:
         if self._stopping:
             return None
         if self._dead_letters:
@@ -230,7 +230,7 @@ class Workers:
             partition.held_back.append(event)
         return None
 
-    def _next_probe(self) -> Unsettled | None:
+    def _next_probe(self) -> PendingEvent | None:
         if self._is_paused():
             return None
         if self._probes_due:
@@ -250,7 +250,7 @@ class Workers:
         self._begin_probe(event)
         return event
 
-    def _begin_probe(self, event: Unsettled) -> None:
+    def _begin_probe(self, event: PendingEvent) -> None:
         event.is_probe = True
         self._probes.add(event)
         self._congestion.probe(self._loop.time())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-from knafka.receiver.reception import Reception
+from knafka.receiver.ingest import IngestHandler
 
 SWEEP_INTERVAL: Final = 5.0
 """Seconds between looks for silent connections: one timer for all of them."""
@@ -23,10 +23,10 @@ class Expiring(Protocol):
 
 
 class Connections:
-    """The reception that they bring requests to, and the bytes that they are receiving together."""
+    """Who handles their requests, and the bytes that they are receiving together."""
 
-    def __init__(self, reception: Reception, loop: asyncio.AbstractEventLoop) -> None:
-        self.reception = reception
+    def __init__(self, ingest: IngestHandler, loop: asyncio.AbstractEventLoop) -> None:
+        self.ingest = ingest
         self.loop = loop
         self.receiving_bytes = 0
         self.open: set[Expiring] = set()
@@ -34,7 +34,7 @@ class Connections:
 
     @property
     def are_too_many(self) -> bool:
-        return len(self.open) > self.reception.limits.connections
+        return len(self.open) > self.ingest.limits.connections
 
     def _sweep(self) -> None:
         now = self.loop.time()

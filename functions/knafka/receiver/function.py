@@ -17,16 +17,16 @@ from typing import Any, Final
 from knafka import settings
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.log import LogWriter, failure_of
 from knafka.core.contract import Ingress, Kafka
 from knafka.core.errors import LogError
+from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections
-from knafka.receiver.reception import (
+from knafka.receiver.ingest import (
     HttpHeaders,
     Limits,
-    Reception,
+    IngestHandler,
     decoded_path,
     header_bytes,
 )
@@ -45,7 +45,7 @@ STOP_TIMEOUT: Final = 5.0
 class Receiver:
     """One receiver: `new()` makes it, nothing is opened before `start`."""
 
-    reception: Reception
+    ingest: IngestHandler
 
     def __init__(self) -> None:
         self._writers: dict[Kafka, LogWriter] = {}
@@ -59,8 +59,8 @@ class Receiver:
                 configuration = {**connection(ingress.kafka), **_batches(ingress.kafka, ingresses)}
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[each.kafka] for each in ingresses]
-        self.reception = Reception(ingresses, writers, _limits())
-        self._connections = Connections(self.reception, asyncio.get_running_loop())
+        self.ingest = IngestHandler(ingresses, writers, _limits())
+        self._connections = Connections(self.ingest, asyncio.get_running_loop())
         self._probe = asyncio.create_task(self._wait_for_kafka())
 
     async def _wait_for_kafka(self) -> None:
@@ -77,11 +77,11 @@ class Receiver:
                 except LogError as error:
                     if writer.away is not None:
                         break  # it is asked on by the writer
-                    self.reception.waiting = answers.waiting(str(error))
+                    self.ingest.waiting = answers.waiting(str(error))
                     await asyncio.sleep(PROBE_TIMEOUT / 10)
                 else:
                     break
-        self.reception.waiting = None
+        self.ingest.waiting = None
 
     def state(self) -> Mapping[str, Any]:
         """What the fast way in needs of a started receiver."""
@@ -106,7 +106,7 @@ class Receiver:
 
     def ready(self) -> tuple[bool, str]:
         """Whether Kafka has answered or is away, and why not (UX-3)."""
-        waiting = self.reception.waiting
+        waiting = self.ingest.waiting
         return (True, "ready") if waiting is None else (False, waiting.body.decode().strip())
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,7 +117,7 @@ class Receiver:
         if body is None:
             return  # the sender hung up
         if isinstance(body, Answer):
-            answer = self.reception.refuse(path, body)
+            answer = self.ingest.refuse(path, body)
         else:
             answer = await self._answer(scope["method"].encode(), path, headers, body)
         await send(
@@ -129,10 +129,10 @@ class Receiver:
         self, path: bytes, headers: HttpHeaders, receive: Receive
     ) -> bytes | Answer | None:
         """The whole body; or why it isn't taken; None if it doesn't come."""
-        limits, shared = self.reception.limits, self._connections
+        limits, shared = self.ingest.limits, self._connections
         if header_bytes(headers) > limits.header_bytes:
             return answers.HEADERS_TOO_LARGE
-        limit, refusal = self.reception.body_limit(path)
+        limit, refusal = self.ingest.body_limit(path)
         for name, value in headers:
             if name == b"content-length" and value.isdigit():
                 if len(value) > 18 or int(value) > limit:
@@ -167,7 +167,7 @@ class Receiver:
             if not answered.done():
                 answered.set_result(answer)
 
-        self.reception.handle(method, path, headers, body, respond)
+        self.ingest.handle(method, path, headers, body, respond)
         return await answered
 
 

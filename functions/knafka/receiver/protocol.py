@@ -1,9 +1,8 @@
 """HTTP/1.1 for the receiver, straight on llhttp: the fast way in.
 
 uvicorn runs it (`Config(http=...)`) and so keeps the sockets, the signals and the graceful stop;
-an event never passes through ASGI (docs/decisions/0005). One request is
-in memory at a time per connection unless the client pipelines; answers leave in the order of the
-requests, whatever order Kafka acknowledges in.
+an event never passes through ASGI (docs/decisions/0005). One request is in memory at a time per
+connection unless the client pipelines; answers leave in order (`responses`).
 
 Refused here: HTTP/2, upgrades (a request that offers one is answered as if it hadn't), TLS (the
 mesh's or the ingress's), compressed requests, and those that outgrow `Limits` or arrive too slowly.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from typing import Any, Final, cast
 
 import httptools
@@ -23,7 +21,8 @@ from uvicorn.server import ServerState
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections
-from knafka.receiver.reception import decoded_path, header_bytes
+from knafka.receiver.ingest import decoded_path, header_bytes
+from knafka.receiver.responses import PIPELINED, ResponseQueue, Slot
 
 log = logging.getLogger(__name__)
 
@@ -33,32 +32,10 @@ REQUEST_TIMEOUT: Final = 30.0
 """Seconds that a started request may stand still before it is given up."""
 REQUEST_DEADLINE: Final = 120.0
 """Seconds that a request may take to arrive, however little of it comes at a time."""
-LINGER_TIMEOUT: Final = 2.0
-"""Seconds in which the rest of a refused request is thrown away: closing a socket with bytes unread
-would reset it, and the sender would never read why."""
-PIPELINED: Final = 64
-"""Requests of one connection that may wait for Kafka; reading stops until they are answered."""
-
 _NOTED: Final = frozenset({len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")})
 """How long the names are of headers that are looked at before the request is whole."""
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class _Slot:
-    """One request's place in the order of answers; called with the answer, once."""
-
-    __slots__ = ("_connection", "answer", "head_only", "last")
-
-    def __init__(self, connection: ReceiverProtocol, head_only: bool, last: bool) -> None:
-        self._connection = connection
-        self.answer: Answer | None = None
-        self.head_only = head_only
-        self.last = last
-
-    def __call__(self, answer: Answer) -> None:
-        self.answer = answer
-        self._connection.answered(self)
 
 
 class ReceiverProtocol(asyncio.Protocol):
@@ -72,7 +49,6 @@ class ReceiverProtocol(asyncio.Protocol):
         "_closing",
         "_counting",
         "_deadline",
-        "_entrance",
         "_flaw",
         "_header_bytes",
         "_header_limit",
@@ -82,14 +58,14 @@ class ReceiverProtocol(asyncio.Protocol):
         "_idle_since",
         "_in_body",
         "_in_request",
+        "_ingest",
         "_invited",
         "_limits",
-        "_lingering",
         "_parser",
         "_path",
-        "_reading",
         "_received_bytes",
-        "_reception",
+        "_responses",
+        "_route",
         "_routed_url",
         "_server",
         "_shared",
@@ -99,7 +75,6 @@ class ReceiverProtocol(asyncio.Protocol):
         "_too_large",
         "_transport",
         "_url",
-        "_writable",
     )
 
     def __init__(
@@ -110,22 +85,18 @@ class ReceiverProtocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._shared: Connections = app_state["connections"]
-        self._reception = self._shared.reception
-        self._limits = self._reception.limits
+        self._ingest = self._shared.ingest
+        self._limits = self._ingest.limits
         self._header_limit = self._limits.header_bytes
         self._server = server_state.connections
         self._time = self._shared.loop.time
         self._parser = httptools.HttpRequestParser(self)
-        self._slots: deque[_Slot] = deque()
         self._closing = False
         self._stopping = False
-        self._reading = True
-        self._writable = True
         self._in_request = False
-        self._lingering: asyncio.TimerHandle | None = None
         self._counting = False
         self._routed_url = b""
-        self._route(b"")
+        self._find_route(b"")
         self._begin()
 
     def _begin(self) -> None:
@@ -144,6 +115,8 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._responses = ResponseQueue(self._transport, self._shared.loop)
+        self._slots = self._responses.slots
         self._heard = self._idle_since = self._time()
         self._deadline = 0.0
         self._shared.open.add(self)
@@ -153,9 +126,8 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
+        self._responses.close()
         self._forget_body()
-        if self._lingering is not None:
-            self._lingering.cancel()
         # The parser holds methods of this object: let the cycle go now, not when it is collected.
         del self._parser
         self._shared.open.discard(self)
@@ -175,7 +147,7 @@ class ReceiverProtocol(asyncio.Protocol):
         if self._in_request or len(data) > self._header_limit:
             self._receive_counting(data)
             return
-        self._feed(data)
+        self._parse(data)
         if self._in_request:
             self._deadline = self._heard + REQUEST_DEADLINE
             self._count()
@@ -187,7 +159,7 @@ class ReceiverProtocol(asyncio.Protocol):
         """
         self._count()
         headers, counted = self._headers, self._header_bytes + self._body_bytes
-        self._feed(data)
+        self._parse(data)
         if self._headers is not headers:
             self._deadline = self._heard + REQUEST_DEADLINE  # another one has begun
         if (
@@ -232,7 +204,7 @@ class ReceiverProtocol(asyncio.Protocol):
             # Behind earlier requests it would be taken for theirs; senders don't wait for ever.
             self._transport.write(CONTINUE)
 
-    def _feed(self, data: bytes) -> None:
+    def _parse(self, data: bytes) -> None:
         while data and not self._closing:
             try:
                 self._parser.feed_data(data)
@@ -241,7 +213,7 @@ class ReceiverProtocol(asyncio.Protocol):
                 data = self._without_upgrade(data[upgrade.args[0] :])
             except httptools.HttpParserCallbackError:
                 log.exception("a request broke the receiver")
-                self._closing = True
+                self._closing = self._responses.ends = True
                 self._transport.abort()
             except httptools.HttpParserError:
                 self._refuse(answers.MALFORMED)
@@ -269,23 +241,10 @@ class ReceiverProtocol(asyncio.Protocol):
         return head + b"\r\n" + rest
 
     def pause_writing(self) -> None:
-        self._writable = False
-        self._regulate()
+        self._responses.set_writable(False)
 
     def resume_writing(self) -> None:
-        self._writable = True
-        self._regulate()
-
-    def _regulate(self) -> None:
-        """Read on only while the client reads its answers and few of its requests wait."""
-        enough = PIPELINED if self._reading else PIPELINED // 2
-        reading = self._closing or (self._writable and len(self._slots) < enough)
-        if reading != self._reading and not self._transport.is_closing():
-            self._reading = reading
-            if reading:
-                self._transport.resume_reading()
-            else:
-                self._transport.pause_reading()
+        self._responses.set_writable(True)
 
     # uvicorn's server
 
@@ -300,10 +259,11 @@ class ReceiverProtocol(asyncio.Protocol):
             self._transport.close()
 
     def _end_after_answers(self) -> None:
-        self._closing = True
+        self._closing = self._responses.ends = True
         self._in_request = False
         self._forget_body()
         self._slots[-1].last = True
+        self._slots[-1].is_cut = False
 
     # httptools' parser
 
@@ -344,13 +304,13 @@ class ReceiverProtocol(asyncio.Protocol):
             return
         self._in_body = self._careful = True
         if self._url != self._routed_url:
-            self._route(self._url)
+            self._find_route(self._url)
         if self._hosts != 1 and (self._hosts or self._parser.get_http_version() == "1.1"):
             self._flaw = answers.NO_HOST
         if self._flaw is not None:
             self._refuse(self._flaw)
 
-    def _route(self, url: bytes) -> None:
+    def _find_route(self, url: bytes) -> None:
         """Find what this URL leads to; the next requests of a connection often have the same."""
         self._routed_url = path = url
         if b"?" in path:
@@ -360,8 +320,8 @@ class ReceiverProtocol(asyncio.Protocol):
         if b"%" in path:
             path = decoded_path(path)
         self._path = path
-        self._entrance = self._reception.find(path)
-        self._body_limit, self._too_large = self._reception.body_limit(path)
+        self._route = self._ingest.find(path)
+        self._body_limit, self._too_large = self._ingest.body_limit(path)
 
     def on_body(self, body: bytes) -> None:
         if self._closing:
@@ -385,23 +345,20 @@ class ReceiverProtocol(asyncio.Protocol):
             or not self._parser.should_keep_alive()
             or self._parser.get_http_version() == "1.0"
         )
-        slot = _Slot(self, method == b"HEAD", last)
+        slot = Slot(self._responses, method == b"HEAD", last)
         self._slots.append(slot)
         headers = self._headers
         self._begin()
         self._in_request = False
         self._idle_since = self._heard
-        self._closing = last
-        if method == b"POST" and self._entrance is not None:
-            self._reception.receive(self._entrance, headers, body, slot)
+        if last:
+            self._closing = self._responses.ends = True
+        if method == b"POST" and self._route is not None:
+            self._ingest.receive(self._route, headers, body, slot)
         else:
-            self._reception.handle(method, self._path, headers, body, slot)
+            self._ingest.handle(method, self._path, headers, body, slot)
         if len(self._slots) >= PIPELINED:
-            self._regulate()
-
-    def answered(self, slot: _Slot) -> None:
-        if self._slots[0] is slot:
-            self._flush()
+            self._responses.regulate()
 
     def _forget_body(self) -> None:
         self._shared.receiving_bytes -= self._received_bytes
@@ -413,35 +370,13 @@ class ReceiverProtocol(asyncio.Protocol):
         if self._closing:
             return
         self._forget_body()
-        self._closing = True
+        self._closing = self._responses.ends = True
         self._in_request = True  # the rest of it is still to come
-        slot = _Slot(self, self._parser.get_method() == b"HEAD", True)
+        slot = Slot(self._responses, self._parser.get_method() == b"HEAD", True, is_cut=True)
         # Before the head is whole, the path is still the last request's.
-        slot.answer = self._reception.refuse(self._path if self._in_body else b"", answer)
+        slot.answer = self._ingest.refuse(self._path if self._in_body else b"", answer)
         self._slots.append(slot)
-        self._flush()
-
-    def _flush(self) -> None:
-        slots, transport = self._slots, self._transport
-        while slots and (answer := slots[0].answer) is not None:
-            slot = slots.popleft()
-            if transport.is_closing():
-                continue
-            if not slot.last and not slot.head_only:
-                transport.write(answer.wire)
-                continue
-            wire = answer.closing if slot.last else answer.wire
-            transport.write(wire[: len(wire) - len(answer.body)] if slot.head_only else wire)
-            if slot.last and self._in_request:
-                self._linger()
-            elif slot.last:
-                transport.close()
-        if not self._reading:
-            self._regulate()
-
-    def _linger(self) -> None:
-        self._transport.write_eof()
-        self._lingering = self._shared.loop.call_later(LINGER_TIMEOUT, self._transport.close)
+        self._responses.flush()
 
     def expire(self, now: float) -> None:
         """Close a connection that has been silent for too long; called every few seconds."""

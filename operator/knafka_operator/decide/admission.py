@@ -26,7 +26,7 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic_core import ErrorDetails
 
 # `parse` joins what it finds into one sentence; here each problem stands by itself.
-from knafka.core.contract import parse, path_of, told_of
+from knafka.core.documents import parse, path_of, told_of
 from knafka.core.errors import InvalidDocument
 from knafka.core.filters import never_true
 from knafka.core.names import MAX_LENGTH, is_topic

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 from urllib.parse import urljoin
 
-from knafka.core.contract import Sink, parse
+from knafka.core.contract import Sink
+from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.model.resources import CORE, Destination, KReference
 

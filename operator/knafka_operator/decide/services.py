@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from knafka.core import contract, names
+from knafka.core import documents, names
 from knafka.core.contract import Egress, Ingress
 from knafka_operator.model.resources import EVENTING, SERVING, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
@@ -98,7 +98,7 @@ def receiver_service(
         annotations={**scaling, **declared},
         environment={
             "FUNCTION_TARGET": "receive",
-            "KNAFKA_INGRESSES": _json([contract.dump(ingress)]),
+            "KNAFKA_INGRESSES": _json([documents.dump(ingress)]),
         },
         secret=secret,
         settings=settings,
@@ -137,7 +137,7 @@ def dispatcher_service(
     name = replayer_name(trigger) if replays else dispatcher_name(trigger)
     environment = {
         "FUNCTION_TARGET": "dispatch",
-        EGRESS: _json(contract.dump(egress)),
+        EGRESS: _json(documents.dump(egress)),
         # Where it asks for its next drain when there is work left and nobody else asks.
         "KNAFKA_SERVICE_URL": url(name, trigger.metadata.namespace, settings),
         "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),

@@ -22,7 +22,7 @@ TOPIC_ID: Final = "knafka.dev/topic-id"
 
 
 class Description(Protocol):
-    """A topic as Kafka has it; `knafka.clients.log.TopicDescription` is one."""
+    """A topic as Kafka has it; `knafka.ports.log.TopicDescription` is one."""
 
     @property
     def id(self) -> str: ...

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from knafka.core.contract import AttributesFilter, Delivery, Filter, Model, parse, problem
+from knafka.core.contract import AttributesFilter, Delivery, Filter
+from knafka.core.documents import Model, parse, problem
 from knafka.core.errors import InvalidDocument
 
 EVENTING: Final = "eventing.knative.dev/v1"

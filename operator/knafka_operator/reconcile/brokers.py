@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from knafka.core import contract, names
-from knafka.core.contract import Kafka, parse
+from knafka.core.contract import Kafka
+from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import desired, services
 from knafka_operator.decide import status as told

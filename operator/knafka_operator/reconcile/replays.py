@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from knafka.core import names
-from knafka.core.contract import parse
+from knafka.core.documents import parse
 from knafka.core.errors import KnafkaError, LogError
 from knafka_operator.decide import desired, services
 from knafka_operator.model.resources import Trigger

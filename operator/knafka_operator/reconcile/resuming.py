@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from knafka.core.contract import Egress, parse
+from knafka.core.contract import Egress
+from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import services
 from knafka_operator.model.resources import CORE, SERVING

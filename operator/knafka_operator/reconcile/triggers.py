@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from knafka.core import names
-from knafka.core.contract import Egress, Sink, parse
+from knafka.core.contract import Egress, Sink
+from knafka.core.documents import parse
 from knafka_operator.decide import admission, desired, services
 from knafka_operator.decide import status as told
 from knafka_operator.decide.resolving import resolve

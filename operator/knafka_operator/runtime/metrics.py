@@ -13,7 +13,7 @@ from typing import Final
 
 from aiohttp import web
 
-from knafka.core.drain import COUNTED
+from knafka.core.drain import outcomes
 from knafka.observability import Metric, prometheus_text
 from knafka_operator.operator import Operator
 
@@ -54,9 +54,9 @@ def metrics(operator: Operator) -> Iterator[Metric]:
         "knafka_trigger_events_total",
         "Events by what became of them, as drains told",
         [
-            ({**labels, "outcome": name}, getattr(status.counts, name))
+            ({**labels, "outcome": name}, count)
             for labels, status in scaled
-            for name in COUNTED
+            for name, count in outcomes(status.counts)
         ],
     )
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import aiohttp
 
-from knafka.core import contract, drain
+from knafka.core import documents, drain
 from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, DrainRequest
 from knafka.core.errors import KnafkaError
@@ -40,11 +40,11 @@ class HttpDrains:
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain; leaving the iterator hangs up. Raises `DrainRefused`, `aiohttp`'s own."""
-        wanted = request.model_copy(update={"egress": contract.digest(egress)})
+        wanted = request.model_copy(update={"egress": documents.digest(egress)})
         url = self._urls[trigger_id].rstrip("/") + drain.PATH
 
         async def body() -> AsyncIterator[bytes]:
-            yield json.dumps(contract.dump(wanted)).encode() + b"\n"
+            yield json.dumps(documents.dump(wanted)).encode() + b"\n"
             await stop.wait()
             yield drain.STOP
 
@@ -55,7 +55,7 @@ class HttpDrains:
                 raise DrainRefused(f"{url} answered {response.status}: {text}")
             async for line in response.content:
                 if line.strip():
-                    yield contract.parse_json(DrainProgress, line.decode())
+                    yield documents.parse_json(DrainProgress, line.decode())
 
     async def close(self) -> None:
         if self._session is not None:

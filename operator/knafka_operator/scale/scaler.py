@@ -142,7 +142,7 @@ def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Sc
 
 
 class Lag(Protocol):
-    """How far a group is behind on a topic, in records; `knafka.clients.log.Lag` is one."""
+    """How far a group is behind on a topic, in records; `knafka.ports.log.Lag` is one."""
 
     @property
     def by_partition(self) -> Mapping[int, int]: ...
@@ -155,7 +155,7 @@ class Lag(Protocol):
 
 
 class Lags(Protocol):
-    """Who knows; a `knafka.clients.log.LogAdmin` is one."""
+    """Who knows; a `knafka.ports.log.LogAdmin` is one."""
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]: ...
 
@@ -483,7 +483,7 @@ class Scaler:
             async with asyncio.timeout(self._budget + GRACE):
                 async for progress in holding:
                     trigger.open[task] = progress
-                    if progress.filtered or progress.delivered or progress.buried:
+                    if progress.filtered or progress.delivered or progress.dead_lettered:
                         trigger.drain_error = None
         except Exception as error:  # Whatever it is, it is told in the status and tried again.
             trigger.drain_error = f"the drain failed: {_say(error)}"

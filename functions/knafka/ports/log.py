@@ -1,10 +1,10 @@
-"""The log: what the functions ask of Kafka, as three small Protocols.
+"""The log: what the planes ask of Kafka, as three small Protocols.
 
 `LogWriter` appends, `LogReader` reads one topic as a member of a consumer group, `LogAdmin` looks
-after topics and groups. Two implementations pass one contract suite: real Kafka (`kafka_writer`,
-`kafka_reader`, `kafka_admin`) and `memory_log`.
+after topics and groups. Two implementations in `knafka.clients` pass one contract suite: real Kafka
+(`kafka_writer`, `kafka_reader`, `kafka_admin`) and `memory_log`.
 
-Refused here: CloudEvents. A record is a key, a value and headers.
+Not here: CloudEvents. A record is a key, a value and headers.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Unsettled: a record between being read and being settled, and the partition it came from."""
+"""Pending events: records between being read and being settled, and the partitions they come from."""
 
 from __future__ import annotations
 
 from asyncio import TimerHandle
 
-from knafka.clients.log import OffsetAndMetadata, Record
 from knafka.core.delivery import Outcome
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
-from knafka.core.progress import MAX_DELIVERIES, DeliveryState, Progress, Stage, encode
+from knafka.core.progress import MAX_DELIVERIES, DeliveryStage, DeliveryState, Progress, encode
 from knafka.dispatcher.lanes import Lane, Lanes
+from knafka.ports.log import OffsetAndMetadata, Record
 
 
 class Partition:
@@ -38,20 +38,20 @@ class Partition:
     def __init__(self, number: int, progress: Progress | None = None) -> None:
         progress = progress or Progress()
         self.number = number
-        self.tracker: OffsetTracker[Unsettled] = OffsetTracker(progress.settled)
+        self.tracker: OffsetTracker[PendingEvent] = OffsetTracker(progress.settled)
         self.restored = dict(progress.deliveries)
         """Deliveries that an earlier owner has begun and whose records aren't read yet."""
         self.same_policy = progress.same_policy
         self.committed: OffsetAndMetadata | None = None
         """The last commit of ours."""
-        self.lanes: Lanes[Unsettled] = Lanes()
+        self.lanes: Lanes[PendingEvent] = Lanes()
         self.held_bytes = 0
         """Of the requests for its unsettled records."""
         self.in_flight = 0
         """Attempts under way."""
-        self.retrying: set[Unsettled] = set()
+        self.retrying: set[PendingEvent] = set()
         """Its events that had an attempt and aren't settled."""
-        self.held_back: list[Unsettled] = []
+        self.held_back: list[PendingEvent] = []
         """Its events that could go, had a commit room to tell of them (`may_begin`)."""
         self.backoffs: set[TimerHandle] = set()
         """Its events that wait for another attempt."""
@@ -87,7 +87,7 @@ class Partition:
         return OffsetAndMetadata(position, metadata)
 
 
-class Unsettled:
+class PendingEvent:
     """One record, and how far its delivery has come."""
 
     __slots__ = (
@@ -123,8 +123,8 @@ class Unsettled:
         self.head = b""
         self.body = b""
         self.size = 0
-        """Bytes of head and body as first prepared."""
-        self.stage = Stage.SUBSCRIBER
+        """Bytes of head and body as first encoded."""
+        self.stage = DeliveryStage.SUBSCRIBER
         self.tries = 0
         """Attempts in this stage."""
         self.attempts = 0
@@ -158,7 +158,7 @@ class Unsettled:
         self.attempts = state.attempts
         self.first_attempt = state.first_attempt
         self.last_attempt = state.last_attempt
-        if same_policy or (state.stage is Stage.TOPIC and state.failed is not None):
+        if same_policy or (state.stage is DeliveryStage.TOPIC and state.failed is not None):
             self.stage = state.stage
             self.tries = state.tries
             self.due = state.due

@@ -1,8 +1,8 @@
 """The subscriber: one POST to one destination, as the dispatcher asks for it.
 
-`Subscriber` is the seam; `http_subscriber` speaks HTTP/1.1 and `memory_subscriber` is the fake, and
-both pass one contract suite. Refused here: retries, redirects, proxies and any opinion about a
-status: what an answer means is decided by `core.delivery`.
+`knafka.clients.http_subscriber` implements `Subscriber` over HTTP/1.1; tests have one in memory.
+Not here: retries, redirects, proxies and any opinion about a status: what an answer means is
+decided by `core.delivery`.
 """
 
 from __future__ import annotations

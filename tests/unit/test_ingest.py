@@ -15,19 +15,19 @@ from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import MAX_EVENT_BYTES
 from knafka.core.errors import LogError
 from knafka.receiver.answers import Answer
-from knafka.receiver.reception import Limits, Reception
+from knafka.receiver.ingest import IngestHandler, Limits
 
 DEFAULT = Limits()
 
 
 class World:
-    """A reception for the Broker ns/broker on a log in memory."""
+    """An ingest handler for the Broker ns/broker on a log in memory."""
 
     def __init__(self, limits: Limits = DEFAULT, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self.log = MemoryLog()
         self.log.create("events")
-        entrance = ingress(max_event_bytes=max_event_bytes)
-        self.reception = Reception([entrance], [MemoryWriter(self.log)], limits)
+        declared = ingress(max_event_bytes=max_event_bytes)
+        self.ingest = IngestHandler([declared], [MemoryWriter(self.log)], limits)
         self.answers: list[Answer] = []
 
     def ask(
@@ -37,7 +37,7 @@ class World:
         headers: Headers = MINIMAL.headers,
         body: bytes = b"",
     ) -> None:
-        self.reception.handle(method, path, headers, body, self.answers.append)
+        self.ingest.handle(method, path, headers, body, self.answers.append)
 
     async def answer(
         self,
@@ -58,7 +58,7 @@ class World:
 
     def metric(self, name: str) -> dict[str, float]:
         """A family's samples by their status code."""
-        (metric,) = (each for each in self.reception.metrics() if each.name == name)
+        (metric,) = (each for each in self.ingest.metrics() if each.name == name)
         return {labels.get("code", ""): value for labels, value in metric.samples}
 
 
@@ -196,8 +196,8 @@ async def test_a_broker_is_served_with_and_without_a_trailing_slash(
     world: World, path: bytes
 ) -> None:
     assert (await world.answer(path=path)).status == 202
-    assert world.reception.body_limit(path)[0] == MAX_EVENT_BYTES
-    world.reception.refuse(path, world.answers[0])
+    assert world.ingest.body_limit(path)[0] == MAX_EVENT_BYTES
+    world.ingest.refuse(path, world.answers[0])
     assert world.metric("knafka_receiver_events_total") == {"202": 2}
 
 
@@ -252,7 +252,7 @@ async def test_liveness_and_readiness(world: World, method: bytes) -> None:
         assert (await world.answer(method, path)).status == 200
     for path in (b"/readyz", b"/health/readiness"):
         assert (await world.answer(method, path)).status == 503
-    world.reception.waiting = None
+    world.ingest.waiting = None
     for path in (b"/readyz", b"/health/readiness"):
         assert (await world.answer(method, path)).status == 200
     assert (await world.answer(b"POST", b"/healthz")).status == 404
@@ -276,20 +276,20 @@ async def test_brokers_do_not_share_topics() -> None:
     log.create("events")
     log.create("others")
     other = ingress(topic="others").model_copy(update={"broker": "other"})
-    reception = Reception([ingress(), other], [MemoryWriter(log)] * 2)
+    ingest = IngestHandler([ingress(), other], [MemoryWriter(log)] * 2)
     answers: list[Answer] = []
-    reception.handle(b"POST", b"/ns/other", attributes(), b"", answers.append)
+    ingest.handle(b"POST", b"/ns/other", attributes(), b"", answers.append)
     await asyncio.sleep(0)
     assert [each.status for each in answers] == [202]
     assert (len(log.topics["events"][0]), len(log.topics["others"][0])) == (0, 1)
 
 
-def test_a_reception_without_brokers_takes_nothing() -> None:
-    reception = Reception([], [])
+def test_a_receiver_without_brokers_takes_nothing() -> None:
+    ingest = IngestHandler([], [])
     answers: list[Answer] = []
-    reception.handle(b"POST", PATH, attributes(), b"", answers.append)
+    ingest.handle(b"POST", PATH, attributes(), b"", answers.append)
     assert [each.status for each in answers] == [404]
-    limit, refusal = reception.body_limit(PATH)
+    limit, refusal = ingest.body_limit(PATH)
     assert (limit, refusal.status) == (0, 404)
 
 

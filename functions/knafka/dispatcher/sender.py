@@ -1,29 +1,25 @@
-"""The courier: takes one event one step further, and says what is next.
+"""The sender: makes one attempt to send one event, and says what is next.
 
     SUBSCRIBER --delivered--> settled          --failed for good--> SINK, or TOPIC without one
     SINK       --delivered--> settled          --failed for good--> TOPIC
     TOPIC      --stored-----> settled          --not stored-------> TOPIC again, later
 
-One step is one attempt; the waiting in between is the drain's. A reply is stored in the Broker's
-topic before its event is settled (KN-BRK-11, KN-BRK-12). An event that even the dead-letter topic
-does not take stays unsettled for as long as that lasts (KN-DLV-09); of one that is too large for it
-a stub is stored. Whatever one event raises, at any step, it goes to the TOPIC: nobody knows whether
-a sink could take it.
+A reply is stored in the Broker's topic before its event is settled (KN-BRK-11, KN-BRK-12). An event
+that even the dead-letter topic does not take stays unsettled for as long as that lasts (KN-DLV-09);
+of one that is too large for it a stub is stored. Whatever one event raises, at any step, it goes to
+the TOPIC: nobody knows whether a sink could take it.
 
-Refused here: order, offsets and clocks.
+Not here: order (`lanes`), offsets (`drain`), and waiting (`workers`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
-from knafka.clients.log import LogWriter, TopicMaker
-from knafka.clients.subscriber import Response, Subscriber, Target
 from knafka.core.contract import Egress, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of, extensions_of, stub_of
 from knafka.core.delivery import (
@@ -37,61 +33,34 @@ from knafka.core.delivery import (
     is_delivered,
     retry_after_seconds,
 )
-from knafka.core.drain import COUNTED
 from knafka.core.errors import DeliveryError, InvalidEvent
 from knafka.core.http_binding import claims_event, reply_of, request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
-from knafka.core.progress import DeliveryState, Stage
+from knafka.core.progress import DeliveryState, DeliveryStage
 from knafka.dispatcher.appending import DeadLetterTopic, append
 from knafka.dispatcher.congestion import CongestionControl
-from knafka.dispatcher.unsettled import Unsettled
-from knafka.observability import Seldom
+from knafka.dispatcher.counts import DrainCounts
+from knafka.dispatcher.pending import PendingEvent
+from knafka.observability import RateLimitedFilter
+from knafka.ports.log import LogWriter, TopicMaker
+from knafka.ports.subscriber import Response, Subscriber, Target
 
 log = logging.getLogger(__name__)
-log.addFilter(Seldom(by_wording=True))
+log.addFilter(RateLimitedFilter(by_wording=True))
 
-BURY_AGAIN: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+DEAD_LETTER_WAITS: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds between attempts to write a dead letter; the last one repeats."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """What became of the events of a drain."""
-
-    read: int = 0
-    filtered: int = 0
-    delivered: int = 0
-    retried: int = 0
-    buried: int = 0
-    replied: int = 0
-    failures: dict[str, int] = field(default_factory=dict)
-    """Failed attempts, and events that are given up for another reason than a failed attempt, by
-    reason and status: `status 503`, `timeout`, `undecodable-record`."""
-    filter_errors: dict[str, int] = field(default_factory=dict)
-    """Evaluations of a CESQL filter that ended with an error, by the error's kind."""
-
-    def __add__(self, other: Counts) -> Counts:
-        events = {name: getattr(self, name) + getattr(other, name) for name in COUNTED}
-        failures = Counter(self.failures) + Counter(other.failures)
-        return Counts(
-            **events,
-            failures=failures,
-            filter_errors=Counter(self.filter_errors) + Counter(other.filter_errors),
-        )
-
-    def filter_failed(self, kind: str) -> None:
-        self.filter_errors[kind] = self.filter_errors.get(kind, 0) + 1
-
-
-class Courier:
-    """Carries the events of one Trigger; `now` gives Unix time for the dead letters' story."""
+class Sender:
+    """Sends the events of one Trigger; `now` gives Unix time."""
 
     def __init__(
         self,
         egress: Egress,
         subscriber: Subscriber,
         writer: LogWriter,
-        counts: Counts,
+        counts: DrainCounts,
         congestion: CongestionControl,
         now: Callable[[], float],
         topics: TopicMaker,
@@ -100,6 +69,7 @@ class Courier:
         self._delivery = egress.delivery
         self._subscriber = subscriber
         self._counts = counts
+        self._events = counts.events
         self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._now = now
@@ -111,34 +81,34 @@ class Courier:
         self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
         self._wanting_reply = b"prefer: reply\r\n" + self._head
 
-    def prepare(self, event: Unsettled, envelope: Envelope) -> None:
+    def encode(self, event: PendingEvent, envelope: Envelope) -> None:
         """Make the request once, for every attempt to deliver the event (KN-DP-06, KN-DP-11)."""
         head, event.body = request_of(envelope, self._delivery.format)
         event.head = self._wanting_reply + head
         event.size = len(event.head) + len(event.body)
 
-    def resume(self, event: Unsettled, state: DeliveryState, *, same_policy: bool) -> float:
-        """Go on where an earlier owner of its partition left the event, after `prepare`; gives the
+    def resume(self, event: PendingEvent, state: DeliveryState, *, same_policy: bool) -> float:
+        """Go on where an earlier owner of its partition left the event, after `encode`; gives the
         seconds until the next attempt is due."""
         event.resume(state, same_policy=same_policy)
-        if event.stage is Stage.SINK and self._sink is not None:
-            self._prepare_for_sink(event)
-        elif event.stage is Stage.SINK:
-            event.stage = Stage.TOPIC
+        if event.stage is DeliveryStage.SINK and self._sink is not None:
+            self._encode_for_sink(event)
+        elif event.stage is DeliveryStage.SINK:
+            event.stage = DeliveryStage.TOPIC
         longest = max(backoff(event.tries, self._delivery), self._delivery.retry_after_max or 0.0)
         # Clocks differ, and one that was set back must not make it wait for ever.
         return min(max(0.0, event.due - self._now()), longest)
 
-    def carry(self, event: Unsettled) -> Coroutine[None, None, Done | Retry]:
+    def attempt(self, event: PendingEvent) -> Coroutine[None, None, Done | Retry]:
         """One attempt in the event's stage; `Retry` says when the next is due, in any stage."""
-        if event.stage is Stage.SUBSCRIBER:
+        if event.stage is DeliveryStage.SUBSCRIBER:
             return self._deliver(event)
-        if event.stage is Stage.SINK:
+        if event.stage is DeliveryStage.SINK:
             return self._deliver_to_sink(event)
-        return self._bury(event)
+        return self._dead_letter(event)
 
-    def give_up(self, event: Unsettled, error: Exception) -> Retry:
-        """`error` was raised for this one record: bury it.
+    def give_up(self, event: PendingEvent, error: Exception) -> Retry:
+        """`error` was raised for this one record: dead-letter it.
 
         An `InvalidEvent` says that it holds no event (CE-K8); anything else is a bug.
         """
@@ -159,16 +129,16 @@ class Courier:
             event.failed, event.response_body = failed, _encoded(told)
             event.last_attempt = event.last_attempt or self._now()
             event.first_attempt = event.first_attempt or event.last_attempt
-        if event.stage is Stage.TOPIC:
+        if event.stage is DeliveryStage.TOPIC:
             # Whatever breaks about its dead letter: the next has none of its headers.
             event.headers = None
             event.tries += 1
-            return Retry(_until_buried_again(event))
-        event.stage = Stage.TOPIC
+            return Retry(_dead_letter_wait(event))
+        event.stage = DeliveryStage.TOPIC
         event.tries = 0
         return Retry(0.0)
 
-    async def _deliver(self, event: Unsettled) -> Done | Retry:
+    async def _deliver(self, event: PendingEvent) -> Done | Retry:
         event.last_attempt = self._now()
         if not event.attempts:
             event.first_attempt = event.last_attempt
@@ -176,7 +146,7 @@ class Courier:
         outcome, body = await self._post(self._target, event)
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
-            self._counts.delivered += 1
+            self._events.delivered += 1
             if not self._congestion.is_calm:
                 self._congestion.answered()
             return decision
@@ -184,37 +154,37 @@ class Courier:
         self._tell_congestion(outcome, event)
         event.tries += 1
         if isinstance(decision, Retry):
-            self._counts.retried += 1
+            self._events.retried += 1
             return decision
         event.failed = outcome
         event.response_body = body
-        self._move(event, Stage.TOPIC if self._sink is None else Stage.SINK)
+        self._move(event, DeliveryStage.TOPIC if self._sink is None else DeliveryStage.SINK)
         return Retry(0.0)
 
-    def _tell_congestion(self, outcome: Outcome, event: Unsettled) -> None:
+    def _tell_congestion(self, outcome: Outcome, event: PendingEvent) -> None:
         now = self._loop.time()
         self._congestion.failed(outcome, id(event), now)
         most = self._delivery.retry_after_max
         if most and outcome.retry_after and outcome.status in RETRY_AFTER_STATUSES:
             self._congestion.pause(min(outcome.retry_after, most), now)
 
-    async def _deliver_to_sink(self, event: Unsettled) -> Done | Retry:
+    async def _deliver_to_sink(self, event: PendingEvent) -> Done | Retry:
         assert self._sink is not None
         outcome, _ = await self._post(self._sink, event, wants_reply=False)
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
-            self._counts.buried += 1
+            self._events.dead_lettered += 1
             return decision
         self._failed(outcome)
         event.tries += 1
         if isinstance(decision, Retry):
             return decision
-        self._move(event, Stage.TOPIC)
+        self._move(event, DeliveryStage.TOPIC)
         return Retry(0.0)
 
-    async def _bury(self, event: Unsettled) -> Done | Retry:
+    async def _dead_letter(self, event: PendingEvent) -> Done | Retry:
         record = event.record
-        headers, value = self._dead_letter(event)
+        headers, value = self._dead_letter_of(event)
         draft = Draft(record.key(), headers, value)
         error = await self._dead_letters.append(draft)
         if error is not None and error.too_large:
@@ -227,10 +197,10 @@ class Courier:
             )
             error = await self._dead_letters.append(stub_of(draft))
         if error is None:
-            self._counts.buried += 1
+            self._events.dead_lettered += 1
             return Done()
         event.tries += 1
-        wait = _until_buried_again(event)
+        wait = _dead_letter_wait(event)
         log.error(
             "%s is not written, so offset %d of partition %d stays uncommitted; again in %g s: %s",
             self._egress.dead_letter_topic,
@@ -241,18 +211,18 @@ class Courier:
         )
         return Retry(wait)
 
-    def _move(self, event: Unsettled, stage: Stage) -> None:
+    def _move(self, event: PendingEvent, stage: DeliveryStage) -> None:
         event.stage = stage
         event.tries = 0
-        if stage is Stage.SINK:
-            self._prepare_for_sink(event)
+        if stage is DeliveryStage.SINK:
+            self._encode_for_sink(event)
 
-    def _prepare_for_sink(self, event: Unsettled) -> None:
-        envelope = read(*self._dead_letter(event))
+    def _encode_for_sink(self, event: PendingEvent) -> None:
+        envelope = read(*self._dead_letter_of(event))
         head, event.body = request_of(envelope, self._delivery.format)
         event.head = self._head + head
 
-    def _dead_letter(self, event: Unsettled) -> tuple[RecordHeaders, bytes | None]:
+    def _dead_letter_of(self, event: PendingEvent) -> tuple[RecordHeaders, bytes | None]:
         failed = event.failed
         assert failed is not None
         record = event.record
@@ -288,7 +258,7 @@ class Courier:
             return dead_letter_of([], record.value(), bare, origin)
 
     async def _post(
-        self, target: Target, event: Unsettled, wants_reply: bool = True
+        self, target: Target, event: PendingEvent, wants_reply: bool = True
     ) -> tuple[Outcome, bytes]:
         try:
             response = await self._subscriber.post(
@@ -321,7 +291,7 @@ class Courier:
         if problem := await append(self._writer, self._reply_topic, reply):
             log.warning("a reply from %s was not stored: %s", self._target.url, problem)
             return _reply_not_stored(response, permanent=not problem.retriable)
-        self._counts.replied += 1
+        self._events.replied += 1
         return Outcome(response.status)
 
     def _retry_after(self, response: Response) -> float | None:
@@ -331,8 +301,7 @@ class Courier:
 
     def _failed(self, outcome: Outcome) -> None:
         status = "" if outcome.status is None else f" {outcome.status}"
-        what = f"{outcome.failure or Reason.STATUS}{status}"
-        self._counts.failures[what] = self._counts.failures.get(what, 0) + 1
+        self._counts.failures[f"{outcome.failure or Reason.STATUS}{status}"] += 1
 
 
 _DELIVERED: Final = {status: Outcome(status) for status in range(200, 300)}
@@ -342,8 +311,8 @@ def _reply_not_stored(response: Response, *, permanent: bool) -> Outcome:
     return Outcome(response.status, Reason.REPLY_NOT_STORED, permanent=permanent)
 
 
-def _until_buried_again(event: Unsettled) -> float:
-    return BURY_AGAIN[min(event.tries, len(BURY_AGAIN)) - 1]
+def _dead_letter_wait(event: PendingEvent) -> float:
+    return DEAD_LETTER_WAITS[min(event.tries, len(DEAD_LETTER_WAITS)) - 1]
 
 
 def _encoded(sentence: str) -> bytes:

@@ -1,8 +1,8 @@
-"""What is wrong between us and Kafka, in words for a person.
+"""Connection errors: what is wrong between us and Kafka, in words for a person.
 
 librdkafka never gives up on a wrong password or an unknown CA: it tries for ever, and tells its
-error callback, from within a client's `poll`. What it told last is kept here until it is asked for.
-Refused here: deciding for how long to wait. Whoever asks Kafka does that.
+error callback, from within a client's `poll`. The last such error is kept here until asked for.
+Not here: for how long to wait; whoever asks Kafka decides that.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Told(Protocol):
+class ClientError(Protocol):
     """What librdkafka hands to an error callback."""
 
     def name(self) -> str: ...
     def str(self) -> str: ...
 
 
-class Trouble:
-    """What was told last about the connections of one client."""
+class ConnectionErrors:
+    """The last error of one client's connections."""
 
     def __init__(self) -> None:
         self._name = self._text = ""
@@ -27,8 +27,8 @@ class Trouble:
         be away. Those that end without a reason may be due to a wrong setting, and those that are
         refused for one are. Not forgotten, as librdkafka doesn't repeat itself."""
 
-    def hear(self, error: Told) -> None:
-        """An error callback."""
+    def record(self, error: ClientError) -> None:
+        """Keep this error; fit to be an error callback."""
         if error.name() != "_ALL_BROKERS_DOWN":
             self.nobody_listens = error.name() == "_RESOLVE" or (
                 error.name() == "_TRANSPORT" and "Connect to " in error.str()
@@ -54,7 +54,7 @@ class Trouble:
         return None
 
     def __str__(self) -> str:
-        """A clause, empty if nothing was told."""
+        """A clause, empty if there is nothing to say."""
         if self._name == "_ALL_BROKERS_DOWN":
             return "every connection ends without a reason, as with a wrong security protocol"
         return self.refusal or self._text

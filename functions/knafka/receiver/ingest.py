@@ -1,11 +1,12 @@
-"""Reception: what a request to a receiver means and what becomes of it.
+"""Ingest: what a request to a receiver means and what becomes of it.
 
 The two ways in (`protocol`, `function`) hand over a whole request and a callback; the answer comes
 at once or when Kafka has acknowledged. Memory is bounded by `Limits`: what doesn't fit is answered
 503 with Retry-After, never queued, and so is every event while Kafka is known to be away. Nothing
 is answered 202 that Kafka has not (KN-BRK-07).
 
-Refused here: sockets, parsing HTTP, retrying a failed append (the sender does, and knows better).
+Not here: sockets and HTTP's parsing (`protocol`). A failed append is not retried: the sender does,
+and knows better.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from typing import Final, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from knafka import serving
-from knafka.clients.log import LogWriter, failure_of
 from knafka.core.contract import Ingress
 from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
 from knafka.core.http_binding import record_of
-from knafka.observability import Labels, Metric, Seldom, prometheus_text
+from knafka.observability import Labels, Metric, RateLimitedFilter, prometheus_text
+from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
 
 log = logging.getLogger(__name__)
-log.addFilter(Seldom())
+log.addFilter(RateLimitedFilter())
 
 HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 Respond: TypeAlias = Callable[[Answer], None]
@@ -53,8 +54,8 @@ class Limits:
     """Each takes a file descriptor and some 10 KB."""
 
 
-class Entrance:
-    """One Broker's way in, and what was answered there by status code."""
+class BrokerRoute:
+    """One Broker's path: where its events go, and what was answered there by status code."""
 
     __slots__ = ("answered", "ingress", "max_event_bytes", "too_large", "topic", "writer")
 
@@ -66,12 +67,13 @@ class Entrance:
         self.answered: Counter[int] = Counter()
         self.too_large = answers.too_large(ingress.max_event_bytes)
 
-    def settle(self, answer: Answer, respond: Respond) -> None:
+    def respond(self, answer: Answer, respond: Respond) -> None:
+        """Give `answer` to `respond`, and count it."""
         self.answered[answer.status] += 1
         respond(answer)
 
 
-class Reception:
+class IngestHandler:
     """All Brokers that one receiver serves; `writers` has the log of each, in the same order."""
 
     def __init__(
@@ -85,8 +87,8 @@ class Reception:
         self.waiting: Answer | None = answers.waiting("")
         """What the readiness probe is told until Kafka has answered; None since."""
         self._writers = tuple(writers)
-        self._entrances = {
-            ingress.path.encode(): Entrance(ingress, writer)
+        self._routes = {
+            ingress.path.encode(): BrokerRoute(ingress, writer)
             for ingress, writer in zip(ingresses, writers, strict=True)
         }
         self._waiting_bytes = 0
@@ -96,29 +98,27 @@ class Reception:
         self, method: bytes, path: bytes, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
         """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
-        entrance = self.find(path)
-        if entrance is None:
+        route = self.find(path)
+        if route is None:
             respond(self._elsewhere(method, path))
         elif method == b"POST":
-            self.receive(entrance, headers, body, respond)
+            self.receive(route, headers, body, respond)
         else:
-            entrance.settle(_handshake(method, headers), respond)
+            route.respond(_handshake(method, headers), respond)
 
-    def find(self, path: bytes) -> Entrance | None:
+    def find(self, path: bytes) -> BrokerRoute | None:
         """The Broker at this path; it stays the same for as long as the receiver runs."""
-        return self._entrances.get(path) or self._entrances.get(path.removesuffix(b"/"))
+        return self._routes.get(path) or self._routes.get(path.removesuffix(b"/"))
 
     def receive(
-        self, entrance: Entrance, headers: HttpHeaders, body: bytes, respond: Respond
+        self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
         """`handle` for a POST to a Broker."""
         limits = self.limits
 
         def reported(error: LogError | None) -> None:
             self._waiting_bytes -= held
-            entrance.settle(
-                answers.ACCEPTED if error is None else _refusal(entrance, error), respond
-            )
+            route.respond(answers.ACCEPTED if error is None else _refusal(route, error), respond)
 
         try:
             key, kept, value = record_of(headers, body)
@@ -126,38 +126,38 @@ class Reception:
             for name, text in kept:
                 size += len(name) + len(text)
             held = size + HEADER_OVERHEAD * len(kept)
-            if size > entrance.max_event_bytes:
-                entrance.settle(entrance.too_large, respond)
-            elif entrance.writer.away is not None:
-                entrance.settle(answers.AWAY, respond)
+            if size > route.max_event_bytes:
+                route.respond(route.too_large, respond)
+            elif route.writer.away is not None:
+                route.respond(answers.AWAY, respond)
             elif (
-                entrance.writer.in_flight >= limits.in_flight
+                route.writer.in_flight >= limits.in_flight
                 or self._waiting_bytes + held > limits.in_flight_bytes
             ):
-                entrance.settle(answers.BUSY, respond)
+                route.respond(answers.BUSY, respond)
             else:
-                entrance.writer.append(entrance.topic, key, value, kept, reported)
+                route.writer.append(route.topic, key, value, kept, reported)
                 self._waiting_bytes += held
         except UnsupportedContentMode as error:
-            entrance.settle(answers.unsupported(str(error)), respond)
+            route.respond(answers.unsupported(str(error)), respond)
         except InvalidEvent as error:
-            entrance.settle(answers.invalid(str(error)), respond)
+            route.respond(answers.invalid(str(error)), respond)
         except LogError as error:
-            entrance.settle(_refusal(entrance, error), respond)
+            route.respond(_refusal(route, error), respond)
 
     def refuse(self, path: bytes, answer: Answer) -> Answer:
         """Count an answer that a way in gives by itself, before the request is whole."""
-        entrance = self.find(path)
-        counts = self._unrouted if entrance is None else entrance.answered
+        route = self.find(path)
+        counts = self._unrouted if route is None else route.answered
         counts[answer.status] += 1
         return answer
 
     def body_limit(self, path: bytes) -> tuple[int, Answer]:
         """How many bytes a request to this path may have, and the answer to more."""
-        entrance = self.find(path)
-        if entrance is None:
+        route = self.find(path)
+        if route is None:
             return self.max_event_bytes, answers.NOT_FOUND
-        return entrance.max_event_bytes, entrance.too_large
+        return route.max_event_bytes, route.too_large
 
     def _elsewhere(self, method: bytes, path: bytes) -> Answer:
         if method in (b"GET", b"HEAD"):
@@ -177,9 +177,9 @@ class Reception:
             "knafka_receiver_events_total",
             "Requests to a Broker's path by the status code they were answered with",
             [
-                ({**_labels(entrance.ingress), "code": str(code)}, count)
-                for entrance in self._entrances.values()
-                for code, count in sorted(entrance.answered.items())
+                ({**_labels(route.ingress), "code": str(code)}, count)
+                for route in self._routes.values()
+                for code, count in sorted(route.answered.items())
             ],
         )
         yield Metric(
@@ -191,8 +191,8 @@ class Reception:
             "knafka_receiver_kafka_away",
             "Whether a Broker's Kafka is known to be away: its events are answered 503 at once",
             [
-                (_labels(entrance.ingress), 0 if entrance.writer.away is None else 1)
-                for entrance in self._entrances.values()
+                (_labels(route.ingress), 0 if route.writer.away is None else 1)
+                for route in self._routes.values()
             ],
             kind="gauge",
         )
@@ -219,12 +219,12 @@ def _labels(ingress: Ingress) -> Labels:
     return {"namespace": ingress.namespace, "broker": ingress.broker}
 
 
-def _refusal(entrance: Entrance, error: LogError) -> Answer:
+def _refusal(route: BrokerRoute, error: LogError) -> Answer:
     if error.too_large:
-        return entrance.too_large
+        return route.too_large
     if isinstance(error, LogFull):
         return answers.BUSY
-    log.warning("an event for %s was not stored: %s", entrance.ingress.path, error)
+    log.warning("an event for %s was not stored: %s", route.ingress.path, error)
     return answers.UNAVAILABLE
 
 

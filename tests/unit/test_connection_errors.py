@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from knafka.core.kafka_trouble import Trouble
+from knafka.core.connection_errors import ConnectionErrors
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ NOBODY = Error("_TRANSPORT", "k:1/bootstrap: Connect to k:1 failed: Connection r
     ids=["password", "then all are down", "CA", "alert", "after another"],
 )
 def test_what_waiting_will_not_mend_is_a_refusal(told: list[Error], refusal: str) -> None:
-    trouble = Trouble()
+    errors = ConnectionErrors()
     for error in told:
-        trouble.hear(error)
-    assert trouble.refusal == str(trouble) == refusal
+        errors.record(error)
+    assert errors.refusal == str(errors) == refusal
 
 
 @pytest.mark.parametrize(
@@ -59,18 +59,18 @@ def test_what_waiting_will_not_mend_is_a_refusal(told: list[Error], refusal: str
     ids=["nothing", "nobody there", "a listener without TLS", "mended", "no reason"],
 )
 def test_what_may_pass_is_told_and_is_no_refusal(told: list[Error], text: str) -> None:
-    trouble = Trouble()
+    errors = ConnectionErrors()
     for error in told:
-        trouble.hear(error)
-    assert trouble.refusal is None
-    assert str(trouble) == text
+        errors.record(error)
+    assert errors.refusal is None
+    assert str(errors) == text
 
 
 def test_what_is_forgotten_is_told_no_more() -> None:
-    trouble = Trouble()
-    trouble.hear(PASSWORD)
-    trouble.forget()
-    assert (str(trouble), trouble.refusal) == ("", None)
+    errors = ConnectionErrors()
+    errors.record(PASSWORD)
+    errors.forget()
+    assert (str(errors), errors.refusal) == ("", None)
 
 
 BROKEN = Error("_TRANSPORT", "k:1/bootstrap: Send failed: Broken pipe (after 0ms in state UP)")
@@ -97,8 +97,8 @@ def test_only_where_nobody_listens_kafka_may_be_merely_away(
     told: list[Error], nobody_listens: bool
 ) -> None:
     """A receiver is ready then (issue 13, item 0); with a setting that is wrong it must not be."""
-    trouble = Trouble()
+    errors = ConnectionErrors()
     for error in told:
-        trouble.hear(error)
-        trouble.forget()
-    assert trouble.nobody_listens == nobody_listens
+        errors.record(error)
+        errors.forget()
+    assert errors.nobody_listens == nobody_listens

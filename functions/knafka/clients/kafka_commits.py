@@ -1,0 +1,136 @@
+"""The commits of a reader's offsets, on the thread that polls its consumer.
+
+Regular ones don't wait: what fails because the group moves is committed again; any other failure
+shows up as lag until the next one. The last one of a partition waits, as nobody comes after it.
+Not here: what is committed. See `dispatcher.drain`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from knafka.ports.log import Commits, OffsetAndMetadata
+
+AGAIN: Final = 0.1
+"""Seconds before a commit is repeated."""
+COMMIT_TIMEOUT: Final = 5.0
+"""Seconds in which the commit of a revoked partition is repeated while the group moves."""
+
+NO_EPOCH: Final = -1
+"""The leader epoch that nothing is known of."""
+
+MOVING: Final = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._WAIT_COORD,
+    }
+)
+"""Why a commit fails that succeeds a moment later."""
+
+Epochs = Mapping[int, int]
+"""By partition that may be committed, the leader epoch of what was committed of it last."""
+
+
+class OffsetCommits:
+    """The commits for one topic."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._last: dict[int, OffsetAndMetadata] = {}
+        """What was committed last of each partition."""
+        self._again: dict[int, OffsetAndMetadata] = {}
+        """What couldn't be committed while the group moved."""
+        self._again_at = 0.0
+
+    def commit(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
+        """Commit what is owned still, without waiting."""
+        mine = {number: each for number, each in commits.items() if number in owned}
+        self._again = {
+            number: each for number, each in self._again.items() if number not in commits
+        }
+        if mine:
+            self._last.update(mine)
+            with suppress(KafkaException):
+                consumer.commit(offsets=self._offsets(consumer, mine, owned), asynchronous=True)
+
+    def repeat(self, consumer: Consumer, owned: Epochs) -> None:
+        """Commit what failed while the group moved, if it is time to."""
+        if self._again and time.monotonic() > self._again_at:
+            self.commit(consumer, self._again, owned)
+
+    def reported(
+        self, error: KafkaError | None, partitions: list[TopicPartition], owned: Epochs
+    ) -> None:
+        """What a commit without waiting came to."""
+        for each in partitions:
+            why = each.error or error
+            last = self._last.get(each.partition)
+            if (
+                why is not None
+                and why.code() in MOVING
+                and each.partition in owned
+                and last is not None
+                and last.offset == each.offset
+            ):
+                self._again[each.partition] = last
+                self._again_at = time.monotonic() + AGAIN
+
+    def commit_and_wait(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
+        """Raises `KafkaException` if they can't be committed."""
+        offsets = self._offsets(consumer, commits, epochs)
+        for each in consumer.commit(offsets=offsets, asynchronous=False) or ():
+            if each.error is not None:
+                raise KafkaException(each.error)
+
+    def commit_revoked(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
+        """`commit_and_wait`, repeated for `COMMIT_TIMEOUT` while the group moves."""
+        deadline = time.monotonic() + COMMIT_TIMEOUT
+        while True:
+            try:
+                self.commit_and_wait(consumer, commits, epochs)
+            except KafkaException as error:
+                if error.args[0].code() not in MOVING or time.monotonic() > deadline:
+                    raise
+                time.sleep(AGAIN)
+            else:
+                return
+
+    def forget(self, partition: int) -> None:
+        """The partition isn't ours any more."""
+        self._last.pop(partition, None)
+        self._again.pop(partition, None)
+
+    def _offsets(
+        self, consumer: Consumer, commits: Commits, epochs: Epochs
+    ) -> list[TopicPartition]:
+        """With the leader epoch of the last record read, by which a reader that goes on there
+        notices that the log has lost it. It may be a later one than the record's at that offset:
+        too low a one would be taken for a loss."""
+        epochs = dict(epochs)
+        for each in consumer.position([TopicPartition(self._topic, number) for number in commits]):
+            if (epoch := epoch_of(each)) != NO_EPOCH:
+                epochs[each.partition] = epoch
+        return [
+            TopicPartition(
+                self._topic, number, each.offset, each.metadata, epochs.get(number, NO_EPOCH)
+            )
+            for number, each in commits.items()
+        ]
+
+
+def epoch_of(partition: TopicPartition) -> int:
+    """The leader epoch that comes with an offset; `NO_EPOCH` if none does."""
+    return NO_EPOCH if partition.leader_epoch is None else partition.leader_epoch

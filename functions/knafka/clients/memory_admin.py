@@ -1,0 +1,94 @@
+"""`LogAdmin` on a log in memory: topics, groups and their lag (see `memory_log`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from knafka.clients.memory_log import Marker, MemoryLog, MemoryRecord
+from knafka.core.errors import LogError
+from knafka.ports.log import Lag, OffsetAndMetadata, Positions, Record, TopicDescription, lag_of
+
+
+class MemoryAdmin:
+    """`LogAdmin` on a `MemoryLog`."""
+
+    def __init__(self, memory: MemoryLog) -> None:
+        self._memory = memory
+
+    async def cluster_id(self) -> str:
+        return "memory"
+
+    async def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> bool:
+        new = topic not in self._memory.topics
+        self._memory.create(topic, partitions, replication, config)
+        return new
+
+    async def describe_topic(self, topic: str) -> TopicDescription | None:
+        return self._memory.descriptions.get(topic)
+
+    async def delete_topic(self, topic: str) -> None:
+        self._memory.topics.pop(topic, None)
+        self._memory.descriptions.pop(topic, None)
+        for group in self._memory.groups.values():
+            for place in [place for place in group.committed if place[0] == topic]:
+                del group.committed[place]
+
+    async def topics(self) -> Mapping[str, int]:
+        return {name: len(partitions) for name, partitions in self._memory.topics.items()}
+
+    async def end_offsets(self, topic: str) -> Positions:
+        return {number: len(records) for number, records in enumerate(self._partitions(topic))}
+
+    async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
+        return {
+            each: await self.end_offsets(each) for each in topics if each in self._memory.topics
+        }
+
+    async def ensure_committed(self, group: str, topic: str) -> None:
+        committed = self._memory.group(group).committed
+        ends = await self.end_offsets(topic)
+        if not any(place[0] == topic for place in committed):
+            committed.update(
+                {(topic, number): OffsetAndMetadata(end) for number, end in ends.items()}
+            )
+
+    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
+        ends = await self.end_offsets(topic)
+        lags = {}
+        for name in groups:
+            committed = self._memory.group(name).committed
+            commits = {number: committed.get((topic, number)) for number in ends}
+            lags[name] = Lag(
+                {number: lag_of(each, 0, ends[number]) for number, each in commits.items()},
+                frozenset(
+                    number
+                    for number, each in commits.items()
+                    if each is not None and each.offset > ends[number]
+                ),
+            )
+        return lags
+
+    async def delete_group(self, group: str) -> None:
+        if group in self._memory.groups and self._memory.groups[group].members:
+            raise LogError(f"the group {group} has members")
+        self._memory.groups.pop(group, None)
+
+    async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+        records = [
+            record
+            for records in self._partitions(topic)
+            for record in records
+            if not isinstance(record, Marker)
+        ]
+        records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
+        return records[-limit:]
+
+    async def close(self) -> None: ...
+
+    def _partitions(self, topic: str) -> list[list[MemoryRecord]]:
+        try:
+            return self._memory.topics[topic]
+        except KeyError:
+            raise LogError(f"the topic {topic} does not exist", unknown_topic=True) from None

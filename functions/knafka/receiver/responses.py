@@ -1,0 +1,111 @@
+"""The responses of one connection: they leave in the order of the requests, whatever order Kafka
+acknowledges in, and reading stops while too many wait.
+
+Not here: what is answered (`ingest`), and when a connection takes no more requests (`protocol`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from knafka.receiver.answers import Answer
+
+PIPELINED: Final = 64
+"""Requests of one connection that may wait for Kafka; reading stops until they are answered."""
+LINGER_TIMEOUT: Final = 2.0
+"""Seconds in which the rest of a refused request is thrown away: closing a socket with bytes unread
+would reset it, and the sender would never read why."""
+
+
+class Slot:
+    """One request's place in the order of answers; called with the answer, once."""
+
+    __slots__ = ("_queue", "answer", "head_only", "is_cut", "last")
+
+    def __init__(
+        self, queue: ResponseQueue, head_only: bool, last: bool, *, is_cut: bool = False
+    ) -> None:
+        self._queue = queue
+        self.answer: Answer | None = None
+        self.head_only = head_only
+        """Whether the answer's body is left out."""
+        self.last = last
+        """Whether the connection ends with the answer."""
+        self.is_cut = is_cut
+        """Whether a part of the request is still to come."""
+
+    def __call__(self, answer: Answer) -> None:
+        self.answer = answer
+        if self._queue.slots[0] is self:
+            self._queue.flush()
+
+
+class ResponseQueue:
+    """The slots of one connection's requests that aren't answered yet."""
+
+    __slots__ = (
+        "_is_writable",
+        "_lingering",
+        "_loop",
+        "_transport",
+        "ends",
+        "is_reading",
+        "slots",
+    )
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.slots: deque[Slot] = deque()
+        self.ends = False
+        """Whether the connection takes no more requests: what still comes is thrown away."""
+        self.is_reading = True
+        self._is_writable = True
+        self._transport = transport
+        self._loop = loop
+        self._lingering: asyncio.TimerHandle | None = None
+
+    def flush(self) -> None:
+        """Write the answers that are known, up to the first one that isn't."""
+        slots, transport = self.slots, self._transport
+        while slots and (answer := slots[0].answer) is not None:
+            slot = slots.popleft()
+            if transport.is_closing():
+                continue
+            if not slot.last and not slot.head_only:
+                transport.write(answer.wire)
+                continue
+            wire = answer.closing if slot.last else answer.wire
+            transport.write(wire[: len(wire) - len(answer.body)] if slot.head_only else wire)
+            if slot.last and slot.is_cut:
+                self._linger()
+            elif slot.last:
+                transport.close()
+        if not self.is_reading:
+            self.regulate()
+
+    def regulate(self) -> None:
+        """Read on only while the client reads its answers and few of its requests wait."""
+        enough = PIPELINED if self.is_reading else PIPELINED // 2
+        reading = self.ends or (self._is_writable and len(self.slots) < enough)
+        if reading != self.is_reading and not self._transport.is_closing():
+            self.is_reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def set_writable(self, is_writable: bool) -> None:
+        """Whether the client reads its answers."""
+        self._is_writable = is_writable
+        self.regulate()
+
+    def _linger(self) -> None:
+        self._transport.write_eof()
+        self._lingering = self._loop.call_later(LINGER_TIMEOUT, self._transport.close)
+
+    def close(self) -> None:
+        """The connection is lost."""
+        self.ends = True
+        if self._lingering is not None:
+            self._lingering.cancel()
