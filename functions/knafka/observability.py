@@ -49,8 +49,8 @@ def _escaped(text: str) -> str:
 
 
 class RateLimitedFilter(logging.Filter):
-    """Lets one line of a kind through every `REPEAT_INTERVAL` seconds: while Kafka is away, the same
-    line would come hundreds of times a second.
+    """Lets one line of a kind through every `REPEAT_INTERVAL` seconds: while Kafka is away, the
+    same line would come hundreds of times a second.
 
     Of a kind are lines that differ in their numbers only; `by_wording`, also those that differ in
     what is filled in: what comes with events is never the same twice.

@@ -1,4 +1,4 @@
-"""A Trigger's dead-letter topic on real Kafka: made for the first dead letter, and once it is gone."""
+"""A Trigger's dead-letter topic on real Kafka: made when first needed, and once it is gone."""
 
 from __future__ import annotations
 

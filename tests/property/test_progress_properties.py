@@ -10,9 +10,9 @@ from knafka.core.offsets import OffsetTracker
 from knafka.core.progress import (
     MAX_DELIVERIES,
     MAX_METADATA,
+    DeliveryStage,
     DeliveryState,
     Progress,
-    DeliveryStage,
     decode,
     encode,
     settled_ahead,

@@ -66,6 +66,30 @@ def key_of(request: Request) -> str:
     return (request.header(b"ce-subject") or b"").decode()
 
 
+def always(answer: Response) -> Answer:
+    async def give(request: Request) -> Response:
+        return answer
+
+    return give
+
+
+def at_first(*answers: Response) -> Answer:
+    """These answers one after the other, then 200 for ever."""
+    left = iter(answers)
+
+    async def give(request: Request) -> Response:
+        return next(left, response())
+
+    return give
+
+
+def unless_sink(answer: Response, sink: Response) -> Answer:
+    async def give(request: Request) -> Response:
+        return sink if request.target.url == SINK else answer
+
+    return give
+
+
 class NoTopics:
     """A `TopicMaker` that may make none."""
 
@@ -246,3 +270,22 @@ async def until(condition: Callable[[], object], within: float = 600.0) -> None:
     async with asyncio.timeout(within):
         while not condition():  # noqa: ASYNC110  # whatever it is, nobody signals it
             await asyncio.sleep(0.01)
+
+
+def slow(seconds: dict[str, float]) -> World:
+    """A world whose subscriber takes some seconds for the events of some keys."""
+
+    async def answer(request: Request) -> Response:
+        await asyncio.sleep(seconds.get(key_of(request), 0.0))
+        return response()
+
+    return World(answer)
+
+
+async def keep_busy(world: World) -> None:
+    """Send an event a second, for ever."""
+    number = 0
+    while True:
+        world.send(str(number))
+        number += 1
+        await asyncio.sleep(1)

@@ -5,8 +5,8 @@ which that thread slept inside the callback. What other processes took from it d
 kernel tells how long a thread was ready to run and didn't), nor does Python's garbage collector: a
 busy machine fails no test. Why this and not blockbuster: docs/decisions/0002.
 
-A second thread looks at the stack of a callback that goes on for long. Only what our own packages do
-counts: a test may take its time, and an import happens once.
+A second thread looks at the stack of a callback that goes on for long. Only what our own packages
+do counts: a test may take its time, and an import happens once.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class LoopWatch:
                     slept = max(0.0, took - cpu - (waited - self._waited_before))
                 own = cpu + slept - (self._collected - collected)
                 if own > LIMIT:
-                    self.blocked.append(f"{own:.3f} s in {handle!r}\n{self._stack}")
+                    self.blocked.append(f"{own:.3f} s in one callback\n{self._stack}")
 
     def _waited(self) -> float:
         """Seconds for which the loop's thread was ready to run and didn't; 0: nobody knows."""

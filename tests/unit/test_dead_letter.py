@@ -82,7 +82,9 @@ def test_without_a_response_there_is_no_code_and_no_data() -> None:
 @pytest.mark.conformance("KN-DLV-08")
 def test_error_data_of_any_size_stays_within_1024_characters_and_decodable() -> None:
     """KN-DLV-08."""
-    attributes = read(letter_of(HEADERS, failure(500, bytes(range(256)) * 9), ORIGIN), None).attributes
+    attributes = read(
+        letter_of(HEADERS, failure(500, bytes(range(256)) * 9), ORIGIN), None
+    ).attributes
     text = attributes["knativeerrordata"]
     assert len(text) <= 1024
     assert base64.b64decode(text, validate=True) == (bytes(range(256)) * 9)[:768]

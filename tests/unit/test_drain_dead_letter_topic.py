@@ -1,4 +1,4 @@
-"""A Trigger's dead-letter topic: made for the first dead letter, and what it can't take; on fake time."""
+"""A Trigger's dead-letter topic: made when first needed, and what it can't take; on fake time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planes tell each other about a drain, also while one is a release older than the other."""
+"""What the planes tell each other about a drain, also while one is older than the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drain does with what fails: retries, dead letters, replies; on fake time."""
+"""What a drain does with what fails: retries and dead letters; on fake time."""
 
 from __future__ import annotations
 
@@ -13,46 +13,21 @@ from support.drains import (
     SUBSCRIBER,
     TOPIC,
     TRACEPARENT,
-    Answer,
     NoTopics,
     Request,
     World,
+    always,
+    at_first,
     id_of,
     response,
-    until,
+    unless_sink,
 )
 
 from knafka.core.contract import BackoffPolicy, Delivery
-from knafka.core.errors import DeliveryError, LogError
+from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
-
-REPLY = {"ce_specversion": "1.0", "ce_id": "r", "ce_source": "/reply", "ce_type": "answer"}
-
-
-def always(answer: Response) -> Answer:
-    async def give(request: Request) -> Response:
-        return answer
-
-    return give
-
-
-def at_first(*answers: Response) -> Answer:
-    """These answers one after the other, then 200 for ever."""
-    left = iter(answers)
-
-    async def give(request: Request) -> Response:
-        return next(left, response())
-
-    return give
-
-
-def unless_sink(answer: Response, sink: Response) -> Answer:
-    async def give(request: Request) -> Response:
-        return sink if request.target.url == SINK else answer
-
-    return give
 
 
 def gaps(world: World) -> list[float]:
@@ -227,7 +202,9 @@ async def test_a_drain_that_ends_before_it_could_bury_leaves_the_event_to_the_ne
 
 
 @pytest.mark.parametrize("sink", [False, True], ids=["no sink", "sink"])
-async def test_an_undecodable_record_is_dead_lettered_as_it_is_and_sent_to_nobody(sink: bool) -> None:
+async def test_an_undecodable_record_is_dead_lettered_as_it_is_and_sent_to_nobody(
+    sink: bool,
+) -> None:
     """CE-K8."""
     world = World(sink=sink)
     headers = [("ce_id", b"1"), ("other", b"\xff")]
@@ -243,162 +220,6 @@ async def test_an_undecodable_record_is_dead_lettered_as_it_is_and_sent_to_nobod
     assert found["ce_knafkareason"] == b"undecodable-record"
     assert b"required" in base64.b64decode(found["ce_knativeerrordata"])
     assert world.committed == {0: 2}
-
-
-@pytest.mark.conformance("KN-BRK-11", "KN-BRK-12")
-async def test_a_reply_is_stored_before_its_event_is_settled() -> None:
-    """KN-BRK-11, KN-BRK-12."""
-
-    async def reply_once(request: Request) -> Response:
-        return response(200, b"hello", **REPLY) if id_of(request) == "1" else response()
-
-    world = World(reply_once)
-    world.send("1", "k")
-    world.log.hold()
-    drain = world.drain()
-    running = world.begin(drain)
-    await until(lambda: world.log.held)
-    await asyncio.sleep(5)
-    assert (drain.progress().delivered, world.committed.get(0, 0)) == (0, 0)
-    world.log.release()
-    progress = await running
-    assert (progress.delivered, progress.replied) == (2, 1), "the reply passes this Trigger, too"
-    assert world.events_of(TOPIC)[1].data == b"hello"
-    assert world.events_of(TOPIC)[1].attributes["type"] == "answer"
-    assert world.committed == {0: 2}
-
-
-async def test_a_reply_in_structured_mode_is_stored_as_an_event() -> None:
-    document = b'{"specversion":"1.0","id":"r","source":"/r","type":"answer","data":{"a": 1}}'
-    answer = response(200, document, content_type="application/cloudevents+json")
-    world = World(at_first(answer))
-    world.send("1")
-    await world.run()
-    assert world.events_of(TOPIC)[1].data == b'{"a": 1}'
-
-
-async def test_a_reply_whose_headers_are_iso_8859_1_is_stored() -> None:
-    """An event that was processed well is no dead letter for it."""
-    answer = response(200, b"hello", **REPLY)
-    answer.headers.append((b"ce-note", b"caf\xe9"))
-    world = World(at_first(answer))
-    world.send("1")
-    await world.run()
-    assert world.events_of(TOPIC)[1].attributes["note"] == "café"
-    assert world.events_of(DEAD) == []
-
-
-@pytest.mark.conformance("KN-BRK-12")
-async def test_an_event_whose_reply_is_not_stored_is_delivered_again() -> None:
-    """KN-BRK-12: the entire delivery failed."""
-    answer = response(200, b"", **REPLY)
-    world = World(at_first(answer, answer), delivery=Delivery(retry=3, backoff_delay=1))
-    world.send("1")
-    world.log.fail(LogError("Kafka is away"))
-    drain = world.drain()
-    running = world.begin(drain)
-    await until(lambda: drain.counts.events.retried)
-    world.log.fail(None)
-    progress = await running
-    assert world.subscriber.ids == ["1", "1", "r"]
-    assert drain.counts.failures == {"reply-not-stored 200": 1}
-    assert (progress.replied, progress.delivered) == (1, 2)
-
-
-@pytest.mark.conformance("KN-BRK-12", "KN-DLV-07")
-async def test_a_reply_too_large_for_the_topic_fails_its_event_at_once() -> None:
-    """KN-BRK-12, KN-DLV-07: no other attempt could end differently."""
-    answer = response(200, b"x" * 2_000_000, **REPLY)
-    world = World(always(answer), delivery=Delivery(retry=10, backoff_delay=1))
-    world.send("1")
-    assert (await world.run()).dead_lettered == 1
-    assert world.subscriber.ids == ["1"]
-    assert world.events_of(DEAD)[0].attributes["knafkareason"] == "reply-not-stored"
-
-
-@pytest.mark.conformance("KN-BRK-12")
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param(response(200, b"x", **REPLY), id="binary"),
-        pytest.param(response(200, b"{", content_type="application/cloudevents+json"), id="JSON"),
-    ],
-)
-async def test_a_reply_larger_than_is_read_fails_its_event_at_once(answer: Response) -> None:
-    """KN-BRK-12: it can't be stored, as no topic takes it; what was read of it is no event."""
-    world = World(always(answer._replace(cut=True)), delivery=Delivery(retry=10))
-    world.send("1")
-    assert (await world.run()).dead_lettered == 1
-    assert world.subscriber.ids == ["1"]
-    assert world.events_of(DEAD)[0].attributes["knafkareason"] == "reply-not-stored"
-
-
-async def test_a_reply_that_kafka_refuses_for_good_fails_its_event_at_once() -> None:
-    """Such as one without a key for a compacted topic."""
-    world = World(always(response(200, b"", **REPLY)), delivery=Delivery(retry=10))
-    world.send("1")
-    world.log.fail(LogError("Broker: Invalid record", retriable=False))
-    drain = world.drain()
-    running = world.begin(drain)
-    await until(lambda: drain.counts.failures)
-    world.log.fail(None)
-    assert (await running).dead_lettered == 1
-    assert world.subscriber.ids == ["1"]
-
-
-@pytest.mark.conformance("KN-DP-08")
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param(response(200, b"OK", content_type="text/html"), id="200 OK (trap 1)"),
-        pytest.param(response(200), id="200 empty"),
-        pytest.param(response(200, b'{"a": 1}', content_type="application/json"), id="200 json"),
-        pytest.param(response(202, b"hello", **REPLY), id="202 with an event"),
-        pytest.param(response(202, b"", ce_id="", ce_broken=""), id="202 with a malformed event"),
-        pytest.param(response(204), id="204"),
-        pytest.param(response(200, b"x")._replace(cut=True), id="200 with a large body"),
-        pytest.param(response(202, b"x", **REPLY)._replace(cut=True), id="202, large"),
-    ],
-)
-async def test_a_success_without_a_reply_stores_nothing(answer: Response) -> None:
-    """KN-DP-08; a 202's body is no reply (data-plane table)."""
-    world = World(always(answer))
-    world.send("1")
-    progress = await world.run()
-    assert (progress.delivered, progress.replied, progress.dead_lettered) == (1, 0, 0)
-    assert len(world.records_of(TOPIC)) == 1
-
-
-@pytest.mark.conformance("KN-DP-08")
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param(response(200, b"", ce_id="1"), id="attributes missing"),
-        pytest.param(
-            response(200, b"{", content_type="application/cloudevents+json"), id="broken JSON"
-        ),
-        pytest.param(
-            response(200, b"[]", content_type="application/cloudevents-batch+json"), id="a batch"
-        ),
-    ],
-)
-async def test_a_malformed_reply_is_a_failure_that_no_retry_mends(answer: Response) -> None:
-    """KN-DP-08, CE-H13."""
-    world = World(always(answer), delivery=Delivery(retry=5))
-    world.send("1")
-    progress = await world.run()
-    assert world.subscriber.ids == ["1"]
-    assert (progress.dead_lettered, progress.delivered) == (1, 0)
-    attributes = world.events_of(DEAD)[0].attributes
-    assert attributes["knafkareason"] == "malformed-reply"
-    assert attributes["knativeerrorcode"] == "200"
-
-
-async def test_a_sinks_reply_is_ignored() -> None:
-    world = World(unless_sink(response(400), response(200, b"hello", **REPLY)), sink=True)
-    world.send("1")
-    assert (await world.run()).replied == 0
-    assert len(world.records_of(TOPIC)) == 1
 
 
 async def test_events_behind_a_dead_lettered_one_follow_in_order() -> None:

@@ -23,7 +23,8 @@ from support.drains import (
 from knafka.clients.memory_log import MemoryReader
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
-from knafka.dispatcher import drain as drains, workers
+from knafka.dispatcher import drain as drains
+from knafka.dispatcher import workers
 from knafka.dispatcher.drain import REVOKE_TIMEOUT
 from knafka.ports.log import Record
 from knafka.ports.subscriber import Response

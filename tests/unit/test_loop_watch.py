@@ -42,8 +42,8 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("ours")
 def test_a_callback_that_takes_long_is_told_with_its_stack(busy: Callable[[float], None]) -> None:
     (told,) = blocked_by(lambda: busy(LONG))
+    assert told.startswith("0.3")
     assert "test_loop_watch.py" in told
-    assert "call()" in told
 
 
 @pytest.mark.usefixtures("ours")

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka.observability import REPEAT_INTERVAL, Metric, RateLimitedFilter, log_to_stderr, prometheus_text
+from knafka.observability import (
+    REPEAT_INTERVAL,
+    Metric,
+    RateLimitedFilter,
+    log_to_stderr,
+    prometheus_text,
+)
 
 _SAMPLE = re.compile(r'm\{l="((?:[^"\\\n]|\\[\\"n])*)"\} (\S+)').fullmatch
 
@@ -80,7 +86,12 @@ def test_one_line_of_a_kind_is_let_through_at_a_time(
 ) -> None:
     limited = RateLimitedFilter(by_wording=by_wording)
     found = []
-    for text, number, at in [("a", 1, 100), ("b", 2, 101), ("a", 3, 102), ("a", 4, 100 + REPEAT_INTERVAL)]:
+    for text, number, at in [
+        ("a", 1, 100),
+        ("b", 2, 101),
+        ("a", 3, 102),
+        ("a", 4, 100 + REPEAT_INTERVAL),
+    ]:
         arguments = (text, number)
         record = logging.LogRecord("x", logging.INFO, "", 0, "%s: %d", arguments, None)
         record.created = at

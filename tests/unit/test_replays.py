@@ -10,9 +10,9 @@ from knafka.core import names
 from knafka.core.contract import CESQL, AttributesFilter, Delivery, Egress, Kafka, Order, Sink
 from knafka.core.dead_letter import (
     EXTENSIONS,
+    FAILURE_HEADERS,
     OMITTED,
     REPLAY,
-    FAILURE_HEADERS,
     Failure,
     Origin,
     dead_letter_of,

@@ -295,7 +295,9 @@ async def test_a_triggers_counts_are_those_of_all_its_drains(
         await scaler.watch("mail", egress(), SCALING)
         await asyncio.sleep(1)
         first, second = drains.open
-        first.tell(read=5, filtered=1, delivered=2, retried=9, replied=1, dead_lettered=1, unsettled=1)
+        first.tell(
+            read=5, filtered=1, delivered=2, retried=9, replied=1, dead_lettered=1, unsettled=1
+        )
         first.lines.put_nowait(DrainProgress(read=6, delivered=3, unsettled=2, partitions=(3, 1)))
         second.lines.put_nowait(DrainProgress(read=10, delivered=9, unsettled=1, partitions=(0,)))
         await asyncio.sleep(0.1)

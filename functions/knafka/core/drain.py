@@ -93,8 +93,8 @@ class DrainProgress(Model):
     delivered: int = 0
     retried: int = 0
     dead_lettered: int = Field(
-        # In 0.1 it is written and read as `buried`. It is still written so, for an operator that is
-        # older than its dispatchers, and read under both names; the next release writes the new one.
+        # It was `buried` in 0.1. It is still written so, for an operator that is older than its
+        # dispatchers, and read under both names; the next release writes the new one.
         default=0,
         validation_alias=AliasChoices("deadLettered", "buried"),
         serialization_alias="buried",

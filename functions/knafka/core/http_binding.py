@@ -26,9 +26,9 @@ from knafka.core.event import (
 )
 from knafka.core.kafka_binding import (
     CONTENT_TYPE,
+    BoundedCache,
     Draft,
     Envelope,
-    BoundedCache,
     Mode,
     fits_binary,
     mode_of,

@@ -101,9 +101,7 @@ class Drain:
         self._open_reader = open_reader
         self._passes = compile_trigger(egress.filter, egress.filters, self.counts.filter_failed)
         self._lane_of = lane_of(egress.order)
-        self._sender = Sender(
-            egress, subscriber, writer, self.counts, self.congestion, now, topics
-        )
+        self._sender = Sender(egress, subscriber, writer, self.counts, self.congestion, now, topics)
         self._workers = Workers(
             self._sender, self._settle, self.congestion, egress.max_in_flight, now
         )

@@ -1,4 +1,4 @@
-"""Pending events: records between being read and being settled, and the partitions they come from."""
+"""Pending events: records that are read and not yet settled, and the partitions they come from."""
 
 from __future__ import annotations
 

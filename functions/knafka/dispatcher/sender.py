@@ -36,7 +36,7 @@ from knafka.core.delivery import (
 from knafka.core.errors import DeliveryError, InvalidEvent
 from knafka.core.http_binding import claims_event, reply_of, request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
-from knafka.core.progress import DeliveryState, DeliveryStage
+from knafka.core.progress import DeliveryStage, DeliveryState
 from knafka.dispatcher.appending import DeadLetterTopic, append
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts

@@ -25,8 +25,8 @@ from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections
 from knafka.receiver.ingest import (
     HttpHeaders,
-    Limits,
     IngestHandler,
+    Limits,
     decoded_path,
     header_bytes,
 )
