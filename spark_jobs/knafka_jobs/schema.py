@@ -5,8 +5,7 @@
 
 `records` holds every dead letter as it lay in its topic, appended once; `failures` has one row per
 failed event and Trigger, folded from them; `replays` has the runs and `sent` what each sent;
-`reports` remembers what the last one said. Refused here: reading or writing any of them (see
-`storage`).
+`reports` remembers what the last one said. They are read and written by `io.delta`.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ EVENT: Final[Columns] = {
 }
 """What failed. Null is what the event does not have; without data, `data_bytes` is null (CE-K3)."""
 
-STORY: Final[Columns] = {
+LAST_ATTEMPT: Final[Columns] = {
     "destination": "string",
     "reason": "string",
     "code": "int",
     "error": "string",  # base64, as `knativeerrordata` has it
     "attempts": "int",
 }
-"""How it failed."""
+"""How it failed, at last."""
 
 RECORDS: Final[Columns] = {
     "failure_id": "string",
@@ -59,7 +58,7 @@ RECORDS: Final[Columns] = {
     "headers": "array<struct<key: string, value: binary>>",
     **TRIGGER,
     **EVENT,
-    **STORY,
+    **LAST_ATTEMPT,
     "first_attempt": "timestamp",
     "last_attempt": "timestamp",
 }
@@ -70,7 +69,7 @@ FAILURES: Final[Columns] = {
     "failure_id": "string",
     **TRIGGER,
     **EVENT,
-    **STORY,
+    **LAST_ATTEMPT,
     "failures": "bigint",
     "retries": "bigint",
     "first_failed": "timestamp",
@@ -79,7 +78,7 @@ FAILURES: Final[Columns] = {
     **POSITION,
     "resolved": "timestamp",
 }
-"""`STORY` and `POSITION` are those of the last dead letter, `EVENT` is that of the first one."""
+"""`LAST_ATTEMPT` and `POSITION` are of the last dead letter, `EVENT` is of the first one."""
 
 REPLAYS: Final[Columns] = {
     "replay_id": "string",
@@ -102,7 +101,11 @@ SENT: Final[Columns] = {
     "outcome": "string",
     "judged": "timestamp",
 }
-"""Events in their Trigger's replay topic; `outcome` is null while they are on their way."""
+"""Events in their Trigger's replay topic; `outcome` is null until they are settled."""
+
+RESOLVED: Final = "resolved"
+FAILED_AGAIN: Final = "failed-again"
+"""The two outcomes of an event that was replayed."""
 
 REPORTS: Final[Columns] = {
     "report_id": "string",

@@ -32,8 +32,8 @@ from support.reports import (
 )
 
 from knafka.core.delivery import Reason
-from knafka_jobs.page import render
-from knafka_jobs.report import Change, ChangeKind, Report
+from knafka_jobs.report.document import Change, ChangeKind, Report
+from knafka_jobs.report.page import render
 
 IMAGES = Path(__file__).parents[2] / "docs/images"
 FLAGS = (

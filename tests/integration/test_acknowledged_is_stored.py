@@ -7,8 +7,6 @@ import ctypes
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import confluent_kafka
 import pytest
@@ -21,8 +19,8 @@ from knafka.clients import kafka_producer, kafka_writer
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
-from knafka_jobs.appending import Letter, append
-from knafka_jobs.topics import Topics
+from knafka_jobs.io.kafka import Connection
+from knafka_jobs.replay.send import FailedEvent, send
 from knafka_local.kafka_distribution import KafkaDistribution
 from knafka_local.kafka_server import KafkaServer
 
@@ -155,18 +153,12 @@ async def test_whatever_becomes_of_requests_what_is_acknowledged_is_stored(
 async def test_a_replay_appends_each_event_though_kafka_rejects_a_request(world: World) -> None:
     """Transactional producers are idempotent; theirs have one request under way at a time."""
     await world.anew()
-    topics = SimpleNamespace(
-        connection=SimpleNamespace(
-            for_librdkafka=lambda: {"bootstrap.servers": world.proxy.bootstrap_servers}
-        )
-    )
+    connection = Connection(world.proxy.bootstrap_servers)
     large = b"x" * 600_000  # two of them don't fit into one request
-    letters = [Letter(str(each), None, large, []) for each in range(4)]
+    events = [FailedEvent(str(each), None, large, []) for each in range(4)]
     world.proxy.then(Fault.REJECT)
-    appended = await asyncio.to_thread(
-        append, cast(Topics, topics), NAME, "a-replay", letters, None, lambda _: None
-    )
-    assert len(appended) == 4
+    sent = await asyncio.to_thread(send, connection, NAME, "a-replay", events, None, lambda _: None)
+    assert len(sent) == 4
     async with asyncio.timeout(SOON):  # a commit is seen a moment after it was acknowledged
         while len(await world.admin.read_all(NAME, 10)) < 4:
             pass

@@ -17,24 +17,27 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support.kafka import Kafka
-from support.letters import REASONS, TRIGGERS, Letters, compacted, held
+from support.letters import REASONS, TRIGGERS, DeadLetters, compacted, held
 
 from knafka.core import names
 from knafka.core.dead_letter import REPLAY, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka_jobs.appending import already_appended
 from knafka_jobs.errors import JobError
-from knafka_jobs.failures import Selection
-from knafka_jobs.replaying import purge, replay
-from knafka_jobs.reporting import report
-from knafka_jobs.storage import Tables
-from knafka_jobs.topics import Topics
+from knafka_jobs.io.delta import Tables
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.options import Selection
+from knafka_jobs.replay.run import purge, replay
+from knafka_jobs.replay.send import already_sent
+from knafka_jobs.report.run import report
+from knafka_jobs.topics import BrokerName
 
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.timeout(600),  # Spark starts twelve times here
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
 ]
+
+LARGE = 3_000_000
 
 
 def files(folder: Path) -> dict[Path, float]:
@@ -51,26 +54,26 @@ def wait_for(log: Path, run: str, line: str, job: subprocess.Popen[bytes]) -> No
 
 def test_ten_kills_lose_nothing_and_count_nothing_twice(
     kafka: Kafka,
-    dead: Letters,
-    topics: Topics,
+    dead: DeadLetters,
+    client: KafkaClient,
     spark: SparkSession,
     spark_environment: dict[str, str],
     tmp_path: Path,
 ) -> None:
     """20,000 dead letters of 16,000 events, 3 Triggers, every reason; the compaction is killed by
-    SIGKILL in every stage, between bursts of dead letters; the topics are drained all the while."""
+    SIGKILL in every stage, between bursts of dead letters; the topics are emptied all the while."""
     seed = random.randrange(1000)
     dice = random.Random(seed)
     root = tmp_path / "tables"
-    buried: Counter[tuple[str, str]] = Counter()
+    expected: Counter[tuple[str, str]] = Counter()
     log = tmp_path / "log"
     stages = ["3 dead-letter topics", "new dead letters", "folded into failures"]
     for run in range(10):
         for number in range(run * 2000, (run + 1) * 2000):
             event = number % 16_000  # the last 4,000 fail for a second time
             trigger = TRIGGERS[event % 3]
-            dead.bury(trigger, event, REASONS[number % len(REASONS)])
-            buried[trigger, str(event)] += 1
+            dead.add(trigger, event, REASONS[number % len(REASONS)])
+            expected[trigger, str(event)] += 1
         dead.flush()
         after, delay = stages[run % 3], dice.uniform(0, 2.5)
         with log.open("a") as output:
@@ -94,10 +97,10 @@ def test_ten_kills_lose_nothing_and_count_nothing_twice(
         job.wait()
 
     tables = Tables(spark, str(root))
-    compacted(tables, topics, dead)
+    compacted(tables, client, dead)
     print(f"seed {seed}; {len(list(root.rglob('*.parquet')))} files", log.read_text())
 
-    spans = topics.dead_letters((dead.namespace, "main")).values()
+    spans = client.dead_letter_topics(BrokerName(dead.namespace, "main")).values()
     everything = {
         (topic.name, partition, offset)
         for topic in spans
@@ -109,7 +112,7 @@ def test_ten_kills_lose_nothing_and_count_nothing_twice(
     assert len(in_table) == 20_000
     assert set(in_table) == everything
     rows = tables.read("failures").select("trigger", "id", "failures", "retries").collect()
-    assert {(row["trigger"], row["id"]): row["failures"] for row in rows} == buried
+    assert {(row["trigger"], row["id"]): row["failures"] for row in rows} == expected
     assert len(rows) == 16_000
     assert sum(row["retries"] for row in rows) == 2 * 20_000
     assert all(span.start == span.end for topic in spans for span in topic.spans.values())
@@ -118,88 +121,88 @@ def test_ten_kills_lose_nothing_and_count_nothing_twice(
 
 
 def test_nothing_new_changes_nothing(
-    dead: Letters, topics: Topics, tables: Tables, tmp_path: Path
+    dead: DeadLetters, client: KafkaClient, tables: Tables, tmp_path: Path
 ) -> None:
     for number in range(30):
-        dead.bury("mail", number)
+        dead.add("mail", number)
     dead.flush()
-    first = compacted(tables, topics, dead, keep_hours=1)
+    first = compacted(tables, client, dead, keep_hours=1)
     assert (first.topics, first.records, first.folded, first.deleted) == (3, 30, 30, 0)
     before = files(tmp_path / "tables")
-    again = compacted(tables, topics, dead, keep_hours=1)
+    again = compacted(tables, client, dead, keep_hours=1)
     assert (again.records, again.folded, again.merged, again.deleted) == (0, 0, (), 0)
     assert files(tmp_path / "tables") == before
-    drained = compacted(tables, topics, dead)
-    assert (drained.records, drained.deleted) == (0, 30)
+    last = compacted(tables, client, dead)
+    assert (last.records, last.deleted) == (0, 30)
 
 
 def test_garbage_is_tabled_like_everything_else(
-    dead: Letters, topics: Topics, tables: Tables
+    dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:
     dead.append("mail", None, None)
     dead.append("mail", [], b"")
     dead.append("mail", [("ce_id", b""), ("ce_id", b"\xff")], b"\x00\xff")
     dead.append("mail", [("ce_knafkareason", b"?"), ("ce_knafkaattempts", b"-1")], b"x" * 900_000)
-    dead.bury("mail", 1)
+    dead.add("mail", 1)
     dead.flush()
-    assert compacted(tables, topics, dead).records == 5
+    assert compacted(tables, client, dead).records == 5
     rows = tables.read("failures").collect()
     assert Counter(row["reason"] for row in rows) == {"undecodable-record": 4, "status": 1}
     assert report(tables, None, datetime.now(UTC)).totals.events == 5
 
 
 def test_a_topic_that_vanishes_or_is_made_anew_loses_nothing(
-    dead: Letters, topics: Topics, tables: Tables
+    dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:
     for number in range(20):
         for trigger in TRIGGERS:
-            dead.bury(trigger, number)
+            dead.add(trigger, number)
     dead.flush()
-    compacted(tables, topics, dead, keep_hours=1)
+    compacted(tables, client, dead, keep_hours=1)
     dead.delete(dead.topic("mail"), dead.topic("bill"))
     dead.make("bill")
     for number in range(100, 170):  # more than there were: offsets alone would tell nothing
-        dead.bury("bill", number)
-    dead.bury("ship", 500)
+        dead.add("bill", number)
+    dead.add("ship", 500)
     dead.flush()
-    result = compacted(tables, topics, dead, keep_hours=1)
+    result = compacted(tables, client, dead, keep_hours=1)
     assert (result.topics, result.records) == (2, 71)
-    assert compacted(tables, topics, dead).deleted == 91
+    assert compacted(tables, client, dead).deleted == 91
     dead.make("mail")
-    dead.bury("mail", 600)
+    dead.add("mail", 600)
     dead.flush()
-    assert compacted(tables, topics, dead).records == 1
+    assert compacted(tables, client, dead).records == 1
     counts = tables.read("failures").groupBy("trigger").count().collect()
     assert {row["trigger"]: row["count"] for row in counts} == {"mail": 21, "bill": 90, "ship": 21}
 
 
 def test_records_that_somebody_else_deleted_are_told_and_the_rest_is_read(
-    dead: Letters, topics: Topics, tables: Tables
+    dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:
     for number in range(10):
         dead.append("mail", None, b"%d" % number, key=b"same partition")
     dead.flush()
-    compacted(tables, topics, dead, keep_hours=1)
+    compacted(tables, client, dead, keep_hours=1)
     for number in range(10):
         dead.append("mail", None, b"%d" % number, key=b"same partition")
     dead.flush()
-    spans = topics.dead_letters((dead.namespace, "main"))[dead.topic("mail")].spans
+    spans = client.dead_letter_topics(BrokerName(dead.namespace, "main"))[dead.topic("mail")].spans
     (filled,) = [number for number, span in spans.items() if span.end == 20]
-    topics.delete_before({(dead.topic("mail"), filled): 15})
-    result = compacted(tables, topics, dead, keep_hours=1)
+    client.delete_before({(dead.topic("mail"), filled): 15})
+    result = compacted(tables, client, dead, keep_hours=1)
     assert (result.records, result.missed) == (5, 5)
 
 
 @pytest.mark.parametrize("broken", ["log", "data", "checkpoint", "records"])
 def test_a_broken_table_deletes_nothing_from_the_topics(
-    dead: Letters, topics: Topics, tables: Tables, broken: str
+    dead: DeadLetters, client: KafkaClient, tables: Tables, broken: str
 ) -> None:
     for number in range(20):
-        dead.bury("mail", number)
+        dead.add("mail", number)
     dead.flush()
-    compacted(tables, topics, dead, keep_hours=1)
+    compacted(tables, client, dead, keep_hours=1)
     for number in range(20, 30):
-        dead.bury("mail", number)
+        dead.add("mail", number)
     dead.flush()
     root = Path(tables.root)
     match broken:
@@ -214,16 +217,16 @@ def test_a_broken_table_deletes_nothing_from_the_topics(
             shutil.rmtree(root / "records")
     tables = Tables(tables.spark, tables.root)
     with pytest.raises(JobError, match=r"records|checkpoint"):
-        compacted(tables, topics, dead)
-    spans = topics.dead_letters((dead.namespace, "main"))[dead.topic("mail")].spans.values()
+        compacted(tables, client, dead)
+    spans = client.topics([dead.topic("mail")])[dead.topic("mail")].spans.values()
     assert sum(span.end - span.start for span in spans) == 30
 
 
 def test_a_second_compaction_at_once_is_refused(
-    dead: Letters, topics: Topics, tables: Tables
+    dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:
-    with tables.compacting(), pytest.raises(JobError, match="another compaction runs"):
-        compacted(tables, topics, dead)
+    with tables.locked(), pytest.raises(JobError, match="another compaction runs"):
+        compacted(tables, client, dead)
 
 
 class Interrupted(Exception):
@@ -231,13 +234,13 @@ class Interrupted(Exception):
 
 
 def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
-    dead: Letters, topics: Topics, tables: Tables
+    dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:
     for number in range(1200):
-        dead.bury("mail", number)
-    dead.bury("bill", 1)
+        dead.add("mail", number)
+    dead.add("bill", 1)
     dead.flush()
-    compacted(tables, topics, dead)
+    compacted(tables, client, dead)
 
     def interrupt(line: str) -> None:
         raise Interrupted(line)
@@ -247,16 +250,16 @@ def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
 
     selection = Selection(trigger="mail")
     with pytest.raises(Interrupted):
-        replay(tables, topics, selection, "r1", "me", None, interrupt)
+        replay(tables, client, selection, "r1", "me", None, interrupt)
     with pytest.raises(JobError, match="another selection"):
-        replay(tables, topics, Selection(), "r1", "me", None, say)
-    assert replay(tables, topics, selection, "r1", "me", None, say) == 1200
+        replay(tables, client, Selection(), "r1", "me", None, say)
+    assert replay(tables, client, selection, "r1", "me", None, say) == 1200
     with pytest.raises(JobError, match="finished and sent 1200"):
-        replay(tables, topics, selection, "r1", "me", None, say)
-    assert replay(tables, topics, selection, "r2", "me", None, say) == 0
+        replay(tables, client, selection, "r1", "me", None, say)
+    assert replay(tables, client, selection, "r2", "me", None, say) == 0
 
     name = names.replay_topic(dead.namespace, "main", "mail")
-    there = already_appended(topics, topics.described([name])[name], "r1")
+    there = already_sent(client, client.topics([name])[name], "r1")
     assert len(there) == len({each.failure_id for each in there}) == 1200
     rows = tables.read("sent").collect()
     assert {(row["partition"], row["offset"]) for row in rows} == {
@@ -265,17 +268,17 @@ def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
 
 
 def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
-    dead: Letters, topics: Topics, tables: Tables
+    dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:
     for number in range(10):
-        dead.bury("mail", number)
+        dead.add("mail", number)
     dead.flush()
-    compacted(tables, topics, dead)
+    compacted(tables, client, dead)
     report(tables, None, datetime.now(UTC))
-    replay(tables, topics, Selection(), "r", "me", None, lambda line: None)
+    replay(tables, client, Selection(), "r", "me", None, lambda line: None)
 
     name = names.replay_topic(dead.namespace, "main", "mail")
-    dispatcher = topics.consumer(**{"group.id": name, "auto.offset.reset": "earliest"})
+    dispatcher = client.consumer(**{"group.id": name, "auto.offset.reset": "earliest"})
     dispatcher.subscribe([name])
     for _ in range(10):
         record = dispatcher.poll(20)
@@ -296,7 +299,7 @@ def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
     dispatcher.commit(asynchronous=False)
     dispatcher.close()
 
-    compacted(tables, topics, dead)
+    compacted(tables, client, dead)
     told = report(tables, None, datetime.now(UTC))
     run = told.replays[0]
     assert (run.sent, run.resolved, run.failed_again) == (10, 7, 3)
@@ -304,5 +307,27 @@ def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
     assert told.changes.failed_again == 1
     assert purge(tables, Selection(), unresolved=False, dry_run=True) == 7
     assert purge(tables, Selection(), unresolved=False, dry_run=False) == 7
-    assert compacted(tables, topics, dead).folded == 0
+    assert compacted(tables, client, dead).folded == 0
     assert tables.read("failures").count() == 3
+
+
+def test_an_event_as_large_as_its_dead_letter_topic_takes_is_replayed(
+    dead: DeadLetters, client: KafkaClient, tables: Tables
+) -> None:
+    """Also by way of a replay topic that was made when the dead-letter topic took less."""
+    mail, bill = ((dead.namespace, "main", trigger) for trigger in ("mail", "bill"))
+    client.create(names.replay_topic(*bill), 1, 1, {})
+    for trigger in ("mail", "bill"):
+        client.raise_record_limit(dead.topic(trigger), LARGE + 100_000)
+        origin = Origin(dead.namespace, "main", trigger, "broker", 0, 0)
+        failure = Failure("http://mail/", Reason.STATUS, 1, 1.0, 2.0, 503)
+        headers = [("ce_specversion", b"1.0"), ("ce_id", b"1"), ("ce_source", b"/s")]
+        headers.append(("ce_type", b"t"))
+        dead.append(trigger, *dead_letter_of(headers, os.urandom(LARGE), failure, origin))
+    dead.flush()
+    assert compacted(tables, client, dead).records == 2
+    assert replay(tables, client, Selection(), "r", "me", None, lambda line: None) == 2
+    for to in (mail, bill):
+        name = names.replay_topic(*to)
+        assert len(already_sent(client, client.topics([name])[name], "r")) == 1
+        assert client.record_limit(name) == LARGE + 100_000

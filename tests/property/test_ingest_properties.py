@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knafka_jobs.ingest import Offsets, Partition, Span, ingest, next_batch
+from knafka_jobs.compact.batches import ingest, next_batch
+from knafka_jobs.topics import Offsets, Partition, Span
 
 Row: TypeAlias = tuple[str, int, int]
 """Topic id, partition, offset."""
@@ -81,16 +82,16 @@ class Table:
     def last_batch(self) -> int | None:
         return self.last
 
-    def noted(self, batch: int) -> Offsets | None:
+    def offsets_after(self, batch: int) -> Offsets | None:
         return self.notes.get(batch)
 
-    def held(self) -> Offsets:
+    def offsets_of_rows(self) -> Offsets:
         found: dict[Partition, int] = {}
         for topic, partition, offset in self.rows:
             found[topic, partition] = max(found.get((topic, partition), 0), offset + 1)
         return found
 
-    def note(self, batch: int, after: Offsets) -> None:
+    def save_offsets(self, batch: int, after: Offsets) -> None:
         self.step()
         self.notes[batch] = None  # a file that is not whole
         self.step()

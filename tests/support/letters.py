@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from knafka_jobs.compact import Compacted
-    from knafka_jobs.storage import Tables
-    from knafka_jobs.topics import Topics
+    from knafka_jobs.compact.run import Compacted
+    from knafka_jobs.io.delta import Tables
+    from knafka_jobs.io.kafka import KafkaClient
 
 TRIGGERS = ("mail", "bill", "ship")
 REASONS = [each for each in Reason if each is not Reason.UNDECODABLE]
@@ -36,24 +36,31 @@ PARTITIONS = 3
 
 
 @dataclass
-class Letters:
-    """Dead letters of one Broker, buried as the dispatcher does."""
+class DeadLetters:
+    """Dead letters of one Broker, written as the dispatcher does."""
 
     bootstrap_servers: str
     namespace: str
 
     def __post_init__(self) -> None:
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
-        self.producer = Producer({"bootstrap.servers": self.bootstrap_servers, "linger.ms": 20})
+        self.producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "linger.ms": 20,
+                "message.max.bytes": 64 * 1024 * 1024,  # as the dispatcher's
+            }
+        )
         for trigger in TRIGGERS:
             self.make(trigger)
 
     def topic(self, trigger: str) -> str:
         return names.dead_letter_topic(self.namespace, "main", trigger)
 
-    def make(self, trigger: str) -> None:
+    def make(self, trigger: str, **config: str) -> None:
         topic = self.topic(trigger)
-        self.admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
+        new = NewTopic(topic, PARTITIONS, 1, config=config)
+        self.admin.create_topics([new])[topic].result()
         self.until(lambda: topic in self.admin.list_topics(timeout=10).topics)
 
     def delete(self, *topics: str) -> None:
@@ -68,7 +75,7 @@ class Letters:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
-    def bury(self, trigger: str, number: int, reason: Reason = Reason.STATUS) -> None:
+    def add(self, trigger: str, number: int, reason: Reason = Reason.STATUS) -> None:
         headers = [
             ("ce_specversion", b"1.0"),
             ("ce_id", b"%d" % number),
@@ -89,7 +96,8 @@ class Letters:
         value: bytes | None,
         key: bytes | None = None,
     ) -> None:
-        self.producer.produce(self.topic(trigger), value, key, headers=headers)  # type: ignore[arg-type]
+        topic = self.topic(trigger)
+        self.producer.produce(topic, value, key, headers=headers)  # type: ignore[arg-type]
         self.producer.poll(0)
 
     def flush(self) -> None:
@@ -102,31 +110,35 @@ class Letters:
 
 
 @pytest.fixture
-def dead(kafka: Kafka) -> Iterator[Letters]:
-    made = Letters(kafka.bootstrap_servers, f"test{uuid.uuid4().hex[:8]}")
+def dead(kafka: Kafka) -> Iterator[DeadLetters]:
+    made = DeadLetters(kafka.bootstrap_servers, f"test{uuid.uuid4().hex[:8]}")
     yield made
     made.clean()
 
 
 @pytest.fixture
-def topics(kafka: Kafka) -> Topics:
-    from knafka_jobs.topics import Connection, Topics
+def client(kafka: Kafka) -> KafkaClient:
+    from knafka_jobs.io.kafka import Connection, KafkaClient
 
-    return Topics(Connection(kafka.bootstrap_servers))
+    return KafkaClient(Connection(kafka.bootstrap_servers))
 
 
 @pytest.fixture
 def tables(spark: SparkSession, tmp_path: Path) -> Tables:
-    from knafka_jobs.storage import Tables
+    from knafka_jobs.io.delta import Tables
 
     return Tables(spark, str(tmp_path / "tables"))
 
 
-def compacted(tables: Tables, topics: Topics, dead: Letters, keep_hours: float = 0) -> Compacted:
-    from knafka_jobs.compact import Options, compact
+def compacted(
+    tables: Tables, client: KafkaClient, dead: DeadLetters, keep_hours: float = 0
+) -> Compacted:
+    from knafka_jobs.compact.run import compact
+    from knafka_jobs.options import CompactOptions
+    from knafka_jobs.topics import BrokerName
 
-    options = Options((dead.namespace, "main"), keep_hours)
-    return compact(tables, topics, options, lambda line: None)
+    options = CompactOptions(BrokerName(dead.namespace, "main"), keep_hours)
+    return compact(tables, client, options, lambda line: None)
 
 
 def held(tables: Tables) -> list[tuple[str, int, int]]:

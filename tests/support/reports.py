@@ -9,7 +9,7 @@ import random
 from datetime import UTC, datetime, timedelta
 
 from knafka.core.delivery import Reason
-from knafka_jobs.report import (
+from knafka_jobs.report.document import (
     Bucket,
     Change,
     ChangeKind,

@@ -35,7 +35,7 @@ def spark_environment() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def spark(spark_environment: dict[str, str]) -> Iterator[SparkSession]:
     """The session that every job starts with."""
-    from knafka_jobs import session
+    from knafka_jobs.io import session
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in spark_environment.items():

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from knafka_jobs import __main__ as command
-from knafka_jobs import session
-from knafka_jobs.report import Change, ChangeKind
+from knafka.core.delivery import Reason
+from knafka_jobs import __main__ as program
+from knafka_jobs import commands, options
+from knafka_jobs.io import session
+from knafka_jobs.report.document import Change, ChangeKind
+from knafka_jobs.topics import BrokerName
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +29,8 @@ def test_a_value_that_does_not_fit_a_report_is_one_line_without_a_link(
     def report(*_: object) -> None:
         Change(kind=ChangeKind.NEW, failures=-1)
 
-    monkeypatch.setattr(command, "report", report)
-    assert command.main(["report", "--tables", "t"]) == command.FAILED
+    monkeypatch.setattr(commands, "report", report)
+    assert program.main(["report", "--tables", "t"]) == program.FAILED
     said = capsys.readouterr().err
     assert said.startswith("knafka: error: Change.failures: ")
     assert "please report it" in said
@@ -35,9 +41,55 @@ def test_a_value_that_does_not_fit_a_report_is_one_line_without_a_link(
 def test_a_report_that_can_not_be_written_names_its_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(command, "report", Mock(**{"return_value.model_dump_json": lambda **_: ""}))
+    made = Mock(**{"return_value.model_dump_json": lambda **_: ""})
+    monkeypatch.setattr(commands, "report", made)
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "report.json"
-    assert command.main(["report", "--tables", "t", "--json", str(path)]) == command.FAILED
+    assert program.main(["report", "--tables", "t", "--json", str(path)]) == program.FAILED
     said = capsys.readouterr().err
     assert said == f"knafka: error: {path} can't be written: File exists\n"
+
+
+@pytest.mark.parametrize("command", [[], ["compact"], ["report"], ["replay"], ["purge"]], ids=str)
+def test_help_needs_no_spark(command: list[str]) -> None:
+    """It takes a second to import, and may not be installed."""
+    script = (
+        "import sys; sys.modules['pyspark'] = None; from knafka_jobs.__main__ import main; "
+        f"main([*{command}, '--help'])"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert "usage: knafka_jobs" in said.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compact", "--tables", "t"],
+        ["replay", "--tables", "t", "--bootstrap-servers", "a:1", "--rate", "0"],
+        ["replay", "--tables", "t", "--bootstrap-servers", "a:1", "--replay-id", "a/b"],
+        ["purge", "--tables", "t", "--broker", "main"],
+        ["purge", "--tables", "t", "--reason", "boredom"],
+        ["report"],
+    ],
+    ids=" ".join,
+)
+def test_what_can_not_be_asked_is_exit_code_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        program.main(arguments)
+    assert ended.value.code == 2
+
+
+def test_a_selection_is_read_as_it_was_said() -> None:
+    said = ["--broker", "shop/main", "--reason", "status", "--code", "503", "--since", "2026-11-21"]
+    given = options.parser().parse_args(["purge", "--tables", "t", *said])
+    selection = options.read_options(options.Selection, given)
+    assert selection == options.Selection(
+        broker=BrokerName("shop", "main"),
+        reason=Reason.STATUS,
+        code=503,
+        since=datetime(2026, 11, 21, tzinfo=UTC),
+    )
+    assert str(selection) == (
+        "--broker shop/main --reason status --code 503 --since 2026-11-21 00:00:00+00:00"
+    )

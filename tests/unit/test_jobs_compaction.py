@@ -13,18 +13,21 @@ from pyspark.testing import assertDataFrameEqual
 
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
-from knafka_jobs.compaction import (
+from knafka_jobs.compact.checkpoints import Checkpoints
+from knafka_jobs.compact.plan import (
     FOLDED,
     MERGE_ON,
-    durable,
     failures_of,
-    is_worth_merging,
-    merged,
-    positions,
+    has_many_small_files,
+    merge_clauses,
+    next_offsets,
+    older_ranges,
     records_of,
+    tabled_until,
 )
+from knafka_jobs.io.delta import Tables
 from knafka_jobs.schema import FAILURES, RECORDS, ddl
-from knafka_jobs.storage import Tables
+from knafka_jobs.topics import Span, Topic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +118,7 @@ def test_a_dead_letter_is_spelled_out_beside_its_own_bytes(spark: SparkSession) 
                 ("ce_knativeerrordata", b"*"),
             ],
             None,
-            id="a-story-that-makes-no-sense",
+            id="attributes-that-make-no-sense",
         ),
     ],
 )
@@ -157,11 +160,11 @@ def test_an_event_without_data_is_not_one_with_empty_data(spark: SparkSession) -
 
 def test_the_same_event_has_the_same_failure_id_whatever_else_differs(spark: SparkSession) -> None:
     headers, value = letter()
-    other_story = letter(1, replace(FAILURE, attempts=9, reason=Reason.TIMEOUT, status=None))
+    failed_otherwise = letter(1, replace(FAILURE, attempts=9, reason=Reason.TIMEOUT, status=None))
     kafka_rows = kafka(
         spark,
         (headers, value, 1),
-        (*other_story, 2),
+        (*failed_otherwise, 2),
         (*letter(2), 3),
         (headers, b"other data", 4),
         ([(name, b"/other" if name == "ce_source" else raw) for name, raw in headers], value, 5),
@@ -245,12 +248,7 @@ def test_folding_in_two_batches_is_folding_in_one(spark: SparkSession, tmp_path:
     )
     tables = Tables(spark, str(tmp_path))
     for batch in ("offset IN (0, 1)", "offset IN (2, 3, 4)"):
-        tables.upsert(
-            failures_of(rows.where(batch)),
-            "failures",
-            MERGE_ON,
-            merged(),
-        )
+        tables.upsert(failures_of(rows.where(batch)), "failures", MERGE_ON, merge_clauses())
     assertDataFrameEqual(tables.read("failures"), failures_of(rows))
 
 
@@ -263,12 +261,7 @@ def test_a_failure_that_was_resolved_and_fails_again_is_unresolved(
     more = failures_of(
         records(spark, {"last_attempt": at(20)}, {"failure_id": "g", "last_attempt": at(5)})
     )
-    tables.upsert(
-        more,
-        "failures",
-        MERGE_ON,
-        merged(),
-    )
+    tables.upsert(more, "failures", MERGE_ON, merge_clauses())
     rows = tables.read("failures").orderBy("failure_id").select("resolved").collect()
     assert [row[0] and row[0].astimezone(UTC) for row in rows] == [None, at(10)]
 
@@ -281,16 +274,25 @@ def test_only_what_the_table_holds_without_a_gap_may_be_deleted(spark: SparkSess
         *({"partition": 2, "offset": n} for n in (0, 1, 2, 3, 4)),
         *({"partition": 3, "offset": n, "topic_id": "recreated"} for n in (0, 1)),
     )
-    drainable = spark.createDataFrame(
+    ranges = spark.createDataFrame(
         [(TOPIC, "id-1", *each) for each in ((0, 3, 9), (1, 10, 13), (2, 1, 3), (3, 0, 2))],
         "topic string, topic_id string, partition int, start bigint, end bigint",
     )
     assertDataFrameEqual(
-        durable(held, drainable),
+        tabled_until(held, ranges),
         spark.createDataFrame(
             [(TOPIC, 0, 6), (TOPIC, 2, 3)], "topic string, partition int, until bigint"
         ),
     )
+
+
+def test_only_what_is_older_than_the_first_young_record_may_be_deleted() -> None:
+    spans = {0: Span(3, 9), 1: Span(3, 9), 2: Span(3, 9), 3: Span(5, 5)}
+    young = {(TOPIC, 0): 7, (TOPIC, 1): -1, (TOPIC, 2): 3}
+    assert older_ranges({TOPIC: Topic(TOPIC, "id-1", spans)}, young) == [
+        (TOPIC, "id-1", 0, 3, 7),
+        (TOPIC, "id-1", 1, 3, 9),
+    ]
 
 
 def test_reading_goes_on_after_what_the_table_holds(spark: SparkSession) -> None:
@@ -301,7 +303,7 @@ def test_reading_goes_on_after_what_the_table_holds(spark: SparkSession) -> None
         {"partition": 0, "offset": 2, "topic_id": "id-2"},
     )
     assertDataFrameEqual(
-        positions(held),
+        next_offsets(held),
         spark.createDataFrame(
             [("id-1", 0, 10), ("id-2", 0, 3)], "topic_id string, partition int, next bigint"
         ),
@@ -310,9 +312,9 @@ def test_reading_goes_on_after_what_the_table_holds(spark: SparkSession) -> None
 
 def test_small_files_are_merged_in_numbers() -> None:
     megabyte = 1024 * 1024
-    assert not is_worth_merging(files=8, size=megabyte)
-    assert is_worth_merging(files=9, size=megabyte)
-    assert not is_worth_merging(files=40, size=40 * 100 * megabyte)
+    assert not has_many_small_files(files=8, size=megabyte)
+    assert has_many_small_files(files=9, size=megabyte)
+    assert not has_many_small_files(files=40, size=40 * 100 * megabyte)
 
 
 def test_a_table_is_empty_until_it_has_rows_and_is_not_made_to_tell(
@@ -327,19 +329,19 @@ def test_a_table_is_empty_until_it_has_rows_and_is_not_made_to_tell(
     assert not tables.is_empty("failures")
 
 
-def test_a_note_is_read_as_it_was_written_and_a_broken_one_is_none(
+def test_saved_offsets_are_read_as_they_were_written_and_broken_ones_are_none(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    tables = Tables(spark, str(tmp_path))
-    assert tables.last_batch() is None
-    assert tables.noted(7) is None
+    checkpoints = Checkpoints(Tables(spark, str(tmp_path)))
+    assert checkpoints.last_batch() is None
+    assert checkpoints.offsets_after(7) is None
     after = {("id+/1==", 0): 5, ("id+/1==", 12): 2**40, ("id-2", 0): 0}
-    tables.note(7, after)
-    tables.note(8, {})
-    assert tables.noted(7) == after
-    assert tables.noted(8) == {}
-    (note,) = tmp_path.rglob("7.json")
-    note.write_bytes(note.read_bytes()[:-9])
-    assert tables.noted(7) is None
-    note.with_name(".7.json.crc").unlink()
-    assert tables.noted(7) is None
+    checkpoints.save_offsets(7, after)
+    checkpoints.save_offsets(8, {})
+    assert checkpoints.offsets_after(7) == after
+    assert checkpoints.offsets_after(8) == {}
+    (file,) = tmp_path.rglob("7.json")
+    file.write_bytes(file.read_bytes()[:-9])
+    assert checkpoints.offsets_after(7) is None
+    file.with_name(".7.json.crc").unlink()
+    assert checkpoints.offsets_after(7) is None

@@ -12,11 +12,15 @@ from pyspark.testing import assertDataFrameEqual
 
 from knafka.core.delivery import Reason
 from knafka_jobs.errors import JobError
-from knafka_jobs.failures import Selection, buckets, chosen, examples, failed_again, groups, tops
-from knafka_jobs.report import ChangeKind, Report, json_schema
-from knafka_jobs.reporting import change, report
+from knafka_jobs.io.delta import Tables
+from knafka_jobs.options import Selection
+from knafka_jobs.replay.plan import select
+from knafka_jobs.report.assemble import change
+from knafka_jobs.report.document import ChangeKind, Report, json_schema
+from knafka_jobs.report.plan import buckets, examples, failed_again, groups, tops
+from knafka_jobs.report.run import report
 from knafka_jobs.schema import FAILURES, RECORDS, SENT, ddl
-from knafka_jobs.storage import Tables
+from knafka_jobs.topics import BrokerName
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -53,7 +57,7 @@ def ids(frame: DataFrame) -> set[str]:
     ("selection", "wanted"),
     [
         (Selection(), {"f0", "f1", "f2"}),
-        (Selection(broker="shop/main"), {"f0", "f2"}),
+        (Selection(broker=BrokerName("shop", "main")), {"f0", "f2"}),
         (Selection(trigger="bill"), {"f2"}),
         (Selection(destination="http://mail/", reason=Reason.STATUS, code=503), {"f0", "f1"}),
         (Selection(type="order", source="/s"), {"f1"}),
@@ -78,9 +82,9 @@ def test_a_selection_is_what_fits_all_of_it(
     )
     if wanted is None:
         with pytest.raises(JobError, match="can't be used"):
-            chosen(rows, selection)
+            select(rows, selection)
     else:
-        assert ids(chosen(rows, selection)) == wanted
+        assert ids(select(rows, selection)) == wanted
 
 
 def test_a_group_is_what_failed_alike_with_its_sums_and_times(spark: SparkSession) -> None:
@@ -203,7 +207,7 @@ def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_pat
         rows.where("code = 503"), "failures", "failures.failure_id = more.failure_id",
         {"resolved": "timestamp '2026-11-21 11:57:00'"},
     )  # fmt: skip
-    second = report(tables, "shop/main", ago(1))
+    second = report(tables, BrokerName("shop", "main"), ago(1))
     assert second.previous is None, "a report about a Broker is told against one about it"
     third = report(tables, None, NOW, settled=lambda *_: {("shop", "main", "mail"): 8})
     assert third.changes.resolved == 1

@@ -9,7 +9,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from knafka_jobs.replay import letters, outcomes, replayable, resolved, runs
+from knafka_jobs.compact.outcomes import outcomes, resolved
+from knafka_jobs.replay.plan import dead_letters, replayable
+from knafka_jobs.report.plan import runs
 from knafka_jobs.schema import FAILURES, RECORDS, REPLAYS, SENT, ddl
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
@@ -91,7 +93,7 @@ def test_the_last_dead_letter_of_each_is_sent_in_the_order_of_the_events(
         {"offset": 3, "value": b"c"},
         {"offset": 3, "topic_id": "another", "value": b"not c"},
     )
-    found = letters(wanted, held)
+    found = dead_letters(wanted, held)
     assert [(row["failure_id"], row["value"], row["key"]) for row in found.collect()] == [
         ("a", b"a", b"k"),
         ("b", None, None),
@@ -103,17 +105,17 @@ def test_an_outcome_is_told_only_once_its_event_is_settled(spark: SparkSession) 
     on_their_way = sent(
         spark,
         {"failure_id": "delivered", "offset": 0},
-        {"failure_id": "buried again", "offset": 1},
+        {"failure_id": "failed again", "offset": 1},
         {"failure_id": "not settled", "offset": 2},
-        {"failure_id": "buried, commit lost", "offset": 3},
+        {"failure_id": "failed again, commit lost", "offset": 3},
         {"failure_id": "told before", "offset": 0, "outcome": "failed-again"},
         {"failure_id": "of a topic made anew", "offset": 0, "topic_id": "old"},
     )
     origin = {"origin_topic": "replays", "origin_partition": 0}
     held = records(
         spark,
-        {"failure_id": "buried again", **origin, "origin_offset": 1},
-        {"failure_id": "buried, commit lost", **origin, "origin_offset": 3},
+        {"failure_id": "failed again", **origin, "origin_offset": 1},
+        {"failure_id": "failed again, commit lost", **origin, "origin_offset": 3},
         {"failure_id": "x", **origin, "origin_offset": 0, "appended": at(39)},
         {"failure_id": "y", **origin, "origin_offset": 0, "origin_topic": "broker"},
     )
@@ -127,8 +129,8 @@ def test_an_outcome_is_told_only_once_its_event_is_settled(spark: SparkSession) 
         spark.createDataFrame(
             [
                 ("delivered", "resolved"),
-                ("buried again", "failed-again"),
-                ("buried, commit lost", "failed-again"),
+                ("failed again", "failed-again"),
+                ("failed again, commit lost", "failed-again"),
             ],
             "failure_id string, outcome string",
         ),

@@ -11,9 +11,10 @@ import pytest
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
 from knafka_jobs.errors import JobError
-from knafka_jobs.ingest import Span
-from knafka_jobs.replaying import _replay_topic
-from knafka_jobs.topics import Connection, Topic, is_dead_letters_of
+from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, Connection
+from knafka_jobs.replay.run import replay_topic
+from knafka_jobs.replay.send import FailedEvent, batches
+from knafka_jobs.topics import BrokerName, Span, Topic, is_dead_letter_topic
 
 
 def test_both_clients_are_told_the_same(tmp_path: Path) -> None:
@@ -23,6 +24,7 @@ def test_both_clients_are_told_the_same(tmp_path: Path) -> None:
     connection = Connection.from_folder("a:1,b:2", tmp_path)
     assert connection.for_librdkafka() == {
         "bootstrap.servers": "a:1,b:2",
+        "log_level": 0,
         "security.protocol": "sasl_plaintext",
         "sasl.mechanism": "PLAIN",
         "sasl.username": "me",
@@ -36,7 +38,7 @@ def test_both_clients_are_told_the_same(tmp_path: Path) -> None:
 
 def test_without_a_secret_nothing_is_said_of_security() -> None:
     connection = Connection.from_folder("a:1", None)
-    assert connection.for_librdkafka() == {"bootstrap.servers": "a:1"}
+    assert connection.for_librdkafka() == {"bootstrap.servers": "a:1", "log_level": 0}
     assert connection.for_spark() == {"kafka.bootstrap.servers": "a:1"}
 
 
@@ -48,31 +50,42 @@ def test_a_secret_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_dashes_do_not_make_a_topic_another_brokers() -> None:
     """Namespace a-b, Broker c and namespace a, Broker b-c share a prefix."""
     topic = names.dead_letter_topic("a-b", "c", "d")
-    assert is_dead_letters_of(topic, None)
-    assert is_dead_letters_of(topic, ("a-b", "c"))
-    assert not is_dead_letters_of(topic, ("a", "b-c"))
-    assert not is_dead_letters_of(topic, ("a", "b"))
-    assert not is_dead_letters_of("knative-broker-a-b-c", None)
-    assert not is_dead_letters_of(names.replay_topic("a-b", "c", "d"), ("a-b", "c"))
+    assert is_dead_letter_topic(topic, None)
+    assert is_dead_letter_topic(topic, BrokerName("a-b", "c"))
+    assert not is_dead_letter_topic(topic, BrokerName("a", "b-c"))
+    assert not is_dead_letter_topic(topic, BrokerName("a", "b"))
+    assert not is_dead_letter_topic("knative-broker-a-b-c", None)
+    assert not is_dead_letter_topic(names.replay_topic("a-b", "c", "d"), BrokerName("a-b", "c"))
 
 
-class FakeTopics:
-    """The jobs' `Topics` with what there is in a dict."""
+class FakeKafka:
+    """`KafkaClient` with topics in a dict, and what each takes in one batch."""
 
-    def __init__(self, *there: Topic) -> None:
-        self.there = {topic.name: topic for topic in there}
+    def __init__(self, *topics: Topic) -> None:
+        self.by_name = {topic.name: topic for topic in topics}
+        self.limits: dict[str, int] = {}
 
-    def described(self, wanted: Sequence[str]) -> dict[str, Topic]:
-        return {name: self.there[name] for name in wanted if name in self.there}
+    def topics(self, wanted: Sequence[str]) -> dict[str, Topic]:
+        return {name: self.by_name[name] for name in wanted if name in self.by_name}
 
-    def ensure(
+    def create(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
-    ) -> None:
+    ) -> Topic:
         spans = {number: Span(0, 0) for number in range(partitions)}
-        self.there[topic] = Topic(topic, "new", spans, replication)
+        self.by_name[topic] = Topic(topic, "new", spans, replication)
+        if MAX_MESSAGE_BYTES in config:
+            self.limits[topic] = int(config[MAX_MESSAGE_BYTES])
+        return self.by_name[topic]
 
-    def wait_for(self, topic: str) -> Topic:
-        return self.there[topic]
+    def record_limit(self, topic: str) -> int | None:
+        return self.limits.get(topic)
+
+    def raise_record_limit(self, topic: str, limit: int) -> None:
+        self.limits[topic] = limit
+
+
+DEAD = names.dead_letter_topic("n", "b", "t")
+REPLAYS = names.replay_topic("n", "b", "t")
 
 
 @pytest.mark.parametrize("brokers_partitions", [10, None])
@@ -80,16 +93,44 @@ def test_a_replay_topic_has_the_brokers_partitions_where_they_are_known(
     brokers_partitions: int | None,
 ) -> None:
     """Dead-letter topics have one; replays would all go through one dispatcher."""
-    dead = Topic(names.dead_letter_topic("n", "b", "t"), "dead", {0: Span(0, 1)}, 3)
-    topics: Any = FakeTopics(dead)
+    kafka: Any = FakeKafka(Topic(DEAD, "dead", {0: Span(0, 1)}, 3))
     if brokers_partitions:
-        topics.ensure(names.broker_topic("n", "b"), brokers_partitions, 2, {})
-    made = _replay_topic(topics, "n", "b", "t")
-    assert (made.name, made.replication) == (names.replay_topic("n", "b", "t"), 3)
+        kafka.create(names.broker_topic("n", "b"), brokers_partitions, 2, {})
+    made = replay_topic(kafka, "n", "b", "t")
+    assert (made.name, made.replication) == (REPLAYS, 3)
     assert len(made.spans) == (brokers_partitions or 1)
 
 
+@pytest.mark.parametrize(
+    ("takes", "before", "after"),
+    [
+        pytest.param(5_000_000, None, 5_000_000, id="made"),
+        pytest.param(5_000_000, 1_048_588, 5_000_000, id="raised"),
+        pytest.param(1_064_972, 5_000_000, 5_000_000, id="never-lowered"),
+        pytest.param(20_000, None, 1_048_588, id="room-for-a-producers-batches"),
+        pytest.param(None, None, None, id="may-not-be-asked"),
+    ],
+)
+def test_a_replay_topic_takes_what_the_dead_letter_topic_takes(
+    takes: int | None, before: int | None, after: int | None
+) -> None:
+    kafka: Any = FakeKafka(Topic(DEAD, "dead", {0: Span(0, 1)}))
+    if takes is not None:
+        kafka.limits[DEAD] = takes
+    if before is not None:
+        kafka.create(REPLAYS, 1, 1, {MAX_MESSAGE_BYTES: str(before)})
+    replay_topic(kafka, "n", "b", "t")
+    assert kafka.record_limit(REPLAYS) == after
+
+
 def test_a_replay_to_a_trigger_without_dead_letters_is_refused() -> None:
-    topics: Any = FakeTopics(Topic(names.broker_topic("n", "b"), "events", {0: Span(0, 1)}))
+    kafka: Any = FakeKafka(Topic(names.broker_topic("n", "b"), "events", {0: Span(0, 1)}))
     with pytest.raises(JobError, match="no dead-letter topic"):
-        _replay_topic(topics, "n", "b", "t")
+        replay_topic(kafka, "n", "b", "t")
+
+
+def test_a_transaction_is_bounded_by_events_and_by_bytes() -> None:
+    sizes = [4, 4, 4, 30, 1, 1, 1, 1, 0]
+    events = [FailedEvent(str(each), b"", b"x" * each, []) for each in sizes]
+    sent = [[each.size for each in batch] for batch in batches(events, count=4, size=10)]
+    assert sent == [[4, 4], [4], [30], [1, 1, 1, 1], [0]]

@@ -23,8 +23,8 @@ from support.reports import (
 )
 
 from knafka.core.delivery import Reason
-from knafka_jobs import page, report
-from knafka_jobs.report import (
+from knafka_jobs.report import document, page
+from knafka_jobs.report.document import (
     ERROR_CHARACTERS,
     PREVIEW_CHARACTERS,
     ChangeKind,
@@ -49,12 +49,12 @@ def packed(text: str) -> dict[str, object]:
 
 
 def test_the_documented_schema_is_the_models() -> None:
-    """After a change: python -m knafka_jobs.report > docs/report-schema.json."""
-    assert (ROOT / "docs/report-schema.json").read_text() == report.schema_text()
+    """After a change: python -m knafka_jobs.report.document > docs/report-schema.json."""
+    assert (ROOT / "docs/report-schema.json").read_text() == document.schema_text()
 
 
 def test_every_field_of_the_schema_is_documented_or_plainly_named() -> None:
-    schema = report.json_schema()
+    schema = document.json_schema()
     for name in ("Change", "Example", "Group", "Totals", "ReplayRun"):
         assert schema["$defs"][name]["description"]
     assert "since the Unix epoch" in json.dumps(schema["$defs"]["Bucket"])

@@ -6,7 +6,7 @@ Dead letters of 1 KiB are appended in steps (a quarter, a half, all of them); af
 compaction takes what is new, which shows whether its cost grows with what is new or with what is
 stored. Then a new compaction takes everything at once, and Spark copies the same topic to Parquet,
 as our jobs start Spark and with Java's own settings (C2), which change what CPU a process costs.
-Prints a table in Markdown. Refused here: judging the figures.
+Prints a table in Markdown.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ function example(each) {
     each.type,
     each.source == null ? null : `from ${each.source}`,
     `failed ${moment(each.failedAt)} after ${counted(each.attempts, "attempt")}`,
-    each.failures > 1 ? `buried ${number(each.failures)} times` : null,
+    each.failures > 1 ? `dead-lettered ${number(each.failures)} times` : null,
     where,
   ];
   return make("li", {},

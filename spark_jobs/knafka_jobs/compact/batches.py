@@ -1,37 +1,20 @@
-"""Ingest: which dead letters are appended to `records` next, each position once.
+"""Batches: which dead letters are appended to `records` next, each position once.
 
     what was read, what Kafka has --next_batch--> what to read now, what was read after that
 
-A batch is two writes: a note of where reading goes on after it, then its rows, in one commit with
-the batch's number. The note that counts is that of the last number in `records`; one whose rows
-were never appended, as its run was killed, is never read again. So no second account of what was
-read can disagree with the table, and a reader is given each offset: nothing begins at a default.
-Refused here: Spark and Kafka.
+A batch is two writes: the offsets that are read after it, then its rows, in one commit with the
+batch's number. The offsets that count are those of the last number in `records`; those whose rows
+were never appended, as their run was killed, are never looked at again. So no second account of
+what was read can disagree with the table, and no reading begins at a default.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-Position: TypeAlias = tuple[str, int]
-"""Topic and partition."""
-
-Partition: TypeAlias = tuple[str, int]
-"""Topic id and partition: a topic that is deleted and made again has another id."""
-
-Offsets: TypeAlias = Mapping[Partition, int]
-"""Where reading goes on: the first offset that was not read, of each partition ever read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The offsets that a partition has: from `start`, inclusive, to `end`, exclusive."""
-
-    start: int
-    end: int
+from knafka_jobs.topics import Offsets, Partition, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +37,20 @@ class Ingested:
     missed: int
 
 
-class Store(Protocol):
-    """What keeps a batch's number with its rows, and the notes by number."""
+class BatchStore(Protocol):
+    """Keeps a batch's number with its rows, and offsets by number."""
 
     def last_batch(self) -> int | None:
         """The number of the batch appended last; None if none ever was."""
 
-    def noted(self, batch: int) -> Offsets | None:
-        """The note of a batch; None if it is gone."""
+    def offsets_after(self, batch: int) -> Offsets | None:
+        """The offsets saved for a batch; None if they are gone."""
 
-    def held(self) -> Offsets:
-        """Where reading goes on by the rows themselves, for tables without a note."""
+    def offsets_of_rows(self) -> Offsets:
+        """Where reading goes on by the rows themselves, for tables without saved offsets."""
 
-    def note(self, batch: int, after: Offsets) -> None:
-        """Write a note; it is whole before any row of its batch is appended."""
+    def save_offsets(self, batch: int, after: Offsets) -> None:
+        """Save offsets; they are whole before any row of their batch is appended."""
 
 
 Append: TypeAlias = Callable[[Mapping[Partition, Span], int, int | None], int]
@@ -76,7 +59,7 @@ the one given; returns how many rows. Raises `JobError`."""
 
 
 def next_batch(spans: Mapping[Partition, Span], read: Offsets, limit: int) -> Batch | None:
-    """The next batch of about `limit` records; None if there is nothing to read or to note.
+    """The next batch of about `limit` records; None if there is nothing to read or to save.
 
     `spans` is what Kafka has of the topics that are read now, `read` where reading goes on. What is
     in `read` goes on there, or where its records begin; what is not begins where its records do.
@@ -103,23 +86,26 @@ def next_batch(spans: Mapping[Partition, Span], read: Offsets, limit: int) -> Ba
 
 
 def ingest(
-    store: Store,
+    store: BatchStore,
     spans: Mapping[Partition, Span],
     limit: int,
     append: Append,
-    clock: Callable[[], int] = time.time_ns,
+    clock: Callable[[], int],
 ) -> Ingested:
-    """Append all that `spans` has and `store` has not, in batches. Raises `JobError`."""
+    """Append all that `spans` has and `store` has not, in batches; `clock` gives nanoseconds.
+
+    Raises `JobError`.
+    """
     last = store.last_batch()
-    noted = None if last is None else store.noted(last)
-    read = store.held() if noted is None else noted
-    # What the rows alone tell is noted at once: a purge takes rows away.
-    batch = Batch({}, read, 0) if noted is None and read else next_batch(spans, read, limit)
+    saved = None if last is None else store.offsets_after(last)
+    read = store.offsets_of_rows() if saved is None else saved
+    # What the rows alone tell is saved at once: a purge takes rows away.
+    batch = Batch({}, read, 0) if saved is None and read else next_batch(spans, read, limit)
     records = missed = 0
     while batch is not None:
-        # No two runs share a number, so none takes another's note for its own.
+        # No two runs share a number, so none takes another's offsets for its own.
         number = max(clock(), (last or 0) + 1)
-        store.note(number, batch.after)
+        store.save_offsets(number, batch.after)
         records += append(batch.ranges, number, last)
         missed += batch.missed
         last, batch = number, next_batch(spans, batch.after, limit)

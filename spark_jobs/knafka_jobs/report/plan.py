@@ -1,26 +1,20 @@
-"""Failures: chosen, and told as a report.
+"""What a report counts: failures by group, over time, with examples, and the replays.
 
-    failures --chosen--> those that a person means
-    failures --groups, buckets, tops, examples--> what a report tells (see `reporting`)
-
-Pure: DataFrame to DataFrame. Refused here: reading tables, and asking Kafka or the clock.
+Pure: DataFrames in and out; `assemble` makes the document of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Final, TypeAlias
 
-from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from knafka.core.delivery import Reason
-from knafka_jobs.errors import JobError
-from knafka_jobs.report import MAX_EXAMPLES, MAX_TOPS, PREVIEW_CHARACTERS
-from knafka_jobs.schema import FAILURES, TRIGGER
+from knafka_jobs.report.document import MAX_EXAMPLES, MAX_TOPS, PREVIEW_CHARACTERS
+from knafka_jobs.schema import FAILED_AGAIN, FAILURES, RESOLVED, TRIGGER
+from knafka_jobs.topics import BrokerName
 
 GROUP: Final = (*TRIGGER, "destination", "reason", "code")
 """The columns that make a group: what failed alike."""
@@ -31,61 +25,15 @@ HEAD_BYTES: Final = 4 * PREVIEW_CHARACTERS
 GroupKey: TypeAlias = tuple[str, str, str, str, str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which failures; every field that is set must fit."""
-
-    broker: str | None = None
-    """`namespace/name`."""
-    trigger: str | None = None
-    destination: str | None = None
-    reason: Reason | None = None
-    code: int | None = None
-    type: str | None = None
-    source: str | None = None
-    id: str | None = None
-    """The event's."""
-    since: datetime | None = None
-    """Last failed at or after."""
-    until: datetime | None = None
-    """Last failed before."""
-    where: str | None = None
-    """A predicate over the columns of `failures`, as SQL has it."""
-
-    def __str__(self) -> str:
-        """As the command line says it; `everything` if nothing is left out."""
-        said = [
-            f"--{each.name} {value}"
-            for each in fields(self)
-            if (value := getattr(self, each.name)) is not None
-        ]
-        return " ".join(said) or "everything"
-
-
-def chosen(failures: DataFrame, selection: Selection) -> DataFrame:
-    """The failures that are meant. Raises `JobError` for a predicate that is no SQL."""
-    rows = failures.select(*FAILURES)
-    if selection.broker is not None:
-        namespace, _, name = selection.broker.partition("/")
-        rows = rows.where((F.col("namespace") == namespace) & (F.col("broker") == name))
-    for name in ("trigger", "destination", "reason", "code", "type", "source", "id"):
-        if (wanted := getattr(selection, name)) is not None:
-            rows = rows.where(F.col(name) == wanted)
-    if selection.since is not None:
-        rows = rows.where(F.col("last_failed") >= F.lit(selection.since))
-    if selection.until is not None:
-        rows = rows.where(F.col("last_failed") < F.lit(selection.until))
-    if selection.where is None:
+def of_broker(rows: DataFrame, broker: BrokerName | None) -> DataFrame:
+    """The rows of a Broker; all of them for None."""
+    if broker is None:
         return rows
-    try:
-        return rows.where(F.expr(selection.where))
-    except PySparkException as error:
-        problem = str(error).partition("\n")[0]
-        raise JobError(f"the predicate {selection.where!r} can't be used: {problem}") from None
+    return rows.where((F.col("namespace") == broker.namespace) & (F.col("broker") == broker.name))
 
 
 def reported(failures: DataFrame, since: datetime) -> DataFrame:
-    """What a report is about: everything unresolved, and what failed or was resolved `since`."""
+    """What a report is about: all that is unresolved, and what failed or was resolved `since`."""
     is_recent = (F.col("last_failed") >= F.lit(since)) | (F.col("resolved") >= F.lit(since))
     return failures.where(F.col("resolved").isNull() | is_recent)
 
@@ -142,7 +90,8 @@ def examples(failures: DataFrame, records: DataFrame) -> DataFrame:
         .withColumn("rank", F.row_number().over(in_group))
         .where(F.col("rank") <= MAX_EXAMPLES)
     )
-    heads = records.select("topic_id", "partition", "offset", _head().alias("head"))
+    head = F.substring("value", 1, HEAD_BYTES)
+    heads = records.select("topic_id", "partition", "offset", head.alias("head"))
     return (
         heads.join(F.broadcast(few), ["topic_id", "partition", "offset"], "right")
         # Tables of older versions may hold a dead letter twice.
@@ -152,18 +101,28 @@ def examples(failures: DataFrame, records: DataFrame) -> DataFrame:
     )
 
 
-def _head() -> Column:
-    return F.substring("value", 1, HEAD_BYTES)
-
-
 def failed_again(failures: DataFrame, sent: DataFrame, before: datetime | None) -> DataFrame:
     """Events by group that were replayed and failed again since the report of `before`."""
     judged = F.lit(True) if before is None else F.col("judged") > F.lit(before)
-    again = sent.where((F.col("outcome") == "failed-again") & judged)
+    again = sent.where((F.col("outcome") == FAILED_AGAIN) & judged)
     return (
         failures.join(again.select("failure_id").distinct(), "failure_id", "left_semi")
         .groupBy(*GROUP)
         .agg(F.count("*").alias("events"))
+    )
+
+
+def runs(replays: DataFrame, sent: DataFrame) -> DataFrame:
+    """Replays, the latest first, with how many events were `sent`, `resolved`, `failed_again`."""
+    counts = sent.groupBy("replay_id").agg(
+        F.count("*").alias("sent"),
+        F.count_if(F.col("outcome") == RESOLVED).alias("resolved"),
+        F.count_if(F.col("outcome") == FAILED_AGAIN).alias("failed_again"),
+    )
+    return (
+        replays.join(counts, "replay_id", "left")
+        .fillna(0, ["sent", "resolved", "failed_again"])
+        .orderBy(F.desc("started"), "replay_id")
     )
 
 

@@ -1,32 +1,33 @@
-"""Compaction: dead letters as they lie in their topics, folded to one row per failed event.
+"""What compaction computes: dead letters as they lie in their topics, folded to one row per event.
 
-    Kafka's columns --records_of--> records --failures_of--> failures to merge --MERGE_*--> failures
+    Kafka's columns --records_of--> records --failures_of--> rows to MERGE into failures (MERGE_ON)
 
-Pure: DataFrame to DataFrame, and decisions over plain values. A failed event is the same one if
-Trigger, source, id and data are the same; a record without an id is one by its position. Nothing is
-left out: a record that is no dead letter at all becomes an `undecodable-record`.
-Refused here: UDFs, and reading or writing anything.
+Pure: DataFrames and values in and out. A failed event is the same one if Trigger, source, id and
+data are the same; a record without an id is one by its position. Nothing is left out: a record
+that is no dead letter at all becomes an `undecodable-record`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from knafka.core.dead_letter import ATTRIBUTE_PREFIX
 from knafka.core.delivery import Reason
-from knafka_jobs.schema import EVENT, FAILURES, POSITION, RECORDS, STORY, TRIGGER
+from knafka_jobs.schema import EVENT, FAILURES, LAST_ATTEMPT, POSITION, RECORDS, TRIGGER, Columns
+from knafka_jobs.topics import Position, Topic, spans_of
 
 HISTORY_LENGTH: Final = 50
 """Failures of one event that are kept one by one, the latest; all of them are counted."""
 
-FILES_MERGED: Final = 8
+SMALL_FILES: Final = 8
 """Small files that a table may have before they are merged: merging two at a time never ends."""
 
 FULL_FILE: Final = 32 * 1024 * 1024
-"""Bytes from which on a file is left as it is; see `session`."""
+"""Bytes from which on a file is left as it is; see `io.session`."""
 
 
 def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
@@ -84,7 +85,7 @@ def failures_of(records: DataFrame) -> DataFrame:
     """Records folded to one row per failed event: what `MERGE` brings into `failures`."""
     when = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
     first = F.min_by(F.struct(*TRIGGER, *EVENT), when)
-    last = F.max_by(F.struct(*STORY, *POSITION), when)
+    last = F.max_by(F.struct(*LAST_ATTEMPT, *POSITION), when)
     failure = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
     return (
         # Before, not after a first aggregation that would find nothing to put together.
@@ -112,15 +113,15 @@ def failures_of(records: DataFrame) -> DataFrame:
 MERGE_ON: Final = "failures.failure_id = more.failure_id"
 
 
-def merged() -> dict[str, str]:
-    """How a failure that is there (`failures`) takes in more of the same (`more`), as SQL.
+def merge_clauses() -> dict[str, str]:
+    """MERGE update clauses: fold new rows (`more`) into `failures`.
 
-    The sums make it additive: whoever merges sees to it that a batch is merged once.
+    The sums make it additive: each batch must be merged once.
     """
     is_later = "more.last_failed >= failures.last_failed"
     last = {
         name: f"CASE WHEN {is_later} THEN more.`{name}` ELSE failures.`{name}` END"
-        for name in (*STORY, *POSITION)
+        for name in (*LAST_ATTEMPT, *POSITION)
     }
     history = "array_sort(concat(failures.history, more.history))"
     length = f"least(size(failures.history) + size(more.history), {HISTORY_LENGTH})"
@@ -135,25 +136,48 @@ def merged() -> dict[str, str]:
     }
 
 
-RECOUNTED: Final = {
+RECOUNT_CLAUSES: Final = {
     "failures": "more.failures",
     "retries": "more.retries",
     "history": "more.history",
 }
-"""How a failure takes in what was folded anew from all of its records (`more`), as SQL."""
+"""MERGE update clauses: replace counts by those folded anew from all records (`more`)."""
+
+RANGES: Final[Columns] = {
+    "topic": "string",
+    "topic_id": "string",
+    "partition": "int",
+    "start": "bigint",
+    "end": "bigint",
+}
 
 
-def durable(records: DataFrame, drainable: DataFrame) -> DataFrame:
-    """Up to where the table holds a topic without a gap: `topic`, `partition`, `until`.
+def older_ranges(
+    topics: Mapping[str, Topic], young: Mapping[Position, int]
+) -> list[tuple[Any, ...]]:
+    """What lies in the topics before the first young record of each partition: rows of `RANGES`.
 
-    `drainable` has `topic`, `topic_id`, `partition` and the offsets `start`, inclusive, and `end`,
-    exclusive, that nobody needs any more. What lies before `until` may be deleted.
+    `young` has that record's offset; -1 where there is none.
+    """
+    rows = []
+    for (name, partition), span in spans_of(topics).items():
+        first = young.get((name, partition), span.start)
+        end = span.end if first < 0 else min(first, span.end)
+        if span.start < end:
+            rows.append((name, topics[name].id, partition, span.start, end))
+    return rows
+
+
+def tabled_until(records: DataFrame, ranges: DataFrame) -> DataFrame:
+    """Up to where the table holds `RANGES` without a gap: `topic`, `partition`, `until`.
+
+    What lies before `until`, exclusive, may be deleted from the topic.
     """
     in_order = Window.partitionBy("topic_id", "partition").orderBy("offset")
     rank = F.row_number().over(in_order) - 1
     return (
         records.select("topic_id", "partition", "offset")
-        .join(F.broadcast(drainable), ["topic_id", "partition"])
+        .join(F.broadcast(ranges), ["topic_id", "partition"])
         .where("offset >= start AND offset < end")
         .distinct()
         .withColumn("rank", rank)
@@ -164,7 +188,7 @@ def durable(records: DataFrame, drainable: DataFrame) -> DataFrame:
     )
 
 
-def positions(records: DataFrame) -> DataFrame:
+def next_offsets(records: DataFrame) -> DataFrame:
     """Where reading goes on, by what the table holds: `topic_id`, `partition`, `next`."""
     return (
         records.groupBy("topic_id", "partition")
@@ -177,7 +201,7 @@ SAME: Final = ("topic_id", "partition", "offset", "appended", "failure_id")
 """The columns that tell that two rows of `records` are one dead letter."""
 
 
-def doubled(records: DataFrame) -> DataFrame:
+def duplicates(records: DataFrame) -> DataFrame:
     """Dead letters that `records` has more than once: `failure_id`, `topic_id`."""
     return (
         records.groupBy(*SAME)
@@ -187,14 +211,14 @@ def doubled(records: DataFrame) -> DataFrame:
     )
 
 
-def once(records: DataFrame) -> DataFrame:
+def without_duplicates(records: DataFrame) -> DataFrame:
     """`records` with one row for each dead letter."""
     return records.dropDuplicates(list(SAME))
 
 
-def is_worth_merging(files: int, size: int) -> bool:
-    """Whether a table of so many files and bytes has too many small ones."""
-    return files - size // FULL_FILE > FILES_MERGED
+def has_many_small_files(files: int, size: int) -> bool:
+    """Whether a table of so many files and bytes has too many small files."""
+    return files - size // FULL_FILE > SMALL_FILES
 
 
 def _text(header: str) -> Column:

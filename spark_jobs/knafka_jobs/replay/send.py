@@ -1,15 +1,15 @@
-"""Appending a replay to a Trigger's replay topic: each event once, whatever is killed.
+"""Sending a replay to a Trigger's replay topic: each event once, whatever is killed.
 
-A replay appends in transactions under an id of its own, so that a second run of it fences the
-first one off; before it sends, it reads what is committed and leaves that out. Refused here:
-choosing what is sent.
+A replay sends in transactions under an id of its own, so that a second run of it fences the
+first one off; before it sends, it reads what is committed and leaves that out.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -17,40 +17,47 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from knafka.core.dead_letter import REPLAY, restored
 from knafka.core.kafka_binding import RecordHeaders
 from knafka_jobs.errors import JobError
-from knafka_jobs.topics import Topic, Topics
+from knafka_jobs.io.kafka import Connection, KafkaClient
+from knafka_jobs.topics import Topic
 
-BATCH: Final = 500
+BATCH_EVENTS: Final = 500
 """Events in one transaction, which costs 10 ms: enough that it doesn't matter."""
+BATCH_BYTES: Final = 16 * 1024 * 1024
+"""Keys and values in one transaction, unless a single event has more: what is held in memory."""
+MAX_RECORD_BYTES: Final = 1_000_000_000
+"""librdkafka's own highest limit: what is too large is for the topic to say."""
 TIMEOUT: Final = 30.0
 """Seconds for one step of a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
-    """One event to be sent again."""
+class FailedEvent:
+    """An event to be sent again, as it lies in its dead-letter topic."""
 
     failure_id: str
     key: bytes | None
     value: bytes | None
     headers: RecordHeaders
 
+    @property
+    def size(self) -> int:
+        return len(self.key or b"") + len(self.value or b"")
+
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    """Where an event lies in the replay topic; `at` is Unix time."""
+class Sent:
+    """Where an event lies in the replay topic, and since when."""
 
     failure_id: str
     partition: int
     offset: int
-    at: float
+    at: datetime
 
 
-def already_appended(topics: Topics, topic: Topic, replay_id: str) -> list[Appended]:
-    """What earlier runs of this replay have appended, committed."""
+def already_sent(kafka: KafkaClient, topic: Topic, replay_id: str) -> list[Sent]:
+    """What earlier runs of this replay have sent, committed."""
     waiting = {number: span for number, span in topic.spans.items() if span.start < span.end}
-    consumer = topics.consumer(
-        **{"isolation.level": "read_committed", "enable.partition.eof": True}
-    )
+    consumer = kafka.consumer(**{"isolation.level": "read_committed", "enable.partition.eof": True})
     found = []
     try:
         consumer.assign(
@@ -68,7 +75,7 @@ def already_appended(topics: Topics, topic: Topic, replay_id: str) -> list[Appen
                 error = message.error()
                 if error is None:
                     if (failure := _failure_of(message, replay_id)) is not None:
-                        found.append(_appended(failure, message))
+                        found.append(_sent(failure, message))
                 elif error.code() == KafkaError._PARTITION_EOF:
                     remaining.discard(message.partition())
                 elif not error.retriable():
@@ -78,39 +85,43 @@ def already_appended(topics: Topics, topic: Topic, replay_id: str) -> list[Appen
     return found
 
 
-def append(
-    topics: Topics,
+def send(
+    connection: Connection,
     topic: str,
     replay_id: str,
-    letters: Iterable[Letter],
+    events: Iterable[FailedEvent],
     rate: float | None,
     progress: Callable[[int], None],
-) -> list[Appended]:
-    """Append all letters, at most `rate` a second. Raises `JobError`; the last batch is undone."""
-    appended: list[Appended] = []
+) -> list[Sent]:
+    """Send all as the events they were, at most `rate` a second.
+
+    Raises `JobError`; the last transaction is then undone.
+    """
+    sent: list[Sent] = []
+    at_once = BATCH_EVENTS if rate is None else max(1, min(BATCH_EVENTS, int(rate)))
     try:
-        producer = _producer(topics, replay_id)
-        for batch in _batches(letters, BATCH if rate is None else max(1, min(BATCH, int(rate)))):
+        producer = _producer(connection, replay_id)
+        for batch in batches(events, at_once, BATCH_BYTES):
             begun = time.monotonic()
-            appended += _transaction(producer, topic, replay_id, batch)
-            progress(len(appended))
+            sent += _transaction(producer, topic, replay_id, batch)
+            progress(len(sent))
             if rate is not None:
                 time.sleep(max(0.0, len(batch) / rate - (time.monotonic() - begun)))
     except KafkaException as error:
         if error.args[0].code() == KafkaError._FENCED:
             raise JobError(f"another run of the replay {replay_id} has taken over") from error
         raise JobError(f"Kafka: {error.args[0].str()}") from error
-    return appended
+    return sent
 
 
-def _producer(topics: Topics, replay_id: str) -> Producer:
+def _producer(connection: Connection, replay_id: str) -> Producer:
     producer = Producer(
         {
-            **topics.connection.for_librdkafka(),
-            "log_level": 0,
+            **connection.for_librdkafka(),
             "transactional.id": f"knafka-replay-{replay_id}",
             "partitioner": "murmur2_random",
             "linger.ms": 5,
+            "message.max.bytes": MAX_RECORD_BYTES,
             # With several, librdkafka may take a later request's success for that of one that Kafka
             # rejected (docs/decisions/0012).
             "max.in.flight.requests.per.connection": 1,
@@ -121,43 +132,39 @@ def _producer(topics: Topics, replay_id: str) -> Producer:
 
 
 def _transaction(
-    producer: Producer, topic: str, replay_id: str, batch: list[Letter]
-) -> list[Appended]:
-    appended: list[Appended] = []
+    producer: Producer, topic: str, replay_id: str, batch: list[FailedEvent]
+) -> list[Sent]:
+    sent: list[Sent] = []
     problems: list[KafkaError] = []
     producer.begin_transaction()
-    for letter in batch:
+    for each in batch:
 
-        def report(
-            error: KafkaError | None, message: Message, name: str = letter.failure_id
-        ) -> None:
+        def report(error: KafkaError | None, message: Message, name: str = each.failure_id) -> None:
             if error is None:
-                appended.append(_appended(name, message))
+                sent.append(_sent(name, message))
             else:
                 problems.append(error)
 
-        producer.produce(
-            topic,
-            letter.value,
-            letter.key,
-            headers=restored(letter.headers, f"{replay_id}/{letter.failure_id}"),  # type: ignore[arg-type]
-            on_delivery=report,
-        )
+        headers = restored(each.headers, f"{replay_id}/{each.failure_id}")
+        producer.produce(topic, each.value, each.key, headers=headers, on_delivery=report)  # type: ignore[arg-type]
     producer.flush(TIMEOUT)
-    if problems or len(appended) < len(batch):
+    if problems or len(sent) < len(batch):
         producer.abort_transaction(TIMEOUT)
         raise JobError(f"{topic} did not take all: {problems[0] if problems else 'no answer'}")
     producer.commit_transaction(TIMEOUT)
-    return appended
+    return sent
 
 
-def _batches(letters: Iterable[Letter], size: int) -> Iterable[list[Letter]]:
-    batch: list[Letter] = []
-    for letter in letters:
-        batch.append(letter)
-        if len(batch) == size:
+def batches(events: Iterable[FailedEvent], count: int, size: int) -> Iterator[list[FailedEvent]]:
+    """In their order, at most `count` and `size` bytes at once; one that is larger goes alone."""
+    batch: list[FailedEvent] = []
+    held = 0
+    for each in events:
+        if batch and (len(batch) == count or held + each.size > size):
             yield batch
-            batch = []
+            batch, held = [], 0
+        batch.append(each)
+        held += each.size
     if batch:
         yield batch
 
@@ -171,6 +178,6 @@ def _failure_of(message: Any, replay_id: str) -> str | None:
     return None
 
 
-def _appended(failure_id: str, message: Any) -> Appended:
-    at = message.timestamp()[1] / 1000
-    return Appended(failure_id, message.partition(), message.offset(), at)
+def _sent(failure_id: str, message: Any) -> Sent:
+    at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+    return Sent(failure_id, message.partition(), message.offset(), at)

@@ -1,7 +1,7 @@
 """The Spark session: what every job needs set, whoever starts it.
 
 Where it runs, its memory and its jars are the starter's: `spark-submit`'s arguments, or
-`PYSPARK_SUBMIT_ARGS` for a plain `python -m knafka_jobs`. Refused here: any path or address.
+`PYSPARK_SUBMIT_ARGS` for a plain `python -m knafka_jobs`.
 """
 
 from __future__ import annotations

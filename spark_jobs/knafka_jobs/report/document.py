@@ -1,15 +1,15 @@
-"""The report: what failed, where and since when, and what became of it, as one JSON document.
+"""The report's document: what failed, where and since when, and what became of it, as JSON.
 
-The schema that machines may rely on (docs/report-schema.json, `python -m knafka_jobs.report`) and
-the contract between the job that counts and the page that shows:
+The schema that machines may rely on (docs/report-schema.json, printed by
+`python -m knafka_jobs.report.document`) and the contract between what counts and the page:
 
     Report ── Totals, Changes, PreviousReport, ReplayRun…
        └── Group… (Broker × Trigger × subscriber × reason × status code)
               └── Bucket…, Top…, Example…, Change
 
 Counted are *events* (distinct per Trigger: one that fails thrice is one event) and *failures* (each
-time one was buried). Refused here: Spark, IO, and text without a bound. Everything that came
-with an event is untrusted and is kept as it is; whoever shows it escapes it.
+time one was dead-lettered). All text is bounded. What came with an event is untrusted and kept as
+it is: whoever shows it must escape it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ChangeKind(StrEnum):
     """What became of a group since the last report; the first that applies, in this order."""
 
     FAILED_AGAIN = "failed-again"
-    """An event of it was replayed since and was buried once more."""
+    """An event of it was replayed since and was dead-lettered again."""
     NEW = "new"
     """The last report did not have it (or there was none)."""
     GROWING = "growing"
@@ -105,7 +105,7 @@ class Example(Part):
     """When its last attempt began."""
     attempts: Count
     failures: Count = 1
-    """How often it was buried: more than 1 if replays failed again."""
+    """How often it was dead-lettered: more than 1 if replays failed again."""
     resolved: bool = False
     error: str | None = Field(default=None, max_length=ERROR_CHARACTERS)
     """`knativeerrordata`, decoded: the beginning of the response's body, or what went wrong."""

@@ -4,8 +4,6 @@ The page is whole in itself: style, scripts, the chart library (docs/decisions/0
 are inside, and its Content-Security-Policy lets it load nothing else. What came with events is
 untrusted: the data travel compressed in base64, which no markup can break out of; the scripts put
 them on the page as text only; and the policy names the scripts by digest, so no other one runs.
-
-Refused here: counting anything (see the report), and reading or writing files but its own.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from knafka.core.delivery import Reason
-from knafka_jobs.report import Report
+from knafka_jobs.report.document import Report
 
 STYLES: Final = ("uplot/uPlot.min.css", "page.css")
 

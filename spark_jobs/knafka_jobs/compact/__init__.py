@@ -1,0 +1,1 @@
+"""Compaction: dead letters from their topics into the tables, each once."""

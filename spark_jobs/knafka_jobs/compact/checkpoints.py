@@ -1,0 +1,183 @@
+"""How far the compaction has come, kept with the rows so that a killed run is made good.
+
+    ROOT/checkpoints/batches-*/NUMBER.json    offsets that are read once a batch is appended
+    ROOT/checkpoints/failures-*/              how far `records` was folded (Spark's own)
+
+A batch's number is in the same commit as its rows; see `batches` for what that is good for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F
+
+from knafka_jobs.compact.plan import next_offsets
+from knafka_jobs.errors import JobError
+from knafka_jobs.io.delta import Tables, first_line
+from knafka_jobs.topics import Offsets
+
+_WRITER: Final = "knafka-compaction"
+"""Under which Delta keeps the number of the last batch in the table, for good."""
+
+_TXN: Final = "spark.databricks.delta.write"
+
+
+class Checkpoints:
+    """`BatchStore` and the fold of `records` into `failures`, on the tables."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def last_batch(self) -> int | None:
+        """The number of the batch that was appended to `records` last."""
+        return self._tables.last_version("records", _WRITER)
+
+    def offsets_after(self, batch: int) -> Offsets | None:
+        """The offsets that were saved for a batch; None if their file is gone or broken."""
+        path, system = self._file(batch)
+        if not system.exists(path):
+            return None
+        stream = system.open(path)
+        try:
+            topics = json.loads(stream.readAllBytes())
+        except ValueError:
+            return None
+        except Py4JJavaError as error:
+            if "ChecksumException" not in first_line(error):
+                raise
+            return None
+        finally:
+            stream.close()
+        return {
+            (topic_id, int(partition)): offset
+            for topic_id, offsets in topics.items()
+            for partition, offset in offsets.items()
+        }
+
+    def offsets_of_rows(self) -> Offsets:
+        """Where reading goes on by the rows of `records`: reads the positions of all of them."""
+        if self._tables.is_empty("records"):
+            return {}
+        rows = self._tables.read("records").transform(next_offsets).collect()
+        return {(row["topic_id"], row["partition"]): row["next"] for row in rows}
+
+    def save_offsets(self, batch: int, after: Offsets) -> None:
+        """Save the offsets that are read once the batch is appended."""
+        topics: dict[str, dict[int, int]] = {}
+        for (topic_id, partition), offset in after.items():
+            topics.setdefault(topic_id, {})[partition] = offset
+        path, system = self._file(batch)
+        stream = system.create(path, True)
+        stream.write(bytearray(json.dumps(topics).encode()))
+        stream.close()
+
+    def append_batch(self, rows: DataFrame, batch: int, last: int | None) -> int:
+        """Append a batch to `records` in one commit with its number; returns the number of rows.
+
+        Raises `JobError` if `last` is not the last batch: then another compaction runs, on an
+        object store, where no lock says so.
+        """
+        tables = self._tables
+        if self.last_batch() != last:
+            raise tables.in_use()
+        counted = Observation()
+        # A file for each task, not for each of many Kafka partitions: fewer to merge later.
+        tasks = 2 * tables.spark.sparkContext.defaultParallelism
+        rows = rows.coalesce(tasks).observe(counted, F.count("*").alias("rows"))
+        try:
+            tables.append(rows, "records", txnAppId=_WRITER, txnVersion=str(batch))
+        except (PySparkException, Py4JJavaError) as error:
+            if "DELTA_CONCURRENT" not in first_line(error):
+                raise
+            raise tables.in_use() from None
+        if self.last_batch() != batch:
+            raise tables.in_use()
+        self._delete_before(batch)
+        return int(counted.get["rows"])
+
+    def check(self) -> None:
+        """Raise `JobError` unless `failures` was folded from the `records` that are there."""
+        tables = self._tables
+        if tables.is_empty("failures") or self._fold_has_begun():
+            return
+        if tables.is_empty("records"):
+            raise JobError(
+                f"{tables.path('records')} is not the table that was there: restore it, or remove "
+                f"all of {tables.root} to start anew with what Kafka still has"
+            )
+        raise JobError(
+            f"the checkpoint {tables.path(self._fold_checkpoint())} is gone: restore it, or remove "
+            f"{tables.path('failures')}, which is then folded anew from records"
+        )
+
+    def fold(
+        self,
+        fold: Callable[[DataFrame], DataFrame],
+        columns: Iterable[str],
+        on: str,
+        update: Mapping[str, str],
+    ) -> int:
+        """MERGE what is new in `records`, folded, into `failures`; returns how many records.
+
+        `columns` are those that `fold` needs: a batch is read before Spark could see that. `on`
+        and `update` are as `Tables.upsert` has them. Delta keeps the batch's number with the
+        commit, so that one that is repeated after a crash adds nothing to the sums.
+        """
+        tables, checkpoint = self._tables, self._fold_checkpoint()
+
+        def merge(batch: DataFrame, number: int) -> None:
+            spark = batch.sparkSession
+            spark.conf.set(f"{_TXN}.txnAppId", checkpoint.rpartition("/")[2])
+            spark.conf.set(f"{_TXN}.txnVersion", str(number))
+            try:
+                batch_tables, rows = Tables(spark, tables.root), batch.transform(fold)
+                if batch_tables.is_empty("failures"):
+                    batch_tables.append(rows, "failures")  # a MERGE with nothing costs more
+                else:
+                    batch_tables.upsert(rows, "failures", on, update)
+            finally:
+                spark.conf.unset(f"{_TXN}.txnAppId")
+                spark.conf.unset(f"{_TXN}.txnVersion")
+
+        query = (
+            tables.spark.readStream.format("delta")
+            .option("skipChangeCommits", "true")  # a purge takes back what was folded long ago
+            .load(tables.path("records"))
+            .select(*columns)
+            .writeStream.foreachBatch(merge)
+            .option("checkpointLocation", tables.path(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return sum(each["numInputRows"] for each in query.recentProgress)
+
+    def _fold_checkpoint(self) -> str:
+        return f"checkpoints/failures-{self._tables.id('failures')}-{self._tables.id('records')}"
+
+    def _fold_has_begun(self) -> bool:
+        """Whether the stream has ever planned a batch on its checkpoint."""
+        path, system = self._tables.file(f"{self._fold_checkpoint()}/offsets")
+        if not system.exists(path):
+            return False
+        # The first are deleted in time, and one that is being written is hidden by a dot.
+        return any(not each.getPath().getName().startswith(".") for each in system.listStatus(path))
+
+    def _file(self, batch: int | None = None) -> tuple[Any, Any]:
+        """The file of a batch's offsets, or the folder of them all, and its file system."""
+        folder = f"checkpoints/batches-{self._tables.id('records')}"
+        return self._tables.file(folder if batch is None else f"{folder}/{batch}.json")
+
+    def _delete_before(self, last: int) -> None:
+        """Delete the offsets of earlier batches, and those of runs that were killed."""
+        folder, system = self._file()
+        for each in system.listStatus(folder):
+            number = each.getPath().getName().partition(".")[0]
+            if number.isdecimal() and int(number) < last:
+                system.delete(each.getPath(), False)

@@ -1,0 +1,53 @@
+"""What became of replayed events: resolved, failed again, or not settled yet.
+
+    sent, records, commits --outcomes--> sent with `outcome` --resolved--> failures to be marked
+
+Pure: DataFrames in and out.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from knafka_jobs.schema import FAILED_AGAIN, RESOLVED, SENT
+
+
+def outcomes(sent: DataFrame, records: DataFrame, committed: DataFrame) -> DataFrame:
+    """Rows of `sent` that have an `outcome` now.
+
+    An event that was dead-lettered again lies in `records` with its place in the replay topic as
+    its origin; one that is settled (`committed`: `topic_id`, `partition`, `until`) without that is
+    resolved. The commits must be read before the records: a dead letter comes before its commit.
+    """
+    place = ["topic", "partition", "offset"]
+    dead_lettered = records.where(F.col("origin_topic").isNotNull()).select(
+        F.col("origin_topic").alias("topic"),
+        F.col("origin_partition").alias("partition"),
+        F.col("origin_offset").alias("offset"),
+        "appended",
+    )
+    pending = sent.where("outcome IS NULL")
+    again = pending.join(dead_lettered, place).where("appended >= sent").select(*place).distinct()
+    failed = pending.join(again, place, "left_semi").withColumn("outcome", F.lit(FAILED_AGAIN))
+    settled = (
+        pending.join(again, place, "left_anti")
+        .join(F.broadcast(committed), ["topic_id", "partition"])
+        .where("offset < until")
+        .withColumn("outcome", F.lit(RESOLVED))
+    )
+    return (
+        failed.select(*SENT)
+        .unionByName(settled.select(*SENT))
+        .withColumn("judged", F.current_timestamp())
+        .select(*SENT)
+    )
+
+
+def resolved(outcomes: DataFrame) -> DataFrame:
+    """Failures to be marked: `failure_id`, when it was `sent` last and when that was `judged`."""
+    return (
+        outcomes.where(F.col("outcome") == RESOLVED)
+        .groupBy("failure_id")
+        .agg(F.max("sent").alias("sent"), F.max("judged").alias("judged"))
+    )

@@ -1,0 +1,1 @@
+"""What the jobs read and write: the tables (Delta, through Spark) and Kafka."""

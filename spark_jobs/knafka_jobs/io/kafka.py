@@ -1,0 +1,240 @@
+"""Kafka as the jobs need it beside Spark, which reads the dead letters: topics, offsets, commits,
+deletion. Sending is `replay.send`'s; what may be deleted is `compact.plan`'s to say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewTopic
+
+from knafka.core.connection_errors import ConnectionErrors
+from knafka.core.errors import InvalidDocument
+from knafka.core.kafka_secret import for_java, for_librdkafka
+from knafka_jobs.errors import JobError
+from knafka_jobs.topics import BrokerName, Position, Span, Topic, is_dead_letter_topic
+
+REQUEST_TIMEOUT: Final = 30.0
+"""Seconds for one request to Kafka, with its repetitions."""
+CONNECT_CHECK_INTERVAL: Final = 2.0
+"""Seconds between two looks at what is wrong while Kafka does not answer."""
+RETRY_INTERVAL: Final = 0.2
+"""Seconds before a request is repeated whose coordinator or leader is moving."""
+TRANSIENT: Final = frozenset(
+    {
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+    }
+)
+MAX_MESSAGE_BYTES: Final = "max.message.bytes"
+"""A topic's limit for one batch of records, hence for one record."""
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach Kafka, for both clients that the jobs use."""
+
+    bootstrap_servers: str
+    secret: Mapping[str, str] | None = None
+    """The Secret's values by key; None: plaintext, no authentication."""
+
+    @classmethod
+    def from_folder(cls, bootstrap_servers: str, secret: Path | None) -> Connection:
+        """With the Secret that is mounted at `secret`. Raises `InvalidDocument`."""
+        if secret is None:
+            return cls(bootstrap_servers)
+        try:
+            files = [each for each in secret.iterdir() if each.is_file()]
+            values = {each.name: each.read_text(errors="replace").strip() for each in files}
+        except OSError as error:
+            raise InvalidDocument("secret", f"the Secret can't be read: {error}") from error
+        return cls(bootstrap_servers, values)
+
+    def for_librdkafka(self) -> dict[str, Any]:
+        security = {} if self.secret is None else for_librdkafka(self.secret)
+        return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **security}
+
+    def for_spark(self) -> dict[str, str]:
+        """The options of Spark's Kafka source."""
+        security = {} if self.secret is None else for_java(self.secret)
+        configuration = {"bootstrap.servers": self.bootstrap_servers, **security}
+        return {f"kafka.{key}": value for key, value in configuration.items()}
+
+
+class KafkaClient:
+    """Kafka's admin API and consumers for the jobs. Every method raises `JobError`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._errors = ConnectionErrors()
+        configuration = {**connection.for_librdkafka(), "error_cb": self._errors.record}
+        try:
+            self._admin = AdminClient(configuration)
+        except KafkaException as error:  # a certificate that can't be used
+            raise _job_error(error) from error
+
+    def connect(self) -> None:
+        """Wait until Kafka answers. Raises `JobError` with the reason if it doesn't."""
+        deadline = time.monotonic() + REQUEST_TIMEOUT
+        while True:
+            try:
+                self._admin.list_topics(timeout=CONNECT_CHECK_INTERVAL)
+            except KafkaException as error:
+                self._admin.poll(0)
+                why = str(self._errors) or error.args[0].str()
+                if self._errors.refusal or time.monotonic() > deadline:
+                    raise JobError(f"Kafka did not answer: {why}") from error
+            else:
+                return
+
+    def dead_letter_topics(self, broker: BrokerName | None = None) -> dict[str, Topic]:
+        """All dead-letter topics, or those of one Broker, by name."""
+        there = _retried(lambda: self._admin.list_topics(timeout=REQUEST_TIMEOUT)).topics
+        return self.topics([each for each in there if is_dead_letter_topic(each, broker)])
+
+    def topics(self, names: Collection[str]) -> dict[str, Topic]:
+        """Those of the topics that exist, by name."""
+        if not names:
+            return {}
+        wanted = TopicCollection(list(names))
+        found = _results(
+            lambda: self._admin.describe_topics(wanted, request_timeout=REQUEST_TIMEOUT),
+            leaving_out=KafkaError.UNKNOWN_TOPIC_OR_PART,
+        )
+        partitions = [(name, each.id) for name, topic in found.items() for each in topic.partitions]
+        starts = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        spans: dict[str, dict[int, Span]] = {name: {} for name in found}
+        for name, partition in partitions:
+            spans[name][partition] = Span(starts[name, partition], ends[name, partition])
+        return {
+            name: Topic(name, str(each.topic_id), spans[name], len(each.partitions[0].replicas))
+            for name, each in found.items()
+        }
+
+    def offsets_at(self, wanted: Iterable[Position], moment: float) -> dict[Position, int]:
+        """The first offset of each partition whose record is not older than `moment` (Unix time).
+
+        -1 where all are older.
+        """
+        return self._offsets(wanted, OffsetSpec.for_timestamp(int(moment * 1000)))
+
+    def committed(self, group: str, topic: Topic) -> dict[int, int]:
+        """A group's committed offsets in a topic by partition; without those it never committed."""
+        partitions = [TopicPartition(topic.name, each) for each in topic.spans]
+        consumer = self.consumer(**{"group.id": group})
+        try:
+            answers = _retried(lambda: consumer.committed(partitions, REQUEST_TIMEOUT))
+        finally:
+            consumer.close()
+        return {each.partition: each.offset for each in answers if each.offset >= 0}
+
+    def create(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> Topic:
+        """Create a topic unless it exists; returns it once all of Kafka knows it."""
+        new = NewTopic(topic, partitions, replication, config=dict(config))
+        _results(
+            lambda: self._admin.create_topics([new], request_timeout=REQUEST_TIMEOUT),
+            leaving_out=KafkaError.TOPIC_ALREADY_EXISTS,
+        )
+        deadline = time.monotonic() + REQUEST_TIMEOUT
+        while time.monotonic() < deadline:
+            if found := self.topics([topic]):
+                return found[topic]
+            time.sleep(RETRY_INTERVAL)
+        raise JobError(f"Kafka: {topic} was made and does not appear")
+
+    def record_limit(self, topic: str) -> int | None:
+        """What a topic takes in one batch, in bytes; None if Kafka won't tell (no such ACL)."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        found = _results(
+            lambda: self._admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT),
+            leaving_out=KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        )
+        return int(found[resource][MAX_MESSAGE_BYTES].value) if found else None
+
+    def raise_record_limit(self, topic: str, limit: int) -> None:
+        """Have a topic take batches of so many bytes; without the ACL for it, it stays as it is."""
+        entry = ConfigEntry(
+            MAX_MESSAGE_BYTES, str(limit), incremental_operation=AlterConfigOpType.SET
+        )
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        _results(
+            lambda: self._admin.incremental_alter_configs(
+                [resource], request_timeout=REQUEST_TIMEOUT
+            ),
+            leaving_out=KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        )
+
+    def delete_before(self, until: Mapping[Position, int]) -> None:
+        """Delete the records below each offset."""
+        if not until:
+            return
+        cuts = [TopicPartition(*where, offset) for where, offset in until.items()]
+        _results(
+            lambda: self._admin.delete_records(cuts, request_timeout=REQUEST_TIMEOUT),
+            # A topic that was deleted meanwhile has nothing left to delete.
+            leaving_out=KafkaError.UNKNOWN_TOPIC_OR_PART,
+        )
+
+    def consumer(self, **configuration: Any) -> Consumer:
+        """A consumer of no group, unless `configuration` has one. Whoever asks closes it."""
+        usual = {"group.id": "knafka-unused", "enable.auto.commit": False}
+        errors = {"error_cb": self._errors.record}
+        return Consumer({**self.connection.for_librdkafka(), **errors, **usual, **configuration})
+
+    def _offsets(self, partitions: Iterable[Position], spec: OffsetSpec) -> dict[Position, int]:
+        if not (wanted := {TopicPartition(*each): spec for each in partitions}):
+            return {}
+        listed = _results(lambda: self._admin.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT))
+        return {(each.topic, each.partition): result.offset for each, result in listed.items()}
+
+
+def _results(
+    ask: Callable[[], Mapping[K, Future[T]]], leaving_out: int | None = None
+) -> dict[K, T]:
+    """All answers of a request, without those that fail with the code `leaving_out`."""
+
+    def answers() -> dict[K, T]:
+        found = {}
+        for key, answer in ask().items():
+            try:
+                found[key] = answer.result()
+            except KafkaException as error:
+                if error.args[0].code() != leaving_out:
+                    raise
+        return found
+
+    return _retried(answers)
+
+
+def _retried(ask: Callable[[], T]) -> T:
+    """The answer, asked for again while a coordinator or leader is moving."""
+    deadline = time.monotonic() + REQUEST_TIMEOUT
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
+                raise _job_error(error) from error
+        time.sleep(RETRY_INTERVAL)
+
+
+def _job_error(error: KafkaException) -> JobError:
+    return JobError(f"Kafka: {error.args[0].str()}")

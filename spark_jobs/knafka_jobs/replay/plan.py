@@ -1,0 +1,71 @@
+"""What a replay sends: which failures, and their dead letters in order.
+
+Pure: DataFrames in and out. What became of it: `compact.outcomes`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from knafka.core.dead_letter import OMITTED
+from knafka.core.delivery import Reason
+from knafka_jobs.errors import JobError
+from knafka_jobs.options import Selection
+from knafka_jobs.schema import FAILURES, TRIGGER
+
+POSITION: Final = ("topic_id", "partition", "offset")
+"""Of a dead letter in its topic."""
+
+
+def select(failures: DataFrame, selection: Selection) -> DataFrame:
+    """The failures that are meant. Raises `JobError` for a predicate that is no SQL."""
+    rows = failures.select(*FAILURES)
+    if (broker := selection.broker) is not None:
+        is_its = (F.col("namespace") == broker.namespace) & (F.col("broker") == broker.name)
+        rows = rows.where(is_its)
+    for name in ("trigger", "destination", "reason", "code", "type", "source", "id"):
+        if (wanted := getattr(selection, name)) is not None:
+            rows = rows.where(F.col(name) == wanted)
+    if selection.since is not None:
+        rows = rows.where(F.col("last_failed") >= F.lit(selection.since))
+    if selection.until is not None:
+        rows = rows.where(F.col("last_failed") < F.lit(selection.until))
+    if selection.where is None:
+        return rows
+    try:
+        return rows.where(F.expr(selection.where))
+    except PySparkException as error:
+        problem = str(error).partition("\n")[0]
+        raise JobError(f"the predicate {selection.where!r} can't be used: {problem}") from None
+
+
+def replayable(failures: DataFrame, sent: DataFrame, records: DataFrame) -> DataFrame:
+    """Failures that can be sent: events with their data, unresolved, of a known Trigger, and not
+    pending from another replay."""
+    is_event = F.col("reason") != Reason.UNDECODABLE.value
+    stubs = records.where(
+        F.exists("headers", lambda header: header["key"] == f"ce_{OMITTED}")
+    ).select(*POSITION)
+    pending = sent.where("outcome IS NULL").select("failure_id").distinct()
+    return (
+        failures.where(is_event & F.col("resolved").isNull() & (F.col("namespace") != ""))
+        .join(pending, "failure_id", "left_anti")
+        .join(stubs, [*POSITION], "left_anti")
+    )
+
+
+def dead_letters(failures: DataFrame, records: DataFrame) -> DataFrame:
+    """The last dead letter of each failure, by Trigger, in the order in which they were events."""
+    wanted = failures.select(
+        "failure_id", *TRIGGER, *POSITION, "first_failed", "origin_partition", "origin_offset"
+    )
+    return (
+        records.select(*POSITION, "key", "value", "headers")
+        .join(wanted, [*POSITION])
+        .orderBy(*TRIGGER, "origin_partition", "origin_offset", "first_failed", "failure_id")
+        .select("failure_id", *TRIGGER, "key", "value", "headers")
+    )

@@ -1,0 +1,212 @@
+"""Replaying and purging: what a person decides about failures, carried out on tables and topics.
+
+Both can be repeated: a replay sends each event once per replay id, a purge removes what is left. An
+event goes to the Trigger that failed it, never to a whole Broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final, TypeAlias
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from knafka.core import names
+from knafka.core.contract import MAX_RECORD_BYTES
+from knafka_jobs.errors import JobError
+from knafka_jobs.io.delta import Tables
+from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
+from knafka_jobs.options import Selection
+from knafka_jobs.replay.plan import dead_letters, replayable, select
+from knafka_jobs.replay.send import FailedEvent, Sent, already_sent, send
+from knafka_jobs.schema import REPLAYS, SENT, TRIGGER
+from knafka_jobs.topics import Topic
+
+RETENTION: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 24 * 3600 * 1000)}
+"""Of a replay topic: the table has each event, so a month is enough to deliver it."""
+
+ROWS_AT_ONCE: Final = 50_000
+"""Rows of `sent` that are written at once: some megabytes."""
+
+SHOWN: Final = 20
+"""Events that a dry run names."""
+
+Progress: TypeAlias = Callable[[str], None]
+
+TriggerName: TypeAlias = tuple[str, str, str]
+"""Namespace, Broker, name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What would be sent."""
+
+    triggers: dict[TriggerName, int]
+    """Events by Trigger."""
+    left_out: int
+    """Events that were selected, but are undecodable, without data, resolved or pending."""
+    events: list[dict[str, Any]]
+    """The first of them."""
+
+    @property
+    def count(self) -> int:
+        return sum(self.triggers.values())
+
+
+def preview(tables: Tables, selection: Selection) -> Preview:
+    """What a replay would send."""
+    wanted = tables.read("failures").transform(select, selection)
+    sendable = wanted.transform(replayable, tables.read("sent"), tables.read("records"))
+    triggers = _by_trigger(sendable)
+    shown = sendable.orderBy("first_failed", "failure_id").limit(SHOWN)
+    columns = (*TRIGGER, "id", "source", "type", "reason", "code")
+    events = [row.asDict() for row in shown.select(*columns).collect()]
+    return Preview(triggers, wanted.count() - sum(triggers.values()), events)
+
+
+def replay(
+    tables: Tables,
+    kafka: KafkaClient,
+    selection: Selection,
+    replay_id: str,
+    by: str,
+    rate: float | None,
+    progress: Progress,
+) -> int:
+    """Send what is selected, at most `rate` events a second.
+
+    Returns how many events this replay has sent, in all its runs. Raises `JobError`; the same
+    replay id then goes on where this ended.
+    """
+    _begin(tables, replay_id, by, selection)
+    records = tables.read("records")
+    sendable = (
+        tables.read("failures")
+        .transform(select, selection)
+        .transform(replayable, tables.read("sent"), records)
+    )
+    wanted = sendable.transform(dead_letters, records)
+    for trigger in _by_trigger(sendable):
+        topic = replay_topic(kafka, *trigger)
+        before = already_sent(kafka, topic, replay_id)
+        its = [F.col(column) == name for column, name in zip(TRIGGER, trigger, strict=True)]
+
+        def say(count: int, to: str = "/".join(trigger)) -> None:
+            progress(f"{count} sent to {to}")
+
+        unsent = _unsent(wanted.where(its[0] & its[1] & its[2]), {e.failure_id for e in before})
+        sent = send(kafka.connection, topic.name, replay_id, unsent, rate, say)
+        _record_sent(tables, topic, replay_id, trigger, before + sent)
+    return _finish(tables, replay_id, by)
+
+
+def purge(tables: Tables, selection: Selection, *, unresolved: bool, dry_run: bool) -> int:
+    """Forget failures and their records; only resolved ones unless `unresolved`. How many."""
+    wanted = tables.read("failures").transform(select, selection)
+    if not unresolved:
+        wanted = wanted.where("resolved IS NOT NULL")
+    wanted = wanted.select("failure_id").localCheckpoint()
+    count = wanted.count()
+    if count and not dry_run:
+        # The failures last: a purge that was cut short finds them again.
+        for name in ("records", "failures"):
+            tables.remove(wanted, name, f"{name}.failure_id = more.failure_id")
+    return count
+
+
+def replay_topic(kafka: KafkaClient, namespace: str, broker: str, trigger: str) -> Topic:
+    """The Trigger's replay topic, fit for all of its dead letters; made if need be.
+
+    It gets as many partitions as the Broker's topic: dead-letter topics have few, and one
+    dispatcher at most for each would be slow. It takes records as large as the dead-letter topic
+    does. Raises `JobError`.
+    """
+    name = names.replay_topic(namespace, broker, trigger)
+    dead_letter_topic = names.dead_letter_topic(namespace, broker, trigger)
+    events = names.broker_topic(namespace, broker)
+    found = kafka.topics([name, dead_letter_topic, events])
+    limit = kafka.record_limit(dead_letter_topic) if dead_letter_topic in found else None
+    if name in found:
+        own = kafka.record_limit(name)
+        if limit is not None and own is not None and own < limit:
+            kafka.raise_record_limit(name, limit)
+        return found[name]
+    if dead_letter_topic not in found:
+        raise JobError(
+            f"the Trigger {namespace}/{trigger} has no dead-letter topic any more: is it deleted?"
+        )
+    partitions = max(len(each.spans) for each in found.values())
+    # Never below librdkafka's batches, which it fills whatever the topic takes.
+    size = {} if limit is None else {MAX_MESSAGE_BYTES: str(max(limit, MAX_RECORD_BYTES))}
+    return kafka.create(name, partitions, found[dead_letter_topic].replication, RETENTION | size)
+
+
+def _by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:
+    """Events by Trigger."""
+    rows = sendable.groupBy(*TRIGGER).count().orderBy(*TRIGGER).collect()
+    return {(row["namespace"], row["broker"], row["trigger"]): row["count"] for row in rows}
+
+
+def _begin(tables: Tables, replay_id: str, by: str, selection: Selection) -> None:
+    """Note a replay that is new; raises `JobError` for one that can't go on so."""
+    run = tables.read("replays").where(F.col("replay_id") == replay_id).first()
+    if run is None:
+        started = (replay_id, by, str(selection), datetime.now(UTC), None, None)
+        tables.append(tables.rows([started], REPLAYS), "replays")
+    elif run["finished"] is not None:
+        raise JobError(
+            f"the replay {replay_id} is finished and sent {run['events']} events: "
+            "leave --replay-id out to start another"
+        )
+    elif run["selection"] != str(selection):
+        raise JobError(
+            f"the replay {replay_id} was started with another selection: {run['selection']}"
+        )
+
+
+def _finish(tables: Tables, replay_id: str, by: str) -> int:
+    """Note that a replay is done; returns how many events it sent in all."""
+    total = tables.read("sent").where(F.col("replay_id") == replay_id).count()
+    finished = tables.rows([(replay_id, by, "", None, datetime.now(UTC), total)], REPLAYS)
+    tables.update(
+        finished,
+        "replays",
+        "replays.replay_id = more.replay_id",
+        {"finished": "more.finished", "events": "more.events"},
+    )
+    return total
+
+
+def _unsent(rows: DataFrame, sent: set[str]) -> Iterator[FailedEvent]:
+    before = None
+    for row in rows.toLocalIterator():
+        # Tables of older versions may hold a dead letter twice: then one follows the other.
+        if row["failure_id"] not in sent and row["failure_id"] != before:
+            before = row["failure_id"]
+            headers = [(each["key"], _bytes(each["value"])) for each in row["headers"] or ()]
+            yield FailedEvent(row["failure_id"], _bytes(row["key"]), _bytes(row["value"]), headers)
+
+
+def _bytes(value: Any) -> Any:
+    """Spark's bytearray as bytes, None as None."""
+    return None if value is None else bytes(value)
+
+
+def _record_sent(
+    tables: Tables, topic: Topic, replay_id: str, trigger: TriggerName, sent: list[Sent]
+) -> None:
+    to = (*trigger, topic.name, topic.id)
+    rows = (
+        (replay_id, each.failure_id, *to, each.partition, each.offset, each.at, None, None)
+        for each in sent
+    )
+    while part := list(islice(rows, ROWS_AT_ONCE)):
+        tables.upsert(
+            tables.rows(part, SENT),
+            "sent",
+            "sent.replay_id = more.replay_id AND sent.failure_id = more.failure_id",
+        )

@@ -1,0 +1,174 @@
+"""The document put together from the rows that `plan` counted. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from pyspark.sql import Row
+
+from knafka_jobs.report.document import (
+    MAX_BUCKETS,
+    Bucket,
+    Change,
+    ChangeKind,
+    Changes,
+    Example,
+    Group,
+    PreviousReport,
+    ReplayRun,
+    Top,
+    Totals,
+    error_text,
+    group_id,
+    preview,
+    replay_command,
+)
+from knafka_jobs.report.plan import GroupKey, key_of
+
+Settled: TypeAlias = Mapping[tuple[str, str, str], int]
+"""Events that a Trigger (namespace, Broker, name) has settled, where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Previous:
+    """The last report about the same, and each group's failures and unresolved events in it."""
+
+    report: PreviousReport
+    groups: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The rows that were collected, by group."""
+
+    groups: Sequence[Row]
+    failed_again: Mapping[GroupKey, list[Row]]
+    buckets: Mapping[GroupKey, list[Row]]
+    types: Mapping[GroupKey, list[Row]]
+    sources: Mapping[GroupKey, list[Row]]
+    examples: Mapping[GroupKey, list[Row]]
+
+
+def groups(counted: Counted, previous: Previous | None, settled: Settled) -> tuple[Group, ...]:
+    """The groups, the most unresolved events first."""
+    made = (_group(row, counted, previous, settled) for row in counted.groups)
+    return tuple(sorted(made, key=lambda each: (-each.unresolved, -each.failures, each.id)))
+
+
+def _group(row: Row, counted: Counted, previous: Previous | None, settled: Settled) -> Group:
+    key = key_of(row.asDict())
+    namespace, broker, trigger, subscriber, reason, status = key
+    name = group_id(*key)
+    events = settled.get((namespace, broker, trigger))
+    return Group(
+        id=name,
+        subscriber=subscriber,
+        status=status,
+        share=min(1.0, row["recent"] / events) if events else None,
+        **_columns(row, "namespace", "broker", "trigger", "reason"),
+        **_columns(row, "events", "failures", "unresolved", "retries"),
+        **_columns(row, "first_seen", "last_seen", "oldest_unresolved"),
+        buckets=tuple(
+            Bucket(start=datetime.fromtimestamp(each["start"], UTC), failures=each["failures"])
+            for each in counted.buckets.get(key, [])[-MAX_BUCKETS:]
+        ),
+        top_types=_tops(counted.types.get(key, [])),
+        top_sources=_tops(counted.sources.get(key, [])),
+        examples=tuple(map(_example, counted.examples.get(key, []))),
+        change=change(
+            row["failures"],
+            row["unresolved"],
+            row["resolved"],
+            sum(each["events"] for each in counted.failed_again.get(key, [])),
+            previous.groups.get(name) if previous else None,
+        ),
+        replay_command=replay_command(namespace, broker, trigger, reason, status),
+    )
+
+
+def change(
+    failures: int,
+    unresolved: int,
+    resolved: int,
+    failed_again: int,
+    previous: tuple[int, int] | None,
+) -> Change:
+    """A group beside its failures and unresolved events in the last report."""
+    if failed_again:
+        kind = ChangeKind.FAILED_AGAIN
+    elif previous is None:
+        kind = ChangeKind.NEW
+    elif failures > previous[0]:
+        kind = ChangeKind.GROWING
+    elif not unresolved and previous[1]:
+        kind = ChangeKind.RESOLVED
+    else:
+        kind = ChangeKind.STEADY
+    more = failures - (previous[0] if previous else 0)
+    return Change(kind=kind, failures=max(0, more), resolved=resolved, failed_again=failed_again)
+
+
+def totals(groups: Sequence[Group]) -> Totals:
+    waiting = [each.oldest_unresolved for each in groups if each.oldest_unresolved]
+    return Totals(
+        groups=len(groups),
+        events=sum(each.events for each in groups),
+        failures=sum(each.failures for each in groups),
+        unresolved=sum(each.unresolved for each in groups),
+        retries=sum(each.retries for each in groups),
+        oldest_unresolved=min(waiting, default=None),
+    )
+
+
+def changes(groups: Sequence[Group]) -> Changes:
+    counts: dict[str, int] = defaultdict(int)
+    for each in groups:
+        counts[each.change.kind.name.lower()] += 1
+    return Changes(**counts)
+
+
+def replay_run(row: Row) -> ReplayRun:
+    return ReplayRun(
+        id=row["replay_id"],
+        **_columns(row, "by", "selection", "started", "finished"),
+        **_columns(row, "sent", "resolved", "failed_again"),
+    )
+
+
+def _example(row: Row) -> Example:
+    origin = [row[f"origin_{part}"] for part in ("topic", "partition", "offset")]
+    return Example(
+        id=row["id"] or "/".join(map(str, origin)),
+        failed_at=in_utc(row["last_failed"]),
+        attempts=max(0, row["attempts"]),
+        resolved=row["resolved"] is not None,
+        error=error_text(row["error"]),
+        data_preview=preview(None if row["head"] is None else bytes(row["head"])),
+        data_content_type=row["content_type"],
+        topic=origin[0],
+        partition=origin[1],
+        offset=origin[2],
+        **_columns(row, "source", "type", "failures", "data_bytes"),
+    )
+
+
+def _tops(rows: Sequence[Row]) -> tuple[Top, ...]:
+    return tuple(Top(value=each["value"], events=each["events"]) for each in rows)
+
+
+def _columns(row: Row, *names: str) -> dict[str, Any]:
+    """Columns by their names, which the document shares; times in UTC."""
+    found = {name: row[name] for name in names}
+    return {
+        name: in_utc(value) if isinstance(value, datetime) else value
+        for name, value in found.items()
+    }
+
+
+def in_utc(moment: Any) -> Any:
+    """Spark's naive local time as a moment, None as None."""
+    return None if moment is None else moment.astimezone(UTC)

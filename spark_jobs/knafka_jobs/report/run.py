@@ -1,0 +1,133 @@
+"""Reporting: the tables read once, made a `Report`, and remembered for the next one.
+
+The figures are as new as the last compaction.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+
+from knafka.core import names
+from knafka_jobs.io.delta import Tables
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.options import DAYS
+from knafka_jobs.report import assemble, plan
+from knafka_jobs.report.assemble import Counted, Previous, Settled, in_utc
+from knafka_jobs.report.document import PreviousReport, Report, bucket_seconds
+from knafka_jobs.report.plan import GroupKey, key_of
+from knafka_jobs.schema import REPORTS, TRIGGER
+from knafka_jobs.topics import BrokerName
+
+REPLAYS: Final = 50
+"""Replays in a report, the latest."""
+
+
+def report(
+    tables: Tables,
+    broker: BrokerName | None,
+    now: datetime,
+    days: float = DAYS,
+    settled: Callable[[DataFrame, datetime], Settled] | None = None,
+) -> Report:
+    """Report on everything in the tables, or on one Broker, and remember it for the next report.
+
+    The timeline goes back `days` at most; `settled` asks about the Triggers of failures, from a
+    moment on.
+    """
+    earliest = now - timedelta(days=days)
+    failures = (
+        tables.read("failures").transform(plan.of_broker, broker).transform(plan.reported, earliest)
+    )
+    previous = _previous(tables.read("reports"), broker)
+    first = failures.selectExpr("min(first_failed)").first()
+    since = max(earliest, in_utc(first[0])) if first and first[0] else now - timedelta(hours=1)
+    seconds = bucket_seconds(since, now)
+    since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
+    made = previous.report.made if previous else None
+    sent, records = tables.read("sent"), tables.read("records")
+    counted = Counted(
+        groups=failures.transform(plan.groups, since, made).collect(),
+        failed_again=_by_group(failures.transform(plan.failed_again, sent, made)),
+        buckets=_by_group(failures.transform(plan.buckets, since, now, seconds)),
+        types=_by_group(failures.transform(plan.tops, "type")),
+        sources=_by_group(failures.transform(plan.tops, "source")),
+        examples=_by_group(failures.transform(plan.examples, records)),
+    )
+    groups = assemble.groups(counted, previous, settled(failures, since) if settled else {})
+    runs = tables.read("replays").transform(plan.runs, sent).limit(REPLAYS).collect()
+    result = Report(
+        id=uuid.uuid4().hex[:12],
+        made=now,
+        namespace=broker.namespace if broker else None,
+        broker=broker.name if broker else None,
+        since=since,
+        until=now,
+        bucket_seconds=seconds,
+        previous=previous.report if previous else None,
+        totals=assemble.totals(groups),
+        changes=assemble.changes(groups),
+        groups=groups,
+        replays=tuple(map(assemble.replay_run, runs)),
+    )
+    _remember(tables, result)
+    return result
+
+
+def settled_events(kafka: KafkaClient, failures: DataFrame, since: datetime) -> Settled:
+    """How many events each Trigger has settled, by its group's commits; filtered ones count."""
+    rows = failures.select(*TRIGGER, "origin_topic").distinct().collect()
+    origins = {
+        (row["namespace"], row["broker"], row["trigger"]): str(row["origin_topic"])
+        for row in rows
+        if row["origin_topic"] and not row["origin_topic"].startswith(names.REPLAYS)
+    }
+    topics = kafka.topics(sorted(set(origins.values())))
+    settled = {}
+    for trigger, name in origins.items():
+        if (topic := topics.get(name)) is not None:
+            committed = kafka.committed(names.trigger_group(trigger[0], trigger[2]), topic)
+            starts = kafka.offsets_at(((name, each) for each in committed), since.timestamp())
+            settled[trigger] = sum(
+                max(0, offset - starts[name, each])
+                for each, offset in committed.items()
+                if starts[name, each] >= 0
+            )
+    return settled
+
+
+def _by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:
+    """Rows by their group, in their order."""
+    grouped: dict[GroupKey, list[Row]] = defaultdict(list)
+    for row in rows.collect():
+        grouped[key_of(row.asDict())].append(row)
+    return grouped
+
+
+def _previous(reports: DataFrame, broker: BrokerName | None) -> Previous | None:
+    # A report about everything has empty names.
+    same = reports.transform(plan.of_broker, broker or BrokerName("", ""))
+    last = same.selectExpr("max_by(report_id, made) AS id", "max(made) AS made").first()
+    if last is None or last["id"] is None:
+        return None
+    rows = same.where((F.col("report_id") == last["id"]) & F.col("group_id").isNotNull()).collect()
+    return Previous(
+        PreviousReport(id=last["id"], made=in_utc(last["made"])),
+        {row["group_id"]: (row["failures"], row["unresolved"]) for row in rows},
+    )
+
+
+def _remember(tables: Tables, made: Report) -> None:
+    about = (made.id, made.made, made.namespace or "", made.broker or "")
+    rows: list[tuple[Any, ...]] = [
+        (*about, each.id, each.failures, each.unresolved, each.events - each.unresolved)
+        for each in made.groups
+    ]
+    rows = rows or [(*about, None, 0, 0, 0)]
+    tables.append(tables.rows(rows, REPORTS), "reports")
