@@ -72,7 +72,7 @@ def test_a_request_starts_a_service_that_was_at_zero_and_it_returns_to_zero(
 def test_a_request_that_is_held_keeps_its_pod_and_the_ingress_keeps_the_request(
     cluster: Cluster, namespace: str, subscriber: str
 ) -> None:
-    """SC-05's ground: a drain is one long request, whatever the window says."""
+    """A drain is one long request, whatever the autoscaler's window says."""
     body = json.dumps({"delay": 20}).encode()
     assert cluster.request(subscriber, "/control", content=body).status_code == 200
     answers: list[httpx.Response] = []

@@ -142,7 +142,7 @@ class Installation:
             self.configure("kafka-broker-config", OPERATOR_NAMESPACE)
 
     def touch(self, kind: str, name: str, namespace: str) -> None:
-        """Have it looked at now, as docs/operations.md says."""
+        """Have it looked at now, as docs/how-to/connect-to-kafka.md says."""
         touched = f"example.com/touched={time.time()}"
         self.cluster.kubectl("annotate", kind, name, "-n", namespace, touched, "--overwrite")
 

@@ -219,7 +219,7 @@ async def test_a_dead_letter_that_was_not_written_is_written_by_the_next() -> No
 
 
 async def test_no_more_deliveries_begin_than_a_commit_can_tell_of() -> None:
-    """Run-ahead is bounded by what fits (docs/delivery.md)."""
+    """Run-ahead is bounded by what fits (docs/reference/delivery.md)."""
 
     async def answer(request: Request) -> Response:
         return response(500 if id_of(request).startswith("bad") else 200)

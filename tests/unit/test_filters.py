@@ -211,6 +211,6 @@ def test_an_expression_that_is_no_boolean_is_never_true(
 def test_what_the_docs_tell_of_filters_is_so(
     expression: str, event: dict[str, str], passes: bool
 ) -> None:
-    """docs/coming-from-eventing-kafka-broker.md."""
+    """docs/how-to/come-from-eventing-kafka-broker.md."""
     usual = {"type": "b", "source": "/y", "subject": "t"}
     assert verdict({**usual, **event}, filters=[{"cesql": expression}]) is passes

@@ -1,0 +1,63 @@
+"""The Dockerfiles: the gate has no container engine, so they are checked by reading them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILES = ("functions/Dockerfile", "operator/Dockerfile")
+
+
+def instructions(dockerfile: str) -> list[tuple[str, str]]:
+    """Instruction and arguments, continued lines joined, comments left out."""
+    text = re.sub(r"(?m)^\s*#.*\n", "", (ROOT / dockerfile).read_text()).replace("\\\n", " ")
+    lines = (line.strip() for line in text.splitlines())
+    return [
+        (name, rest.strip()) for name, _, rest in (line.partition(" ") for line in lines if line)
+    ]
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES)
+def test_what_is_copied_is_there_and_not_ignored(dockerfile: str) -> None:
+    allowed = {
+        line[1:].removesuffix("/**")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copied = [
+        words.split()[0]
+        for name, words in instructions(dockerfile)
+        if name == "COPY" and not words.startswith("--from")
+    ]
+    assert copied
+    for source in copied:
+        assert (ROOT / source).exists()
+        assert any(Path(source).match(pattern) for pattern in allowed), source
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES)
+def test_dependencies_are_those_of_a_lock_and_checked_by_hash(dockerfile: str) -> None:
+    (installs,) = (words for name, words in instructions(dockerfile) if "pip install" in words)
+    assert "--require-hashes" in installs
+    assert "--only-binary=:all:" in installs
+    lock = Path(installs.split(" -r ")[1].split()[0]).name
+    pinned = (ROOT / "requirements" / lock).read_text()
+    assert re.search(r"^[a-z][\w.-]*==[^ ]+ \\\n    --hash=sha256:", pinned, re.MULTILINE)
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES)
+def test_it_starts_as_the_images_that_the_gate_runs_do(dockerfile: str) -> None:
+    """tools/images/build.py: the user, the paths, and tini before Python."""
+    built = (ROOT / "tools/images/build.py").read_text()
+    last = dict(instructions(dockerfile))
+    assert f'USER: Final = "{last["USER"]}"' in built
+    path = re.search(r"PYTHONPATH=(\S+)", last["ENV"])
+    assert path is not None
+    assert f'"PYTHONPATH={path[1]}"' in built
+    tini, dashes, python, option, module = json.loads(last["ENTRYPOINT"])
+    assert (Path(tini).name, dashes, python, option) == ("tini", "--", "python3", "-m")
+    assert list(ROOT.glob(f"*/{module}/__main__.py")) != []

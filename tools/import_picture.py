@@ -1,0 +1,113 @@
+"""Writes docs/design/imports.md: which package imports which, read from the code.
+
+    python tools/import_picture.py
+
+A node is a package of one of the source roots, or a module beside such packages; a root without
+packages of its own is one node. An arrow that follows from other arrows is left out. Launchers
+(`__main__`) are left out too: they put everything together. tests/unit/test_imports.py checks that
+the page is up to date and that no arrows form a circle.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import grimp
+
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "design" / "imports.md"
+ROOTS: Final = ("knafka_local", "knafka_operator", "knafka_jobs", "knafka")
+
+Arrows: TypeAlias = Mapping[str, Collection[str]]
+"""Importing node -> the nodes that it imports."""
+
+HEAD: Final = """\
+# Imports
+
+Which package imports which. Written by `make docs` from the code: don't edit it. An arrow goes from
+the package that imports to the one that is imported; arrows that follow from others are left out,
+and so are launchers (`__main__`). import-linter holds the directions (`pyproject.toml`).
+"""
+
+
+def read(roots: Iterable[str] = ROOTS) -> dict[str, set[str]]:
+    """The arrows of the packages that can be imported now; every node is a key."""
+    graph = grimp.build_graph(*roots, cache_dir=None)
+    nodes = {module: _node(module, graph.modules) for module in graph.modules}
+    arrows: dict[str, set[str]] = defaultdict(set)
+    for module, node in nodes.items():
+        if node is None:
+            continue
+        imported = {nodes[each] for each in graph.find_modules_directly_imported_by(module)}
+        arrows[node] |= {each for each in imported if each is not None and each != node}
+    used = {each for imported in arrows.values() for each in imported}
+    return {node: found for node, found in arrows.items() if found or node in used}
+
+
+def _node(module: str, modules: Collection[str]) -> str | None:
+    """The node that a module belongs to; None: it is a launcher."""
+    parts = module.split(".")
+    root = parts[0]
+    has_packages = any(each.startswith(f"{root}.") and each.count(".") > 1 for each in modules)
+    if not has_packages:
+        return root
+    if parts[1:] == ["__main__"]:
+        return None
+    return ".".join(parts[:2])
+
+
+def circles(arrows: Arrows) -> list[set[str]]:
+    """Groups of nodes that all import each other, directly or through others."""
+    reach = {node: _reached(node, arrows) for node in arrows}
+    found: list[set[str]] = []
+    for node in arrows:
+        circle = {node} | {each for each in reach[node] if node in reach[each]}
+        if len(circle) > 1 and circle not in found:
+            found.append(circle)
+    return found
+
+
+def without_implied(arrows: Arrows) -> dict[str, set[str]]:
+    """The fewest arrows by which the same nodes are reached from each node."""
+    kept = {node: set(imported) for node, imported in arrows.items()}
+    for node in sorted(kept):
+        for each in sorted(kept[node]):
+            kept[node].remove(each)
+            if each not in _reached(node, kept):
+                kept[node].add(each)
+    return kept
+
+
+def _reached(start: str, arrows: Arrows) -> set[str]:
+    """All nodes that can be reached from `start`; `start` itself only by a circle."""
+    reached: set[str] = set()
+    ahead = list(arrows.get(start, ()))
+    while ahead:
+        node = ahead.pop()
+        if node not in reached:
+            reached.add(node)
+            ahead.extend(arrows.get(node, ()))
+    return reached
+
+
+def page(arrows: Arrows) -> str:
+    """The whole page, with the picture as Mermaid text."""
+    lines = ["", "```mermaid", "flowchart TD"]
+    for root in ROOTS:
+        of_root = sorted(node for node in arrows if node.split(".")[0] == root)
+        if of_root == [root]:
+            lines.append(f"    {root}[{root}]")
+        elif of_root:
+            lines.append(f"    subgraph {root}")
+            lines += [f"        {node}[{node.partition('.')[2] or node}]" for node in of_root]
+            lines.append("    end")
+    for node, imported in sorted(without_implied(arrows).items()):
+        lines += [f"    {node} --> {each}" for each in sorted(imported)]
+    return HEAD + "\n".join([*lines, "```", ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(read()))
+    print(PAGE)
