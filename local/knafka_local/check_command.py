@@ -36,8 +36,12 @@ def check(
     checked = checking.check(files, partial=partial)
     for each in checked.findings:
         typer.echo(str(each))
-    errors = sum(each.severity.value == "error" for each in checked.findings)
-    warnings = len(checked.findings) - errors
-    typer.echo(f"{checked.objects} objects checked: {errors} errors, {warnings} warnings")
+    errors = sum(each.severity is checking.Severity.ERROR for each in checked.findings)
+    counted = (_count(errors, "error"), _count(len(checked.findings) - errors, "warning"))
+    typer.echo(f"{_count(checked.objects, 'object')} checked: {', '.join(counted)}")
     if checked.failed:
         raise typer.Exit(FAILED)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

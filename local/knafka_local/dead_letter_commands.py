@@ -290,7 +290,8 @@ def _replay_directly(
         typer.echo("no dead letter of such an event is in the topics")
         raise typer.Exit(FAILED)
     by = f" by the replay {replay_id}" if replay_id else ""
-    typer.echo(f"{count} would be sent" if dry_run else f"{count} events sent again{by}")
+    events = "1 event" if count == 1 else f"{count} events"
+    typer.echo(f"{events} would be sent" if dry_run else f"{events} sent again{by}")
 
 
 def purge(

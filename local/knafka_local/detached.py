@@ -38,6 +38,10 @@ def start(arguments: Sequence[str], installation: Installation, say: Say) -> int
 
     Its lines go to `say` meanwhile. An interrupted start leaves nothing behind.
     """
+    if (running := installation.pid()) is not None:  # whose log is not to be begun anew
+        raise NotStarted(
+            f"knafka up runs on {installation.data} already (pid {running}): knafka down stops it"
+        )
     log = log_file(installation)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:

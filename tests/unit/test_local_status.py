@@ -129,6 +129,16 @@ def test_an_up_that_fails_in_the_background_says_what_it_said(
     assert lines == ["starting Kafka", "knafka: the port is taken"]
 
 
+def test_a_second_one_in_the_background_leaves_the_first_ones_log_alone(tmp_path: Path) -> None:
+    installation = Installation(tmp_path)
+    with installation.held():
+        log = detached.log_file(installation)
+        log.write_text("of the first\n")
+        with pytest.raises(NotStarted, match=f"already .pid {os.getpid()}.: knafka down"):
+            detached.start([], installation, print)
+    assert log.read_text() == "of the first\n"
+
+
 def test_one_that_does_not_stop_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installation = Installation(tmp_path)
     sent: list[tuple[int, int]] = []
