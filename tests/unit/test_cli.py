@@ -91,7 +91,13 @@ def test_the_old_names_of_the_data_folder_work_for_one_release(
 
 
 def test_the_data_of_an_event_is_not_taken_for_the_data_folder(tmp_path: Path) -> None:
-    options = ["--installation", tmp_path, "--no-retry", "--url", "http://127.0.0.1:1/"]
+    options: list[str | Path] = [
+        "--installation",
+        tmp_path,
+        "--no-retry",
+        "--url",
+        "http://127.0.0.1:1/",
+    ]
     code, output = run("send", "--data", "hello", *options)
     assert code == 1
     assert output.startswith("not sent")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from knafka_local import logs
 from knafka_local.cli import app
 from knafka_local.installation import Installation
 from knafka_local.logs import Logs, is_of
@@ -69,8 +68,8 @@ def test_a_log_that_is_not_there_names_those_that_are(installation: Installation
     assert "old" not in result.output
 
 
-def append(file: Path, text: str) -> None:
-    with file.open("a") as open_file:
+def write(file: Path, mode: str, text: str) -> None:
+    with file.open(mode) as open_file:
         open_file.write(text)
 
 
@@ -80,15 +79,19 @@ def test_what_is_written_later_is_followed_through_new_files_and_those_begun_ane
     found = Logs(installation)
     log = installation.logs / "receiver.log"
     assert found.last("receiver", 1) == ["receiver 29"]
-    append(log, "more\nhalf a li")
+    write(log, "a", "more\nhalf a li")
     writes = iter(
         [
-            lambda: append(log, "ne\n"),
-            lambda: append(installation.logs / "service-default-receiver.log", "new\n"),
-            lambda: log.write_text("begun anew\n"),
+            (log, "a", "ne\n"),
+            (installation.logs / "service-default-receiver.log", "a", "new\n"),
+            (log, "w", "begun anew\n"),
         ]
     )
-    monkeypatch.setattr(logs.time, "sleep", lambda _: next(writes)())
+
+    def sleep(_: float) -> None:
+        write(*next(writes))
+
+    monkeypatch.setattr("knafka_local.logs.time.sleep", sleep)
     assert list(islice(found.follow("receiver"), 4)) == [
         ("receiver", "more"),
         ("receiver", "half a line"),
