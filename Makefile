@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Not quiet: the first start takes a minute, and pip's lines and bars say what it is waiting for.
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hashes \
 	--python-version 3.11 --custom-compile-command "make lock"
 
@@ -16,8 +17,13 @@ TAG ?= latest
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
-run: $(VENV)/.local ## Start Kafka and the quickstart's Broker, send events, show them arrive
-	$(BIN)/knafka up -f examples/quickstart --send examples/quickstart/events.ndjson
+# PORT counts only if it is said to make: many environments have a PORT that means something else.
+given = $(if $(findstring command line,$(origin $(1))),$(2) $($(1)))
+RUN_OPTIONS = $(strip $(call given,PORT,--port) $(call given,KAFKA_PORT,--kafka-port) \
+	$(call given,DATA,--data-dir))
+
+run: $(VENV)/.local ## Start the quickstart and send it events (PORT=8080 KAFKA_PORT=9092 DATA=.knafka)
+	$(BIN)/knafka up -f examples/quickstart --send examples/quickstart/events.ndjson $(RUN_OPTIONS)
 
 jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark (430 MB)
 
@@ -83,7 +89,7 @@ $(VENV)/bin/python:
 $(VENV)/.local: requirements/local.lock pyproject.toml | $(VENV)/bin/python
 	@echo "installing Knafka and what it needs to run (about 20 s)"
 	@$(PIP) install --require-hashes -r requirements/local.lock
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.jobs: requirements/jobs.lock $(VENV)/.local
@@ -94,5 +100,5 @@ $(VENV)/.jobs: requirements/jobs.lock $(VENV)/.local
 $(VENV)/.dev: requirements/dev.lock pyproject.toml | $(VENV)/bin/python
 	@echo "installing Knafka and what its tests need, PySpark among it (one to three minutes)"
 	@$(PIP) install --require-hashes -r requirements/dev.lock
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@ $(VENV)/.local $(VENV)/.jobs

@@ -1,33 +1,44 @@
-"""`knafka dead-letters compact|report|replay|purge`: the jobs for the installation that runs here.
+"""`knafka dead-letters ...`: looked at, reported on, sent again.
 
-Refused here: doing any of it. Each command hands its options to the job (see `dead_letter_jobs`).
+`list` and `show` read the topics; `compact`, `report`, `replay` and `purge` hand their options to a
+Spark job (see `dead_letter_jobs`), but for a replay of single events, which needs none.
 """
 
 from __future__ import annotations
 
 import json
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.delivery import Reason
-from knafka_local import dead_letter_jobs
+from knafka_local import dead_letter_jobs, dead_letters, replaying
 from knafka_local.installation import DEFAULT_DATA, Installation, NotRunning
+from knafka_local.options import (
+    FAILED,
+    DataDir,
+    add,
+    egress_of,
+    kafka_of,
+    print_table,
+    with_kafka,
+)
+from knafka_local.options import TriggerName as TriggerArgument
 
 TABLES: Final = "dead-letters"
 """The tables' folder within an installation's data."""
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds for the writer to let go."""
 
-Folder = Annotated[
-    Path,
-    typer.Option("--installation", envvar="KNAFKA_DATA", help="The --data folder of knafka up."),
-]
 Tables = Annotated[
     str | None,
-    typer.Option(help="The tables' folder or URI, if not dead-letters in the installation."),
+    typer.Option(help="The tables' folder or URI, if not dead-letters in the data folder."),
 ]
 Broker = Annotated[str | None, typer.Option(help="Only this Broker: NAMESPACE/NAME.")]
 KeepHours = Annotated[
@@ -53,21 +64,70 @@ SAFETY_WINDOW: Final = 24.0
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `knafka dead-letters`."""
-    for command in (compact, report, replay, purge):
-        app.command(command.__name__)(command)
+    add(app, "list", list_letters, "knafka dead-letters list orders")
+    add(app, "show", show_letters, "knafka dead-letters show orders --limit 3 --json")
+    add(app, "compact", compact, "knafka dead-letters compact")
+    add(app, "report", report, "knafka dead-letters report --open")
+    add(app, "replay", replay, "knafka dead-letters replay --id payment-1 --dry-run")
+    add(app, "purge", purge, "knafka dead-letters purge --until 2026-01-31 --dry-run")
+
+
+def list_letters(
+    trigger: Annotated[str | None, typer.Argument(help="Only this Trigger's.")] = None,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """How many dead letters each Trigger has, from when, and why.
+
+    Those that were sent again, and have not failed since, are counted by themselves.
+    """
+    running = Installation(data_dir).running()
+    chosen = running.egresses if trigger is None else [egress_of(running, trigger)]
+
+    async def look(admin: KafkaAdmin) -> list[dead_letters.Overview]:
+        return [await dead_letters.overview(admin, egress) for egress in chosen]
+
+    rows = [
+        [
+            each.trigger,
+            each.counted,
+            str(each.replayed),
+            each.oldest,
+            each.newest,
+            ", ".join(f"{reason} × {count}" for reason, count in each.reasons.items()),
+        ]
+        for each in with_kafka(running, look)
+    ]
+    columns = ["TRIGGER", "COUNT", "SENT AGAIN", "OLDEST", "NEWEST", "REASONS"]
+    print_table(columns, rows, "no Trigger runs")
+
+
+def show_letters(
+    trigger: TriggerArgument,
+    limit: Annotated[int, typer.Option(min=1, help="The last so many.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    data_dir: DataDir = DEFAULT_DATA,
+) -> None:
+    """The last dead letters of a Trigger: what, why, how often tried, and what was answered."""
+    running = Installation(data_dir).running()
+    egress = egress_of(running, trigger)
+    found = with_kafka(running, lambda admin: dead_letters.letters(admin, egress, limit))
+    for each in found:
+        typer.echo(each.json() if as_json else each.text())
+    if not found and not as_json:
+        typer.echo(f"{egress.namespace}/{egress.trigger} has no dead letters")
 
 
 def compact(
     broker: Broker = None,
     keep_hours: KeepHours = SAFETY_WINDOW,
     tables: Tables = None,
-    installation: Folder = DEFAULT_DATA,
+    data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Take the dead letters from their topics into tables: durable, counted, small."""
     done = _run(
         "compact",
-        _place(installation, tables),
-        _kafka(installation),
+        _place(data_dir, tables),
+        _kafka(data_dir),
         {"broker": broker, "keep-hours": keep_hours},
     )
     typer.echo(
@@ -86,20 +146,20 @@ def report(
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     tables: Tables = None,
-    installation: Folder = DEFAULT_DATA,
+    data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Say what failed, why, since when, and what has changed since the last report.
 
     Compacts first if the installation runs; else tells what the last compaction knew.
     """
-    beside = Installation(installation).data / TABLES
+    beside = Installation(data_dir).data / TABLES
     page, document = html or beside / "report.html", json_file or beside / "report.json"
     try:
-        kafka = {**_kafka(installation), "compact": True}
+        kafka = {**_kafka(data_dir), "compact": True}
     except NotRunning:
         kafka = {}
     options = {"broker": broker, "days": days, "html": page, "json": document}
-    done = _run("report", _place(installation, tables), kafka, options)
+    done = _run("report", _place(data_dir, tables), kafka, options)
     changes = ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in done["changes"].items() if count
     )
@@ -121,7 +181,10 @@ def replay(
         str | None, typer.Option("--type", help="Only events of this type.")
     ] = None,
     source: Source = None,
-    event_id: EventId = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option("--id", help="Only the event of this id; can be repeated. Needs no Spark."),
+    ] = None,
     since: Since = None,
     until: Until = None,
     where: Where = None,
@@ -131,12 +194,27 @@ def replay(
     ] = None,
     rate: Annotated[float | None, typer.Option(min=0.001, help="Events a second at most.")] = None,
     tables: Tables = None,
-    installation: Folder = DEFAULT_DATA,
+    data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Send failed events again, each to the Trigger that failed it and to no other.
 
-    Without options: everything that is unresolved and was compacted.
+    Without options: everything that is unresolved and was compacted. Single events (--id) are
+    taken straight from their topics, without Spark, where there are no tables yet or they don't
+    know them; a later report doesn't know of that.
     """
+    fields = {
+        "destination": destination,
+        "reason": None if reason is None else reason.value,
+        "code": None if code is None else str(code),
+        "type": event_type,
+        "source": source,
+    }
+    only_tables = (since, until, where, replay_id, rate, tables)
+    direct = bool(ids) and all(each is None for each in only_tables)
+    place = _place(data_dir, tables)
+    if direct and not (Path(place["tables"]).exists() and dead_letter_jobs.are_available()):
+        _replay_directly(data_dir, broker, trigger, ids or [], fields, dry_run=dry_run)
+        return
     selection = _selection(
         broker,
         trigger,
@@ -145,15 +223,16 @@ def replay(
         code,
         event_type,
         source,
-        event_id,
+        ids[0] if ids and len(ids) == 1 else None,
         since,
         until,
-        where,
+        where if not ids or len(ids) == 1 else _any_of(ids, where),
     )
     options = {"dry-run": dry_run, "replay-id": replay_id, "rate": rate}
-    done = _run(
-        "replay", _place(installation, tables), _kafka(installation), {**selection, **options}
-    )
+    done = _run("replay", place, _kafka(data_dir), {**selection, **options})
+    if direct and not done["would_send" if dry_run else "sent"]:
+        _replay_directly(data_dir, broker, trigger, ids or [], fields, dry_run=dry_run)
+        return
     if not dry_run:
         typer.echo(f"{done['sent']} events sent again by the replay {done['replay']}")
         return
@@ -166,6 +245,53 @@ def replay(
     typer.echo(f"{done['would_send']} would be sent{f': {to}' if to else ''}")
     if done["left_out"]:
         typer.echo(f"{done['left_out']} left out: resolved, on their way, or no events")
+
+
+def _any_of(ids: Sequence[str], where: str | None) -> str:
+    """A predicate for the job, which takes one id by itself."""
+    quoted = ["'" + each.replace("\\", "\\\\").replace("'", "\\'") + "'" for each in ids]
+    one_of = f"id IN ({', '.join(quoted)})"
+    return one_of if where is None else f"({where}) AND {one_of}"
+
+
+def _replay_directly(
+    data_dir: Path,
+    broker: str | None,
+    trigger: str | None,
+    ids: Sequence[str],
+    fields: Mapping[str, str | None],
+    *,
+    dry_run: bool,
+) -> None:
+    running = Installation(data_dir).running()
+    egresses = [
+        each
+        for each in running.egresses
+        if broker in (None, f"{each.namespace}/{each.broker}") and trigger in (None, each.trigger)
+    ]
+    wanted = {name: value for name, value in fields.items() if value is not None}
+
+    async def replayed(admin: KafkaAdmin) -> tuple[Sequence[replaying.Chosen], str]:
+        found = await replaying.choose(admin, egresses, ids, wanted)
+        sendable = [each for each in found if not each.obstacle]
+        if dry_run or not sendable:
+            return found, ""
+        writer = KafkaWriter(kafka_of(running))
+        try:
+            return found, await replaying.send(admin, writer, sendable)
+        finally:
+            await writer.close(CLOSE_TIMEOUT)
+
+    found, replay_id = with_kafka(running, replayed)
+    for each in found:
+        typer.echo(f"{each.about}{f': left out: {each.obstacle}' if each.obstacle else ''}")
+    count = sum(not each.obstacle for each in found)
+    if not found:
+        typer.echo("no dead letter of such an event is in the topics")
+        raise typer.Exit(FAILED)
+    by = f" by the replay {replay_id}" if replay_id else ""
+    events = "1 event" if count == 1 else f"{count} events"
+    typer.echo(f"{events} would be sent" if dry_run else f"{events} sent again{by}")
 
 
 def purge(
@@ -187,7 +313,7 @@ def purge(
     ] = False,
     dry_run: DryRun = False,
     tables: Tables = None,
-    installation: Folder = DEFAULT_DATA,
+    data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Forget resolved failures and their events, for good."""
     selection = _selection(
@@ -204,7 +330,7 @@ def purge(
         where,
     )
     options = {**selection, "unresolved": unresolved, "dry-run": dry_run}
-    done = _run("purge", _place(installation, tables), {}, options)
+    done = _run("purge", _place(data_dir, tables), {}, options)
     for what, count in done.items():
         typer.echo(f"{count} failures {what.replace('_', ' ')}")
 
@@ -237,12 +363,12 @@ def _selection(
     }
 
 
-def _place(installation: Path, tables: str | None) -> dict[str, Any]:
-    return {"tables": tables or Installation(installation).data / TABLES}
+def _place(data_dir: Path, tables: str | None) -> dict[str, Any]:
+    return {"tables": tables or Installation(data_dir).data / TABLES}
 
 
-def _kafka(installation: Path) -> dict[str, Any]:
-    return {"bootstrap-servers": Installation(installation).running().bootstrap_servers}
+def _kafka(data_dir: Path) -> dict[str, Any]:
+    return {"bootstrap-servers": Installation(data_dir).running().bootstrap_servers}
 
 
 def arguments_of(options: Mapping[str, Any]) -> list[str]:

@@ -46,13 +46,21 @@ class JobFailed(KnafkaError):
     """A job ended without doing what it was asked for."""
 
 
+def are_available() -> bool:
+    """Whether PySpark is installed."""
+    return importlib.util.find_spec("pyspark") is not None
+
+
 def run(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
     """Run one job to its end; its lines go to `progress`, its answer, a line of JSON, comes back.
 
     Raises `JobFailed` with the job's own last words.
     """
-    if importlib.util.find_spec("pyspark") is None:
-        raise JobFailed("the jobs need PySpark: pip install 'knafka[jobs]'")
+    if not are_available():
+        raise JobFailed(
+            "the jobs need PySpark (430 MB, once): make jobs, or pip install 'knafka[jobs]' where "
+            "Knafka came from pip"
+        )
     progress("starting Spark")
     process = subprocess.Popen(
         [sys.executable, "-m", "knafka_jobs", *arguments],

@@ -1,15 +1,21 @@
-"""Dead letters as the command line shows them: read from their topics, touched in no way."""
+"""Dead letters as the command line shows them: read from their topics, touched in no way.
+
+One that was sent again lies in its topic for a while yet: it is known by the record with the same
+event in its Trigger's replay topic, which is younger. One that failed again is younger still.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeAlias
 
+from knafka.core import names
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import ATTRIBUTE_PREFIX, OMITTED
 from knafka.core.errors import LogError
@@ -41,6 +47,8 @@ class DeadLetter:
     """What of it was too large for its topic."""
     position: str
     """`topic/partition/offset` of the event in its Broker's topic."""
+    replayed: str = ""
+    """When it was sent again, if it was."""
 
     def json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False)
@@ -59,6 +67,8 @@ class DeadLetter:
             lines.append(f"  too large to be kept: {self.omitted}")
         if self.data:
             lines.append(f"  data: {self.data}")
+        if self.replayed:
+            lines.append(f"  sent again {self.replayed}")
         return "\n".join(lines)
 
 
@@ -68,47 +78,85 @@ class Overview:
 
     trigger: str
     count: int
+    """Those that nobody has sent again; all else is about them."""
     oldest: str
     newest: str
     reasons: Mapping[str, int]
+    replayed: int = 0
+    """Those that were sent again and have not failed since."""
 
     @property
     def counted(self) -> str:
-        return f"{self.count}+" if self.count == READ_AT_MOST else str(self.count)
+        is_cut = self.count + self.replayed == READ_AT_MOST
+        return f"{self.count}+" if is_cut else str(self.count)
 
 
 async def letters(admin: LogAdmin, egress: Egress, limit: int) -> Sequence[DeadLetter]:
     """The last `limit` dead letters of a Trigger, oldest first. Raises `LogError`."""
-    try:
-        records = await admin.read_all(egress.dead_letter_topic, limit)
-    except LogError as error:
-        if error.unknown_topic:  # it is made for the first dead letter
-            return []
-        raise
-    return [letter(record) for record in records]
+    records = await read_topic(admin, egress.dead_letter_topic, limit)
+    sent = await replays(admin, egress) if records else {}
+    return [letter(record, replayed_at(record, sent)) for record in records]
 
 
 async def overview(admin: LogAdmin, egress: Egress) -> Overview:
     """Count, times and reasons of a Trigger's dead letters. Raises `LogError`."""
     found = await letters(admin, egress, READ_AT_MOST)
-    times = sorted(each.last_time for each in found)
+    open_ = [each for each in found if not each.replayed]
+    times = sorted(each.last_time for each in open_)
     return Overview(
         f"{egress.namespace}/{egress.trigger}",
-        len(found),
+        len(open_),
         times[0] if times else "",
         times[-1] if times else "",
-        Counter(f"{each.reason} {each.code}".strip() for each in found),
+        Counter(f"{each.reason} {each.code}".strip() for each in open_),
+        len(found) - len(open_),
     )
 
 
-def letter(record: Record) -> DeadLetter:
+async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record]:
+    """Its last `limit` records; none if it isn't there, as it is made when it is first needed."""
+    try:
+        return await admin.read_all(topic, limit)
+    except LogError as error:
+        if error.unknown_topic:
+            return []
+        raise
+
+
+Replays: TypeAlias = Mapping[bytes, int]
+"""Event to when it was sent again last, in milliseconds since the Unix epoch."""
+
+
+async def replays(admin: LogAdmin, egress: Egress) -> Replays:
+    """What was sent again of a Trigger's dead letters, whoever did it."""
+    topic = names.replay_topic(egress.namespace, egress.broker, egress.trigger)
+    sent: dict[bytes, int] = {}
+    for record in await read_topic(admin, topic, READ_AT_MOST):
+        who = _identity(record)
+        sent[who] = max(sent.get(who, 0), record.timestamp()[1])
+    return sent
+
+
+def replayed_at(record: Record, sent: Replays) -> int | None:
+    """When this dead letter was sent again (milliseconds); None: not since it failed."""
+    at = sent.get(_identity(record))
+    return at if at is not None and at >= record.timestamp()[1] else None
+
+
+def _identity(record: Record) -> bytes:
+    """The event that a record holds: id, source and data, or all of what is no event."""
+    found = dict(record.headers() or ())
+    parts = [found.get("ce_id") or b"", found.get("ce_source") or b"", record.value() or b""]
+    return hashlib.sha256(b"".join(b"%d:%s" % (len(each), each) for each in parts)).digest()
+
+
+def letter(record: Record, replayed: int | None = None) -> DeadLetter:
     """Read leniently: what was buried may be no event at all."""
     found = {
         name.removeprefix("ce_"): (value or b"").decode(errors="replace")
         for name, value in record.headers() or ()
     }
-    milliseconds = record.timestamp()[1]
-    written = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+    written = _moment(record.timestamp()[1])
     where = [
         found.get(f"{ATTRIBUTE_PREFIX}{part}", "?") for part in ("topic", "partition", "offset")
     ]
@@ -124,13 +172,19 @@ def letter(record: Record) -> DeadLetter:
         code=text("knativeerrorcode"),
         attempts=text(f"{ATTRIBUTE_PREFIX}attempts"),
         first_time=text(f"{ATTRIBUTE_PREFIX}firsttime"),
-        last_time=text(f"{ATTRIBUTE_PREFIX}lasttime", written.replace("+00:00", "Z")),
+        last_time=text(f"{ATTRIBUTE_PREFIX}lasttime", written),
         destination=text("knativeerrordest"),
         error=shown(_decoded(found.get("knativeerrordata", ""))),
         data=shown((record.value() or b"")[: 4 * PREVIEW].decode(errors="replace")),
         omitted=text(OMITTED),
         position=shown("/".join(where)),
+        replayed="" if replayed is None else _moment(replayed),
     )
+
+
+def _moment(milliseconds: int) -> str:
+    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _decoded(text: str) -> str:

@@ -1,7 +1,8 @@
 """An installation: one data folder, at most one `knafka up` on it, and where that can be found.
 
-DATA/lock         held while `knafka up` runs; the kernel lets go of it however that ends
+DATA/lock         held while `knafka up` runs, with its pid; the kernel lets go however that ends
 DATA/state.json   what the other commands need to find it
+DATA/status.json  how everything stands, a second old at most (see `status`)
 DATA/kafka/       Kafka's
 DATA/logs/        one file for each process
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -20,6 +23,10 @@ from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument, KnafkaError
 
 DEFAULT_DATA: Final = Path(".knafka")
+
+LOCK_TRIES: Final = 5
+LOCK_PAUSE: Final = 0.02
+"""Seconds between two tries."""
 
 
 class InUse(KnafkaError):
@@ -52,6 +59,7 @@ class Installation:
         self.kafka = self.data / "kafka"
         self._lock = self.data / "lock"
         self._state = self.data / "state.json"
+        self._status = self.data / "status.json"
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -59,40 +67,79 @@ class Installation:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InUse(f"{self.data} can't be used ({error}): choose --data DIR") from error
+            raise InUse(f"{self.data} can't be used ({error}): choose --data-dir DIR") from error
         with self._lock.open("a") as file:
-            if not _try_lock(file.fileno()):
+            if not _lock(file.fileno()):
                 raise InUse(
                     f"knafka up runs on {self.data} already{self._by_whom()}: stop that one, or "
-                    "give this one --data DIR (and --port, --kafka-port) of its own"
+                    "give this one --data-dir DIR (and --port, --kafka-port) of its own"
                 )
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            self._forget()  # what one that was killed has left
             try:
                 yield
             finally:
-                self._state.unlink(missing_ok=True)
+                self._forget()
 
     def write(self, state: State) -> None:
         """Tell the other commands; they see the old state or the new one, never half of it."""
-        unfinished = self._state.with_suffix(".new")
-        unfinished.write_text(state.model_dump_json(by_alias=True, indent=2))
-        unfinished.replace(self._state)
+        _replace(self._state, state.model_dump_json(by_alias=True, indent=2))
+
+    def write_status(self, text: str) -> None:
+        """The same for how everything stands, as JSON."""
+        _replace(self._status, text)
 
     def running(self) -> State:
         """What runs on this data; raises `NotRunning`."""
-        with contextlib.suppress(OSError, InvalidDocument):
-            with self._lock.open() as file:
-                held = not _try_lock(file.fileno())
-            if held:
+        if self.pid() is not None:
+            with contextlib.suppress(OSError, InvalidDocument):
                 return documents.parse_json(State, self._state.read_text())
         raise NotRunning(
-            f"nothing runs on {self.data}: start it with `knafka up`, or name the --data of one "
-            "that runs with --installation"
+            f"nothing runs on {self.data}: start it with `knafka up`, or name the folder of one "
+            "that runs with --data-dir"
         )
 
+    def status(self) -> str | None:
+        """How everything stands, as JSON; None: nothing runs, or it is just starting."""
+        if self.pid() is not None:
+            with contextlib.suppress(OSError):
+                return self._status.read_text()
+        return None
+
+    def pid(self) -> int | None:
+        """The process that runs on this data, also while it starts and stops; None: there is none.
+
+        A pid that is given is that of a process that is there: it holds the lock.
+        """
+        with contextlib.suppress(OSError, ValueError), self._lock.open() as file:
+            if not _try_lock(file.fileno()):
+                return int(file.read())
+        return None
+
+    def _forget(self) -> None:
+        for each in (self._state, self._status):
+            each.unlink(missing_ok=True)
+
     def _by_whom(self) -> str:
-        with contextlib.suppress(OSError, InvalidDocument):
-            return f" (pid {documents.parse_json(State, self._state.read_text()).pid})"
-        return ""
+        pid = self.pid()
+        return "" if pid is None else f" (pid {pid})"
+
+
+def _lock(descriptor: int) -> bool:
+    """Take the lock, also from somebody who only looks whether it is free, which takes no time."""
+    for _ in range(LOCK_TRIES):
+        if _try_lock(descriptor):
+            return True
+        time.sleep(LOCK_PAUSE)
+    return False
+
+
+def _replace(file: Path, text: str) -> None:
+    unfinished = file.with_suffix(".new")
+    unfinished.write_text(text)
+    unfinished.replace(file)
 
 
 def _try_lock(descriptor: int) -> bool:

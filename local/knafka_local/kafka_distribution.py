@@ -15,8 +15,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Set
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -30,6 +31,7 @@ JAVA_VERSIONS: Final = range(17, 25)
 """Kafka needs 17; the Spark jobs, which share this Java, fail on 25."""
 
 DOWNLOADS_AT_ONCE: Final = 4  # a polite number; more gained nothing
+TELL_INTERVAL: Final = 3.0  # seconds without a whole jar after which it is told what came
 DOWNLOAD_TIMEOUT: Final = 60  # seconds without a byte; jgo's own 10 are short for a slow proxy
 JAVA_TIMEOUT: Final = 30  # seconds for `java -version`, which takes 0.1 on an idle machine
 
@@ -138,12 +140,41 @@ def obtain_jars(
             tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch,
             ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool,
         ):
-            fetched = pool.map(
-                lambda jar: _fetch(jar, folder, Path(scratch), download or _download), wanted
-            )
-            for count, jar in enumerate(fetched, start=1):
-                progress(f"{count} of {len(wanted)}: {jar.file_name}")
+            unfinished = {
+                pool.submit(_fetch, jar, folder, Path(scratch), download or _download)
+                for jar in wanted
+            }
+            try:
+                _tell(unfinished, folder, Path(scratch), progress)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
     return tuple(folder / jar.file_name for jar in jars)
+
+
+def _tell(unfinished: Set[Future[Jar]], folder: Path, scratch: Path, progress: Progress) -> None:
+    """A line for each jar as it comes, and how much came where none does for a while.
+
+    Raises what a download raised.
+    """
+    total, done, size = len(unfinished), 0, 0
+    while unfinished:
+        fetched, unfinished = wait(unfinished, TELL_INTERVAL, FIRST_COMPLETED)
+        for jar in sorted((each.result() for each in fetched), key=lambda jar: jar.file_name):
+            done += 1
+            size += (folder / jar.file_name).stat().st_size
+            progress(f"{done} of {total}: {jar.file_name}")
+        if not fetched:
+            progress(f"{done} of {total}, {(size + _size_of(scratch)) / 1e6:.1f} MB so far")
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes in all files below; what goes away meanwhile isn't counted."""
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size if path.is_file() else 0
+    return size
 
 
 def _fetch(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar:

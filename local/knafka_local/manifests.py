@@ -111,6 +111,10 @@ class Manifests:
                     seen.add(file)
                     yield file
 
+    def files(self) -> Sequence[Path]:
+        """The files that are there now."""
+        return list(self._files())
+
     async def changes(self) -> AsyncIterator[None]:
         """Yields each time files may have changed, a moment after an editor has written them."""
         # Editors replace files, which only the folder tells.
@@ -185,3 +189,11 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def documents(file: Path) -> Iterator[tuple[Place, object]]:
+    """Every object in a file as it is written, with its place, for whoever judges more than what
+    runs here. Raises `yaml.YAMLError`, `UnicodeDecodeError` and `OSError`."""
+    for number, document in enumerate(yaml.load_all(file.read_text(), _Loader), start=1):
+        for each in _items(document):
+            yield Place(file, number), each

@@ -45,6 +45,19 @@ def find(declared: Declared, text: str) -> Trigger:
     raise Unknown(f"there is no {wanted}: there is {', '.join(known) or 'no Trigger at all'}")
 
 
+def of_broker(declared: Declared, broker: str | None) -> Sequence[Trigger]:
+    """The Triggers of one Broker, or all. Raises `Unknown` if it has none."""
+    found: list[Trigger] = list(declared.all(Trigger))
+    if broker is None:
+        return found
+    _, *wanted = named(broker, "Broker")
+    its = [each for each in found if [each.metadata.namespace, each.spec.broker] == wanted]
+    if its:
+        return its
+    known = sorted({f"{each.metadata.namespace}/{each.spec.broker}" for each in found})
+    raise Unknown(f"no Trigger is of the Broker {broker}: there is {', '.join(known) or 'none'}")
+
+
 def refusals(trigger: Trigger, event: Event) -> Sequence[str]:
     """The clauses of the Trigger that say no to the event; none: it matches."""
     return why_not(trigger.spec.filter, trigger.spec.filters, event.attributes)

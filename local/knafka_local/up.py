@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from knafka_local import sending
+from knafka_local import sending, status
+from knafka_local.installation import Installation
 from knafka_local.supervisor import Options, Supervisor
 from knafka_local.view import View
 
@@ -24,12 +25,14 @@ async def up(options: Options, view: View, send: Path | None = None) -> None:
     """
     began = time.monotonic()
     supervisor = Supervisor(options, view)
+    installation = Installation(options.data)
     _stop_on_signals(supervisor, view)
     try:
         async with supervisor.running(), asyncio.TaskGroup() as group:
             group.create_task(view.follow(supervisor.snapshot))
             await asyncio.sleep(0)  # what there is is shown before what happens
             view.say(f"up after {time.monotonic() - began:.1f} s; Ctrl-C stops everything")
+            group.create_task(status.keep(installation, supervisor.snapshot))
             if not supervisor.snapshot().brokers:
                 view.say(
                     "no Broker is declared: name its YAML with -f, such as examples/quickstart"

@@ -6,17 +6,21 @@ Lines say each change of state once, and a summary now and then; they are for lo
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol, TextIO
+from typing import Any, Final, Protocol, TextIO
 
-from rich.console import Console, Group
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from knafka_local.snapshot import Snapshot, TriggerRow
+from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
 
 SUMMARY_INTERVAL: Final = 5.0
 """Seconds between two summaries, if there is something new."""
@@ -88,7 +92,7 @@ class Table:
     async def follow(self, snapshot: Snap) -> None:
         with Live(console=self._console, auto_refresh=False) as live:
             while True:
-                live.update(render(snapshot()), refresh=True)
+                live.update(StatusTable(snapshot()), refresh=True)
                 await asyncio.sleep(LOOK_INTERVAL)
 
 
@@ -116,7 +120,8 @@ def _changes_of(before: TriggerRow | None, now: TriggerRow) -> Iterator[str]:
     if before is None or before.refused != now.refused:
         yield f"{name} is not ready: {now.refused}" if now.refused else f"{name} is ready"
     if before is not None and before.replicas != now.replicas:
-        yield f"{name}: {now.replicas} of {now.most_replicas} replicas ({now.decision})"
+        why = in_words(now.decision)
+        yield f"{name}: {now.replicas} of {now.most_replicas} dispatchers ({why})"
     if now.error and (before is None or before.error != now.error):
         yield f"{name}: {now.error}"
 
@@ -130,42 +135,76 @@ def summary(now: Snapshot) -> str:
         if not each.refused
     ]
     triggers = [
-        f"{each.name} lag {'?' if each.lag is None else each.lag} delivered {each.delivered}"
-        f" filtered {each.filtered} retried {each.retried} buried {each.buried}"
+        f"{each.name} waiting {'?' if each.lag is None else each.lag} delivered {each.delivered}"
+        f" filtered {each.filtered} retried {each.retried} dead letters {each.buried}"
         for each in now.triggers
         if not each.refused
     ]
     return "; ".join(brokers + triggers)
 
 
-def render(now: Snapshot) -> Group:
-    """The table of a snapshot."""
-    brokers = Grid(title=f"Kafka {now.kafka}", title_justify="left", expand=True)
-    for column, right in (("Broker", False), ("accepted", True), ("rejected", True), ("", False)):
-        brokers.add_column(column, justify="right" if right else "left", no_wrap=right)
-    for broker in now.brokers:
-        brokers.add_row(
-            broker.name,
-            f"{broker.accepted}",
-            f"{broker.rejected}",
-            Text(f"not served: {broker.refused}", style="red") if broker.refused else broker.url,
-        )
-    triggers = Grid(expand=True)
-    triggers.add_column("Trigger")
-    for column in ("lag", "replicas", "read", "filtered", "delivered", "retried", "buried"):
-        triggers.add_column(column, justify="right", no_wrap=True)
-    triggers.add_column("state")
-    for each in now.triggers:
-        figures = (each.read, each.filtered, each.delivered, each.retried, each.buried)
-        triggers.add_row(
-            each.name,
-            "?" if each.lag is None else f"{each.lag}",
-            f"{each.replicas}/{each.most_replicas}",
-            *map(str, figures),
-            _state(each),
-        )
-    problems = [Text(each, style="red") for each in now.problems]
-    return Group(brokers, triggers, *problems)
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A figure of a row, and the terminal's width from which on there is room for it."""
+
+    title: str
+    figure: Callable[[Any], str]
+    from_width: int = 0
+
+
+_BROKER: Final = (
+    _Column("accepted", lambda row: f"{row.accepted}"),
+    _Column("rejected", lambda row: f"{row.rejected}"),
+)
+_TRIGGER: Final = (
+    _Column("waiting", lambda row: "?" if row.lag is None else f"{row.lag}"),
+    _Column("dispatchers", lambda row: f"{row.replicas}/{row.most_replicas}", 72),
+    _Column("read", lambda row: f"{row.read}", 110),
+    _Column("filtered", lambda row: f"{row.filtered}", 110),
+    _Column("delivered", lambda row: f"{row.delivered}"),
+    _Column("retried", lambda row: f"{row.retried}", 90),
+    _Column("dead\nletters", lambda row: f"{row.buried}", 60),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusTable:
+    """The table of a snapshot, as wide as the terminal is when it is drawn.
+
+    A name is never cut: it has a line of its own, and how the object stands is in the line below.
+    Where there is little room, the lesser figures are left out. Also `knafka status` prints it.
+    """
+
+    now: Snapshot
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        yield Text(f"Kafka {self.now.kafka}", style="italic")
+        rows = [(each, each.name, _place(each)) for each in self.now.brokers]
+        yield _grid("Broker", _BROKER, rows, width)
+        states = [(each, each.name, _state(each)) for each in self.now.triggers]
+        yield _grid("Trigger", _TRIGGER, states, width)
+        yield from (Text(each, style="red") for each in self.now.problems)
+
+
+def _grid(
+    what: str, columns: Sequence[_Column], rows: Sequence[tuple[Any, str, Text]], width: int
+) -> Grid:
+    shown = [each for each in columns if each.from_width <= width]
+    grid = Grid(expand=True, box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
+    grid.add_column(what, overflow="fold", ratio=1)
+    for each in shown:
+        grid.add_column(each.title, justify="right", no_wrap=True)
+    for row, name, state in rows:
+        cell = Group(Text(name, overflow="fold"), Padding(state, (0, 0, 0, 2)))
+        grid.add_row(cell, *(each.figure(row) for each in shown))
+    return grid
+
+
+def _place(row: BrokerRow) -> Text:
+    if row.refused:
+        return Text(f"not served: {row.refused}", style="red")
+    return Text(row.url, style="dim")
 
 
 def _state(row: TriggerRow) -> Text:
@@ -173,7 +212,26 @@ def _state(row: TriggerRow) -> Text:
         return Text(f"not ready: {row.refused}", style="red")
     if row.error:
         return Text(row.error, style="yellow")
-    return Text(row.decision, style="green" if row.replicas else "dim")
+    return Text(in_words(row.decision), style="green" if row.replicas else "dim")
+
+
+_WORDS: Final = (
+    (re.compile(r"\bno lag\b"), "nothing waits"),
+    (re.compile(r"\blag 1\b, "), "1 event waiting; "),
+    (re.compile(r"\blag (\d+), "), r"\1 events waiting; "),
+    (re.compile(r"\b(\d+) per drain\b"), r"one dispatcher per \1"),
+    (re.compile(r"\bactivation-lag-threshold (\d+)"), r"it starts when more than \1 wait"),
+    (re.compile(r", min-scale (\d+)"), r", at least \1 (min-scale)"),
+    (re.compile(r", max-scale (\d+)"), r", at most \1 (max-scale)"),
+    (re.compile(r", partitions (\d+)"), r", at most \1 (its topic's partitions)"),
+)
+
+
+def in_words(decision: str) -> str:
+    """The scaler's reason in words that need no glossary; what isn't known stays as it is."""
+    for pattern, words in _WORDS:
+        decision = pattern.sub(words, decision)
+    return decision
 
 
 def choose(plain: bool) -> View:

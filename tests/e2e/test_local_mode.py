@@ -248,8 +248,8 @@ def test_an_idle_trigger_has_no_process_and_a_busy_one_never_more_than_partition
 
     assert running.knafka("send", "--count", "3000", "--id", "many-{n}").returncode == 0
     running.until(lambda: len(running.arrived()) == 3001, "all events")
-    running.wait_for("Trigger .*: 0 of 4 replicas")
-    replicas = {int(each) for each in re.findall(r"(\d+) of 4 replicas", running.output)}
+    running.wait_for("Trigger .*: 0 of 4 dispatchers")
+    replicas = {int(each) for each in re.findall(r"(\d+) of 4 dispatchers", running.output)}
     assert max(replicas) in (2, 3, 4)
 
 
@@ -290,7 +290,10 @@ def test_a_second_one_on_the_same_data_or_port_says_what_to_do(
     running = up(folder, "--bootstrap-servers", kafka.bootstrap_servers)
     port = re.search(r"127\.0\.0\.1:(\d+)/", running.output)
     assert port is not None
-    for data, says in ((running.data, "--data DIR"), (tmp_path / "other", "another with --port")):
+    for data, says in (
+        (running.data, "--data-dir DIR"),
+        (tmp_path / "other", "another with --port"),
+    ):
         command = [KNAFKA, "up", "-f", folder, "--data", data, "--port", port[1]]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ended.returncode == 1

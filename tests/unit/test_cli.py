@@ -25,14 +25,28 @@ ORDER = {
 COMMANDS = [
     [],
     ["up"],
+    ["down"],
+    ["check"],
     ["send"],
+    ["status"],
+    ["logs"],
+    ["tail"],
+    ["broker"],
+    ["broker", "list"],
     ["trigger"],
     ["trigger", "test"],
+    ["trigger", "match"],
     ["trigger", "list"],
+    ["trigger", "rewind"],
     ["dead-letters"],
     ["dead-letters", "list"],
     ["dead-letters", "show"],
+    ["dead-letters", "compact"],
+    ["dead-letters", "report"],
+    ["dead-letters", "replay"],
+    ["dead-letters", "purge"],
 ]
+GROUPS = (["trigger"], ["broker"], ["dead-letters"])
 
 
 def run(*arguments: str | Path, stdin: str | None = None) -> tuple[int, str]:
@@ -47,6 +61,46 @@ def test_every_command_has_help(command: list[str]) -> None:
     code, output = run(*command, "--help")
     assert code == 0
     assert "Usage:" in output
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each and each not in GROUPS])
+def test_the_help_of_every_command_ends_with_an_example_that_can_be_pasted(
+    command: list[str],
+) -> None:
+    _, output = run(*command, "--help")
+    *_, example = output.strip().splitlines()
+    assert example.strip().startswith(f"Example: knafka {' '.join(command)}")
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each and each not in GROUPS])
+def test_one_word_names_the_data_folder_in_every_command(command: list[str]) -> None:
+    _, output = run(*command, "--help")
+    assert ("--data-dir" in output) == (command != ["check"])
+    assert "--installation" not in output
+
+
+@pytest.mark.parametrize("option", ["--data-dir", "--installation", "--data"])
+@pytest.mark.parametrize("command", [["status"], ["trigger", "list"], ["dead-letters", "list"]])
+def test_the_old_names_of_the_data_folder_work_for_one_release(
+    command: list[str], option: str, tmp_path: Path
+) -> None:
+    for words in ([option, str(tmp_path / "it")], [f"{option}={tmp_path / 'it'}"]):
+        code, output = run(*command, *words)
+        assert code == 1
+        assert f"nothing runs on {tmp_path / 'it'}" in output
+
+
+def test_the_data_of_an_event_is_not_taken_for_the_data_folder(tmp_path: Path) -> None:
+    options: list[str | Path] = [
+        "--installation",
+        tmp_path,
+        "--no-retry",
+        "--url",
+        "http://127.0.0.1:1/",
+    ]
+    code, output = run("send", "--data", "hello", *options)
+    assert code == 1
+    assert output.startswith("not sent")
 
 
 def test_the_version_is_told() -> None:
@@ -108,13 +162,66 @@ def test_triggers_are_listed_from_files() -> None:
     assert "Service orders" in first
 
 
+def test_a_file_that_cannot_be_used_makes_the_list_fail(tmp_path: Path) -> None:
+    text = (QUICKSTART / "quickstart.yaml").read_text()
+    (tmp_path / "bad.yaml").write_text(text.replace("retry: 2", "retry: -2"))
+    code, output = run("trigger", "list", "-f", tmp_path / "bad.yaml")
+    assert code == 1
+    assert "spec.delivery.retry" in output
+    assert "default/orders" in output, "what can be used is listed all the same"
+
+
+def test_who_would_get_an_event_is_told_for_every_trigger() -> None:
+    code, output = run("trigger", "match", json.dumps(ORDER), "-f", QUICKSTART)
+    assert code == 0
+    answers = {line.split()[1]: line for line in output.splitlines()[1:]}
+    assert answers["default/orders"].startswith("yes")
+    assert "Service orders" in answers["default/orders"]
+    assert answers["default/large-orders"].startswith("no")
+    assert "amount >= 1000 is not true" in answers["default/large-orders"]
+    assert "filters[0].prefix.type" in answers["default/payments"]
+
+
+def test_an_event_that_nobody_would_get_is_exit_code_1() -> None:
+    nobody = json.dumps({**ORDER, "type": "com.example.refund"})
+    code, output = run("trigger", "match", nobody, "-f", QUICKSTART, "--broker", "default")
+    assert code == 1
+    assert "yes" not in output
+
+
+def test_who_gets_an_event_of_a_broker_that_no_trigger_is_of_cannot_be_asked() -> None:
+    code, output = run("trigger", "match", json.dumps(ORDER), "-f", QUICKSTART, "--broker", "x/y")
+    assert code == 2
+    assert "there is default/default" in output
+
+
+def test_brokers_are_listed_from_files_with_their_triggers() -> None:
+    code, output = run("broker", "list", "-f", QUICKSTART)
+    assert code == 0
+    assert output.splitlines()[1].split() == ["default/default", "3"]
+
+
+def test_nothing_to_stop_is_no_failure(tmp_path: Path) -> None:
+    assert run("down", "--data-dir", tmp_path) == (0, f"nothing runs on {tmp_path}\n")
+
+
 @pytest.mark.parametrize(
     "command",
-    [["send"], ["trigger", "list"], ["dead-letters", "list"], ["dead-letters", "show", "orders"]],
+    [
+        ["send"],
+        ["status"],
+        ["broker", "list"],
+        ["tail"],
+        ["trigger", "list"],
+        ["trigger", "rewind", "orders", "--to", "start"],
+        ["dead-letters", "list"],
+        ["dead-letters", "show", "orders"],
+        ["dead-letters", "replay", "--id", "1"],
+    ],
     ids=" ".join,
 )
 def test_where_nothing_runs_the_error_says_how_to_start(command: list[str], tmp_path: Path) -> None:
-    code, output = run(*command, "--installation", tmp_path)
+    code, output = run(*command, "--data-dir", tmp_path)
     assert code == 1
     assert "start it with `knafka up`" in output
 

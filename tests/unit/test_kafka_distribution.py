@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, Event, Thread
 
 import pytest
 
@@ -109,6 +109,29 @@ def test_a_jar_that_cannot_be_had_is_an_error_that_names_the_ways_out(
     for way_out in ("HTTPS_PROXY", "REQUESTS_CA_BUNDLE", str(tmp_path), "--bootstrap-servers"):
         assert way_out in str(failure.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_jar_that_takes_long_is_told_of_while_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_distribution, "TELL_INTERVAL", 0.01)
+    told = Event()
+    lines: list[str] = []
+
+    def progress(line: str) -> None:
+        lines.append(line)
+        if "so far" in line:
+            told.set()
+
+    def download(coordinate: str, folder: Path) -> Path:
+        (folder / "half").write_bytes(bytes(300_000))
+        assert told.wait(10)
+        (folder / "half").unlink()
+        return delivers(CONTENT)(coordinate, folder)
+
+    obtain_jars((JAR,), tmp_path, progress, download)
+    assert "0 of 1, 0.3 MB so far" in lines
+    assert lines[-1] == "1 of 1: tool-1.0.jar"
 
 
 def test_two_fetches_at_once_leave_one_whole_jar(tmp_path: Path) -> None:

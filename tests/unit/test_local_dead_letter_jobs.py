@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from knafka_local import dead_letter_jobs
-from knafka_local.dead_letter_commands import arguments_of
+from knafka_local.dead_letter_commands import _any_of, arguments_of
 from knafka_local.dead_letter_jobs import JobFailed, java_home, run
 from knafka_local.kafka_distribution import pinned_jars
 
@@ -100,5 +100,14 @@ def test_a_job_that_fails_has_the_last_word(job: Path, script: str, problem: str
 
 def test_without_pyspark_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    with pytest.raises(JobFailed, match=r"knafka\[jobs\]"):
+    with pytest.raises(JobFailed, match=r"make jobs, or pip install 'knafka\[jobs\]'"):
         run(["compact"], lambda line: None)
+
+
+def test_the_remedy_without_pyspark_is_the_one_that_the_readme_names() -> None:
+    assert "make jobs" in (Path(__file__).parents[2] / "README.md").read_text()
+
+
+def test_several_ids_are_a_predicate_in_which_no_quote_ends_anything() -> None:
+    assert _any_of(["a", "it's"], None) == r"id IN ('a', 'it\'s')"
+    assert _any_of(["a", "b\\"], "code = 500") == r"(code = 500) AND id IN ('a', 'b\\')"

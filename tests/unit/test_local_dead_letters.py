@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import Egress, Kafka, Sink
-from knafka.core.dead_letter import Failure, Origin, dead_letter_of, stub_of
+from knafka.core.dead_letter import REPLAY, Failure, Origin, dead_letter_of, stub_of
 from knafka.core.delivery import Reason
+from knafka.core.errors import LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Draft, RecordHeaders, to_record
+from knafka.core.names import replay_topic
 from knafka_local.dead_letters import PREVIEW, letter, letters, overview, shown
+from knafka_local.replaying import TOPIC, NotSent, choose, send
 
 ORIGIN = Origin("default", "shop", "orders", "topic", 2, 42)
 FAILURE = Failure("http://127.0.0.1:1/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no\x1b[2J\nbank")
@@ -84,13 +88,114 @@ def test_nothing_that_is_shown_is_long_or_moves_the_cursor() -> None:
 async def test_a_trigger_without_a_dead_letter_topic_has_no_dead_letters() -> None:
     """It is made for the first."""
     admin = MemoryAdmin(MemoryLog())
-    egress = Egress(
-        namespace="shop", broker="main", trigger="mail", topic="t", group="g",
-        dead_letter_topic="dead", kafka=Kafka(bootstrap_servers="k:1"),
-        subscriber=Sink(url="http://mail/"),
-    )  # fmt: skip
-    assert await letters(admin, egress, 10) == []
-    assert (await overview(admin, egress)).counted == "0"
+    assert await letters(admin, EGRESS, 10) == []
+    assert (await overview(admin, EGRESS)).counted == "0"
+
+
+EGRESS = Egress(
+    namespace="shop", broker="main", trigger="mail", topic="t", group="g",
+    dead_letter_topic="dead", kafka=Kafka(bootstrap_servers="k:1"),
+    subscriber=Sink(url="http://mail/"),
+)  # fmt: skip
+REPLAYS = replay_topic("shop", "main", "mail")
+
+
+def failed(memory: MemoryLog, id_: str, data: bytes = b"{}") -> None:
+    """An event became a dead letter."""
+    memory.create("dead")
+    draft = to_record(Event({**EVENT.attributes, "id": id_}, data))
+    headers, value = dead_letter_of(draft.headers, draft.value, FAILURE, ORIGIN)
+    memory.store("dead", draft.key, value, headers)
+
+
+async def replayed(memory: MemoryLog, *ids: str) -> list[str]:
+    """What stood in the way of each, empty for those that were sent again."""
+    admin, writer = MemoryAdmin(memory), MemoryWriter(memory)
+    found = await choose(admin, [EGRESS], ids, {})
+    await send(admin, writer, [each for each in found if not each.obstacle])
+    return [each.obstacle for each in found]
+
+
+async def test_what_was_sent_again_is_said_and_not_counted_until_it_fails_again() -> None:
+    memory = MemoryLog()
+    failed(memory, "1")
+    failed(memory, "2")
+    await replayed(memory, "1")
+    found = await overview(MemoryAdmin(memory), EGRESS)
+    assert (found.count, found.replayed, dict(found.reasons)) == (1, 1, {"status 500": 1})
+    first, second = await letters(MemoryAdmin(memory), EGRESS, 10)
+    assert "sent again" in first.text()
+    assert (bool(first.replayed), bool(second.replayed)) == (True, False)
+
+    await asyncio.sleep(0.002)  # its records have whole milliseconds
+    failed(memory, "1")
+    found = await overview(MemoryAdmin(memory), EGRESS)
+    assert (found.count, found.replayed) == (2, 1)
+
+
+async def test_an_event_is_sent_again_as_it_was_to_the_trigger_that_failed_it() -> None:
+    memory = MemoryLog()
+    memory.create("t", partitions=4)
+    failed(memory, "1", b'{"n": 1}')
+    assert await replayed(memory, "1") == [""]
+    assert len(memory.topics[REPLAYS]) == 4, "as many partitions as the Broker's topic"
+    assert memory.descriptions[REPLAYS].config == TOPIC
+    ((record,),) = [each for each in memory.topics[REPLAYS] if each]
+    was = to_record(Event({**EVENT.attributes, "id": "1"}, b'{"n": 1}'))
+    (*headers, (name, marked)) = record.headers() or []
+    assert headers == was.headers
+    assert name == REPLAY
+    assert marked.endswith(b"/0-0")
+    assert (record.key(), record.value()) == (was.key, was.value)
+
+
+async def test_an_event_is_not_sent_twice_by_asking_twice() -> None:
+    memory = MemoryLog()
+    failed(memory, "1")
+    await replayed(memory, "1")
+    (obstacle,) = await replayed(memory, "1")
+    assert "sent again already" in obstacle
+    assert sum(map(len, memory.topics[REPLAYS])) == 1
+
+
+async def test_what_has_lost_its_data_or_never_was_an_event_is_left_out() -> None:
+    memory = MemoryLog()
+    memory.create("dead")
+    letter_ = dead_letter_of(*to_record(EVENT)[1:], FAILURE, ORIGIN)
+    stub = stub_of(Draft(None, *letter_))
+    memory.store("dead", None, stub.value, stub.headers)
+    assert await replayed(memory, "1") == ["too large to be kept: its data is gone"]
+    undecodable = replace(FAILURE, reason=Reason.UNDECODABLE)
+    memory.topics["dead"][0].clear()
+    headers, value = dead_letter_of([("ce_id", b"1")], b"", undecodable, ORIGIN)
+    memory.store("dead", None, value, headers)
+    assert await replayed(memory, "1") == ["no event"]
+
+
+async def test_only_what_was_asked_for_is_sent() -> None:
+    memory = MemoryLog()
+    failed(memory, "1")
+    failed(memory, "2")
+    admin = MemoryAdmin(memory)
+    assert await choose(admin, [EGRESS], ["3"], {}) == []
+    assert await choose(admin, [EGRESS], ["1"], {"type": "other"}) == []
+    (found,) = await choose(admin, [EGRESS], ["1"], {"type": "order", "code": "500"})
+    assert found.about == "mail: order 1 from /shop (status 500)"
+
+
+async def test_a_letter_that_kafka_does_not_take_is_told() -> None:
+    memory = MemoryLog()
+    failed(memory, "1")
+    memory.fail(LogError("no space"))
+    with pytest.raises(NotSent, match=r"order 1 from /shop .* was not sent: no space"):
+        await replayed(memory, "1")
+
+
+def test_the_replay_topic_is_made_as_the_spark_job_makes_it() -> None:
+    pytest.importorskip("pyspark")
+    from knafka_jobs.replay.run import RETENTION
+
+    assert TOPIC == RETENTION
 
 
 def test_a_stub_says_what_is_missing() -> None:

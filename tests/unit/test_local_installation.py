@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -23,7 +26,7 @@ def test_a_second_one_on_the_same_data_is_refused_with_what_to_do(tmp_path: Path
     with installation.held():
         installation.write(STATE)
         with (
-            pytest.raises(InUse, match=r"already \(pid 1\).*--data"),
+            pytest.raises(InUse, match=rf"already \(pid {os.getpid()}\).*--data-dir"),
             Installation(tmp_path).held(),
         ):
             pass
@@ -40,3 +43,37 @@ def test_what_has_ended_is_not_found_even_if_it_left_its_state_behind(tmp_path: 
     installation.write(STATE)  # as kill -9 leaves it
     with pytest.raises(NotRunning, match="knafka up"):
         installation.running()
+
+
+def test_the_pid_is_known_from_the_first_moment_on_and_never_after_the_end(tmp_path: Path) -> None:
+    """`knafka down` must not signal a process that has got the number since."""
+    installation = Installation(tmp_path)
+    assert installation.pid() is None
+    with installation.held():
+        assert installation.pid() == os.getpid()
+    assert installation.pid() is None
+
+
+def test_what_one_that_was_killed_left_behind_is_not_taken_for_the_next_ones(
+    tmp_path: Path,
+) -> None:
+    installation = Installation(tmp_path)
+    with installation.held():
+        pass
+    installation.write(STATE)
+    installation.write_status("{}")
+    with installation.held():
+        assert installation.status() is None
+        with pytest.raises(NotRunning):
+            installation.running()
+
+
+def test_whoever_looks_whether_it_runs_keeps_nobody_from_starting(tmp_path: Path) -> None:
+    with Installation(tmp_path).held():
+        pass
+    looking = (tmp_path / "lock").open()
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    closing = Timer(0.02, looking.close)
+    closing.start()
+    with Installation(tmp_path).held():
+        closing.join()

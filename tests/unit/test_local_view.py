@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
-from knafka_local.view import Lines, changes, choose, render, summary
+from knafka_local.view import Lines, StatusTable, changes, choose, in_words, summary
 
 BROKER = BrokerRow("default/shop", "http://127.0.0.1:8080/default/shop", 5, 1)
 TRIGGER = TriggerRow("default/orders", "shop", 3, most_replicas=4, delivered=2, decision="no lag")
@@ -32,7 +32,30 @@ def test_what_is_new_is_said_once() -> None:
 def test_a_change_of_scale_is_said_with_its_reason() -> None:
     now = with_trigger(replicas=2, decision="lag 150, 100 per drain")
     (line,) = changes(NOW, now)
-    assert line == "Trigger default/orders: 2 of 4 replicas (lag 150, 100 per drain)"
+    assert line == (
+        "Trigger default/orders: 2 of 4 dispatchers (150 events waiting; one dispatcher per 100)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [
+        ("no lag", "nothing waits"),
+        ("lag 1, 100 per drain", "1 event waiting; one dispatcher per 100"),
+        (
+            "lag 9000, 100 per drain, max-scale 50",
+            "9000 events waiting; one dispatcher per 100, at most 50 (max-scale)",
+        ),
+        (
+            "lag 4, activation-lag-threshold 5",
+            "4 events waiting; it starts when more than 5 wait",
+        ),
+        ("no lag, min-scale 2", "nothing waits, at least 2 (min-scale)"),
+        ("an event is on its way", "an event is on its way"),
+    ],
+)
+def test_a_decision_is_told_without_the_jargon_of_the_scaler(decision: str, words: str) -> None:
+    assert in_words(decision) == words
 
 
 @pytest.mark.conformance("KN-TRG-03")
@@ -59,18 +82,51 @@ def test_what_is_removed_is_said() -> None:
 def test_the_summary_has_all_counts() -> None:
     assert summary(NOW) == (
         "default/shop accepted 5 rejected 1; "
-        "default/orders lag 3 delivered 2 filtered 0 retried 0 buried 0"
+        "default/orders waiting 3 delivered 2 filtered 0 retried 0 dead letters 0"
     )
 
 
 def test_the_table_shows_brokers_triggers_and_problems() -> None:
     refused = BrokerRow("default/other", refused="its topic is taken")
     now = Snapshot(NOW.kafka, (BROKER, refused), (TRIGGER,), ("shop.yaml: broken",))
-    console = Console(file=io.StringIO(), width=140)
-    console.print(render(now))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = drawn(now, 140)
     for text in ("default/shop", "default/other", "its topic is taken", "0/4", "shop.yaml: broken"):
         assert text in shown
+
+
+def drawn(now: Snapshot, width: int) -> str:
+    """The table on a terminal of this width."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(StatusTable(now))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_at_80_columns_names_urls_and_the_figures_that_matter_are_whole() -> None:
+    """They were all `def…` once."""
+    names = ["default/orders", "default/large-orders", "warehouse/everything-that-was-shipped"]
+    rows = tuple(
+        replace(TRIGGER, name=each, lag=9, decision="lag 9, 100 per drain") for each in names
+    )
+    shown = drawn(Snapshot("127.0.0.1:9092 (up)", (BROKER,), rows), 80)
+    for text in (*names, BROKER.url, "waiting", "delivered", "dispatchers"):
+        assert text in shown
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_very_narrow_terminal_folds_names_rather_than_cut_them() -> None:
+    name = "warehouse/everything-that-was-shipped-or-returned"
+    shown = drawn(Snapshot("", (), (replace(TRIGGER, name=name),)), 40)
+    assert "…" not in shown
+    letters = "".join(each.split("  ")[0].strip() for each in shown.splitlines())
+    assert name in letters
+    assert "dispatchers" not in shown
+
+
+def test_a_wide_terminal_shows_every_figure() -> None:
+    shown = drawn(NOW, 120)
+    for title in ("read", "filtered", "retried", "letters"):
+        assert title in shown
 
 
 def test_lines_where_there_is_no_terminal() -> None:

@@ -146,7 +146,7 @@ async def test_a_client_that_reads_late_still_gets_every_answer(server: Server) 
     async with server.connect() as wire:
         wire.reader._transport.pause_reading()  # type: ignore[attr-defined]
         wire.send(ask * 60_000)
-        await until(lambda: not server.one._writable)
+        await until(lambda: not server.one._responses._is_writable)
         wire.reader._transport.resume_reading()  # type: ignore[attr-defined]
         for _ in range(60_000):
             assert (await wire.response()).status == 405

@@ -1,0 +1,318 @@
+"""Checking files without a cluster: what admission would refuse, and what can't be meant.
+
+    files -> documents -> admission's answers, references among the files, impossible filters
+
+An `error` is refused by the cluster, or leaves something that never works; a `warning` is allowed
+and probably a mistake. What a document refers to is looked for among the files only. Refused here:
+asking a cluster or Kafka, and objects of other kinds than Knafka's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from knafka.core.contract import Kafka
+from knafka.core.errors import InvalidDocument
+from knafka_local.cesql_calls import missing_functions
+from knafka_local.impossible import impossible
+from knafka_local.manifests import Manifests, Place, documents
+from knafka_operator.decide import admission, desired
+from knafka_operator.decide.desired import Defaults
+from knafka_operator.model.resources import (
+    AUTOSCALING,
+    BROKER_CLASS,
+    BROKER_CLASSES,
+    DELIVERY_ORDER,
+    EVENTING,
+    EXTERNAL_TOPIC,
+    LOCAL_COMMAND,
+    MAX_IN_FLIGHT,
+    SERVING,
+    Broker,
+    ConfigMap,
+    Destination,
+    Trigger,
+    parse_resource,
+)
+
+ANNOTATIONS: Final = frozenset(
+    {
+        EXTERNAL_TOPIC,
+        DELIVERY_ORDER,
+        MAX_IN_FLIGHT,
+        LOCAL_COMMAND,
+        *(
+            AUTOSCALING + each
+            for each in (
+                "class",
+                "min-scale",
+                "max-scale",
+                "lag-threshold",
+                "activation-lag-threshold",
+                "polling-interval",
+                "cooldown-period",
+            )
+        ),
+    }
+)
+"""All annotations of these prefixes; others' we can't know."""
+_OURS: Final = re.compile(
+    r"(?:autoscaling\.eventing\.knative|kafka\.eventing\.knative)\.dev/|(?:local\.)?knafka\.dev/"
+).match
+
+CONFIG_KEYS: Final = (
+    desired.PARTITIONS,
+    desired.REPLICATION,
+    desired.BOOTSTRAP_SERVERS,
+    desired.SECRET,
+)
+"""What a Broker's ConfigMap may hold besides `default.topic.config.`…"""
+
+Who = tuple[str, str, str]
+"""Kind, namespace, name."""
+
+
+class Severity(Enum):
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with a document."""
+
+    place: Place
+    who: str
+    """`Trigger default/orders`; empty for what has no name."""
+    severity: Severity
+    text: str
+    """May have several lines: Knative's details follow on their own."""
+
+    def __str__(self) -> str:
+        about = f"{self.place}: {self.who}: " if self.who else f"{self.place}: "
+        first, *rest = self.text.split("\n")
+        return "\n".join(
+            [f"{about}{self.severity.value}: {first}", *(f"    {each}" for each in rest)]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What came of it."""
+
+    objects: int
+    findings: Sequence[Finding]
+
+    @property
+    def failed(self) -> bool:
+        return any(each.severity is Severity.ERROR for each in self.findings)
+
+
+def check(paths: Sequence[Path], *, partial: bool = False) -> Checked:
+    """Check all files and folders together; `partial`: the rest is in the cluster already.
+
+    Raises `NoManifests` if a path isn't there.
+    """
+    found: list[tuple[Place, Any]] = []
+    findings = []
+    for file in Manifests(paths).files():
+        try:
+            found += documents(file)
+        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+            text = f"can't be read: {' '.join(str(error).split())}"
+            findings.append(Finding(Place(file), "", Severity.ERROR, text))
+    known = _known(found)
+    objects = 0
+    first: dict[Who, Place] = {}
+    for place, document in found:
+        who = _who(document)
+        name = f"{who[0]} {who[1]}/{who[2]}" if who else ""
+        if (judged := _judge(document, known, partial)) is None:
+            continue
+        objects += 1
+        if who and who in first:
+            findings.append(
+                Finding(place, name, Severity.ERROR, f"it is declared in {first[who]} already")
+            )
+        elif who:
+            first[who] = place
+        findings += [Finding(place, name, severity, text) for severity, text in judged]
+    return Checked(objects, findings)
+
+
+def _judge(
+    document: Any, known: Mapping[Who, Any], partial: bool
+) -> list[tuple[Severity, str]] | None:
+    """What is wrong with one document; None: it is none of our kinds."""
+    errors: list[str] = []
+    warnings: list[str] = []
+    try:
+        resource = parse_resource(document)
+        if resource is None:
+            return None
+    except InvalidDocument as error:
+        resource = None
+        errors.append(str(error))
+    match document:
+        case {"apiVersion": str(version), "kind": "Broker" | "Trigger" as kind} if (
+            version == EVENTING
+        ):
+            if (refused := _refused(kind, document)) is not None:
+                errors = [refused]  # all problems in Knative's words, not the first one only
+            warnings += _unknown_annotations(document)
+    if isinstance(resource, Broker):
+        missing, doubts = _of_broker(resource, known)
+    elif isinstance(resource, Trigger):
+        missing, doubts = _of_trigger(resource, known)
+        errors += admission.trigger_warnings(document)
+        errors += missing_functions(resource.spec.filters, "spec.filters")
+        errors += impossible(resource.spec.filters, "spec.filters")
+        if resource.spec.filters and resource.spec.filter.attributes:
+            warnings.append("spec.filter says nothing, as spec.filters is there")
+    else:
+        missing, doubts = [], []
+    errors += [] if partial else missing
+    return [
+        *((Severity.ERROR, each) for each in errors),
+        *((Severity.WARNING, each) for each in [*warnings, *doubts]),
+    ]
+
+
+def _refused(kind: str, document: Mapping[str, Any]) -> str | None:
+    """What the webhooks would answer."""
+    try:
+        if kind == "Trigger":
+            admission.check_trigger(admission.defaulted_trigger(document))
+        elif _class_of(document) in BROKER_CLASSES | {""}:
+            admission.check_broker(admission.defaulted_broker(document))
+    except InvalidDocument as error:
+        return str(error)
+    return None
+
+
+def _of_broker(broker: Broker, known: Mapping[Who, Any]) -> tuple[list[str], list[str]]:
+    """What it refers to and isn't there; what is doubtful."""
+    given = broker.metadata.annotations.get(BROKER_CLASS, "")
+    if given not in BROKER_CLASSES | {""}:
+        return [], [f"its class {given} is another implementation's, so nothing of it is checked"]
+    try:
+        reference = desired.config_reference(broker)
+    except InvalidDocument as error:
+        return [str(error)], []
+    if reference is None:
+        return [], []
+    config = known.get(("ConfigMap", *reference))
+    if config is None:
+        what = f"ConfigMap {'/'.join(reference)}"
+        if reference[0] != broker.metadata.namespace:
+            return [], [f"spec.config: {what} isn't among the files: it has to be in the cluster"]
+        return [_missing("spec.config", "ConfigMap", reference, known)], []
+    return _of_config(config) if isinstance(config, ConfigMap) else ([], [])
+
+
+def _of_config(config: ConfigMap) -> tuple[list[str], list[str]]:
+    name = f"ConfigMap {config.id}"
+    errors = []
+    try:
+        # Kafka's address is the installation's, if the ConfigMap has none.
+        desired.configured(config, Defaults(kafka=Kafka(bootstrap_servers="kafka:9092")))
+    except InvalidDocument as error:
+        errors.append(f"{name}: {error}")
+    unknown = [
+        each
+        for each in config.data
+        if each not in CONFIG_KEYS and not each.startswith(desired.TOPIC_CONFIG)
+    ]
+    return errors, [
+        f"{name}: data.{each} is no key that a Broker reads{_meant(each, CONFIG_KEYS)}"
+        for each in unknown
+    ]
+
+
+def _of_trigger(trigger: Trigger, known: Mapping[Who, Any]) -> tuple[list[str], list[str]]:
+    """What it refers to and isn't there; what is doubtful."""
+    missing = []
+    doubts = []
+    broker = trigger.metadata.namespace, trigger.spec.broker
+    if ("Broker", *broker) not in known:
+        missing.append(_missing("spec.broker", "Broker", broker, known))
+    destinations = {
+        "spec.subscriber": trigger.spec.subscriber,
+        "spec.delivery.deadLetterSink": trigger.spec.delivery.dead_letter_sink,
+    }
+    for path, destination in destinations.items():
+        if (wanted := _referred(destination, trigger.metadata.namespace)) is None:
+            continue
+        kind, namespace, name = wanted
+        if wanted not in known:
+            missing.append(_missing(f"{path}.ref", kind, (namespace, name), known))
+        elif kind == "Broker" and (namespace, name) == broker and path == "spec.subscriber":
+            doubts.append(f"{path}.ref: its own Broker: every event that it gets comes back to it")
+    return missing, doubts
+
+
+def _referred(destination: Destination | None, namespace: str) -> Who | None:
+    """The Knative Service or Broker that a destination names; others may be of any kind."""
+    if destination is None or destination.ref is None:
+        return None
+    ref = destination.ref
+    if (ref.api_version, ref.kind) not in ((SERVING, "Service"), (EVENTING, "Broker")):
+        return None
+    return ref.kind, ref.namespace or namespace, ref.name
+
+
+def _missing(path: str, kind: str, name: tuple[str, str], known: Mapping[Who, Any]) -> str:
+    names = [each for of, namespace, each in known if (of, namespace) == (kind, name[0])]
+    text = f"{path}: {kind} {'/'.join(name)} isn't among the files{_meant(name[1], names)}"
+    return f"{text} (--partial, if it is in the cluster already)"
+
+
+def _unknown_annotations(document: Mapping[str, Any]) -> Iterator[str]:
+    metadata = document.get("metadata")
+    annotations = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+    for each in annotations if isinstance(annotations, Mapping) else ():
+        if isinstance(each, str) and _OURS(each) and each not in ANNOTATIONS:
+            yield f"metadata.annotations[{each}] means nothing here{_meant(each, ANNOTATIONS)}"
+
+
+def _meant(given: str, known: Iterable[str]) -> str:
+    close = get_close_matches(given, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _known(found: Iterable[tuple[Place, Any]]) -> dict[Who, Any]:
+    """Every object of our kinds that has a name, the first of each; broken ones count as there."""
+    known: dict[Who, Any] = {}
+    for _, document in found:
+        if (who := _who(document)) is not None:
+            try:
+                known.setdefault(who, parse_resource(document))
+            except InvalidDocument:
+                known.setdefault(who, _Broken())
+    return known
+
+
+class _Broken:
+    """An object that is there and can't be read: what refers to it is right."""
+
+
+def _who(document: object) -> Who | None:
+    match document:
+        case {"kind": str(kind), "metadata": {"name": str(name), **rest}}:
+            return kind, str(rest.get("namespace") or "default"), name
+    return None
+
+
+def _class_of(document: Mapping[str, Any]) -> str:
+    match document:
+        case {"metadata": {"annotations": {**annotations}}}:
+            return str(annotations.get(BROKER_CLASS, ""))
+    return ""

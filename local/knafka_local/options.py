@@ -1,0 +1,161 @@
+"""What the commands share: their options, what they ask of Kafka, and how they say no.
+
+Exit codes: 0 done, 1 it failed or said no, 2 it was asked in a way that can't be answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_connection import connection
+from knafka.core import json_format
+from knafka.core.contract import Egress, Ingress, Kafka
+from knafka.core.errors import InvalidDocument, InvalidEvent
+from knafka.core.event import Event
+from knafka_local import dead_letters, sending, triggers
+from knafka_local.installation import Installation, State
+from knafka_local.manifests import Declared, Manifests
+
+FAILED: Final = 1
+USAGE: Final = 2
+
+DATA_DIR: Final = "--data-dir"
+OLD_NAMES: Final = ("--installation", "--data")
+"""What `--data-dir` was called before; they go on working for one release. `--data` of `send` is
+the event's, which is why the folder has another name everywhere."""
+
+T = TypeVar("T")
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("-f", "--file", help="A YAML file, or a folder of them. Can be repeated."),
+]
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        DATA_DIR,
+        envvar="KNAFKA_DATA",
+        help="The folder of one `knafka up`: Kafka's data, the logs, a lock.",
+    ),
+]
+TriggerName = Annotated[str, typer.Argument(help="NAMESPACE/NAME, or NAME in default.")]
+BrokerName = Annotated[
+    str | None,
+    typer.Argument(help="NAMESPACE/NAME, or NAME in the namespace default; or the only one."),
+]
+
+
+class Command(TyperCommand):
+    """A command that also takes the old names of `--data-dir`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {name for each in self.params for name in each.opts}
+        old = {name for name in OLD_NAMES if DATA_DIR in known and name not in known}
+
+        def renamed(word: str) -> str:
+            name, equals, value = word.partition("=")
+            return f"{DATA_DIR}{equals}{value}" if name in old else word
+
+        return super().parse_args(ctx, [renamed(each) for each in args])
+
+
+def add(app: typer.Typer, name: str, command: Callable[..., None], example: str) -> None:
+    """Add a command to `app`; its help ends with the example."""
+    app.command(name, cls=Command, epilog=f"Example: {example}")(command)
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """What can't be read ends with exit code 2; that nothing runs, or answers, is no such thing."""
+    try:
+        yield
+    except (sending.BadInput, triggers.Unknown, InvalidDocument, InvalidEvent) as error:
+        typer.echo(f"knafka: {error}", err=True)
+        raise typer.Exit(USAGE) from None
+
+
+def refuse(problem: str) -> typer.Exit:
+    """Say what is wrong with the question; raise what comes back."""
+    typer.echo(f"knafka: {problem}", err=True)
+    return typer.Exit(USAGE)
+
+
+def declared_in(files: list[Path] | None, data_dir: Path) -> Declared:
+    """From files, or from those that the running installation was started with."""
+    paths = files or [Path(each) for each in Installation(data_dir).running().manifests]
+    declared = Manifests(paths).read()
+    for problem in declared.problems:
+        typer.echo(f"knafka: {problem}", err=True)
+    return declared
+
+
+def read_event(text: str) -> Event:
+    """A structured event: JSON, the name of a file, or - for stdin. Raises `BadInput`."""
+    if text == "-":
+        return json_format.read(sys.stdin.buffer.read())
+    if text.lstrip().startswith("{"):
+        return json_format.read(text.encode())
+    try:
+        return json_format.read(Path(text).read_bytes())
+    except OSError as error:
+        raise sending.BadInput(f"the event can't be read: {error}") from None
+
+
+def ingress_of(running: State, broker: str | None) -> Ingress:
+    """The Broker of this name, or the only one."""
+    ingresses = running.ingresses
+    if broker is not None:
+        wanted = triggers.named(broker, "Broker")
+        ingresses = tuple(each for each in ingresses if (each.namespace, each.broker) == wanted[1:])
+    if len(ingresses) == 1:
+        return ingresses[0]
+    known = ", ".join(f"{each.namespace}/{each.broker}" for each in running.ingresses)
+    problem = "which Broker?" if broker is None else f"there is no Broker {broker}:"
+    raise refuse(f"{problem} there is {known or 'none'}")
+
+
+def egress_of(running: State, trigger: str) -> Egress:
+    """The Trigger of this name."""
+    wanted = triggers.named(trigger, "Trigger")
+    for each in running.egresses:
+        if (each.namespace, each.trigger) == wanted[1:]:
+            return each
+    known = ", ".join(f"{each.namespace}/{each.trigger}" for each in running.egresses)
+    raise refuse(f"no {wanted} runs: there is {known or 'none'}")
+
+
+def kafka_of(running: State) -> dict[str, Any]:
+    """How to reach the Kafka of what runs, as librdkafka takes it."""
+    return connection(Kafka(bootstrap_servers=running.bootstrap_servers))
+
+
+def with_kafka(running: State, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
+    async def asked() -> T:
+        admin = KafkaAdmin(kafka_of(running))
+        try:
+            return await ask(admin)
+        finally:
+            await admin.close()
+
+    return asyncio.run(asked())
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], otherwise: str) -> None:
+    """Columns as wide as their cells, for people and for awk; `otherwise` if there are no rows."""
+    if not rows:
+        typer.echo(otherwise)
+        return
+    lines = [columns, *([dead_letters.shown(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())

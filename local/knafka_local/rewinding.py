@@ -1,0 +1,95 @@
+"""Rewinding a Trigger: its consumer group goes back to where its topic was at some time.
+
+Kafka takes offsets from somebody who isn't in the group only while nobody is in it, so that a
+Trigger that delivers can't be rewound under its dispatchers' feet. A group only ever goes back:
+forward, events would be missed.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from knafka.clients.kafka_client import log_error_of, open_client
+from knafka.core.contract import Egress
+from knafka.core.errors import KnafkaError
+from knafka_local.sending import BadInput
+from knafka_local.tailing import TIMEOUT, spans_of
+
+START: Final = 0.0
+"""The moment before every event."""
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_ago = re.compile(r"(\d+(?:\.\d+)?)([smhd])").fullmatch
+_HAS_MEMBERS: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.NON_EMPTY_GROUP,
+    }
+)
+
+
+class Delivering(KnafkaError):
+    """The Trigger has dispatchers, so its offsets are theirs."""
+
+
+def moment(text: str, now: float) -> float:
+    """Seconds since the Unix epoch of `2h` (ago), `start`, or a time in ISO 8601, by local time
+    unless it says otherwise. Raises `BadInput`."""
+    if text == "start":
+        return START
+    if ago := _ago(text):
+        return now - float(ago[1]) * _SECONDS[ago[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise BadInput(
+            f"{text!r} is no time: want one such as 2026-01-31T12:00, 15m (ago), or start"
+        ) from None
+
+
+def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run: bool) -> int:
+    """Set the Trigger's group back to the first record since then; returns how many it reads again.
+
+    Raises `Delivering` if it has dispatchers, and `LogError`.
+    """
+    consumer = open_client(
+        Consumer, {**connection, "group.id": egress.group, "enable.auto.commit": False}
+    )
+    topic = egress.topic
+    try:
+        spans = spans_of(consumer, topic)
+        places = [TopicPartition(topic, number) for number in spans]
+        committed = {
+            each.partition: each.offset for each in consumer.committed(places, timeout=TIMEOUT)
+        }
+        times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
+        back, count = [], 0
+        for each in consumer.offsets_for_times(times, timeout=TIMEOUT):
+            low, end = spans[each.partition]
+            # Without an offset a group reads from the start; without a record since then, from
+            # the end.
+            now = committed[each.partition] if committed[each.partition] >= 0 else low
+            then = max(low, each.offset if each.offset >= 0 else end)
+            if then < now:
+                back.append(TopicPartition(topic, each.partition, then))
+                count += now - then
+        if back and not dry_run:
+            for each in consumer.commit(offsets=back, asynchronous=False) or ():
+                if each.error is not None:
+                    raise KafkaException(each.error)
+    except KafkaException as error:
+        if error.args[0].code() in _HAS_MEMBERS:
+            raise Delivering(
+                f"{egress.namespace}/{egress.trigger} is delivering: rewind it once it has no "
+                "dispatcher (`knafka status`)"
+            ) from error
+        raise log_error_of(error.args[0]) from error
+    finally:
+        consumer.close()
+    return count

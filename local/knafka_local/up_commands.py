@@ -1,0 +1,80 @@
+"""`knafka up` and `knafka down`: everything runs, nothing runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from knafka_local import detached, view
+from knafka_local.installation import DEFAULT_DATA, Installation
+from knafka_local.options import DataDir, Files, add
+from knafka_local.supervisor import Options
+from knafka_local.up import up as run_until_stopped
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add `knafka up` and `knafka down`."""
+    add(app, "up", up, "knafka up -f examples/quickstart --detach")
+    add(app, "down", down, "knafka down")
+
+
+def up(
+    files: Files = None,
+    bootstrap_servers: Annotated[
+        str | None,
+        typer.Option(help="Use a Kafka that runs already (host:port,...) instead of our own."),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Where Brokers take events, on 127.0.0.1.")
+    ] = 8080,
+    kafka_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Where our own Kafka listens, on 127.0.0.1.")
+    ] = 9092,
+    data_dir: DataDir = DEFAULT_DATA,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Go on in the background once all is up.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+    send_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--send",
+            exists=True,
+            dir_okay=False,
+            help="Once all is up, send the events of this NDJSON file, and stay up.",
+        ),
+    ] = None,
+) -> None:
+    """Run Brokers and Triggers from YAML: Kafka, receiver, dispatchers and subscribers.
+
+    Without -f, the YAML files of the current folder are used. Changed files are applied while it
+    runs. Ctrl-C (or `knafka down`) stops everything; the data is there again the next time.
+    """
+    manifests = tuple(files or [Path()])
+    if not detach:
+        options = Options(
+            manifests, data_dir, port, kafka_port, bootstrap_servers=bootstrap_servers
+        )
+        asyncio.run(run_until_stopped(options, view.choose(plain), send_file))
+        return
+    arguments = [f"--file={each}" for each in manifests]
+    arguments += [f"--data-dir={data_dir}", f"--port={port}", f"--kafka-port={kafka_port}"]
+    arguments += [] if bootstrap_servers is None else [f"--bootstrap-servers={bootstrap_servers}"]
+    arguments += [] if send_file is None else [f"--send={send_file}"]
+    pid = detached.start(arguments, Installation(data_dir), typer.echo)
+    typer.echo(
+        f"knafka runs in the background (pid {pid}); "
+        "knafka status, knafka logs -f and knafka down are for it"
+    )
+
+
+def down(data_dir: DataDir = DEFAULT_DATA) -> None:
+    """Stop what `knafka up` runs, and wait for it. Everything is kept for the next start."""
+    installation = Installation(data_dir)
+    if detached.stop(installation):
+        typer.echo(f"stopped; everything is kept in {installation.data}")
+    else:
+        typer.echo(f"nothing runs on {installation.data}")

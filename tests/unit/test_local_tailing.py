@@ -1,0 +1,83 @@
+"""`knafka tail` and `rewind`: an event as a line, and times as people say them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from knafka.clients.memory_log import MemoryRecord
+from knafka.core.event import Event
+from knafka.core.kafka_binding import to_record
+from knafka_local.rewinding import START, moment
+from knafka_local.sending import BadInput
+from knafka_local.tailing import line_of
+
+ATTRIBUTES = {
+    "specversion": "1.0",
+    "id": "1",
+    "source": "/shop",
+    "type": "order",
+    "subject": "ada",
+    "datacontenttype": "application/json",
+}
+
+
+def record(data: bytes | None = b'{"n": 1}', **attributes: str) -> MemoryRecord:
+    draft = to_record(Event({**ATTRIBUTES, **attributes}, data))
+    return MemoryRecord("t", 0, 7, draft.key, draft.value, draft.headers, 1_700_000_000_123)
+
+
+def test_an_event_is_a_line_for_a_person() -> None:
+    line = line_of(record(), None, as_json=False)
+    assert line is not None
+    assert line.endswith('.123 order 1 from /shop about ada: {"n": 1}')
+
+
+def test_an_event_is_a_structured_event_for_machines() -> None:
+    line = line_of(record(), None, as_json=True)
+    assert line is not None
+    assert json.loads(line) == {**ATTRIBUTES, "data": {"n": 1}}
+
+
+def test_no_event_can_move_the_cursor_or_break_its_line() -> None:
+    line = line_of(record(b"\x1b[2J\nbank", id="a b"), None, as_json=False)
+    assert line is not None
+    assert "\x1b" not in line
+    assert "\n" not in line
+
+
+def test_only_what_is_wanted_is_shown() -> None:
+    assert line_of(record(), lambda event: event["type"] == "payment", as_json=False) is None
+    assert line_of(record(), lambda event: event["type"] == "order", as_json=False) is not None
+
+
+def test_what_is_no_event_is_shown_by_its_place_unless_events_are_asked_for() -> None:
+    broken = MemoryRecord("t", 3, 7, None, b"", [("ce_id", b"\xff")])
+    line = line_of(broken, None, as_json=False)
+    assert line is not None
+    assert "no event at partition 3, offset 7" in line
+    assert line_of(broken, None, as_json=True) is None
+    assert line_of(broken, lambda _: True, as_json=False) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("start", START),
+        ("90s", 1000.0 - 90),
+        ("15m", 1000.0 - 900),
+        ("0.5h", 1000.0 - 1800),
+        ("1d", 1000.0 - 86400),
+        ("1970-01-01T00:01:00Z", 60.0),
+        ("1970-01-01T02:00:00+02:00", 0.0),
+    ],
+)
+def test_a_time_is_said_as_people_say_it(text: str, seconds: float) -> None:
+    assert moment(text, 1000.0) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "15", "m", "2026-13-01"])
+def test_what_is_no_time_is_refused_with_one_that_is(text: str) -> None:
+    with pytest.raises(BadInput, match="15m"):
+        moment(text, 1000.0)
