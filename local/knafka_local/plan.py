@@ -36,7 +36,7 @@ from knafka_operator.model.resources import (
     annotation_path,
     is_ours,
 )
-from knafka_operator.scale.scaler import Autoscaling
+from knafka_operator.model.autoscaling import Autoscaling
 
 AUTOSCALING: Final = Autoscaling(polling_interval=1.0, cooldown_period=10.0)
 """Defaults for one machine: a look at the lag costs next to nothing and a person is watching."""

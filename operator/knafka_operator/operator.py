@@ -44,7 +44,7 @@ TELL_INTERVAL: Final = 5.0
 TOLD_AT_ONCE: Final = 20
 """Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
 
-MAX_WOKEN: Final = 5
+PREWARM_LIMIT: Final = 5
 """Triggers of one Broker that are woken before there is an event: with more, most would find
 nothing, and lag wakes them anyway."""
 
@@ -214,7 +214,7 @@ class Operator:
         label = metadata["namespace"], metadata["labels"].get(services.BROKER)
         broker = self._brokers_by_label.get(label)
         if broker is not None and (found := self.brokers.found.get(broker)) is not None:
-            found.config.kafka.scaler.expect(found.topic.name, MAX_WOKEN)
+            found.config.kafka.scaler.prewarm(found.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaSide]:
         """Those that a Broker or a Trigger uses, whether its config is still there or not."""

@@ -38,7 +38,7 @@ from knafka_operator.model.resources import (
     Metadata,
 )
 from knafka_operator.runtime import handlers
-from knafka_operator.scale.scaler import Autoscaling
+from knafka_operator.model.autoscaling import Autoscaling
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from knafka.core.errors import LogError
 from knafka_operator.reconcile.replays import with_replays
 from knafka_operator.reconcile.triggers import Watched
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
-from knafka_operator.scale.scaler import Autoscaling
+from knafka_operator.model.autoscaling import Autoscaling
 
 
 class _Away(MemoryAdmin):

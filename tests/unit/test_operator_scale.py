@@ -20,8 +20,8 @@ from knafka_operator import operator as operator_module
 from knafka_operator.model.resources import SERVING
 from knafka_operator.runtime.metrics import metrics
 from knafka_operator.runtime.wakes import Key
-from knafka_operator.scale import scaler as scaler_module
-from knafka_operator.scale.scaler import TriggerStatus
+from knafka_operator.scale import scaled_trigger as scaled_trigger_module
+from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 BROKERS = 10
 TRIGGERS = 100
@@ -46,7 +46,7 @@ class Statuses:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.built = 0
-        monkeypatch.setattr(scaler_module, "TriggerStatus", self._build)
+        monkeypatch.setattr(scaled_trigger_module, "TriggerStatus", self._build)
 
     def _build(self, **fields: Any) -> TriggerStatus:
         self.built += 1
@@ -153,7 +153,7 @@ async def test_a_receivers_new_pod_wakes_the_triggers_of_its_own_broker(
     labels = receiver["spec"]["template"]["metadata"]["labels"]
     expected: list[str] = []
     scaler = operator.brokers.found["shop", broker].config.kafka.scaler
-    monkeypatch.setattr(scaler, "expect", lambda topic, _: expected.append(topic))
+    monkeypatch.setattr(scaler, "prewarm", lambda topic, _: expected.append(topic))
     for namespace in ("shop", "other"):
         pod = {"metadata": {"namespace": namespace, "name": "pod", "labels": labels}}
         operator.heard_of_receiver(pod)

@@ -46,7 +46,7 @@ from knafka_operator.model.resources import (
     annotation_path,
     whole_number,
 )
-from knafka_operator.scale.scaler import Autoscaling
+from knafka_operator.model.autoscaling import Autoscaling
 
 Document: TypeAlias = Mapping[str, Any]
 """Decoded JSON, as the API server shows it."""

@@ -25,7 +25,7 @@ from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.reconcile.triggers import DEFAULT_AUTOSCALING, Watched, group_in_status
 from knafka_operator.runtime.cluster import Cluster, Document, decoded
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
-from knafka_operator.scale.scaler import Autoscaling
+from knafka_operator.model.autoscaling import Autoscaling
 
 log = logging.getLogger(__name__)
 

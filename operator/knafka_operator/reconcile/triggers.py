@@ -42,7 +42,8 @@ from knafka_operator.reconcile.brokers import (
 )
 from knafka_operator.runtime.cluster import Cluster, Document
 from knafka_operator.scale.kafkas import KafkaSide
-from knafka_operator.scale.scaler import Autoscaling, TriggerStatus
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 LAG: Final = "knafka.dev/lag"
 REPLICAS: Final = "knafka.dev/replicas"
