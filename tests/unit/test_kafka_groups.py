@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition
 from support.lookups import only_look_ups
 
 from knafka.clients.kafka_groups import REMEMBERED, KafkaGroups
-from knafka.clients.kafka_requests import Requests
+from knafka.clients.kafka_requests import AdminCalls
 from knafka.clients.log import Commits, OffsetAndMetadata, Positions
 from knafka.core.errors import LogError
 
@@ -24,7 +24,7 @@ class Asked(KafkaGroups):
 
     def __init__(self) -> None:
         connection = {"bootstrap.servers": "127.0.0.1:1"}
-        super().__init__(connection, Requests(connection, 1.0))
+        super().__init__(connection, AdminCalls(connection, 1.0))
         self.asked: list[str] = []
         self.offset = 10
         self.broken: set[str] = set()
