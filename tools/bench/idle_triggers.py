@@ -41,11 +41,11 @@ from knafka.observability import prometheus_text
 from knafka_local.kafka_distribution import obtain
 from knafka_local.kafka_server import KafkaServer
 from knafka_operator.decide.status import is_ready, summary, why_not_ready
+from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.triggers import LAG
-from knafka_operator.runtime.cluster import Document
 from knafka_operator.runtime.handlers import RESYNC, RETRY
 from knafka_operator.runtime.metrics import metrics
 

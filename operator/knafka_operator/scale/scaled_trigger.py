@@ -22,6 +22,8 @@ KEPT_WITHOUT_DRAIN: Final = 24 * 3600.0
 the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and then all
 that its topic still has would be delivered again."""
 
+NOT_KNOWN: Final = Scale(0, "the lag is not known yet")
+
 
 @dataclass(frozen=True, slots=True)
 class TriggerStatus:
@@ -50,7 +52,7 @@ class ScaledTrigger:
     egress: Egress
     autoscaling: Autoscaling
     lag: int | None = None
-    scale: Scale = Scale(0, "the lag is not known yet")
+    scale: Scale = NOT_KNOWN
     floor: int = 0
     """Drains held even when they end idle."""
     holds: dict[asyncio.Task[None], asyncio.Event] = field(default_factory=dict)

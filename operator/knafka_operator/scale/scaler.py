@@ -7,9 +7,9 @@ nearly spent, and those of a Trigger that changes or goes at once. What merely e
 process, ends no drain: dispatchers go on, and whoever scales next holds them. Time is the event
 loop's.
 
-Not here: the decision (`decide.scaling`), Kafka and HTTP. `Lags` and `Drains` bring those in, so the
-operator (Knative Services) and the local mode (processes) share this loop. One Scaler serves one
-Kafka.
+Not here: the decision (`decide.scaling`), Kafka and HTTP. `Lags` and `Drains` bring those in, so
+the operator (Knative Services) and the local mode (processes) share this loop. One Scaler serves
+one Kafka.
 """
 
 from __future__ import annotations
