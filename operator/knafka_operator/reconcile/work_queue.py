@@ -117,6 +117,11 @@ class WorkQueue:
         """Objects that back off."""
         return sum(item.failures > 0 for item in self._items.values())
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is due, or being reconciled."""
+        return bool(self._due) or any(item.running for item in self._items.values())
+
     async def run(self, reconcile: Reconcile) -> None:
         """Reconcile what is due until cancelled; what is being reconciled then is cancelled."""
         running: set[asyncio.Task[None]] = set()
