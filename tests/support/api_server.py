@@ -320,6 +320,7 @@ def api_server() -> Iterator[tuple[ApiServer, kubernetes.client.ApiClient]]:
     thread.start()
     configuration = kubernetes.client.Configuration()
     configuration.host = f"http://127.0.0.1:{http.server_port}"
+    configuration.connection_pool_maxsize = 64
     client = kubernetes.client.ApiClient(configuration)
     try:
         yield server, client

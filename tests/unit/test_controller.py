@@ -16,6 +16,7 @@ import pytest
 from support.api_server import ApiServer, api_server
 from support.operator_world import SETTINGS
 
+from knafka.clients.log import TopicDescription
 from knafka.clients.memory_log import MemoryAdmin, MemoryLog
 from knafka.core import names
 from knafka.core.errors import LogError
@@ -29,6 +30,9 @@ from knafka_operator.runtime.controller import FINALIZER, Controller
 WITHIN = 1.0
 """Seconds within which a change is seen."""
 SINKS = "sinks.example/v1"
+AWAY = "away:9092"
+BAD = 40
+"""Objects of a tenant with whom something is wrong: more than are reconciled at a time."""
 
 
 class World:
@@ -38,6 +42,8 @@ class World:
         self.server = server
         self.log = MemoryLog()
         self.broken: LogError | None = None
+        self.waiting = 0
+        """Questions that a Kafka which is away was asked."""
         self.api = ApiCluster(client)
         cluster = CachedCluster(self.api)
         self.operator = Operator(SETTINGS, cluster, self._connect)
@@ -46,10 +52,17 @@ class World:
             CORE, "ConfigMap", "knafka", SETTINGS.config, data={"bootstrap.servers": "kafka:9092"}
         )
 
-    def _connect(self, _: Mapping[str, Any]) -> MemoryAdmin:
-        world = self
+    def _connect(self, configuration: Mapping[str, Any]) -> MemoryAdmin:
+        world, is_away = self, configuration["bootstrap.servers"] == AWAY
 
         class Admin(MemoryAdmin):
+            async def describe_topic(self, topic: str) -> TopicDescription | None:
+                if is_away:
+                    world.waiting += 1
+                    await asyncio.sleep(15)
+                    raise LogError("Kafka did not answer within 15 s")
+                return await super().describe_topic(topic)
+
             async def delete_topic(self, topic: str) -> None:
                 if world.broken is not None:
                     raise world.broken
@@ -262,6 +275,32 @@ async def test_a_trigger_of_a_foreign_broker_keeps_nothing_of_ours(world: World)
     assert not found["metadata"].get("finalizers")
     world.server.remove(EVENTING, "Trigger", "shop", "early")
     assert world.server.found(EVENTING, "Trigger", "shop", "early") is None
+
+
+@pytest.mark.parametrize("trouble", ["typos", "refused writes", "a Kafka that is away"])
+async def test_one_tenants_trouble_delays_nobody_else_by_more_than_a_second(
+    ready: World, trouble: str
+) -> None:
+    server = ready.server
+    config = {"apiVersion": CORE, "kind": "ConfigMap", "name": "away"}
+    server.put(CORE, "ConfigMap", "bad", "away", data={"bootstrap.servers": AWAY})
+    ours = {"annotations": {BROKER_CLASS: "kafka"}}
+    for number in range(BAD):
+        name = f"bad{number}"
+        if trouble == "a Kafka that is away":
+            server.put(EVENTING, "Broker", "bad", name, metadata=ours, spec={"config": config})
+        elif trouble == "refused writes":
+            server.refused[f"{server.path(EVENTING, 'Broker', 'bad', name)}/status"] = 403
+            server.put(EVENTING, "Broker", "bad", name, metadata=ours)
+        else:
+            ref = {"apiVersion": f"typo{number}.example/v1", "kind": "Typo", "name": "a"}
+            spec = {"broker": "none", "subscriber": {"ref": ref}}
+            server.put(EVENTING, "Trigger", "bad", name, spec=spec)
+    # All of them are in trouble by now, and will be for long.
+    await until(lambda: BAD in (ready.waiting, ready.operator.queue.failing))
+    for number in range(3):
+        ready.trigger(f"good{number}")
+        await until(lambda number=number: ready.is_ready("Trigger", f"good{number}"), WITHIN)  # type: ignore[misc]
 
 
 async def test_only_what_concerns_us_is_watched(ready: World) -> None:

@@ -36,6 +36,8 @@ REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request."""
 THREADS: Final = 16
 """Requests at a time: as many as the work queue has places."""
+CONNECTIONS: Final = 64
+"""That are kept: one for each thread and each watch."""
 PAGE: Final = 250
 """Objects in one answer to a list that is followed by a watch: decoding it keeps the event loop
 waiting for some 10 ms."""
@@ -99,7 +101,9 @@ class ApiCluster:
                 kubernetes.config.load_kube_config()  # type: ignore[no-untyped-call]
         except kubernetes.config.ConfigException as error:
             raise ClusterError(f"no cluster: {error}: set KUBECONFIG, or run in a pod") from error
-        return cls(kubernetes.client.ApiClient())
+        configuration = kubernetes.client.Configuration.get_default_copy()
+        configuration.connection_pool_maxsize = CONNECTIONS
+        return cls(kubernetes.client.ApiClient(configuration))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         def ask() -> Document | None:
