@@ -5,7 +5,7 @@
     Service changed    -> who owns it, or whose subscriber it is
     receiver started   -> its Broker's Triggers drain at once: an event is on its way
 
-Refused here: kopf, which only tells (`handlers`), and what reconciling is (`brokers`, `triggers`).
+Refused here: hearing of changes (`controller`), and what reconciling is (`brokers`, `triggers`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from knafka.core.errors import KnafkaError
 from knafka_operator.decide import services
 from knafka_operator.decide import status as told
 from knafka_operator.decide.topics import Topics
+from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers, Identity
+from knafka_operator.reconcile.probe import probe
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
 from knafka_operator.reconcile.triggers import Triggers, broker_of, delivering, scaling
-from knafka_operator.runtime.cluster import Cluster, Document
-from knafka_operator.runtime.probe import probe
-from knafka_operator.runtime.wakes import Wakes, repeat
+from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
+from knafka_operator.scale.repeat import repeat
+from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +43,14 @@ DISPATCHERS: Final = {services.ROLE: services.DISPATCHER}
 TELL_INTERVAL: Final = 5.0
 """Seconds between two looks at what the scaler has to say of each Trigger."""
 
+LAG_INTERVAL: Final = 60.0
+"""Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
+goes to every replica of etcd and to whoever watches. Metrics have the lag of now."""
+
 TOLD_AT_ONCE: Final = 20
 """Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
 
-MAX_WOKEN: Final = 5
+PREWARM_LIMIT: Final = 5
 """Triggers of one Broker that are woken before there is an event: with more, most would find
 nothing, and lag wakes them anyway."""
 
@@ -65,11 +71,15 @@ class Operator:
         self._kafkas = Kafkas(connect, self._drains, self._used_kafkas)
         self.brokers = Brokers(settings, cluster, self._kafkas, probe, _now)
         self.triggers = Triggers(settings, cluster, self.brokers, urls, _now)
-        self.wakes = Wakes()
+        self.queue = WorkQueue()
         self._foreign: set[Identity] = set()
         """Brokers of other classes."""
+        self._declared_brokers: dict[Identity, object] = {}
+        """What of ours was declared, as it was last heard of."""
         self._documents: dict[Identity, Document] = {}
         """Triggers, as they were last heard of."""
+        self._told: dict[Identity, tuple[object, float]] = {}
+        """What each Trigger's status says of its scaling, and since when."""
         self._triggers_by_broker: dict[Identity, set[Identity]] = {}
         self._brokers_by_label: dict[Identity, Identity] = {}
         """Namespace, and the label of its receivers' pods -> the Broker."""
@@ -121,17 +131,6 @@ class Operator:
         """Whether a Trigger's Broker isn't known to be another implementation's."""
         return broker_of(trigger) not in self._foreign
 
-    async def fresh(self, heard: Mapping[str, Any]) -> Document | None:
-        """The object as it is stored; None: it is gone, or about to go.
-
-        What was heard of it may be older than what we wrote into its status ourselves, and names
-        that are kept there (its topic's id, its group) must not be forgotten.
-        """
-        found = await self._cluster.get(heard["apiVersion"], heard["kind"], *_identity(heard))
-        if found is None or "deletionTimestamp" in found["metadata"]:
-            return None
-        return found if found["metadata"]["uid"] == heard["metadata"]["uid"] else None
-
     async def reconcile_broker(self, document: Document) -> Mapping[str, Any]:
         identity = _identity(document)
         brokers = self.brokers
@@ -177,6 +176,7 @@ class Operator:
         identity = _identity(document)
         self.learn_class(document, gone=gone)
         label = identity[0], names.child(identity[1], "")
+        before = self._declared_brokers.pop(identity, None)
         if gone:
             self._brokers_by_label.pop(label, None)
             self.brokers.forget(document)
@@ -184,7 +184,10 @@ class Operator:
         elif self.brokers.is_ours(document):
             self._brokers_by_label[label] = identity
             self.brokers.learn(document)
-            self.wakes.wake(("Broker", *identity))
+            self._declared_brokers[identity] = _declared(document)
+            # Not for what was written into its status.
+            if before != self._declared_brokers[identity]:
+                self.queue.enqueue(("Broker", *identity))
 
     def heard_of_trigger(self, document: Document, *, gone: bool) -> None:
         identity = _identity(document)
@@ -192,21 +195,22 @@ class Operator:
         if before is not None:
             self._unlist(identity, broker_of(before))
         if gone:
+            self._told.pop(identity, None)
             return
         self._documents[identity] = document
         self._triggers_by_broker.setdefault(broker_of(document), set()).add(identity)
         self.triggers.learn(document)
         # Not for what we wrote into its status ourselves.
         if before is None or _declared(before) != _declared(document):
-            self.wakes.wake(("Trigger", *identity))
+            self.queue.enqueue(("Trigger", *identity))
 
     def heard_of_service(self, document: Document) -> None:
         """A Knative Service: one of ours, or somebody's subscriber."""
         namespace, name = _identity(document)
         for owner in document["metadata"].get("ownerReferences") or ():
-            self.wakes.wake((owner["kind"], namespace, owner["name"]))
+            self.queue.enqueue((owner["kind"], namespace, owner["name"]))
         for trigger in self.triggers.subscribers.get((namespace, name), ()):
-            self.wakes.wake(("Trigger", *trigger))
+            self.queue.enqueue(("Trigger", *trigger))
 
     def heard_of_receiver(self, pod: Document) -> None:
         """A pod of a receiver was just made: where there was none, an event is what made it."""
@@ -214,7 +218,7 @@ class Operator:
         label = metadata["namespace"], metadata["labels"].get(services.BROKER)
         broker = self._brokers_by_label.get(label)
         if broker is not None and (found := self.brokers.found.get(broker)) is not None:
-            found.config.kafka.scaler.expect(found.topic.name, MAX_WOKEN)
+            found.config.kafka.scaler.prewarm(found.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaSide]:
         """Those that a Broker or a Trigger uses, whether its config is still there or not."""
@@ -228,7 +232,7 @@ class Operator:
 
     def _wake_triggers(self, broker: Identity) -> None:
         for identity in self._triggers_by_broker.get(broker, ()):
-            self.wakes.wake(("Trigger", *identity))
+            self.queue.enqueue(("Trigger", *identity))
 
     def _triggers_of(self, broker: Identity) -> list[Document]:
         return [self._documents[each] for each in self._triggers_by_broker.get(broker, ())]
@@ -259,15 +263,26 @@ class Operator:
         if document is None or scaled is None:
             return
         status = document.get("status") or {}
-        annotations = status.get("annotations") or {}
         if delivering(scaled).reason != told.reason_of(status, told.DELIVERING):
-            self.wakes.wake(("Trigger", *identity))
-        elif any(annotations.get(key) != text for key, text in scaling(scaled).items()):
-            await self._cluster.write_status(document, {"annotations": scaling(scaled)})
+            self.queue.enqueue(("Trigger", *identity))
+            return
+        now = asyncio.get_running_loop().time()
+        state, (before, since) = _state(scaled), self._told.get(identity, (None, -LAG_INTERVAL))
+        if state == before and now - since < LAG_INTERVAL:
+            return
+        annotations, wanted = status.get("annotations") or {}, scaling(scaled)
+        if any(annotations.get(key) != text for key, text in wanted.items()):
+            await self._cluster.write_status(document, {"annotations": wanted})
+        self._told[identity] = state, now
 
 
 def _identity(document: Mapping[str, Any]) -> Identity:
     return document["metadata"]["namespace"], document["metadata"]["name"]
+
+
+def _state(scaled: TriggerStatus) -> tuple[bool, bool]:
+    """What of a Trigger's scaling is told at once."""
+    return scaled.lag is None, scaled.replicas > 0
 
 
 def _declared(document: Document) -> tuple[Any, Any, Any]:

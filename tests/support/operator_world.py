@@ -15,10 +15,10 @@ from typing import Any, Final, TypeAlias
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog
 from knafka_operator import operator as operator_module
+from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.runtime.cluster import ClusterError, Document
 
 SETTINGS: Final = Settings(namespace="knafka", image="knafka:latest")
 INSTALLATION: Final = ("knafka", SETTINGS.config)

@@ -15,7 +15,6 @@ from typing import Final, Protocol
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide.desired import Topic
 from knafka_operator.model.resources import EXTERNAL_TOPIC
-from knafka_operator.scale.scaler import Lags
 
 TOPIC_ID: Final = "knafka.dev/topic-id"
 """Key of a Broker's `status.annotations`: Kafka's id of the topic that is its own."""
@@ -34,6 +33,25 @@ class Description(Protocol):
     def config(self) -> Mapping[str, str]:
         """What is set on this topic alone."""
         ...
+
+
+class Lag(Protocol):
+    """How far a group is behind on a topic, in records; `knafka.ports.log.Lag` is one."""
+
+    @property
+    def by_partition(self) -> Mapping[int, int]: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def beyond_end(self) -> frozenset[int]:
+        """Partitions whose commit lies behind the log's end."""
+        ...
+
+
+class Lags(Protocol):
+    """Source of consumer lag; implemented by `knafka.ports.log.LogAdmin`."""
+
+    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]: ...
 
 
 class Topics(Lags, Protocol):

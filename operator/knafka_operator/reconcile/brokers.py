@@ -32,6 +32,7 @@ from knafka_operator.decide.topics import (
     may_delete,
     own_topic,
 )
+from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.resources import (
     BROKER_CLASS,
@@ -44,7 +45,6 @@ from knafka_operator.model.resources import (
     Resource,
 )
 from knafka_operator.model.settings import Settings
-from knafka_operator.runtime.cluster import Cluster, Document, decoded
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
 
 Identity = tuple[str, str]

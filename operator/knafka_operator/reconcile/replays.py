@@ -18,13 +18,13 @@ from knafka.core import names
 from knafka.core.documents import parse
 from knafka.core.errors import KnafkaError, LogError
 from knafka_operator.decide import desired, services
+from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.resources import Trigger
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Identity, apply_service
 from knafka_operator.reconcile.triggers import Triggers, Watched
-from knafka_operator.runtime.cluster import Cluster, Document
-from knafka_operator.runtime.wakes import repeat
 from knafka_operator.scale.kafkas import KafkaSide
+from knafka_operator.scale.repeat import repeat
 
 log = logging.getLogger(__name__)
 

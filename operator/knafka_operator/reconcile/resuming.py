@@ -22,11 +22,11 @@ from knafka.core.contract import Egress
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import services
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.reconcile.triggers import DEFAULT_AUTOSCALING, Watched, group_in_status
-from knafka_operator.runtime.cluster import Cluster, Document, decoded
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
-from knafka_operator.scale.scaler import Autoscaling
 
 log = logging.getLogger(__name__)
 

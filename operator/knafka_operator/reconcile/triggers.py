@@ -24,6 +24,8 @@ from knafka_operator.decide import admission, desired, services
 from knafka_operator.decide import status as told
 from knafka_operator.decide.resolving import resolve
 from knafka_operator.decide.status import Findings, NotReady
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.resources import (
     CORE,
@@ -41,9 +43,8 @@ from knafka_operator.reconcile.brokers import (
     apply_service,
     delete_service,
 )
-from knafka_operator.runtime.cluster import Cluster, Document
 from knafka_operator.scale.kafkas import KafkaSide
-from knafka_operator.scale.scaler import Autoscaling, TriggerStatus
+from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 LAG: Final = "knafka.dev/lag"
 REPLICAS: Final = "knafka.dev/replicas"
