@@ -2,6 +2,7 @@
 
 DATA/lock         held while `knafka up` runs; the kernel lets go of it however that ends
 DATA/state.json   what the other commands need to find it
+DATA/names.json   which topics and groups are whose (`kept_names`)
 DATA/kafka/       Kafka's
 DATA/logs/        one file for each process
 """
@@ -49,6 +50,7 @@ class Installation:
         self.data = data.absolute()
         self.logs = self.data / "logs"
         self.kafka = self.data / "kafka"
+        self.names = self.data / "names.json"
         self._lock = self.data / "lock"
         self._state = self.data / "state.json"
 

@@ -1,20 +1,29 @@
-"""A snapshot: how everything stands at one moment, for whoever shows it."""
+"""A snapshot: how everything stands at one moment, for whoever shows it.
+
+What isn't Ready says so in the words of its conditions, as `kubectl` shows them: `Reason: message`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
-from knafka_local.manifests import Identity
-from knafka_local.plan import Plan, PlannedTrigger
+from knafka_local.cluster import FOLDER, LocalCluster, name_of, ready_of
+from knafka_local.controller import Controller
 from knafka_local.receiver_process import Answered
+from knafka_local.serving import most_replicas
+from knafka_operator.model.resources import BROKER_CLASS
+from knafka_operator.runtime.cluster import Document
 from knafka_operator.scale.scaler import TriggerStatus
+
+DELIVERING = "Delivering"
+"""The condition of a Trigger that warns of what goes wrong though it is Ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerRow:
-    """One Broker; `refused` says why it isn't served."""
+    """One Broker; `refused` says why it isn't Ready."""
 
     name: str
     url: str = ""
@@ -55,55 +64,64 @@ class Snapshot:
 
 
 def take(
-    plan: Plan,
-    statuses: Mapping[str, TriggerStatus],
+    cluster: LocalCluster,
+    controller: Controller,
     answered: Answered,
     problems: Sequence[str],
     kafka: str,
-    url: str,
 ) -> Snapshot:
-    """Put together what the parts know; `statuses` are the scaler's, by `namespace/name`."""
-    refused = {"Broker": dict[str, str](), "Trigger": dict[str, str]()}
-    others = []
-    for who, reason in plan.refused.items():
-        if who.kind in refused:
-            refused[who.kind][_name(who)] = reason
-        else:
-            others.append(f"{who}: {reason}")
+    """Put together what the parts know."""
+
+    def shown(kind: str) -> list[Document]:
+        # What is being deleted is gone already for who deleted it.
+        return [each for each in cluster.of(kind) if "deletionTimestamp" not in each["metadata"]]
+
     return Snapshot(
         kafka,
-        tuple(
-            [_broker(who, answered, url) for who in plan.brokers]
-            + [BrokerRow(name, refused=reason) for name, reason in refused["Broker"].items()]
-        ),
-        tuple(
-            [_trigger(who, each, statuses.get(_name(who))) for who, each in plan.triggers.items()]
-            + [TriggerRow(name, refused=reason) for name, reason in refused["Trigger"].items()]
-        ),
-        (*problems, *others),
+        tuple(_broker(each, controller.is_ours(each), answered) for each in shown("Broker")),
+        tuple(_trigger(each, cluster, controller) for each in shown("Trigger")),
+        (*problems, *filter(None, map(_service, cluster.of("Service")))),
     )
 
 
-def _name(who: Identity) -> str:
-    return f"{who.namespace}/{who.name}"
-
-
-def _broker(who: Identity, answered: Answered, url: str) -> BrokerRow:
-    ours = {code: n for (ns, name, code), n in answered.items() if (ns, name) == who[1:]}
-    accepted = ours.get(HTTPStatus.ACCEPTED, 0)
-    # A probe (200) or a handshake is neither.
-    rejected = sum(count for code, count in ours.items() if code >= HTTPStatus.BAD_REQUEST)
-    return BrokerRow(_name(who), f"{url}/{_name(who)}", accepted, rejected)
-
-
-def _trigger(who: Identity, planned: PlannedTrigger, status: TriggerStatus | None) -> TriggerRow:
-    row = TriggerRow(
-        _name(who),
-        planned.egress.broker,
-        most_replicas=min(planned.autoscaling.max_scale, planned.partitions),
+def _broker(document: Document, is_ours: bool, answered: Answered) -> BrokerRow:
+    metadata = document["metadata"]
+    name = f"{metadata['namespace']}/{metadata['name']}"
+    if not is_ours:
+        class_ = (metadata.get("annotations") or {}).get(BROKER_CLASS)
+        return BrokerRow(name, refused=f"its class {class_} is another implementation's")
+    if refused := _why_not(document):
+        return BrokerRow(name, refused=refused)
+    ours = {
+        code: count
+        for (namespace, broker, code), count in answered.items()
+        if (namespace, broker) == (metadata["namespace"], metadata["name"])
+    }
+    return BrokerRow(
+        name,
+        document["status"]["address"]["url"],
+        ours.get(HTTPStatus.ACCEPTED, 0),
+        # A probe (200) or a handshake is neither.
+        sum(count for code, count in ours.items() if code >= HTTPStatus.BAD_REQUEST),
     )
-    if status is None:
-        return row
+
+
+def _trigger(document: Document, cluster: LocalCluster, controller: Controller) -> TriggerRow:
+    namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
+    row = TriggerRow(f"{namespace}/{name}", document["spec"].get("broker") or "")
+    if not controller.is_ours(document):
+        return replace(row, refused="its Broker is another implementation's")
+    row = replace(
+        row,
+        refused=_why_not(document),
+        error=_warning(document),
+        most_replicas=most_replicas(cluster, namespace, name),
+    )
+    status = controller.scaled(namespace, name)
+    return row if status is None else _with_counts(row, status)
+
+
+def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:
     counts = status.counts
     return replace(
         row,
@@ -115,5 +133,29 @@ def _trigger(who: Identity, planned: PlannedTrigger, status: TriggerStatus | Non
         retried=counts.retried,
         buried=counts.buried,
         decision=status.scale.reason,
-        error=status.error or "",
     )
+
+
+def _service(document: Document) -> str:
+    """What stands in the way of a declared Service; empty: nothing."""
+    declared = FOLDER in (document["metadata"].get("annotations") or {})
+    failed = ready_of(document).get("status") == "False"
+    return f"{name_of(document)}: {_why_not(document)}" if declared and failed else ""
+
+
+def _why_not(document: Document) -> str:
+    """Empty: it is Ready."""
+    ready = ready_of(document)
+    if ready.get("status") == "True":
+        return ""
+    return _said(ready) if ready else "Waiting: it is not looked at yet"
+
+
+def _warning(document: Document) -> str:
+    conditions = (document.get("status") or {}).get("conditions") or ()
+    found = (each for each in conditions if each["type"] == DELIVERING)
+    return next((_said(each) for each in found if each["status"] == "False"), "")
+
+
+def _said(condition: Document) -> str:
+    return f"{condition.get('reason', '')}: {condition.get('message', '')}"

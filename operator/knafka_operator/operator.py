@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from knafka.core import names
 from knafka.core.errors import KnafkaError
@@ -32,6 +32,7 @@ from knafka_operator.runtime.probe import probe
 from knafka_operator.runtime.wakes import Wakes, repeat
 from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
+from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,12 @@ MAX_WOKEN: Final = 5
 nothing, and lag wakes them anyway."""
 
 
+class ClosableDrains(Drains, Protocol):
+    """What the operator holds drains with, and closes at its end."""
+
+    async def close(self) -> None: ...
+
+
 class Operator:
     """One operator; made inside the event loop that it lives in."""
 
@@ -57,11 +64,16 @@ class Operator:
         settings: Settings,
         cluster: Cluster,
         connect: Callable[[Mapping[str, Any]], Topics],
+        *,
+        drains: ClosableDrains | None = None,
+        probe: Callable[[str], Awaitable[None]] = probe,
     ) -> None:
+        """`drains` is how dispatchers are asked to drain, over HTTP if it isn't given; `probe`
+        returns when a Broker's address has answered, and else raises `NotReady`."""
         urls: dict[str, str] = {}
         self.settings = settings
         self._cluster = cluster
-        self._drains = HttpDrains(urls)
+        self._drains = HttpDrains(urls) if drains is None else drains
         self._kafkas = Kafkas(connect, self._drains, self._used_kafkas)
         self.brokers = Brokers(settings, cluster, self._kafkas, probe, _now)
         self.triggers = Triggers(settings, cluster, self.brokers, urls, _now)

@@ -1,0 +1,217 @@
+"""Controller: the real `Operator` on a LocalCluster, as kopf's handlers run it on Kubernetes.
+
+    watch --> Operator hears of it --> reconcile: at once, when woken, now and then
+    apply: what the files declare, and nothing else, in the order in which it depends on another
+
+Not here: deciding (`knafka_operator`), reading files (`manifests`), running anything (`serving`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.core.errors import KnafkaError
+from knafka_local import localize
+from knafka_local.children import Say
+from knafka_local.cluster import FOLDER, LocalCluster, name_of, ready_of
+from knafka_local.manifests import Declared
+from knafka_operator.decide.topics import Topics
+from knafka_operator.model.resources import EVENTING, SERVING
+from knafka_operator.operator import ClosableDrains, Operator
+from knafka_operator.runtime.cluster import Document
+from knafka_operator.scale.scaler import TriggerStatus
+
+log = logging.getLogger(__name__)
+
+RETRY: Final = 3.0
+"""Seconds until what isn't Ready is looked at again, should nobody wake it."""
+RESYNC: Final = 300.0
+"""Seconds until what is Ready is looked at again, a few more or less."""
+DELETE_AGAIN: Final = 0.5
+"""Seconds until a deletion that Kafka refused is tried again."""
+SETTLE_TIMEOUT: Final = 10.0
+"""Seconds for what is declared to become Ready, or say why not, before what depends on it is told
+of it: a program that is slow holds nothing else up for longer."""
+
+Key: TypeAlias = tuple[str, str, str]
+"""Kind, namespace and name."""
+
+
+class Controller:
+    """One operator; `run` it, then `apply`."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        drains: ClosableDrains,
+        probe: Callable[[str], Awaitable[None]],
+        say: Say,
+        connect: Callable[[Mapping[str, Any]], Topics] = KafkaAdmin,
+    ) -> None:
+        self._cluster = cluster
+        self._say = say
+        self._operator = Operator(localize.SETTINGS, cluster, connect, drains=drains, probe=probe)
+        self._reconciling: dict[Key, asyncio.Task[None]] = {}
+        self._deleting: dict[Key, asyncio.Task[None]] = {}
+        self._heard = asyncio.Event()
+        """Of a change of anything."""
+
+    async def run(self) -> None:
+        """For ever; afterwards nothing of it runs, and every drain has ended."""
+        watched = ((EVENTING, "Broker"), (EVENTING, "Trigger"), (SERVING, "Service"))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for api_version, kind in watched:
+                    group.create_task(self._follow(api_version, kind), name=f"watch {kind}")
+        finally:
+            tasks = {*self._reconciling.values(), *self._deleting.values()}
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+            await self._operator.close()
+
+    async def apply(self, declared: Declared) -> None:
+        """Have the cluster hold what is declared; what it held beside that is deleted.
+
+        Returns when all of it is Ready or says why not; what is slow may go on longer.
+        """
+        config_maps = self._all("ConfigMap")
+        declared_before = self._all("Trigger", "Broker", "Service", "ConfigMap")
+        gone = [each for each in declared_before if _key(each) not in declared.documents]
+        for each in gone:
+            self._cluster.remove(each["apiVersion"], *_key(each))
+        await self._until(lambda: not any(map(self._is_there, gone)), None)
+        for kinds in (("ConfigMap", "Service"), ("Broker",), ("Trigger",)):
+            for who, (document, folder) in declared.documents.items():
+                if who.kind in kinds:
+                    self._cluster.declare(document, folder)
+            if config_maps != (config_maps := self._all("ConfigMap")):
+                self._reconcile_brokers()
+            await self._until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
+
+    def is_ours(self, document: Document) -> bool:
+        """Whether a Broker's class is ours, or a Trigger's Broker may be."""
+        match document["kind"]:
+            case "Broker":
+                return self._operator.brokers.is_ours(document)
+            case "Trigger":
+                return self._operator.may_be_ours(document)
+        return True
+
+    def scaled(self, namespace: str, name: str) -> TriggerStatus | None:
+        """What the scaler knows of a Trigger; None: it isn't scaled."""
+        return self._operator.triggers.status((namespace, name))
+
+    async def _follow(self, api_version: str, kind: str) -> None:
+        async for event in self._cluster.watch(api_version, kind):
+            document, gone = event.document, event.type == "DELETED"
+            if kind == "Service":
+                self._operator.heard_of_service(document)
+            else:
+                self._hear(document, gone=gone)
+            self._heard.set()
+
+    def _hear(self, document: Document, *, gone: bool) -> None:
+        key, operator = _key(document), self._operator
+        if document["kind"] == "Broker":
+            operator.heard_of_broker(document, gone=gone)
+        else:
+            operator.heard_of_trigger(document, gone=gone)
+        if gone:
+            self._deleting.pop(key, None)
+            self._cluster.forget(document)
+        elif "deletionTimestamp" in document["metadata"]:
+            if key not in self._deleting:
+                self._deleting[key] = asyncio.create_task(self._delete(document))
+        elif key not in self._reconciling and (key[0] == "Trigger" or self.is_ours(document)):
+            self._reconciling[key] = asyncio.create_task(
+                operator.wakes.keep(key, lambda: self._reconcile(document))
+            )
+
+    async def _reconcile(self, document: Document) -> float:
+        """One look; gives the seconds until the next."""
+        operator = self._operator
+        try:
+            stored = await operator.fresh(document)
+            if stored is None or not self.is_ours(stored):
+                return RESYNC
+            if stored["kind"] == "Broker":
+                status = await operator.reconcile_broker(stored)
+            else:
+                status = await operator.triggers.reconcile(stored) or {}
+        except Exception as error:  # one that ended would be missed only when events wait
+            log.exception("%s", name_of(document))
+            await operator.tell_failure(document, error)
+            return RETRY
+        ready = any(
+            each["type"] == "Ready" and each["status"] == "True"
+            for each in status.get("conditions") or ()
+        )
+        return RESYNC * random.uniform(0.8, 1.2) if ready else RETRY
+
+    async def _delete(self, document: Document) -> None:
+        """Have its topic or group deleted, and let it go; what Kafka keeps too long stays there."""
+        key, operator = _key(document), self._operator
+        if reconciling := self._reconciling.pop(key, None):
+            reconciling.cancel()
+            await asyncio.wait({reconciling})
+        delete = operator.delete_broker if key[0] == "Broker" else operator.triggers.delete
+        deadline = asyncio.get_running_loop().time() + localize.SETTINGS.deletion_timeout
+        while self.is_ours(document):
+            try:
+                await delete(self._cluster.find(EVENTING, *key) or document)
+                break
+            except Exception as error:  # a bug neither: its object would never go
+                if not isinstance(error, KnafkaError):
+                    log.exception("deleting %s", name_of(document))
+                if asyncio.get_running_loop().time() > deadline:
+                    operator.forget(document)
+                    self._say(f"{name_of(document)}: its topic or group stays in Kafka: {error}")
+                    break
+            await asyncio.sleep(DELETE_AGAIN)
+        self._cluster.set_finalizers(EVENTING, *key)
+
+    def _reconcile_brokers(self) -> None:
+        """A ConfigMap has changed: whose it is only they know."""
+        for each in self._cluster.of("Broker"):
+            self._operator.wakes.wake(_key(each))
+
+    def _all(self, *kinds: str) -> list[Document]:
+        """What is declared of these kinds."""
+        return [
+            each
+            for kind in kinds
+            for each in self._cluster.of(kind)
+            if kind != "Service" or FOLDER in (each["metadata"].get("annotations") or {})
+        ]
+
+    def _is_there(self, document: Document) -> bool:
+        return self._cluster.find(document["apiVersion"], *_key(document)) is not None
+
+    def _are_settled(self, *kinds: str) -> bool:
+        """Whether all that is declared of these kinds is Ready, or says why not."""
+        return all(
+            ready_of(each).get("status") in ("True", "False")
+            for each in self._all(*kinds)
+            if each["kind"] != "ConfigMap" and self.is_ours(each)
+        )
+
+    async def _until(self, condition: Callable[[], bool], within: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while not condition():
+                    self._heard.clear()
+                    await self._heard.wait()
+
+
+def _key(document: Document) -> Key:
+    metadata = document["metadata"]
+    return document["kind"], metadata["namespace"], metadata["name"]
