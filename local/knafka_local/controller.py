@@ -24,9 +24,9 @@ from knafka_local.cluster import FOLDER, LocalCluster, name_of, ready_of
 from knafka_local.manifests import Declared
 from knafka_operator.decide.topics import Topics
 from knafka_operator.model.resources import EVENTING, SERVING
-from knafka_operator.operator import ClosableDrains, Operator
+from knafka_operator.operator import Operator
 from knafka_operator.runtime.cluster import Document
-from knafka_operator.scale.scaler import TriggerStatus
+from knafka_operator.scale.scaler import Drains, TriggerStatus
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Controller:
     def __init__(
         self,
         cluster: LocalCluster,
-        drains: ClosableDrains,
+        drains: Drains,
         probe: Callable[[str], Awaitable[None]],
         say: Say,
         connect: Callable[[Mapping[str, Any]], Topics] = KafkaAdmin,

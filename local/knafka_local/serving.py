@@ -74,7 +74,7 @@ class LocalServing:
         """Returns once a Broker's address answers; raises `NotReady` (KN-BRK-21)."""
         path = urlsplit(url).path
         if not await self._receiver.answers(path):
-            raise NotReady("ProbeFailed", f"the receiver doesn't answer at {path}", known=False)
+            raise NotReady("ProbeFailed", f"the receiver doesn't answer at {path}")
 
     async def _follow(self) -> None:
         async for event in self._cluster.watch(SERVING, "Service"):

@@ -118,8 +118,9 @@ class Supervisor:
                 if who.kind == "Service":
                     self._cluster.declare(document, folder)
             await self._connect(kafka)
+            drains = DispatcherProcesses(logs)
+            stack.push_async_callback(drains.close)
             async with asyncio.TaskGroup() as group:
-                drains = DispatcherProcesses(logs)
                 self._controller = Controller(self._cluster, drains, serving.probe, say)
                 works = (_end_of(serves), self._controller.run())
                 tasks = [group.create_task(work) for work in works]

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from knafka.core import names
 from knafka.core.errors import KnafkaError
@@ -50,12 +50,6 @@ MAX_WOKEN: Final = 5
 nothing, and lag wakes them anyway."""
 
 
-class ClosableDrains(Drains, Protocol):
-    """What the operator holds drains with, and closes at its end."""
-
-    async def close(self) -> None: ...
-
-
 class Operator:
     """One operator; made inside the event loop that it lives in."""
 
@@ -65,16 +59,19 @@ class Operator:
         cluster: Cluster,
         connect: Callable[[Mapping[str, Any]], Topics],
         *,
-        drains: ClosableDrains | None = None,
+        drains: Drains | None = None,
         probe: Callable[[str], Awaitable[None]] = probe,
     ) -> None:
-        """`drains` is how dispatchers are asked to drain, over HTTP if it isn't given; `probe`
-        returns when a Broker's address has answered, and else raises `NotReady`."""
+        """`connect` gives the admin client of a Kafka by librdkafka's configuration.
+
+        `drains` are those of HTTP where none are given; `probe` raises `NotReady` for an address
+        that doesn't answer.
+        """
         urls: dict[str, str] = {}
         self.settings = settings
         self._cluster = cluster
-        self._drains = HttpDrains(urls) if drains is None else drains
-        self._kafkas = Kafkas(connect, self._drains, self._used_kafkas)
+        self._http = HttpDrains(urls)
+        self._kafkas = Kafkas(connect, drains or self._http, self._used_kafkas)
         self.brokers = Brokers(settings, cluster, self._kafkas, probe, _now)
         self.triggers = Triggers(settings, cluster, self.brokers, urls, _now)
         self.wakes = Wakes()
@@ -127,7 +124,7 @@ class Operator:
             task.cancel()
         await asyncio.wait(self._tasks)
         await self._kafkas.close()
-        await self._drains.close()
+        await self._http.close()
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
         """Whether a Trigger's Broker isn't known to be another implementation's."""

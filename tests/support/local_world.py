@@ -77,8 +77,6 @@ class NoDrains:
         await stop.wait()
         yield DrainProgress()
 
-    async def close(self) -> None: ...
-
 
 class LocalWorld:
     """One `knafka up`; `log` and `names` may be an earlier one's."""
