@@ -66,10 +66,6 @@ class LocalServing:
             group.create_task(self._keep_receiver(), name="receiver")
             group.create_task(self._programs.follow_sources(), name="sources")
 
-    async def listen(self) -> None:
-        """Have a receiver even where there is no Broker: it answers 404 then."""
-        await self._receiver.serve(ingresses_of(self._cluster))
-
     async def probe(self, url: str) -> None:
         """Returns once a Broker's address answers; raises `NotReady` (KN-BRK-21)."""
         path = urlsplit(url).path

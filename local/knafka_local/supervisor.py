@@ -1,11 +1,8 @@
 """The supervisor: everything that `knafka up` runs, put together and kept up.
 
-    files -> Controller -> Operator -> LocalCluster -> LocalServing -> processes
-                              |
-                              +-> Scaler -> DispatcherProcesses
+    data folder, port -> Kafka -> LocalKnative <- files, at the start and when they change
 
-At the start and after every change of a file the controller is given what is declared; the operator
-does the rest, here as on Kubernetes. Programs start before Kafka has, as they are slow, too.
+The operator does the rest, here as on Kubernetes.
 Not here: showing anything (see `view`), and anything that happens to a single event.
 """
 
@@ -20,8 +17,9 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
@@ -29,19 +27,16 @@ from knafka.core.contract import Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka_local import kafka_distribution
 from knafka_local.children import Child, Supervised, listen
-from knafka_local.cluster import LocalCluster
-from knafka_local.controller import Controller
-from knafka_local.dispatchers import DispatcherProcesses
 from knafka_local.http import HOST
 from knafka_local.installation import Installation, State
 from knafka_local.kafka_server import KafkaServer
 from knafka_local.kept_names import KeptNames
 from knafka_local.manifests import Declared, Manifests
-from knafka_local.programs import Programs
-from knafka_local.receiver_process import Answered, ReceiverProcess
-from knafka_local.serving import LocalServing, egresses_of, ingresses_of
-from knafka_local.snapshot import Snapshot, take
+from knafka_local.snapshot import Snapshot
 from knafka_local.view import View
+
+if TYPE_CHECKING:
+    pass
 
 LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks at the receiver's counters."""
@@ -85,12 +80,10 @@ class Supervisor:
         self._manifests = Manifests(options.manifests)
         self._installation = Installation(options.data)
         self._declared = Declared({})
-        self._answered: Answered = Answered()
         self._state: State | None = None
         """As it was written last."""
         self._server: KafkaServer | None = None
         self.url = f"http://{HOST}:{options.port}"
-        self._cluster = LocalCluster(self.url)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -99,43 +92,34 @@ class Supervisor:
         Raises `KnafkaError` with what to do about it if it can't come up.
         """
         async with AsyncExitStack() as stack:
-            before, names = self._installation.kafka, self._installation.names
-            self._cluster.adopts = before.exists() and not names.exists()
+            adopt = self._installation.kafka.exists() and not self._installation.names.exists()
             stack.enter_context(self._installation.held())
             listener = stack.enter_context(self._listen())
-            logs, say = self._installation.logs, self._view.say
+            logs = self._installation.logs
             stack.enter_context(_logged_to(logs / "operator.log"))
             kafka = await stack.enter_async_context(AsyncExitStack())  # it stops last
-            programs = Programs(logs, say, self._view.printed)
-            stack.push_async_callback(programs.close)
-            self._receiver = ReceiverProcess(listener, logs, say)
-            stack.push_async_callback(self._receiver.stop)
-            serving = LocalServing(self._cluster, programs, self._receiver)
-            serves = asyncio.create_task(serving.run())
-            stack.push_async_callback(_cancel, serves)
+            starting = asyncio.create_task(self._start_kafka(kafka))
+            stack.push_async_callback(_cancel, starting)
+            # The operator takes half a second to import; meanwhile Kafka starts.
+            await asyncio.to_thread(import_module, "knafka_local.knative")
+            from knafka_local.knative import LocalKnative
+
             self._declared = self._manifests.read()
-            for who, (document, folder) in self._declared.documents.items():
-                if who.kind == "Service":
-                    self._cluster.declare(document, folder)
-            await self._connect(kafka)
-            drains = DispatcherProcesses(logs)
-            stack.push_async_callback(drains.close)
-            async with asyncio.TaskGroup() as group:
-                self._controller = Controller(self._cluster, drains, serving.probe, say)
-                works = (_end_of(serves), self._controller.run())
-                tasks = [group.create_task(work) for work in works]
-                try:
-                    await self._controller.apply(self._declared)
-                    self._cluster.adopts = False
-                    await serving.listen()
-                    self._write_state()
-                    tasks += [
-                        group.create_task(work) for work in (self._follow_files(), self._look())
-                    ]
-                    yield
-                finally:
-                    for task in reversed(tasks):
-                        task.cancel()
+            knative = self._knative = LocalKnative(self.url, listener, logs, self._view)
+            async with knative.serving(self._declared):
+                self._kafka = Kafka(bootstrap_servers=await starting)
+                knative.connect(self._kafka.bootstrap_servers, await self._names(), adopt=adopt)
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(knative.run())]
+                    try:
+                        await knative.apply(self._declared)
+                        self._write_state()
+                        works = self._follow_files(), self._look()
+                        tasks += [group.create_task(work) for work in works]
+                        yield
+                    finally:
+                        for task in reversed(tasks):
+                            task.cancel()
 
     def kill(self) -> None:
         """End every process at once, for somebody who won't wait."""
@@ -148,7 +132,7 @@ class Supervisor:
         """How everything stands."""
         self._write_state()  # what is shown is found by the other commands
         problems = tuple(map(str, self._declared.problems))
-        return take(self._cluster, self._controller, self._answered, problems, self.kafka)
+        return self._knative.snapshot(problems, self.kafka)
 
     @property
     def kafka(self) -> str:
@@ -186,27 +170,23 @@ class Supervisor:
         stack.push_async_callback(supervised.stop)
         return server.bootstrap_servers
 
-    async def _connect(self, stack: AsyncExitStack) -> None:
-        """Have a Kafka, and tell the cluster of it."""
-        self._kafka = Kafka(bootstrap_servers=await self._start_kafka(stack))
+    async def _names(self) -> KeptNames:
+        """Those of this Kafka; raises `NoKafka` and `BadData`."""
         admin = KafkaAdmin(connection(self._kafka))
         try:
-            cluster_id = await admin.cluster_id()
+            return KeptNames(self._installation.names, await admin.cluster_id())
         except LogError as error:
             raise NoKafka(
                 f"no Kafka answers at {self._kafka.bootstrap_servers} ({error}): start it, or "
                 "leave --bootstrap-servers out to have one started"
             ) from error
-        finally:
-            await admin.close()
-        try:
-            names = KeptNames(self._installation.names, cluster_id)
         except (OSError, ValueError) as error:
             raise BadData(
                 f"{self._installation.names} can't be read ({error}): mend it, or choose another "
                 "--data DIR"
             ) from error
-        self._cluster.connect(self._kafka.bootstrap_servers, names)
+        finally:
+            await admin.close()
 
     async def _follow_files(self) -> None:
         """Apply what is declared after each change of a file."""
@@ -216,11 +196,11 @@ class Supervisor:
                 await asyncio.sleep(SECOND_LOOK)
                 declared = self._manifests.read()
             self._declared = declared
-            await self._controller.apply(declared)
+            await self._knative.apply(declared)
 
     async def _look(self) -> None:
         while True:
-            self._answered = await self._receiver.answered()
+            await self._knative.count()
             self._write_state()
             await asyncio.sleep(LOOK_INTERVAL)
 
@@ -231,19 +211,15 @@ class Supervisor:
             url=self.url,
             bootstrap_servers=self._kafka.bootstrap_servers,
             manifests=tuple(map(str, self._manifests.paths)),
-            ingresses=tuple(ingresses_of(self._cluster)),
-            egresses=tuple(egresses_of(self._cluster)),
+            ingresses=self._knative.ingresses,
+            egresses=self._knative.egresses,
         )
         if state != self._state:
             self._installation.write(state)
             self._state = state
 
 
-async def _end_of(task: asyncio.Task[None]) -> None:
-    await task
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Task[str]) -> None:
     task.cancel()
     await asyncio.wait({task})
 

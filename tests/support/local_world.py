@@ -15,11 +15,12 @@ from knafka_local.cluster import LocalCluster
 from knafka_local.controller import Controller
 from knafka_local.kept_names import KeptNames
 from knafka_local.manifests import Declared, Identity
+from knafka_local.observing import take
 from knafka_local.programs import Identity as ServiceIdentity
 from knafka_local.programs import Program, Programs
 from knafka_local.receiver_process import Answered
 from knafka_local.serving import LocalServing, egresses_of, ingresses_of
-from knafka_local.snapshot import Snapshot, take
+from knafka_local.snapshot import Snapshot
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.resources import EVENTING
 from knafka_operator.runtime.cluster import Document
