@@ -23,7 +23,7 @@ from knafka_local.children import Say
 from knafka_local.cluster import FOLDER, LocalCluster, name_of, ready_of
 from knafka_local.manifests import Declared
 from knafka_operator.decide.topics import Topics
-from knafka_operator.model.resources import EVENTING, SERVING
+from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cluster import Document
 from knafka_operator.scale.scaler import Drains, TriggerStatus
@@ -168,6 +168,8 @@ class Controller:
         while self.is_ours(document):
             try:
                 await delete(self._cluster.find(EVENTING, *key) or document)
+                if key[0] == "Broker" and EXTERNAL_TOPIC not in _annotations(document):
+                    self._say(f"{name_of(document)} has left the files, so its topic is deleted")
                 break
             except Exception as error:  # a bug neither: its object would never go
                 if not isinstance(error, KnafkaError):
@@ -190,7 +192,7 @@ class Controller:
             each
             for kind in kinds
             for each in self._cluster.of(kind)
-            if kind != "Service" or FOLDER in (each["metadata"].get("annotations") or {})
+            if kind != "Service" or FOLDER in _annotations(each)
         ]
 
     def _is_there(self, document: Document) -> bool:
@@ -210,6 +212,10 @@ class Controller:
                 while not condition():
                     self._heard.clear()
                     await self._heard.wait()
+
+
+def _annotations(document: Document) -> Mapping[str, str]:
+    return document["metadata"].get("annotations") or {}
 
 
 def _key(document: Document) -> Key:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
-from knafka_local.cluster import FOLDER, LocalCluster, name_of, ready_of
+from knafka_local.cluster import FOLDER, LocalCluster, name_of
 from knafka_local.controller import Controller
 from knafka_local.receiver_process import Answered
 from knafka_local.serving import most_replicas
 from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
+from knafka_operator.model.conditions import READY
 from knafka_operator.model.resources import BROKER_CLASS
 from knafka_operator.runtime.cluster import Document
 from knafka_operator.scale.scaler import TriggerStatus
@@ -30,8 +31,13 @@ def take(
     """Put together what the parts know."""
 
     def shown(kind: str) -> list[Document]:
-        # What is being deleted is gone already for who deleted it.
-        return [each for each in cluster.of(kind) if "deletionTimestamp" not in each["metadata"]]
+        """What is being deleted is gone for who deleted it, and what is new says something soon."""
+        return [
+            each
+            for each in cluster.of(kind)
+            if "deletionTimestamp" not in each["metadata"]
+            and (_conditions(each) or not controller.is_ours(each))
+        ]
 
     return Snapshot(
         kafka,
@@ -96,22 +102,27 @@ def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:
 def _service(document: Document) -> str:
     """What stands in the way of a declared Service; empty: nothing."""
     declared = FOLDER in (document["metadata"].get("annotations") or {})
-    failed = ready_of(document).get("status") == "False"
+    failed = _condition(document, READY).get("status") == "False"
     return f"{name_of(document)}: {_why_not(document)}" if declared and failed else ""
 
 
 def _why_not(document: Document) -> str:
-    """Empty: it is Ready."""
-    ready = ready_of(document)
-    if ready.get("status") == "True":
-        return ""
-    return _said(ready) if ready else "Waiting: it is not looked at yet"
+    """As it was seen last, also while a change is looked at; empty: it is Ready."""
+    ready = _condition(document, READY)
+    return "" if ready.get("status") == "True" else _said(ready)
 
 
 def _warning(document: Document) -> str:
-    conditions = (document.get("status") or {}).get("conditions") or ()
-    found = (each for each in conditions if each["type"] == DELIVERING)
-    return next((_said(each) for each in found if each["status"] == "False"), "")
+    found = _condition(document, DELIVERING)
+    return _said(found) if found.get("status") == "False" else ""
+
+
+def _condition(document: Document, type_: str) -> Document:
+    return next((each for each in _conditions(document) if each["type"] == type_), {})
+
+
+def _conditions(document: Document) -> Sequence[Document]:
+    return (document.get("status") or {}).get("conditions") or ()
 
 
 def _said(condition: Document) -> str:
