@@ -2,7 +2,7 @@
 
 Every child has its own process group, so that Ctrl-C reaches only us, and dies with us. What it
 prints goes to its log file, and line by line to whoever wants to show it.
-Refused here: knowing what a child does.
+Not here: knowing what a child does.
 """
 
 from __future__ import annotations

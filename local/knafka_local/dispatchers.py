@@ -1,8 +1,9 @@
-"""Dispatchers as child processes: one for each drain that is held, gone when the drain has ended.
+"""Dispatchers as child processes: one for each drain that is held.
 
-This is the local mode's half of the scaler (its `Drains`): where a cluster has Knative start a pod
-for a request, we start a process, ask it to drain, pass on its progress, and end it.
-Refused here: starting one again; a drain that fails is the scaler's to reopen.
+The local mode's `Drains`: where a cluster has Knative start a pod for a request, we start a
+process, ask it to drain, pass on its progress, and end it. A request whose budget is spent ends no
+drain: its process waits for the next one.
+Not here: starting one again; a drain that fails is the scaler's to reopen.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from knafka import settings
 from knafka.core import documents, drain
 from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, DrainRequest
+from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka_local import http
 from knafka_local.children import Child, Command, ended, listen, port_of
 
-BUDGET: Final = 24 * 3600.0
-"""Seconds for one request, and its process: no proxy is between us that would cut it."""
+HANDOVER: Final = 5.0
+"""Seconds that a process waits for its next request; the scaler takes none to make it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispatcher:
+    child: Child
+    port: int
 
 
 class DispatcherProcesses:
@@ -31,6 +39,8 @@ class DispatcherProcesses:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
+        self._waiting: dict[str, list[tuple[_Dispatcher, asyncio.Task[None]]]] = {}
+        """Processes between two requests, by the digest of their Egress."""
 
     async def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
@@ -40,8 +50,38 @@ class DispatcherProcesses:
         Raises `OSError` if the process can't be started, or dies (`kill -9`).
         """
         log = self._logs / f"dispatcher-{egress.namespace}-{egress.trigger}.log"
+        dispatcher = self._take(egress) or await self._start(egress, log)
+        child = dispatcher.child
+        body = json.dumps(documents.dump(request)).encode()
+        stopping = asyncio.create_task(_stop_when(stop, child))
+        goes_on = False
+        try:
+            async with aclosing(http.post_for_lines(dispatcher.port, drain.PATH, body)) as lines:
+                async for line in lines:
+                    progress = documents.parse_json(DrainProgress, line.decode())
+                    goes_on = progress.ended is Ended.BUDGET
+                    yield progress
+        except OSError as error:
+            await child.stop()
+            how = ended(await child.wait())
+            raise ChildProcessError(f"the dispatcher {how} ({error}): see {log}") from error
+        finally:
+            stopping.cancel()
+            if goes_on:
+                self._keep(egress, dispatcher)
+            else:
+                await child.stop()
+
+    async def close(self) -> None:
+        """End what waits for another request."""
+        waiting = [each for kept in self._waiting.values() for each in kept]
+        self._waiting.clear()
+        for _, ending in waiting:
+            ending.cancel()
+        await asyncio.gather(*(dispatcher.child.stop() for dispatcher, _ in waiting))
+
+    async def _start(self, egress: Egress, log: Path) -> _Dispatcher:
         with listen() as listener:
-            port = port_of(listener)
             child = await Child.start(
                 Command(
                     (sys.executable, "-m", "knafka.dispatcher", "--fd", str(listener.fileno())),
@@ -50,20 +90,26 @@ class DispatcherProcesses:
                     listener=listener,
                 )
             )
-        # Now the child alone holds the socket: if it dies, our connection to it breaks.
-        body = json.dumps(documents.dump(request)).encode()
-        stopping = asyncio.create_task(_stop_when(stop, child))
-        try:
-            async with aclosing(http.post_for_lines(port, drain.PATH, body)) as lines:
-                async for line in lines:
-                    yield documents.parse_json(DrainProgress, line.decode())
-        except OSError as error:
-            await child.stop()
-            how = ended(await child.wait())
-            raise ChildProcessError(f"the dispatcher {how} ({error}): see {log}") from error
-        finally:
-            stopping.cancel()
-            await child.stop()
+            # From here on the child alone holds the socket: if it dies, our connection breaks.
+            return _Dispatcher(child, port_of(listener))
+
+    def _keep(self, egress: Egress, dispatcher: _Dispatcher) -> None:
+        ending = asyncio.create_task(self._end_later(egress, dispatcher))
+        self._waiting.setdefault(documents.digest(egress), []).append((dispatcher, ending))
+
+    def _take(self, egress: Egress) -> _Dispatcher | None:
+        kept = self._waiting.get(documents.digest(egress))
+        if not kept:
+            return None
+        dispatcher, ending = kept.pop()
+        ending.cancel()
+        return dispatcher
+
+    async def _end_later(self, egress: Egress, dispatcher: _Dispatcher) -> None:
+        await asyncio.sleep(HANDOVER)
+        kept = self._waiting[documents.digest(egress)]
+        kept[:] = [each for each in kept if each[0] is not dispatcher]
+        await dispatcher.child.stop()
 
 
 async def _stop_when(stop: asyncio.Event, child: Child) -> None:

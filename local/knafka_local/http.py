@@ -1,7 +1,7 @@
 """A very small HTTP/1.1 client for our own processes on this machine: one request a connection.
 
 The supervisor asks for counters and health, and reads drains line by line as they go on.
-Refused here: other hosts, TLS, keep-alive, redirects. Events are posted by `clients`.
+Not here: other hosts, TLS, keep-alive, redirects. Events are posted by `clients`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 DATA/lock         held while `knafka up` runs, with its pid; the kernel lets go however that ends
 DATA/state.json   what the other commands need to find it
 DATA/status.json  how everything stands, a second old at most (see `status`)
+DATA/names.json   which topics and groups are whose (`kept_names`)
 DATA/kafka/       Kafka's
 DATA/logs/        one file for each process
 """
@@ -57,6 +58,7 @@ class Installation:
         self.data = data.absolute()
         self.logs = self.data / "logs"
         self.kafka = self.data / "kafka"
+        self.names = self.data / "names.json"
         self._lock = self.data / "lock"
         self._state = self.data / "state.json"
         self._status = self.data / "status.json"

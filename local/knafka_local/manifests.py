@@ -3,13 +3,13 @@
 What is broken is a `Problem` with file, document and field; the last good state of that object
 stays, so that a typing error in an editor takes nothing down. Only removing an object from its file
 (or the file itself) removes it.
-Refused here: what the objects mean together (see `plan`).
+Not here: what the objects mean together; that is the operator's.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,6 +23,8 @@ SUFFIXES: Final = (".yaml", ".yml", ".json")
 """What is read in a folder; a file that is named itself may have any suffix."""
 
 Resource: TypeAlias = Broker | Trigger | ConfigMap | Service
+Document: TypeAlias = Mapping[str, Any]
+"""As it is written."""
 
 
 class NoManifests(KnafkaError):
@@ -68,9 +70,17 @@ class Declared:
 
     resources: Mapping[Identity, tuple[Resource, Place]]
     problems: tuple[Problem, ...] = ()
+    documents: Mapping[Identity, tuple[Document, Path]] = field(default_factory=dict)
+    """The same as they are written, each with the folder of its file."""
 
     def all(self, kind: type[Any]) -> Iterator[Any]:
         return (resource for resource, _ in self.resources.values() if isinstance(resource, kind))
+
+
+class _Found(NamedTuple):
+    resource: Resource
+    place: Place
+    document: Document
 
 
 class Manifests:
@@ -82,7 +92,7 @@ class Manifests:
             if not path.exists():
                 raise NoManifests(f"{path} doesn't exist: -f wants a YAML file or a folder of them")
         self.paths = [path.absolute() for path in paths]
-        self._good: dict[Path, dict[Identity, tuple[Resource, Place]]] = {}
+        self._good: dict[Path, dict[Identity, _Found]] = {}
 
     def read(self) -> Declared:
         """Read everything anew; what is broken now is as it was when it was good."""
@@ -91,15 +101,20 @@ class Manifests:
         for file in self._files():
             good[file] = _read(file, self._good.get(file, {}), problems)
         self._good = good
-        resources: dict[Identity, tuple[Resource, Place]] = {}
-        for found in good.values():
-            for identity, (resource, place) in found.items():
-                if identity in resources:
-                    first = resources[identity][1]
-                    problems.append(Problem(place, f"{identity} is declared in {first} already"))
+        everything: dict[Identity, _Found] = {}
+        for in_file in good.values():
+            for identity, each in in_file.items():
+                if identity in everything:
+                    first = everything[identity].place
+                    message = f"{identity} is declared in {first} already"
+                    problems.append(Problem(each.place, message))
                 else:
-                    resources[identity] = resource, place
-        return Declared(resources, tuple(problems))
+                    everything[identity] = each
+        return Declared(
+            {who: (each.resource, each.place) for who, each in everything.items()},
+            tuple(problems),
+            {who: (each.document, each.place.file.parent) for who, each in everything.items()},
+        )
 
     def _files(self) -> Iterator[Path]:
         seen = set()
@@ -135,14 +150,14 @@ class Manifests:
 
 
 def _read(
-    file: Path, before: Mapping[Identity, tuple[Resource, Place]], problems: list[Problem]
-) -> dict[Identity, tuple[Resource, Place]]:
+    file: Path, before: Mapping[Identity, _Found], problems: list[Problem]
+) -> dict[Identity, _Found]:
     try:
         documents = list(yaml.load_all(file.read_text(), _Loader))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         problems.append(Problem(Place(file), f"can't be read: {' '.join(str(error).split())}"))
         return dict(before)
-    found: dict[Identity, tuple[Resource, Place]] = {}
+    found: dict[Identity, _Found] = {}
     for number, document in enumerate(documents, start=1):
         place = Place(file, number)
         for each in _items(document):
@@ -151,11 +166,11 @@ def _read(
                 resource = parse_resource(each)
                 if who is None:
                     raise InvalidDocument("metadata.name", "missing: want a name")
-                if resource is None:
+                if resource is None or not isinstance(each, dict):
                     raise InvalidDocument("kind", "none of those that run here, so it is left out")
                 if who in found:
                     raise InvalidDocument("metadata.name", "stands in this file already")
-                found[who] = resource, place
+                found[who] = _Found(resource, place, each)
             except InvalidDocument as error:
                 problems.append(Problem(place, f"{who}: {error}" if who else str(error)))
                 if who is not None and who in before:

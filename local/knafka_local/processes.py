@@ -1,6 +1,6 @@
 """What every child process of the local mode needs, whichever program it runs.
 
-Refused here: starting, watching or restarting anything; that is the business of whoever owns the
+Not here: starting, watching or restarting anything; that is the business of whoever owns the
 child.
 """
 

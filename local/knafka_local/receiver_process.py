@@ -49,10 +49,13 @@ class ReceiverProcess:
         self._ingresses: Sequence[Ingress] = ()
         self._tally = Tally()
 
-    async def serve(self, ingresses: Sequence[Ingress]) -> None:
-        """Have exactly these Brokers served; returns once they are (KN-BRK-21)."""
+    async def serve(self, ingresses: Sequence[Ingress]) -> bool:
+        """Have exactly these Brokers served; returns once they are (KN-BRK-21).
+
+        False: the process doesn't answer yet; asked again, it is looked at again.
+        """
         if self._process is not None and ingresses == self._ingresses:
-            return
+            return await self._is_ready()
         old, self._ingresses = self._process, ingresses
         command = Command(
             (sys.executable, "-m", "knafka.receiver", "--fd", str(self._listener.fileno())),
@@ -62,28 +65,35 @@ class ReceiverProcess:
         )
         self._process = Supervised("the receiver", lambda: Child.start(command), self._say)
         try:
-            await self._until_served()
+            return await self._until_served()
         finally:
             if old is not None:
                 await old.stop()
 
-    async def _until_served(self) -> None:
+    async def _until_served(self) -> bool:
         """Both processes take from one socket, but only the new one knows a new Broker."""
-        paths = [each.path for each in self._ingresses]
         deadline = asyncio.get_running_loop().time() + READY_TIMEOUT
-        while not await self._is_ready(paths):
+        while not await self._is_ready():
             if asyncio.get_running_loop().time() > deadline:
                 self._say(f"the receiver doesn't answer yet: see {self._log}")
-                return
+                return False
             await asyncio.sleep(PAUSE)
+        return True
 
-    async def _is_ready(self, paths: Sequence[str]) -> bool:
+    async def _is_ready(self) -> bool:
+        try:
+            status, _ = await http.get(port_of(self._listener), "/health/readiness", ASK_TIMEOUT)
+        except OSError:
+            return False
+        if status != HTTPStatus.OK:
+            return False
+        return all([await self.answers(each.path) for each in self._ingresses])
+
+    async def answers(self, path: str) -> bool:
+        """Whether the Broker at this path takes events now."""
         port = port_of(self._listener)
         try:
-            status, _ = await http.get(port, "/health/readiness", ASK_TIMEOUT)
-            for path in paths:
-                if status == HTTPStatus.OK:
-                    status, _ = await http.get(port, path, ASK_TIMEOUT, k_network_probe="probe")
+            status, _ = await http.get(port, path, ASK_TIMEOUT, k_network_probe="probe")
         except OSError:
             return False
         return status == HTTPStatus.OK

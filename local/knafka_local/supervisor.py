@@ -1,56 +1,56 @@
-"""The supervisor: everything `knafka up` runs, brought to what is declared and kept there.
+"""The supervisor: everything that `knafka up` runs, put together and kept up.
 
-    files -> declared -> plan -> topics and offsets -> programs -> receiver -> scaler -> dispatchers
+    data folder, port -> Kafka -> LocalKnative <- files, at the start and when they change
 
-One function, `_reconcile`, goes along that line, at the start and after every change; each part
-compares what it is told with what it has. Healing is elsewhere and needs no reconciling: children
-are `Supervised`, dispatchers are reopened by the scaler.
-Refused here: showing anything (see `view`), and anything that happens to a single event.
+The operator does the rest, here as on Kubernetes.
+Not here: showing anything (see `view`), and anything that happens to a single event.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from http import HTTPStatus
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
-from knafka.core.contract import Egress, Kafka
+from knafka.core.contract import Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka_local import kafka_distribution
 from knafka_local.children import Child, Supervised, listen
-from knafka_local.dispatchers import BUDGET, DispatcherProcesses
 from knafka_local.http import HOST
 from knafka_local.installation import Installation, State
 from knafka_local.kafka_server import KafkaServer
-from knafka_local.manifests import Identity, Manifests
-from knafka_local.plan import Plan, PlannedTrigger, defaults, has_command, identity, make_plan
-from knafka_local.programs import Programs
-from knafka_local.receiver_process import Answered, ReceiverProcess
-from knafka_local.replays import follow_replays
-from knafka_local.snapshot import Snapshot, take
+from knafka_local.kept_names import KeptNames
+from knafka_local.manifests import Declared, Manifests
+from knafka_local.snapshot import Snapshot
 from knafka_local.view import View
-from knafka_operator.decide.desired import Topic
-from knafka_operator.model.resources import Service
-from knafka_operator.scale.scaler import Scaler
+
+if TYPE_CHECKING:
+    pass
 
 LOOK_INTERVAL: Final = 0.5
-"""Seconds between two looks at the receiver's counters: new events wake their Triggers."""
-RETRY_INTERVAL: Final = 5.0
-"""Seconds until what Kafka refused is tried again."""
+"""Seconds between two looks at the receiver's counters."""
+SECOND_LOOK: Final = 1.0
+"""Seconds until something is believed to have left the files: its data goes with it, and an editor,
+or git, may be about to write the file anew."""
 
 
 class PortTaken(KnafkaError):
     """The address that Brokers should be served at belongs to somebody else."""
+
+
+class BadData(KnafkaError):
+    """The data folder holds what can't be used."""
 
 
 class NoKafka(KnafkaError):
@@ -79,12 +79,9 @@ class Supervisor:
         self._view = view
         self._manifests = Manifests(options.manifests)
         self._installation = Installation(options.data)
-        self._plan = Plan()
-        self._problems: tuple[str, ...] = ()
-        self._answered: Answered = Answered()
-        self._ensured: set[str | tuple[str, str]] = set()
-        """Topics that are there, and groups that have offsets on one."""
-        self._changed = asyncio.Event()
+        self._declared = Declared({})
+        self._state: State | None = None
+        """As it was written last."""
         self._server: KafkaServer | None = None
         self.url = f"http://{HOST}:{options.port}"
 
@@ -95,32 +92,34 @@ class Supervisor:
         Raises `KnafkaError` with what to do about it if it can't come up.
         """
         async with AsyncExitStack() as stack:
+            adopt = self._installation.kafka.exists() and not self._installation.names.exists()
             stack.enter_context(self._installation.held())
             listener = stack.enter_context(self._listen())
-            self._kafka = Kafka(bootstrap_servers=await self._start_kafka(stack))
-            self._admin = KafkaAdmin(connection(self._kafka))
-            await self._check_kafka()
-            logs, say = self._installation.logs, self._view.say
-            self._programs = Programs(logs, say, self._view.printed)
-            stack.push_async_callback(self._programs.stop)
-            self._receiver = ReceiverProcess(listener, logs, say)
-            stack.push_async_callback(self._receiver.stop)
-            self._scaler = Scaler(self._admin, DispatcherProcesses(logs), budget=BUDGET)
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._scaler.run(), name="scaler")]
-                try:
-                    complete = await self._reconcile()
-                    works = (
-                        self._follow_files(),
-                        self._repeat(complete),
-                        self._look(),
-                        follow_replays(lambda: self._plan.triggers, self._admin, self._scaler),
-                    )
-                    tasks += [group.create_task(work) for work in works]
-                    yield
-                finally:
-                    for task in reversed(tasks):
-                        task.cancel()
+            logs = self._installation.logs
+            stack.enter_context(_logged_to(logs / "operator.log"))
+            kafka = await stack.enter_async_context(AsyncExitStack())  # it stops last
+            starting = asyncio.create_task(self._start_kafka(kafka))
+            stack.push_async_callback(_cancel, starting)
+            # The operator takes half a second to import; meanwhile Kafka starts.
+            await asyncio.to_thread(import_module, "knafka_local.knative")
+            from knafka_local.knative import LocalKnative
+
+            self._declared = self._manifests.read()
+            knative = self._knative = LocalKnative(self.url, listener, logs, self._view)
+            async with knative.serving(self._declared):
+                self._kafka = Kafka(bootstrap_servers=await starting)
+                knative.connect(self._kafka.bootstrap_servers, await self._names(), adopt=adopt)
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(knative.run())]
+                    try:
+                        await knative.apply(self._declared)
+                        self._write_state()
+                        works = self._follow_files(), self._look()
+                        tasks += [group.create_task(work) for work in works]
+                        yield
+                    finally:
+                        for task in reversed(tasks):
+                            task.cancel()
 
     def kill(self) -> None:
         """End every process at once, for somebody who won't wait."""
@@ -131,14 +130,9 @@ class Supervisor:
 
     def snapshot(self) -> Snapshot:
         """How everything stands."""
-        return take(
-            self._plan,
-            self._scaler.statuses(),
-            self._answered,
-            self._problems,
-            self.kafka,
-            self.url,
-        )
+        self._write_state()  # what is shown is found by the other commands
+        problems = tuple(map(str, self._declared.problems))
+        return self._knative.snapshot(problems, self.kafka)
 
     @property
     def kafka(self) -> str:
@@ -176,118 +170,69 @@ class Supervisor:
         stack.push_async_callback(supervised.stop)
         return server.bootstrap_servers
 
-    async def _check_kafka(self) -> None:
+    async def _names(self) -> KeptNames:
+        """Those of this Kafka; raises `NoKafka` and `BadData`."""
+        admin = KafkaAdmin(connection(self._kafka))
         try:
-            await self._admin.cluster_id()
+            return KeptNames(self._installation.names, await admin.cluster_id())
         except LogError as error:
             raise NoKafka(
                 f"no Kafka answers at {self._kafka.bootstrap_servers} ({error}): start it, or "
                 "leave --bootstrap-servers out to have one started"
             ) from error
-
-    async def _reconcile(self) -> bool:
-        """Make it so; False if Kafka refused a part of it, which is worth another try."""
-        declared = self._manifests.read()
-        self._problems = tuple(map(str, declared.problems))
-        services = [identity(each) for each in declared.all(Service) if has_command(each)]
-        wanted = make_plan(
-            declared,
-            defaults(self._kafka),
-            self.url,
-            self._programs.ports(services),
-            self._plan,
-        )
-        plan = await self._ensure(wanted)
-        await self._programs.run(plan.programs)
-        await self._receiver.serve([each.ingress for each in plan.brokers.values()])
-        await self._scale(plan.triggers)
-        self._plan = plan
-        self._installation.write(
-            State(
-                pid=os.getpid(),
-                url=self.url,
-                bootstrap_servers=self._kafka.bootstrap_servers,
-                manifests=tuple(map(str, self._manifests.paths)),
-                ingresses=tuple(each.ingress for each in plan.brokers.values()),
-                egresses=tuple(each.egress for each in plan.triggers.values()),
-            )
-        )
-        return len(plan.refused) == len(wanted.refused)
-
-    async def _ensure(self, plan: Plan) -> Plan:
-        """Topics and offsets, before anybody writes or reads them (KN-TRG-06).
-
-        What Kafka refuses is refused in the plan that comes back, and nothing else.
-        """
-        brokers, triggers, refused = {}, {}, dict(plan.refused)
-        for who, broker in plan.brokers.items():
-            try:
-                await self._ensure_topic(broker.topic)
-                brokers[who] = broker
-            except LogError as error:
-                refused[who] = f"Kafka refused the topic {broker.topic.name}: {error}"
-        topics = {broker.topic.name for broker in brokers.values()}
-        for who, trigger in plan.triggers.items():
-            try:
-                if trigger.egress.topic not in topics:
-                    raise LogError(f"its Broker's topic {trigger.egress.topic} isn't there")
-                await self._ensure_committed(trigger.egress)
-                triggers[who] = trigger
-            except LogError as error:
-                refused[who] = f"Kafka refused its offsets: {error}"
-        return replace(plan, brokers=brokers, triggers=triggers, refused=refused)
-
-    async def _ensure_topic(self, topic: Topic) -> None:
-        if topic.name in self._ensured:
-            return
-        if not topic.external:
-            await self._admin.ensure_topic(
-                topic.name, topic.partitions, topic.replication, topic.config
-            )
-        elif topic.name not in await self._admin.topics():
-            raise LogError("it is external and does not exist")
-        self._ensured.add(topic.name)
-
-    async def _ensure_committed(self, egress: Egress) -> None:
-        if (egress.group, egress.topic) not in self._ensured:
-            await self._admin.ensure_committed(egress.group, egress.topic)
-            self._ensured.add((egress.group, egress.topic))
-
-    async def _scale(self, wanted: Mapping[Identity, PlannedTrigger]) -> None:
-        """Tell the scaler what has changed; what has ended is waited for."""
-        before = self._plan.triggers
-        await asyncio.gather(
-            *(self._scaler.forget(_id(who)) for who in before if who not in wanted),
-            *(
-                self._scaler.watch(_id(who), trigger.egress, trigger.autoscaling)
-                for who, trigger in wanted.items()
-                if before.get(who) != trigger
-            ),
-        )
+        except (OSError, ValueError) as error:
+            raise BadData(
+                f"{self._installation.names} can't be read ({error}): mend it, or choose another "
+                "--data DIR"
+            ) from error
+        finally:
+            await admin.close()
 
     async def _follow_files(self) -> None:
+        """Apply what is declared after each change of a file."""
         async for _ in self._manifests.changes():
-            self._changed.set()
-
-    async def _repeat(self, complete: bool) -> None:
-        """Reconcile after each change, and after a while if a part was refused."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if complete else RETRY_INTERVAL):
-                    await self._changed.wait()
-            self._changed.clear()
-            complete = await self._reconcile()
+            declared = self._manifests.read()
+            if not self._declared.documents.keys() <= declared.documents.keys():
+                await asyncio.sleep(SECOND_LOOK)
+                declared = self._manifests.read()
+            self._declared = declared
+            await self._knative.apply(declared)
 
     async def _look(self) -> None:
-        """Wake the Triggers of a Broker as soon as it has accepted something."""
         while True:
-            before, self._answered = self._answered, await self._receiver.answered()
-            for who, broker in self._plan.brokers.items():
-                accepted = who.namespace, who.name, HTTPStatus.ACCEPTED.value
-                if self._answered[accepted] > before[accepted]:
-                    self._scaler.wake(broker.topic.name)
+            await self._knative.count()
+            self._write_state()
             await asyncio.sleep(LOOK_INTERVAL)
 
+    def _write_state(self) -> None:
+        """Tell the other commands, if it is news."""
+        state = State(
+            pid=os.getpid(),
+            url=self.url,
+            bootstrap_servers=self._kafka.bootstrap_servers,
+            manifests=tuple(map(str, self._manifests.paths)),
+            ingresses=self._knative.ingresses,
+            egresses=self._knative.egresses,
+        )
+        if state != self._state:
+            self._installation.write(state)
+            self._state = state
 
-def _id(who: Identity) -> str:
-    return f"{who.namespace}/{who.name}"
+
+async def _cancel(task: asyncio.Task[str]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+@contextlib.contextmanager
+def _logged_to(file: Path) -> Iterator[None]:
+    """What the operator logs goes to a file: the terminal shows conditions."""
+    handler = logging.FileHandler(file, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaled_trigger import TriggerStatus
+from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
 
@@ -63,12 +64,20 @@ class Operator:
         settings: Settings,
         cluster: Cluster,
         connect: Callable[[Mapping[str, Any]], Topics],
+        *,
+        drains: Drains | None = None,
+        probe: Callable[[str], Awaitable[None]] = probe,
     ) -> None:
+        """`connect` gives the admin client of a Kafka by librdkafka's configuration.
+
+        `drains` are those of HTTP where none are given; `probe` raises `NotReady` for an address
+        that doesn't answer.
+        """
         urls: dict[str, str] = {}
         self.settings = settings
         self._cluster = cluster
-        self._drains = HttpDrains(urls)
-        self._kafkas = Kafkas(connect, self._drains, self._used_kafkas)
+        self._http = HttpDrains(urls)
+        self._kafkas = Kafkas(connect, drains or self._http, self._used_kafkas)
         self.brokers = Brokers(settings, cluster, self._kafkas, probe, _now)
         self.triggers = Triggers(settings, cluster, self.brokers, urls, _now)
         self.queue = WorkQueue()
@@ -125,7 +134,7 @@ class Operator:
             task.cancel()
         await asyncio.wait(self._tasks)
         await self._kafkas.close()
-        await self._drains.close()
+        await self._http.close()
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
         """Whether a Trigger's Broker isn't known to be another implementation's."""

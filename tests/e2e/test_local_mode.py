@@ -270,7 +270,7 @@ def test_files_that_change_are_applied_and_broken_ones_change_nothing(
     other = "---\n" + BROKER.rpartition("---\n")[0].rpartition("---\n")[2].replace("shop", "other")
     shop(more=f"---\n{lost}{other}")
     running.wait_for(r"solved: .*spec.delivery.retry")
-    running.wait_for(r"Trigger .*/lost is not ready: spec.subscriber.ref: Service .*/nobody")
+    running.wait_for(r"Trigger .*/lost is not ready: NotFound: Service .*/nobody")
     running.wait_for(rf"Broker {folder.name}/other at http://")
     assert running.knafka("send", f"{folder.name}/other").returncode == 0
     assert running.knafka("send", f"{folder.name}/shop", "--id", "after-it").returncode == 0
@@ -281,6 +281,23 @@ def test_files_that_change_are_applied_and_broken_ones_change_nothing(
     running.wait_for(rf"Broker {folder.name}/other is gone")
     running.until(lambda: running.pids("knafka.dispatcher") == [], "its dispatchers' end")
     assert running.knafka("send", f"{folder.name}/shop").returncode == 0
+
+
+def test_a_program_starts_anew_when_its_source_changes_and_says_when_it_can_not(
+    up: Callable[..., Up], shop: Callable[..., Path], kafka: Kafka
+) -> None:
+    """Issue 14: the command's folder is watched, and a command that can't start isn't ready."""
+    folder = shop()
+    running = up(folder, "--bootstrap-servers", kafka.bootstrap_servers)
+    source = folder / "subscriber.py"
+    source.write_text(
+        SUBSCRIBER.replace('(self.headers["ce-id"]', '("new-" + self.headers["ce-id"]')
+    )
+    running.wait_for("Service .*/worker: its source has changed")
+    assert running.knafka("send", "--id", "event").returncode == 0
+    running.until(lambda: "new-event" in running.arrived(), "the event, by the new program")
+    source.write_text("raise SystemExit(3)")
+    running.wait_for(r"Service .*/worker: CommandFailed: its command ended with code 3")
 
 
 def test_a_second_one_on_the_same_data_or_port_says_what_to_do(

@@ -14,7 +14,6 @@ from typing import Any, Final, TypeAlias
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog
-from knafka_operator import operator as operator_module
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.model.settings import Settings
@@ -151,7 +150,7 @@ class OperatorWorld:
         self.configure(*INSTALLATION, **{"bootstrap.servers": "kafka:9092"})
 
     def _operator(self, settings: Settings) -> Operator:
-        return Operator(settings, self.cluster, self._connect)
+        return Operator(settings, self.cluster, self._connect, probe=_answered)
 
     def _connect(self, _: Mapping[str, Any]) -> MemoryAdmin:
         self.connected += 1
@@ -228,16 +227,15 @@ def condition(status: Mapping[str, Any], type_: str) -> Mapping[str, str]:
 @asynccontextmanager
 async def running_operator(monkeypatch: Any) -> AsyncIterator[OperatorWorld]:
     """A world whose receivers answer every probe; what runs in it is ended."""
-
-    async def probe(url: str) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(operator_module, "probe", probe)
     world = OperatorWorld()
     try:
         yield world
     finally:
         await world.operator.close()
+
+
+async def _answered(url: str) -> None:
+    await asyncio.sleep(0)
 
 
 def _merged(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import pytest
-
 from knafka.core import names
 from knafka.core.contract import CESQL, AttributesFilter, Delivery, Egress, Kafka, Order, Sink
 from knafka.core.dead_letter import (
@@ -19,13 +15,7 @@ from knafka.core.dead_letter import (
     restored,
 )
 from knafka.core.delivery import Reason
-from knafka.core.errors import LogError
-from knafka_local.manifests import Identity
-from knafka_local.plan import AUTOSCALING, PlannedTrigger
-from knafka_local.replays import LOOK_INTERVAL, follow_replays, replaying
 from knafka_operator.decide.desired import replay_egress
-from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.scaler import Scaler
 
 EGRESS = Egress(
     namespace="shop",
@@ -76,68 +66,3 @@ def test_a_replay_is_delivered_like_the_triggers_events_but_not_filtered() -> No
     assert replay.filter == AttributesFilter()
     differs = {"topic", "group", "reply_topic", "filter", "filters"}
     assert replay.model_dump(exclude=differs) == EGRESS.model_dump(exclude=differs)
-
-
-def planned(egress: Egress = EGRESS) -> PlannedTrigger:
-    return PlannedTrigger(egress, AUTOSCALING, 1)
-
-
-MAIL = Identity("Trigger", "shop", "mail")
-BILL = Identity("Trigger", "shop", "bill")
-
-
-def test_only_triggers_with_a_replay_topic_have_replays() -> None:
-    triggers = {MAIL: planned(), BILL: planned(EGRESS.model_copy(update={"trigger": "bill"}))}
-    assert replaying(triggers, {"broker-topic": 1, REPLAYS: 1}) == {
-        "shop/mail (replays)": planned()
-    }
-
-
-class Kafkas:
-    """A Kafka that has these topics, or is away."""
-
-    def __init__(self, *topics: str) -> None:
-        self.names: tuple[str, ...] | None = topics
-
-    async def topics(self) -> dict[str, int]:
-        if self.names is None:
-            raise LogError("away")
-        return dict.fromkeys(self.names, 1)
-
-
-class Watched(Scaler):
-    """A scaler that only notes whom it watches."""
-
-    def __init__(self) -> None:
-        self.now: dict[str, Egress] = {}
-
-    async def watch(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> None:
-        self.now[trigger_id] = egress
-
-    async def forget(self, trigger_id: str) -> None:
-        del self.now[trigger_id]
-
-
-@pytest.mark.looptime
-async def test_replays_are_followed_as_topics_and_triggers_come_and_go() -> None:
-    kafka, scaler, triggers = Kafkas(), Watched(), {MAIL: planned()}
-    following = asyncio.create_task(follow_replays(lambda: triggers, kafka, scaler))  # type: ignore[arg-type]
-    try:
-        await asyncio.sleep(LOOK_INTERVAL / 2)
-        assert scaler.now == {}
-        kafka.names = (REPLAYS,)
-        await asyncio.sleep(LOOK_INTERVAL)
-        assert scaler.now == {"shop/mail (replays)": replay_egress(EGRESS)}
-        kafka.names = None
-        await asyncio.sleep(LOOK_INTERVAL)
-        assert len(scaler.now) == 1
-        kafka.names = (REPLAYS,)
-        changed = EGRESS.model_copy(update={"delivery": Delivery(retry=1)})
-        triggers = {MAIL: planned(changed)}
-        await asyncio.sleep(LOOK_INTERVAL)
-        assert scaler.now == {"shop/mail (replays)": replay_egress(changed)}
-        triggers = {}
-        await asyncio.sleep(LOOK_INTERVAL)
-        assert scaler.now == {}
-    finally:
-        following.cancel()

@@ -1,0 +1,156 @@
+"""LocalCluster: the operator's `Cluster` on this machine, from manifest files.
+
+    files --declare--> objects in memory <--get, apply, write_status-- Operator
+                             |
+                             +--> LocalServing: a Knative Service becomes a process
+
+What a cluster has around it and one machine hasn't is settled at this edge, so that the operator
+reconciles here as it does there: an installation's ConfigMap that nobody applied, Knative's own
+ConfigMaps, addresses that need no DNS, and a status that outlives us (`localize`, `kept_names`).
+
+Not here: reading files (`manifests`), starting anything (`serving`), reconciling (`controller`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from knafka_local import localize
+from knafka_local.kept_names import KeptNames
+from knafka_operator.decide import services
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.conditions import Condition, Status, merged
+from knafka_operator.model.resources import CORE, EVENTING
+from knafka_operator.runtime.memory_cluster import MemoryCluster
+
+FOLDER: Final = "local.knafka.dev/folder"
+"""Annotation of a declared Service: where its manifest lies, so where its command runs."""
+SERVES: Final = "Serves"
+"""The condition of a Service beside Ready, for which it stands."""
+FINALIZER: Final = "knafka.dev/finalizer"
+"""On Brokers and Triggers: they go when their topic or group has gone."""
+
+_INSTALLATION: Final = (localize.SETTINGS.namespace, localize.SETTINGS.config)
+
+
+class LocalCluster(MemoryCluster):
+    """Objects in memory, as one machine has them; `url` is where all Brokers are addressed."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url.rstrip("/")
+        self._bootstrap_servers = ""
+        self._names = KeptNames()
+        self.adopts = False
+        """Whether topics and groups that have the name of a new object are its own: this data was
+        used before names were kept."""
+
+    def connect(self, bootstrap_servers: str, names: KeptNames) -> None:
+        """Kafka is there: Brokers and Triggers may be declared from now on."""
+        self._bootstrap_servers = bootstrap_servers
+        self._names = names
+
+    def declare(self, document: Document, folder: Path) -> None:
+        """Have a document of the files, as it is written, of a manifest in `folder`."""
+        stored = localize.localized(document)
+        metadata = stored["metadata"]
+        if document["apiVersion"] == EVENTING:
+            stored["metadata"] = {**metadata, "finalizers": [FINALIZER]}
+            if self.find(EVENTING, document["kind"], *_place(stored)) is None:
+                kept = self._names.get(name_of(stored))
+                if kept is None and self.adopts:
+                    kept = localize.adopted(stored)
+                stored["status"] = {"annotations": dict(kept or {})}
+        elif document["kind"] == "Service":
+            annotations = {**(metadata.get("annotations") or {}), FOLDER: str(folder)}
+            stored["metadata"] = {**metadata, "annotations": annotations}
+        self.put(stored)
+
+    def find(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        """What is stored, not to be changed."""
+        return self.objects.get((api_version, kind, namespace, name))
+
+    def forget(self, document: Document) -> None:
+        """It is gone, and its topic or group with it: the next of that name is another one."""
+        self._names.drop(name_of(document))
+
+    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        found = await super().get(api_version, kind, namespace, name)
+        if (api_version, kind) != (CORE, "ConfigMap"):
+            return found
+        if (namespace, name) == _INSTALLATION:
+            return localize.installation(found, self._bootstrap_servers)
+        if found is None and namespace not in map(_namespace, self.of("Broker")):
+            # In a namespace without Brokers are the ConfigMaps that Knative installs for them.
+            return localize.config_map(namespace, name, {})
+        return found
+
+    def _stored(self, document: dict[str, Any]) -> None:
+        # Before anybody hears of it: there is nothing to start, so nothing to wait for.
+        if role_of(document) in (services.DISPATCHER, services.REPLAYER):
+            document["status"] = service_status(document, Condition(SERVES, Status.TRUE))
+
+    async def write_status(self, document: Document, status: Document) -> None:
+        if document["kind"] == "Broker":
+            status = localize.with_local_address(status, self._url)
+        # Before anybody acts on it: a topic whose id is written nowhere would be nobody's.
+        if document["apiVersion"] == EVENTING and "annotations" in status:
+            stored = self.find(EVENTING, document["kind"], *_place(document))
+            if stored is not None:
+                before = (stored.get("status") or {}).get("annotations") or {}
+                after = {**before, **status["annotations"]}
+                kept = {key: each for key, each in after.items() if each is not None}
+                self._names.put(name_of(document), kept)
+        await super().write_status(document, status)
+
+
+def role_of(document: Document) -> str | None:
+    """What the operator made a Service for; None: it made none of it."""
+    metadata = document["metadata"]
+    if document["kind"] != "Service" or FOLDER in (metadata.get("annotations") or {}):
+        return None
+    role: str | None = (metadata.get("labels") or {}).get(services.ROLE)
+    return role
+
+
+def service_status(document: Document, condition: Condition, **more: Any) -> dict[str, Any]:
+    """A Service's status, by Knative's rules for its Revisions: each generation is one."""
+    metadata = document["metadata"]
+    revision = f"{metadata['name']}-{metadata['generation']:05}"
+    before = document.get("status") or {}
+    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    status = {
+        **before,
+        "observedGeneration": metadata["generation"],
+        "conditions": merged(before.get("conditions") or (), [condition], at),
+        "latestCreatedRevisionName": revision,
+        **more,
+    }
+    if condition.status is Status.TRUE:
+        status["latestReadyRevisionName"] = revision
+    return status
+
+
+def name_of(document: Document) -> str:
+    """How people write it: `Broker default/shop`."""
+    return f"{document['kind']} {'/'.join(_place(document))}"
+
+
+def ready_of(document: Document) -> Mapping[str, Any]:
+    """Its `Ready` condition; empty while nothing is known of what is declared now."""
+    status = document.get("status") or {}
+    if status.get("observedGeneration") != document["metadata"].get("generation"):
+        return {}
+    conditions = status.get("conditions") or ()
+    return next((each for each in conditions if each["type"] == "Ready"), {})
+
+
+def _namespace(document: Document) -> str:
+    return _place(document)[0]
+
+
+def _place(document: Document) -> tuple[str, str]:
+    return document["metadata"]["namespace"], document["metadata"]["name"]

@@ -1,0 +1,100 @@
+"""LocalKnative: Knative, the operator and its functions on this machine, put together.
+
+    declared -> Controller -> Operator -> LocalCluster -> LocalServing -> programs, receiver
+                                 |
+                                 +-> Scaler -> DispatcherProcesses
+
+Programs start before Kafka has, since they are slow, too, and don't need it.
+Not here: Kafka, files, and the installation's port, which outlive it (`supervisor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from knafka.core.contract import Egress, Ingress
+from knafka_local.cluster import LocalCluster
+from knafka_local.controller import Controller
+from knafka_local.dispatchers import DispatcherProcesses
+from knafka_local.kept_names import KeptNames
+from knafka_local.manifests import Declared
+from knafka_local.observing import take
+from knafka_local.programs import Programs
+from knafka_local.receiver_process import Answered, ReceiverProcess
+from knafka_local.serving import LocalServing, egresses_of, ingresses_of
+from knafka_local.snapshot import Snapshot
+from knafka_local.view import View
+
+
+class LocalKnative:
+    """Inside `async with knative.serving(declared):` it is `connect`ed, then `run`."""
+
+    def __init__(self, url: str, listener: socket.socket, logs: Path, view: View) -> None:
+        """Brokers are served at `url`, on `listener`; processes log into `logs`."""
+        self._say = view.say
+        self._cluster = LocalCluster(url)
+        self._programs = Programs(logs, view.say, view.printed)
+        self._receiver = ReceiverProcess(listener, logs, view.say)
+        self._drains = DispatcherProcesses(logs)
+        self._serving = LocalServing(self._cluster, self._programs, self._receiver)
+        self._controller: Controller
+        self._serves: asyncio.Task[None]
+        self._answered: Answered = Answered()
+
+    @contextlib.asynccontextmanager
+    async def serving(self, declared: Declared) -> AsyncIterator[None]:
+        """The declared programs run inside; no process is left afterwards."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._programs.close)
+            stack.push_async_callback(self._receiver.stop)
+            stack.push_async_callback(self._drains.close)
+            self._serves = asyncio.create_task(self._serving.run())
+            stack.push_async_callback(_cancel, self._serves)
+            for who, (document, folder) in declared.documents.items():
+                if who.kind == "Service":
+                    self._cluster.declare(document, folder)
+            yield
+
+    def connect(self, bootstrap_servers: str, names: KeptNames, *, adopt: bool) -> None:
+        """Kafka is there; `adopt` is `LocalCluster.adopts` for what is applied first."""
+        self._cluster.connect(bootstrap_servers, names)
+        self._cluster.adopts = adopt
+        self._controller = Controller(self._cluster, self._drains, self._serving.probe, self._say)
+
+    async def run(self) -> None:
+        """Reconcile for ever; afterwards every drain has ended."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._controller.run())
+            await self._serves
+
+    async def apply(self, declared: Declared) -> None:
+        """Have what is declared, and nothing else; a receiver answers, whatever that is."""
+        await self._controller.apply(declared)
+        self._cluster.adopts = False
+        await self._receiver.serve(self.ingresses)
+
+    async def count(self) -> None:
+        """Ask the receiver how it has answered, for the next snapshot."""
+        self._answered = await self._receiver.answered()
+
+    def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
+        """How everything stands, and what stands in the files in vain."""
+        return take(self._cluster, self._controller, self._answered, problems, kafka)
+
+    @property
+    def ingresses(self) -> tuple[Ingress, ...]:
+        return tuple(ingresses_of(self._cluster))
+
+    @property
+    def egresses(self) -> tuple[Egress, ...]:
+        return tuple(egresses_of(self._cluster))
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})

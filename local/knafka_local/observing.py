@@ -1,0 +1,129 @@
+"""Observing: a snapshot of a LocalCluster, from the statuses of its objects and the scaler's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Final
+
+from knafka_local.cluster import FOLDER, LocalCluster, name_of
+from knafka_local.controller import Controller
+from knafka_local.receiver_process import Answered
+from knafka_local.serving import most_replicas
+from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.conditions import READY
+from knafka_operator.model.resources import BROKER_CLASS
+from knafka_operator.scale.scaled_trigger import TriggerStatus
+
+DELIVERING: Final = "Delivering"
+"""The condition of a Trigger that warns of what goes wrong though it is Ready."""
+
+
+def take(
+    cluster: LocalCluster,
+    controller: Controller,
+    answered: Answered,
+    problems: Sequence[str],
+    kafka: str,
+) -> Snapshot:
+    """Put together what the parts know."""
+
+    def shown(kind: str) -> list[Document]:
+        """What is being deleted is gone for who deleted it, and what is new says something soon."""
+        return [
+            each
+            for each in cluster.of(kind)
+            if "deletionTimestamp" not in each["metadata"]
+            and (_conditions(each) or not controller.is_ours(each))
+        ]
+
+    return Snapshot(
+        kafka,
+        tuple(_broker(each, controller.is_ours(each), answered) for each in shown("Broker")),
+        tuple(_trigger(each, cluster, controller) for each in shown("Trigger")),
+        (*problems, *filter(None, map(_service, cluster.of("Service")))),
+    )
+
+
+def _broker(document: Document, is_ours: bool, answered: Answered) -> BrokerRow:
+    metadata = document["metadata"]
+    name = f"{metadata['namespace']}/{metadata['name']}"
+    if not is_ours:
+        class_ = (metadata.get("annotations") or {}).get(BROKER_CLASS)
+        return BrokerRow(name, refused=f"its class {class_} is another implementation's")
+    if refused := _why_not(document):
+        return BrokerRow(name, refused=refused)
+    ours = {
+        code: count
+        for (namespace, broker, code), count in answered.items()
+        if (namespace, broker) == (metadata["namespace"], metadata["name"])
+    }
+    return BrokerRow(
+        name,
+        document["status"]["address"]["url"],
+        ours.get(HTTPStatus.ACCEPTED, 0),
+        # A probe (200) or a handshake is neither.
+        sum(count for code, count in ours.items() if code >= HTTPStatus.BAD_REQUEST),
+    )
+
+
+def _trigger(document: Document, cluster: LocalCluster, controller: Controller) -> TriggerRow:
+    namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
+    row = TriggerRow(f"{namespace}/{name}", document["spec"].get("broker") or "")
+    if not controller.is_ours(document):
+        return replace(row, refused="its Broker is another implementation's")
+    row = replace(
+        row,
+        refused=_why_not(document),
+        error=_warning(document),
+        most_replicas=most_replicas(cluster, namespace, name),
+    )
+    status = controller.scaled(namespace, name)
+    return row if status is None else _with_counts(row, status)
+
+
+def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:
+    counts = status.counts
+    return replace(
+        row,
+        lag=status.lag,
+        replicas=status.replicas,
+        read=counts.read,
+        filtered=counts.filtered,
+        delivered=counts.delivered,
+        retried=counts.retried,
+        buried=counts.dead_lettered,
+        decision=status.scale.reason,
+    )
+
+
+def _service(document: Document) -> str:
+    """What stands in the way of a declared Service; empty: nothing."""
+    declared = FOLDER in (document["metadata"].get("annotations") or {})
+    failed = _condition(document, READY).get("status") == "False"
+    return f"{name_of(document)}: {_why_not(document)}" if declared and failed else ""
+
+
+def _why_not(document: Document) -> str:
+    """As it was seen last, also while a change is looked at; empty: it is Ready."""
+    ready = _condition(document, READY)
+    return "" if ready.get("status") == "True" else _said(ready)
+
+
+def _warning(document: Document) -> str:
+    found = _condition(document, DELIVERING)
+    return _said(found) if found.get("status") == "False" else ""
+
+
+def _condition(document: Document, type_: str) -> Document:
+    return next((each for each in _conditions(document) if each["type"] == type_), {})
+
+
+def _conditions(document: Document) -> Sequence[Document]:
+    return (document.get("status") or {}).get("conditions") or ()
+
+
+def _said(condition: Document) -> str:
+    return f"{condition.get('reason', '')}: {condition.get('message', '')}"

@@ -1,0 +1,168 @@
+"""LocalServing: Knative Services of a LocalCluster as processes, and their status.
+
+    a receiver's      one process for all of them, behind the installation's port
+    a dispatcher's    Ready at once: a drain that is held starts its process (`dispatchers`)
+    anybody else's    its command, kept running (`programs`); Ready while its port is open
+
+Receivers share a process since all Brokers share an address: each in a process of its own would
+need a proxy before them, and addresses could not stay as they are.
+
+An address is there from the first time that a Service is Ready, as with Knative: while its command
+is started again, events wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from knafka import settings
+from knafka.core import names
+from knafka.core.contract import Egress, Ingress, parse_ingresses
+from knafka.core.documents import parse, parse_json
+from knafka.core.errors import InvalidDocument
+from knafka_local.cluster import FOLDER, SERVES, LocalCluster, role_of, service_status
+from knafka_local.programs import Identity, Programs, program_of
+from knafka_operator.decide import services
+from knafka_operator.decide.status import NotReady
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.conditions import Condition, Status
+from knafka_operator.model.resources import SERVING, Service
+
+STARTING: Final = "Deploying"
+"""Knative's reason for what has just been applied."""
+LOOK_AGAIN: Final = 1.0
+"""Seconds until a receiver that did not answer is asked again."""
+
+
+class Receiver(Protocol):
+    """The process behind the installation's port; `ReceiverProcess` is one."""
+
+    async def serve(self, ingresses: Sequence[Ingress]) -> bool:
+        """Serve these Brokers and no others; False: they don't answer yet."""
+        ...
+
+    async def answers(self, path: str) -> bool: ...
+
+
+class LocalServing:
+    """What Knative Serving does, for one cluster."""
+
+    def __init__(self, cluster: LocalCluster, programs: Programs, receiver: Receiver) -> None:
+        self._cluster = cluster
+        self._programs = programs
+        self._receiver = receiver
+        self._receivers_changed = asyncio.Event()
+        self._conditions: dict[Identity, Condition] = {}
+        """What was last told of each program."""
+        programs.report = self._report
+
+    async def run(self) -> None:
+        """For ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(), name="serving")
+            group.create_task(self._keep_receiver(), name="receiver")
+            group.create_task(self._programs.follow_sources(), name="sources")
+
+    async def probe(self, url: str) -> None:
+        """Returns once a Broker's address answers; raises `NotReady` (KN-BRK-21)."""
+        path = urlsplit(url).path
+        if not await self._receiver.answers(path):
+            raise NotReady("ProbeFailed", f"the receiver doesn't answer at {path}")
+
+    async def _follow(self) -> None:
+        async for event in self._cluster.watch(SERVING, "Service"):
+            role = role_of(event.document)
+            if role == services.RECEIVER:
+                self._receivers_changed.set()
+            elif role is None:
+                await self._program(event.document, gone=event.type == "DELETED")
+
+    async def _program(self, document: Document, *, gone: bool) -> None:
+        who = _identity(document)
+        if gone:
+            await self._programs.stop(who)
+            return
+        try:
+            folder = Path(document["metadata"]["annotations"][FOLDER])
+            program = program_of(parse(Service, document), folder)
+        except InvalidDocument as error:
+            await self._programs.stop(who)
+            await self._tell(document, Condition(SERVES, Status.FALSE, "NoCommand", str(error)))
+        else:
+            await self._programs.run(who, program)
+            await self._tell(document, self._conditions[who])
+
+    async def _report(self, who: Identity, serves: Status, why_not: str) -> None:
+        reason = {Status.FALSE: "CommandFailed", Status.UNKNOWN: STARTING}.get(serves, "")
+        condition = self._conditions[who] = Condition(SERVES, serves, reason, why_not)
+        document = self._cluster.find(SERVING, "Service", *who)
+        if document is not None:
+            more = {"address": {"url": self._programs.url(who)}} if serves is Status.TRUE else {}
+            await self._tell(document, condition, **more)
+
+    async def _keep_receiver(self) -> None:
+        """Have one process serve all receivers' Services, whichever there are."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._receivers_changed.wait()
+            self._receivers_changed.clear()
+            services_ = self._cluster.of("Service")
+            found = [each for each in services_ if role_of(each) == services.RECEIVER]
+            if await self._receiver.serve(ingresses_of(self._cluster)):
+                condition = Condition(SERVES, Status.TRUE)
+            else:
+                why_not = "the receiver doesn't answer yet"
+                condition = Condition(SERVES, Status.UNKNOWN, STARTING, why_not)
+                loop.call_later(LOOK_AGAIN, self._receivers_changed.set)
+            for each in found:
+                await self._tell(each, condition)
+
+    async def _tell(self, document: Document, condition: Condition, **more: Any) -> None:
+        """Write the status of a Service, unless it is declared otherwise by now."""
+        metadata = document["metadata"]
+        now = self._cluster.find(SERVING, "Service", *_identity(document))
+        if now is None or now["metadata"]["generation"] != metadata["generation"]:
+            return
+        await self._cluster.write_status(document, service_status(now, condition, **more))
+
+
+def ingresses_of(cluster: LocalCluster) -> list[Ingress]:
+    """What the receivers' Services serve, in an order that doesn't change by itself."""
+    found = [
+        each
+        for document in cluster.of("Service")
+        if role_of(document) == services.RECEIVER
+        for each in parse_ingresses(_environment(document)[settings.INGRESSES])
+    ]
+    return sorted(found, key=lambda each: (each.namespace, each.broker))
+
+
+def egresses_of(cluster: LocalCluster) -> list[Egress]:
+    """What the dispatchers' Services deliver, those of replays left out."""
+    return [
+        parse_json(Egress, _environment(document)[services.EGRESS])
+        for document in cluster.of("Service")
+        if role_of(document) == services.DISPATCHER
+    ]
+
+
+def most_replicas(cluster: LocalCluster, namespace: str, trigger: str) -> int:
+    """Processes that a Trigger has at most; 0 while it has no dispatcher's Service."""
+    name = names.child(trigger, services.DISPATCHER_SUFFIX)
+    document = cluster.find(SERVING, "Service", namespace, name)
+    if document is None:
+        return 0
+    return int(document["spec"]["template"]["metadata"]["annotations"][services.MAX_SCALE])
+
+
+def _environment(document: Document) -> Mapping[str, str]:
+    container = document["spec"]["template"]["spec"]["containers"][0]
+    return {each["name"]: each["value"] for each in container["env"]}
+
+
+def _identity(document: Document) -> Identity:
+    return document["metadata"]["namespace"], document["metadata"]["name"]

@@ -1,0 +1,148 @@
+"""The local mode without processes: what files declare, reconciled on a Kafka in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog
+from knafka.core.contract import Egress, Ingress
+from knafka.core.drain import DrainProgress, DrainRequest
+from knafka_local.cluster import LocalCluster
+from knafka_local.controller import Controller
+from knafka_local.kept_names import KeptNames
+from knafka_local.manifests import Declared, Identity
+from knafka_local.observing import take
+from knafka_local.programs import Identity as ServiceIdentity
+from knafka_local.programs import Program, Programs
+from knafka_local.receiver_process import Answered
+from knafka_local.serving import LocalServing, egresses_of, ingresses_of
+from knafka_local.snapshot import Snapshot
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.conditions import Status
+from knafka_operator.model.resources import EVENTING
+
+URL: Final = "http://127.0.0.1:8080"
+PROGRAM: Final = "http://127.0.0.1:9999/"
+"""Where every program is."""
+FOLDER: Final = Path("/manifests")
+
+
+class NoPrograms(Programs):
+    """Programs that nobody starts: they serve at once, but for those called `broken`."""
+
+    def __init__(self) -> None:
+        super().__init__(FOLDER, lambda line: None, lambda program, line: None)
+        self.running: dict[ServiceIdentity, Program] = {}
+
+    def url(self, who: ServiceIdentity) -> str:
+        return PROGRAM
+
+    async def run(self, who: ServiceIdentity, program: Program) -> None:
+        if self.running.get(who) == program:
+            return
+        self.running[who] = program
+        await self.report(who, Status.UNKNOWN, "it is being started")
+        if program.arguments[0] == "broken":
+            await self.report(who, Status.FALSE, "its command can't be started: no such file")
+        else:
+            await self.report(who, Status.TRUE, "")
+
+    async def stop(self, who: ServiceIdentity) -> None:
+        self.running.pop(who, None)
+
+
+class NoReceiver:
+    """A receiver that only notes what it serves."""
+
+    def __init__(self) -> None:
+        self.ingresses: Sequence[Ingress] = ()
+
+    async def serve(self, ingresses: Sequence[Ingress]) -> bool:
+        self.ingresses = ingresses
+        return True
+
+    async def answers(self, path: str) -> bool:
+        return path in {each.path for each in self.ingresses}
+
+
+class NoDrains:
+    """Drains that nobody opens: nothing is written here, so nothing waits."""
+
+    async def hold(
+        self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[DrainProgress]:
+        await stop.wait()
+        yield DrainProgress()
+
+
+class LocalWorld:
+    """One `knafka up`; `log` and `names` may be an earlier one's."""
+
+    def __init__(self, log: MemoryLog, names: KeptNames, *, adopt: bool = False) -> None:
+        self.log = log
+        self.cluster = LocalCluster(URL)
+        self.cluster.connect("127.0.0.1:9092", names)
+        self.cluster.adopts = adopt
+        self.programs = NoPrograms()
+        self.receiver = NoReceiver()
+        self.serving = LocalServing(self.cluster, self.programs, self.receiver)
+        self.said: list[str] = []
+        self.controller = Controller(
+            self.cluster, NoDrains(), self.serving.probe, self.said.append, self._connect
+        )
+
+    def _connect(self, configuration: Mapping[str, Any]) -> MemoryAdmin:
+        return MemoryAdmin(self.log)
+
+    async def apply(self, *documents: Document) -> None:
+        """Have the files declare these and no others."""
+        found = {}
+        for each in documents:
+            metadata = each["metadata"]
+            namespace = metadata.get("namespace", "default")
+            found[Identity(each["kind"], namespace, metadata["name"])] = each, FOLDER
+        await self.controller.apply(Declared({}, documents=found))
+
+    def egress(self, name: str = "orders", namespace: str = "default") -> Egress | None:
+        """How a Trigger is delivered; None: it isn't."""
+        found = {(each.namespace, each.trigger): each for each in egresses_of(self.cluster)}
+        return found.get((namespace, name))
+
+    def ingress(self, name: str = "shop", namespace: str = "default") -> Ingress | None:
+        found = {(each.namespace, each.broker): each for each in ingresses_of(self.cluster)}
+        return found.get((namespace, name))
+
+    def status(self, kind: str, name: str, namespace: str = "default") -> Document:
+        document = self.cluster.find(EVENTING, kind, namespace, name)
+        assert document is not None
+        status: Document = document["status"]
+        return status
+
+    def reason(self, kind: str, name: str, namespace: str = "default") -> str:
+        """Why it isn't Ready, as `Reason: message`; empty: it is."""
+        conditions = self.status(kind, name, namespace)["conditions"]
+        ready = next(each for each in conditions if each["type"] == "Ready")
+        return "" if ready["status"] == "True" else f"{ready['reason']}: {ready['message']}"
+
+    def snapshot(self) -> Snapshot:
+        return take(self.cluster, self.controller, Answered(), (), "kafka")
+
+
+@asynccontextmanager
+async def running_locally(
+    log: MemoryLog | None = None, names: KeptNames | None = None, *, adopt: bool = False
+) -> AsyncIterator[LocalWorld]:
+    """A world whose parts run, and end with it."""
+    world = LocalWorld(log or MemoryLog(), names or KeptNames(), adopt=adopt)
+    tasks = [asyncio.create_task(each) for each in (world.serving.run(), world.controller.run())]
+    try:
+        yield world
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

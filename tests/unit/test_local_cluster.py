@@ -1,0 +1,397 @@
+"""The local mode's reconciliation: the operator's own, on what files declare."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.local_world import FOLDER, PROGRAM, URL, running_locally
+from support.waiting import until
+
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog
+from knafka.core import names
+from knafka_local.kept_names import KeptNames
+from knafka_operator.model.resources import TOPIC_STATUS
+from knafka_operator.reconcile.replays import LOOK_INTERVAL
+
+pytestmark = pytest.mark.looptime
+
+TOPIC = "knative-broker-default-shop"
+SERVICE = {"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "worker"}
+
+
+def document(kind: str, name: str, spec: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
+    group = "serving" if kind == "Service" else "eventing"
+    return {
+        "apiVersion": f"{group}.knative.dev/v1",
+        "kind": kind,
+        "metadata": {"name": name, **metadata},
+        "spec": spec,
+    }
+
+
+def broker(name: str = "shop", **metadata: Any) -> dict[str, Any]:
+    return document("Broker", name, {}, **metadata)
+
+
+def trigger(
+    name: str = "orders", subscriber: Any = None, spec: Any = None, **metadata: Any
+) -> dict[str, Any]:
+    subscriber = subscriber or {"uri": "http://127.0.0.1:1/"}
+    own = {"broker": "shop", "subscriber": subscriber, **(spec or {})}
+    return document("Trigger", name, own, **metadata)
+
+
+def service(command: str | None = "worker --port 1", name: str = "worker") -> dict[str, Any]:
+    annotations = {} if command is None else {"local.knafka.dev/command": command}
+    return document("Service", name, {"template": {"metadata": {"annotations": annotations}}})
+
+
+def config_map(name: str = "config", **data: str) -> dict[str, Any]:
+    data = {key.replace("_", "."): value for key, value in data.items()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def configured_by(name: str, **more: str) -> dict[str, Any]:
+    reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": name, **more}
+    return broker() | {"spec": {"config": reference}}
+
+
+async def subscriber_of(*documents: dict[str, Any]) -> str:
+    async with running_locally() as world:
+        await world.apply(*documents)
+        egress = world.egress()
+        assert egress is not None, world.reason("Trigger", "orders")
+        return egress.subscriber.url
+
+
+async def test_a_broker_and_a_trigger_run() -> None:
+    async with running_locally() as world:
+        await world.apply(broker(), trigger())
+        assert world.reason("Broker", "shop") == world.reason("Trigger", "orders") == ""
+        assert world.status("Broker", "shop")["address"]["url"] == f"{URL}/default/shop"
+        assert [each.path for each in world.receiver.ingresses] == ["/default/shop"]
+        assert world.log.descriptions[TOPIC].replication == 1
+        assert len(world.log.topics[TOPIC]) == 10
+        egress = world.egress()
+        assert egress is not None
+        assert egress.topic == TOPIC
+
+
+@pytest.mark.conformance("KN-TRG-01")
+async def test_a_trigger_without_its_broker_says_so_in_upstreams_words() -> None:
+    """KN-TRG-01."""
+    async with running_locally() as world:
+        await world.apply(trigger())
+        reason = world.reason("Trigger", "orders")
+        assert reason == 'BrokerDoesNotExist: Broker "shop" does not exist'
+        assert world.egress() is None
+        await world.apply(trigger(), broker())
+        await until(lambda: world.egress() is not None)
+
+
+@pytest.mark.conformance("KN-BRK-04")
+async def test_a_broker_of_another_class_is_left_alone_and_shown_as_such() -> None:
+    """KN-BRK-04."""
+    annotations = {"eventing.knative.dev/broker.class": "MTChannelBasedBroker"}
+    async with running_locally() as world:
+        await world.apply(broker(annotations=annotations), trigger())
+        shown = world.snapshot()
+        assert "MTChannelBasedBroker" in shown.brokers[0].refused
+        assert "another implementation" in shown.triggers[0].refused
+        assert world.log.topics == {}
+
+
+@pytest.mark.conformance("KN-DST-01", "KN-TRG-12")
+async def test_a_knative_service_is_its_command_in_the_manifests_folder() -> None:
+    """KN-DST-01, KN-TRG-12."""
+    async with running_locally() as world:
+        command = "functions-framework --target 'a b'"
+        await world.apply(service(command), broker(), trigger("orders", {"ref": SERVICE}))
+        (program,) = world.programs.running.values()
+        assert program.arguments == ("functions-framework", "--target", "a b")
+        assert program.folder == FOLDER
+        egress = world.egress()
+        assert egress is not None
+        assert egress.subscriber.url == PROGRAM
+        await world.apply(broker())
+        assert world.programs.running == {}, "what left the files is stopped"
+
+
+async def test_a_service_whose_command_can_not_start_is_not_ready_and_neither_is_its_trigger() -> (
+    None
+):
+    async with running_locally() as world:
+        subscribed = trigger("orders", {"ref": SERVICE})
+        await world.apply(service("broken --now"), broker(), subscribed)
+        (problem,) = world.snapshot().problems
+        assert problem.startswith("Service default/worker: CommandFailed: its command can't be")
+        assert world.reason("Trigger", "orders").startswith(
+            "NotAddressable: Service default/worker"
+        )
+        await world.apply(service("worker"), broker(), subscribed)
+        assert world.snapshot().problems == ()
+        await until(lambda: world.reason("Trigger", "orders") == "")
+
+
+@pytest.mark.conformance("KN-DST-03")
+async def test_a_uri_beside_a_ref_is_relative_to_it() -> None:
+    """KN-DST-03."""
+    subscribed = trigger("orders", {"ref": SERVICE, "uri": "/deep?x=1"})
+    assert await subscriber_of(service(), broker(), subscribed) == f"{PROGRAM}deep?x=1"
+
+
+async def test_any_absolute_uri_is_an_address() -> None:
+    """As on a cluster: each attempt fails, and the events are dead letters."""
+    assert await subscriber_of(broker(), trigger("orders", {"uri": "bad://uri"})) == "bad://uri"
+
+
+@pytest.mark.conformance("KN-DST-01", "KN-BRK-20")
+async def test_a_brokers_address_is_a_path_of_ours() -> None:
+    """KN-DST-01, KN-BRK-20."""
+    ref = {"apiVersion": "eventing.knative.dev/v1", "kind": "Broker", "name": "other"}
+    subscribed = trigger("orders", {"ref": ref})
+    assert await subscriber_of(broker(), broker("other"), subscribed) == f"{URL}/default/other"
+
+
+@pytest.mark.conformance("KN-TRG-03", "KN-DST-04")
+async def test_what_has_no_address_stops_its_trigger_and_no_other() -> None:
+    """KN-TRG-03, KN-DST-04."""
+    kubernetes = {"apiVersion": "v1", "kind": "Service", "name": "web"}
+    async with running_locally() as world:
+        await world.apply(
+            service(None),
+            broker(),
+            trigger("orders"),
+            trigger("imageless", {"ref": SERVICE}),
+            trigger("missing", {"ref": {**SERVICE, "name": "nobody"}}),
+            trigger("foreign", {"ref": kubernetes}),
+        )
+        assert world.reason("Trigger", "orders") == ""
+        assert world.reason("Trigger", "imageless").startswith("NotAddressable: ")
+        assert world.reason("Trigger", "missing").startswith("NotFound: Service default/nobody")
+        assert world.reason("Trigger", "foreign").startswith("NotFound: Service default/web (v1)")
+        (problem,) = world.snapshot().problems
+        assert problem.startswith("Service default/worker: NoCommand: ")
+        assert "local.knafka.dev/command" in problem
+
+
+@pytest.mark.parametrize(
+    "subscriber",
+    [
+        {"uri": "http://me:secret@host/"},
+        {"uri": "http://host/a b"},
+        {"ref": SERVICE, "uri": "a b"},
+    ],
+)
+async def test_an_address_that_can_not_be_used_stops_its_trigger_and_no_other(
+    subscriber: dict[str, Any],
+) -> None:
+    async with running_locally() as world:
+        await world.apply(service(), broker(), trigger("orders"), trigger("odd", subscriber))
+        assert world.reason("Trigger", "orders") == ""
+        reason = world.reason("Trigger", "odd")
+        assert reason.startswith("InvalidAddress: ")
+        assert "pydantic" not in reason
+
+
+@pytest.mark.conformance("KN-TRG-04")
+async def test_a_dead_letter_sink_is_resolved_like_a_subscriber() -> None:
+    """KN-TRG-04."""
+    delivery = {"delivery": {"deadLetterSink": {"ref": SERVICE, "uri": "lost"}}}
+    async with running_locally() as world:
+        await world.apply(service(), broker(), trigger("orders", spec=delivery))
+        egress = world.egress()
+        assert egress is not None
+        assert egress.dead_letter_sink is not None
+        assert egress.dead_letter_sink.url == f"{PROGRAM}lost"
+
+
+async def test_two_brokers_whose_topic_names_collide_have_topics_of_their_own() -> None:
+    """spec/README.md, trap 6: dash-joined names."""
+    async with running_locally() as world:
+        first, second = broker("c", namespace="a-b"), broker("b-c", namespace="a")
+        await world.apply(first, second, trigger(namespace="a-b", spec={"broker": "c"}))
+        topics = {
+            world.status("Broker", "c", "a-b")["annotations"][TOPIC_STATUS],
+            world.status("Broker", "b-c", "a")["annotations"][TOPIC_STATUS],
+        }
+        assert len(topics) == 2
+        assert topics <= world.log.topics.keys()
+
+
+async def test_two_triggers_never_share_a_consumer_group() -> None:
+    """spec/README.md, trap 6."""
+    async with running_locally() as world:
+        await world.apply(
+            broker(namespace="a-b"),
+            broker(namespace="a"),
+            trigger("c", namespace="a-b"),
+            trigger("b-c", namespace="a"),
+        )
+        one, other = world.egress("c", "a-b"), world.egress("b-c", "a")
+        assert one is not None
+        assert other is not None
+        assert one.group != other.group
+
+
+def external(name: str, topic: str) -> dict[str, Any]:
+    annotations = {"kafka.eventing.knative.dev/external.topic": topic}
+    return broker(name, annotations=annotations)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["knative-broker-default-shop", "knafka-dead-letters-default-x-0", "__consumer_offsets"],
+)
+async def test_what_no_installation_may_allow_is_refused_here_too(topic: str) -> None:
+    """Also when the Broker whose topic it would be comes later."""
+    async with running_locally() as world:
+        await world.apply(external("thief", topic), broker())
+        assert world.reason("Broker", "thief").startswith("ExternalTopicNotAllowed: ")
+        assert world.reason("Broker", "shop") == ""
+
+
+async def test_any_other_topic_is_allowed_here_and_may_be_shared() -> None:
+    """Who starts the local mode is the installation."""
+    async with running_locally() as world:
+        world.log.create("legacy", 3)
+        await world.apply(external("one", "legacy"), external("two", "legacy"))
+        assert world.reason("Broker", "one") == world.reason("Broker", "two") == ""
+        await world.apply()
+        assert "legacy" in world.log.topics, "it was never a Broker's own"
+
+
+async def test_a_config_map_gives_the_topic_but_not_another_kafka() -> None:
+    config = config_map(
+        default_topic_partitions="4",
+        default_topic_replication_factor="3",
+        bootstrap_servers="kafka.example.com:9092",
+        auth_secret_ref_name="secret",
+    )
+    async with running_locally() as world:
+        await world.apply(config, configured_by("config"))
+        assert len(world.log.topics[TOPIC]) == 4
+        assert world.log.descriptions[TOPIC].replication == 1
+        ingress = world.ingress()
+        assert ingress is not None
+        assert ingress.kafka.bootstrap_servers == "127.0.0.1:9092"
+        assert ingress.kafka.secret_path is None
+
+
+async def test_a_config_map_that_changes_is_seen_at_once() -> None:
+    async with running_locally() as world:
+        await world.apply(config_map(default_topic_partitions="four"), configured_by("config"))
+        assert world.reason("Broker", "shop").startswith("Invalid: data.default.topic.partitions")
+        await world.apply(config_map(default_topic_partitions="4"), configured_by("config"))
+        await until(lambda: world.reason("Broker", "shop") == "")
+
+
+async def test_a_config_map_that_only_a_cluster_has_is_no_problem_and_a_misspelt_one_is() -> None:
+    async with running_locally() as world:
+        await world.apply(configured_by("kafka-broker-config", namespace="knative-eventing"))
+        assert world.reason("Broker", "shop") == ""
+        await world.apply(configured_by("konfig"))
+        await until(lambda: world.reason("Broker", "shop").startswith("ConfigMapNotFound: "))
+
+
+async def test_scaling_is_quicker_here_unless_an_annotation_says_otherwise() -> None:
+    prefix = "autoscaling.eventing.knative.dev/"
+    async with running_locally() as world:
+        await world.apply(trigger(annotations={prefix + "cooldown-period": "60"}))
+        stored = world.cluster.find("eventing.knative.dev/v1", "Trigger", "default", "orders")
+        assert stored is not None
+        assert stored["metadata"]["annotations"] == {
+            prefix + "cooldown-period": "60",
+            prefix + "polling-interval": "1",
+        }
+
+
+async def test_what_leaves_the_files_goes_with_its_topic_and_its_group() -> None:
+    async with running_locally() as world:
+        await world.apply(broker(), trigger())
+        egress = world.egress()
+        assert egress is not None
+        assert egress.group in world.log.groups
+        await world.apply(broker())
+        assert egress.group not in world.log.groups
+        assert world.egress() is None
+        assert TOPIC in world.log.topics
+        await world.apply()
+        assert TOPIC not in world.log.topics
+        assert list(world.receiver.ingresses) == []
+        assert world.snapshot().brokers == ()
+
+
+async def test_a_second_start_recognises_its_topics_and_groups(tmp_path: Path) -> None:
+    """KN-BRK-19: and events that came meanwhile are delivered."""
+    log, file = MemoryLog(), tmp_path / "names.json"
+    async with running_locally(log, KeptNames(file, "cluster")) as world:
+        await world.apply(broker(), trigger())
+        egress = world.egress()
+        assert egress is not None
+    committed = dict(log.group(egress.group).committed)
+    log.store(TOPIC, b"key", b"value", [])
+    async with running_locally(log, KeptNames(file, "cluster")) as world:
+        await world.apply(broker(), trigger())
+        assert world.reason("Broker", "shop") == world.reason("Trigger", "orders") == ""
+        assert world.egress() == egress
+        assert log.group(egress.group).committed == committed, "the event that waits still does"
+
+
+async def test_what_is_in_no_file_at_a_start_keeps_its_data(tmp_path: Path) -> None:
+    log, file = MemoryLog(), tmp_path / "names.json"
+    for declared in ((broker(),), (broker("other"),), (broker(),)):
+        async with running_locally(log, KeptNames(file, "cluster")) as world:
+            await world.apply(*declared)
+            assert TOPIC in log.topics
+            assert world.snapshot().brokers[0].refused == ""
+
+
+async def test_a_topic_of_its_name_that_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
+    """As with another Kafka, whose names are kept apart."""
+    log, file = MemoryLog(), tmp_path / "names.json"
+    async with running_locally(log, KeptNames(file, "cluster")) as world:
+        await world.apply(broker())
+    async with running_locally(log, KeptNames(file, "another")) as world:
+        await world.apply(broker())
+        assert world.reason("Broker", "shop").startswith("TopicNotOurs: ")
+
+
+async def test_data_from_before_names_were_kept_is_taken_over() -> None:
+    log = MemoryLog()
+    log.create(TOPIC, 2)
+    group = names.trigger_group("default", "orders")
+    await MemoryAdmin(log).ensure_committed(group, TOPIC)
+    log.store(TOPIC, b"key", b"value", [])
+    committed = dict(log.group(group).committed)
+    async with running_locally(log, adopt=True) as world:
+        await world.apply(broker(), trigger())
+        assert world.reason("Broker", "shop") == world.reason("Trigger", "orders") == ""
+        assert log.group(group).committed == committed, "the event that waits still does"
+
+
+async def test_what_the_api_server_shows_of_an_object_does_not_come_from_files() -> None:
+    """`kubectl get -o yaml` in a file: another cluster's versions, and a status that isn't ours."""
+    exported = broker(uid="of-a-cluster", resourceVersion="7", finalizers=["somebody/else"])
+    exported["status"] = {"annotations": {TOPIC_STATUS: "knative-broker-other-1"}}
+    async with running_locally() as world:
+        await world.apply(exported)
+        assert world.reason("Broker", "shop") == ""
+        assert TOPIC in world.log.topics
+        await world.apply()
+        assert world.snapshot().brokers == ()
+
+
+async def test_replays_get_a_dispatcher_of_their_own() -> None:
+    async with running_locally() as world:
+        await world.apply(broker(), trigger())
+        world.log.create(names.replay_topic("default", "shop", "orders"), 1)
+        await asyncio.sleep(2 * LOOK_INTERVAL)
+        assert world.controller.scaled("default", "orders") is not None
+        services = {each["metadata"]["name"] for each in world.cluster.of("Service")}
+        assert "orders-kn-replayer" in services
