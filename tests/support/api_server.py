@@ -42,7 +42,7 @@ class ApiServer:
             "apiVersion": api_version, "kind": kind, "metadata": metadata, **more,
         }  # fmt: skip
 
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+    def answer(self, method: str, path: str, body: Any, query: str = "") -> tuple[int, Any]:
         self.asked.append(path)
         if (status := self.refused.get(path)) is not None:
             return status, {"message": "refused"}
@@ -75,9 +75,11 @@ class ApiServer:
 
 
 @contextmanager
-def api_server() -> Iterator[tuple[ApiServer, kubernetes.client.ApiClient]]:
-    """A server, and the real client of it."""
-    server = ApiServer()
+def api_server(
+    server: ApiServer | None = None,
+) -> Iterator[tuple[ApiServer, kubernetes.client.ApiClient]]:
+    """A server, an empty one if none is given, and the real client of it."""
+    server = server or ApiServer()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -85,8 +87,9 @@ def api_server() -> Iterator[tuple[ApiServer, kubernetes.client.ApiClient]]:
 
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
-            path = unquote(urlsplit(self.path).path)
-            status, found = server.answer(self.command, path, json.loads(body or b"null"))
+            url = urlsplit(self.path)
+            asked = json.loads(body or b"null")
+            status, found = server.answer(self.command, unquote(url.path), asked, url.query)
             answer = json.dumps(found).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
@@ -94,7 +97,7 @@ def api_server() -> Iterator[tuple[ApiServer, kubernetes.client.ApiClient]]:
             self.end_headers()
             self.wfile.write(answer)
 
-        do_GET = do_PATCH = do_DELETE = _answer
+        do_GET = do_POST = do_PATCH = do_DELETE = _answer
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             pass

@@ -19,6 +19,7 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic.exceptions import (
     ConflictError,
     DynamicApiError,
+    ForbiddenError,
     NotFoundError,
     ResourceNotFoundError,
 )
@@ -43,6 +44,10 @@ T = TypeVar("T")
 
 class ClusterError(KnafkaError):
     """The API server refused, or did not answer."""
+
+
+class NotAllowed(ClusterError):
+    """Our roles don't allow it: trying again changes nothing until somebody grants it."""
 
 
 class Cluster(Protocol):
@@ -198,6 +203,8 @@ class ApiCluster:
     async def _blocking(self, what: str, call: Callable[[], T]) -> T:
         try:
             return await asyncio.to_thread(call)
+        except ForbiddenError as error:
+            raise NotAllowed(f"can't {what}: {_told(error)}") from error
         except DynamicApiError as error:
             raise ClusterError(f"can't {what}: {_told(error)}") from error
         except (ApiException, HTTPError, OSError, ValueError, ResourceNotFoundError) as error:

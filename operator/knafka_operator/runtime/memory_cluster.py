@@ -1,0 +1,375 @@
+"""A cluster in memory: `Cluster` with what the API server promises of it.
+
+    resourceVersion   another one with every change; a write that changes nothing makes none
+    generation        counts the changes of a spec
+    apply             server-side apply by our one manager: what it names no more goes, what others
+                      wrote stays
+    delete            waits for finalizers; what the object owned goes with it
+    watch             what is there, then every change
+    refuse            has requests fail: refused, in conflict, or whatever a test wants
+
+`MemoryServing` adds as much of Knative Serving as the operator sees. Both are for tests and the
+bench, and pass the contract that the Kubernetes API passes (tests/contract/test_cluster_contract).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from knafka_operator.model.resources import SERVING
+from knafka_operator.runtime.cluster import ClusterError, Document
+
+Key: TypeAlias = tuple[str, str, str, str]
+"""apiVersion, kind, namespace and name."""
+Path: TypeAlias = tuple[str, ...]
+
+CREATED_AT: Final = "2026-01-01T00:00:00Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change, as a watch tells of it."""
+
+    type: str
+    """ADDED, MODIFIED or DELETED."""
+    document: Document
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    verb: str
+    kind: str | None
+    name: str | None
+    error: Exception | None
+
+    def error_of(self, verb: str, kind: str, name: str) -> Exception | None:
+        if self.verb != verb or self.kind not in (None, kind) or self.name not in (None, name):
+            return None
+        return self.error or ClusterError(f"can't {verb} {kind} {name}: it is refused")
+
+
+class MemoryCluster:
+    """`Cluster` on a dictionary."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Key, dict[str, Any]] = {}
+        """What is stored; whoever changes it here does so unseen by watches."""
+        self.requests: Counter[str] = Counter()
+        """How often each method of the Protocol was called."""
+        self._refusals: list[_Refusal] = []
+        self._applied: dict[Key, set[Path]] = {}
+        """The fields that our manager owns."""
+        self._watches: list[tuple[str, str, asyncio.Queue[Event]]] = []
+        self._version = 0
+
+    # What the operator asks.
+
+    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        await self._asked("get", kind, name)
+        found = self.objects.get((api_version, kind, namespace, name))
+        return None if found is None else _copied(found)
+
+    async def list(
+        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+    ) -> list[Document]:
+        await self._asked("list", kind, "")
+        return [_copied(each) for each in self._of(api_version, kind, labels)]
+
+    async def create(self, manifest: Document) -> bool:
+        await self._asked("create", manifest["kind"], manifest["metadata"]["name"])
+        if _key(manifest) in self.objects:
+            return False
+        self.put(manifest)
+        return True
+
+    async def apply(self, manifest: Document) -> Document:
+        await self._asked("apply", manifest["kind"], manifest["metadata"]["name"])
+        key = _key(manifest)
+        merged = _copied(self.objects.get(key, {}))
+        leaves = dict(_leaves(manifest))
+        for path in self._applied.get(key, set()) - leaves.keys():
+            _remove(merged, path)
+        for path, value in leaves.items():
+            _put(merged, path, value)
+        self._applied[key] = set(leaves)
+        return _copied(self._store(merged))
+
+    async def write_status(self, document: Document, status: Document) -> None:
+        await self._asked("write_status", document["kind"], document["metadata"]["name"])
+        if (found := self.objects.get(_key(document))) is not None:
+            self._store({**found, "status": _merged(found.get("status") or {}, status)})
+
+    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        await self._asked("delete", kind, name)
+        self.remove(api_version, kind, namespace, name)
+
+    async def watch(
+        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Event]:
+        """What there is of a kind in all namespaces, then every change of it, for ever."""
+        queue: asyncio.Queue[Event] = asyncio.Queue()
+        for each in self._of(api_version, kind, labels):
+            queue.put_nowait(Event("ADDED", _copied(each)))
+        watch = api_version, kind, queue
+        self._watches.append(watch)
+        try:
+            while True:
+                event = await queue.get()
+                if _has(event.document, labels):
+                    yield event
+        finally:
+            self._watches.remove(watch)
+
+    # What users and other controllers do.
+
+    def put(self, document: Document) -> dict[str, Any]:
+        """Create or replace an object; its status stays, unless one is given.
+
+        Gives it as it is stored. Raises `ClusterError` if it is given a `resourceVersion` that
+        isn't the stored one: somebody was faster.
+        """
+        before = self.objects.get(_key(document), {})
+        had = before.get("metadata", {})
+        version = document["metadata"].get("resourceVersion")
+        if version is not None and version != had.get("resourceVersion"):
+            raise ClusterError(f"conflict: {document['kind']} has changed since version {version}")
+        stored = _copied(document)
+        kept = {
+            each: had[each] for each in ("uid", "generation", "deletionTimestamp") if each in had
+        }
+        stored["metadata"] = {**kept, **stored["metadata"]}
+        if "status" in before:
+            stored.setdefault("status", before["status"])
+        return self._store(stored)
+
+    def remove(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        """Delete an object, or mark it as going while it has finalizers."""
+        found = self.objects.get((api_version, kind, namespace, name))
+        if found is None:
+            return
+        if found["metadata"].get("finalizers"):
+            metadata = {"deletionTimestamp": CREATED_AT, **found["metadata"]}
+            self._store({**found, "metadata": metadata})
+        else:
+            self._drop(found)
+
+    def set_finalizers(
+        self, api_version: str, kind: str, namespace: str, name: str, *finalizers: str
+    ) -> None:
+        """Have these and no others; an object that is going goes with its last."""
+        found = self.objects[api_version, kind, namespace, name]
+        metadata = {**found["metadata"], "finalizers": list(finalizers)}
+        stored = self._store({**found, "metadata": metadata})
+        if not finalizers and "deletionTimestamp" in metadata:
+            self._drop(stored)
+
+    def refuse(
+        self,
+        verb: str,
+        kind: str | None = None,
+        name: str | None = None,
+        *,
+        error: Exception | None = None,
+    ) -> None:
+        """Have such requests fail, with a `ClusterError` if no error is given.
+
+        `verb` is a method of `Cluster`; no kind or name means every one.
+        """
+        self._refusals.append(_Refusal(verb, kind, name, error))
+
+    def permit(self) -> None:
+        """Refuse nothing any more."""
+        self._refusals.clear()
+
+    def of(self, kind: str) -> Iterator[Document]:
+        """What is stored of a kind, in whatever version; not to be changed."""
+        return (each for key, each in self.objects.items() if key[1] == kind)
+
+    async def _asked(self, verb: str, kind: str, name: str) -> None:
+        self.requests[verb] += 1
+        await asyncio.sleep(0)  # as others have their turn while a request is under way
+        for each in self._refusals:
+            if (error := each.error_of(verb, kind, name)) is not None:
+                raise error
+
+    def _of(
+        self, api_version: str, kind: str, labels: Mapping[str, str] | None
+    ) -> Sequence[dict[str, Any]]:
+        return [
+            each
+            for key, each in self.objects.items()
+            if key[:2] == (api_version, kind) and _has(each, labels)
+        ]
+
+    def _store(self, document: dict[str, Any]) -> dict[str, Any]:
+        key = _key(document)
+        before = self.objects.get(key)
+        metadata = document["metadata"] = dict(document["metadata"])
+        if before is None:
+            metadata.setdefault("creationTimestamp", CREATED_AT)
+        else:
+            metadata.setdefault("creationTimestamp", before["metadata"].get("creationTimestamp"))
+            metadata["resourceVersion"] = before["metadata"].get("resourceVersion")
+            if document == before:
+                return before
+        self._version += 1
+        metadata.setdefault("uid", f"uid-{self._version}")
+        if before is None:
+            metadata.setdefault("generation", 1)
+        elif document.get("spec") != before.get("spec"):
+            metadata["generation"] = before["metadata"].get("generation", 0) + 1
+        metadata["resourceVersion"] = str(self._version)
+        self.objects[key] = document
+        self._stored(document)
+        self._tell("ADDED" if before is None else "MODIFIED", document)
+        return document
+
+    def _stored(self, document: dict[str, Any]) -> None:
+        """For what reacts to a write before anybody hears of it."""
+
+    def _drop(self, document: Document) -> None:
+        del self.objects[_key(document)]
+        self._applied.pop(_key(document), None)
+        self._tell("DELETED", document)
+        uid = document["metadata"]["uid"]
+        owned = [
+            key
+            for key, each in self.objects.items()
+            if any(uid == owner["uid"] for owner in each["metadata"].get("ownerReferences") or ())
+        ]
+        for key in owned:
+            self.remove(*key)
+
+    def _tell(self, type_: str, document: Document) -> None:
+        for api_version, kind, queue in self._watches:
+            if (api_version, kind) == (document["apiVersion"], document["kind"]):
+                queue.put_nowait(Event(type_, _copied(document)))
+
+
+class MemoryServing(MemoryCluster):
+    """With Knative Serving in it: every Service is Ready as soon as it is applied.
+
+    Another template is another Revision, and the last one that became Ready serves. Nothing runs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unready: set[str] = set()
+        """Names of Knative Services whose new Revisions never become Ready."""
+
+    def services(self) -> set[str]:
+        """Names of the Knative Services that there are."""
+        return {key[3] for key in self.objects if key[:2] == (SERVING, "Service")}
+
+    def become_ready(self, namespace: str, name: str) -> None:
+        """Its newest Revision has started."""
+        self.unready.discard(name)
+        service = _copied(self.objects[SERVING, "Service", namespace, name])
+        self._serve(service)
+        self._store(service)
+
+    def _stored(self, document: dict[str, Any]) -> None:
+        if (document["apiVersion"], document["kind"]) == (SERVING, "Service"):
+            self._serve(document)
+
+    def _serve(self, service: dict[str, Any]) -> None:
+        template = (service.get("spec") or {}).get("template")
+        if template is None:
+            return  # somebody's subscriber, whose status a test gives
+        metadata = service["metadata"]
+        namespace, name = metadata["namespace"], metadata["name"]
+        before = service.get("status") or {}
+        created = before.get("latestCreatedRevisionName", f"{name}-00000")
+        newest = self.objects.get((SERVING, "Revision", namespace, created))
+        if newest is None or newest["spec"] != template["spec"]:
+            created = f"{name}-{int(created[-5:]) + 1:05}"
+            copied = _copied(template.get("metadata") or {})
+            labels = {**copied.get("labels", {}), "serving.knative.dev/service": name}
+            self.objects[SERVING, "Revision", namespace, created] = {
+                "apiVersion": SERVING,
+                "kind": "Revision",
+                "metadata": {
+                    **copied,
+                    "namespace": namespace,
+                    "name": created,
+                    "uid": f"uid-{created}",
+                    "labels": labels,
+                    "ownerReferences": [{"kind": "Service", "uid": metadata["uid"]}],
+                },
+                "spec": _copied(template["spec"]),
+                "status": {},
+            }
+        ready = name not in self.unready
+        service["status"] = {
+            "observedGeneration": metadata["generation"],
+            "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
+            "latestCreatedRevisionName": created,
+        }
+        if serving := created if ready else before.get("latestReadyRevisionName"):
+            service["status"]["latestReadyRevisionName"] = serving
+
+
+def _key(document: Document) -> Key:
+    metadata = document["metadata"]
+    return document["apiVersion"], document["kind"], metadata["namespace"], metadata["name"]
+
+
+def _has(document: Document, labels: Mapping[str, str] | None) -> bool:
+    return (labels or {}).items() <= (document["metadata"].get("labels") or {}).items()
+
+
+def _copied(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of decoded JSON; much faster than `copy.deepcopy`."""
+    return {key: _copied_value(inner) for key, inner in document.items()}
+
+
+def _copied_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _copied(value)
+    if isinstance(value, list | tuple):
+        return [_copied_value(inner) for inner in value]
+    return value
+
+
+def _leaves(value: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The fields of a document; lists are fields as a whole."""
+    for key, inner in value.items():
+        if isinstance(inner, Mapping) and inner:
+            yield from _leaves(inner, (*path, key))
+        else:
+            yield (*path, key), _copied_value(inner)
+
+
+def _put(document: dict[str, Any], path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        if not isinstance(document.get(key), dict):
+            document[key] = {}
+        document = document[key]
+    document[path[-1]] = value
+
+
+def _remove(document: dict[str, Any], path: Path) -> None:
+    """Take a field away, and the objects around it that are empty then."""
+    inner = document.get(path[0])
+    if len(path) > 1 and isinstance(inner, dict):
+        _remove(inner, path[1:])
+    if len(path) == 1 or inner == {}:
+        document.pop(path[0], None)
+
+
+def _merged(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON merge patch (RFC 7386), applied."""
+    merged = dict(before)
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            had = merged.get(key)
+            merged[key] = _merged(had if isinstance(had, Mapping) else {}, value)
+        else:
+            merged[key] = _copied_value(value)
+    return merged
