@@ -12,26 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from knafka.core import names
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import services
-from knafka_operator.decide import status as told
+from knafka_operator.decide import status as statuses
+from knafka_operator.decide.scaling import delivering, scaling
 from knafka_operator.decide.topics import Topics
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.brokers import Brokers, Identity
+from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
-from knafka_operator.reconcile.triggers import Triggers, broker_of, delivering, scaling
+from knafka_operator.reconcile.state import States, broker_of
+from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.runtime.cluster import Cluster, Document
 from knafka_operator.runtime.probe import probe
 from knafka_operator.runtime.wakes import Wakes, repeat
 from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
+from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
 
@@ -57,23 +60,24 @@ class Operator:
         settings: Settings,
         cluster: Cluster,
         connect: Callable[[Mapping[str, Any]], Topics],
+        *,
+        drains: Drains | None = None,
+        probe: Callable[[str], Awaitable[None]] = probe,
     ) -> None:
-        urls: dict[str, str] = {}
+        """`connect` gives the admin client of a Kafka by librdkafka's configuration.
+
+        `drains` are those of HTTP where none are given; `probe` raises `NotReady` for an address
+        that doesn't answer.
+        """
         self.settings = settings
+        self.states = States()
         self._cluster = cluster
-        self._drains = HttpDrains(urls)
-        self._kafkas = Kafkas(connect, self._drains, self._used_kafkas)
-        self.brokers = Brokers(settings, cluster, self._kafkas, probe, _now)
-        self.triggers = Triggers(settings, cluster, self.brokers, urls, _now)
+        self._http = HttpDrains(self.states.urls)
+        self._kafkas = Kafkas(connect, drains or self._http, self._used_kafkas)
+        self.brokers = Brokers(settings, cluster, self._kafkas, self.states, probe, _now)
+        self.triggers = Triggers(settings, cluster, self.brokers, self.states, _now)
         self.wakes = Wakes()
-        self._foreign: set[Identity] = set()
-        """Brokers of other classes."""
-        self._documents: dict[Identity, Document] = {}
-        """Triggers, as they were last heard of."""
-        self._triggers_by_broker: dict[Identity, set[Identity]] = {}
-        self._brokers_by_label: dict[Identity, Identity] = {}
-        """Namespace, and the label of its receivers' pods -> the Broker."""
-        replays = Replays(settings, cluster, self.triggers, urls, self._documents.get)
+        replays = Replays(settings, cluster, self.states)
         self._tasks = [asyncio.create_task(each) for each in (self._keep_telling(), replays.run())]
 
     async def resume(self) -> int:
@@ -87,7 +91,7 @@ class Operator:
             self._cluster.list(EVENTING, "Trigger"),
             self._cluster.list(SERVING, "Service", DISPATCHERS),
         )
-        ours = {_identity(each) for each in brokers if self._is_delivered(each)}
+        ours = {Identity.of(each) for each in brokers if self._is_delivered(each)}
         wanted = [each for each in triggers if broker_of(each) in ours]
         resuming = Resuming(self._cluster, self._kafkas)
         for trigger, watched in await resuming.found(wanted, found):
@@ -102,9 +106,9 @@ class Operator:
     def learn_class(self, broker: Document, *, gone: bool) -> None:
         """Keep in mind whose Broker it is; thread-safe."""
         if gone or self.brokers.is_ours(broker):
-            self._foreign.discard(_identity(broker))
+            self.states.foreign_brokers.discard(Identity.of(broker))
         else:
-            self._foreign.add(_identity(broker))
+            self.states.foreign_brokers.add(Identity.of(broker))
 
     def _is_delivered(self, broker: Document) -> bool:
         return self.brokers.is_ours(broker) and "deletionTimestamp" not in broker["metadata"]
@@ -115,11 +119,11 @@ class Operator:
             task.cancel()
         await asyncio.wait(self._tasks)
         await self._kafkas.close()
-        await self._drains.close()
+        await self._http.close()
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
         """Whether a Trigger's Broker isn't known to be another implementation's."""
-        return broker_of(trigger) not in self._foreign
+        return broker_of(trigger) not in self.states.foreign_brokers
 
     async def fresh(self, heard: Mapping[str, Any]) -> Document | None:
         """The object as it is stored; None: it is gone, or about to go.
@@ -127,117 +131,98 @@ class Operator:
         What was heard of it may be older than what we wrote into its status ourselves, and names
         that are kept there (its topic's id, its group) must not be forgotten.
         """
-        found = await self._cluster.get(heard["apiVersion"], heard["kind"], *_identity(heard))
+        found = await self._cluster.get(heard["apiVersion"], heard["kind"], *Identity.of(heard))
         if found is None or "deletionTimestamp" in found["metadata"]:
             return None
         return found if found["metadata"]["uid"] == heard["metadata"]["uid"] else None
 
     async def reconcile_broker(self, document: Document) -> Mapping[str, Any]:
-        identity = _identity(document)
-        brokers = self.brokers
-
-        def known() -> tuple[object, ...]:
-            found, stopped = brokers.found.get(identity), brokers.stopped.get(identity)
-            return found, stopped, identity in brokers.looked_at
-
-        before = known()
+        """Reconcile one Broker, and its Triggers if what they go by has changed."""
+        identity, record = Identity.of(document), self.states.broker(document)
+        before = record.known()
         try:
-            return await brokers.reconcile(document)
+            return await self.brokers.reconcile(document)
         finally:
-            brokers.looked_at.add(identity)
-            if before != known():
+            record.reconciled = True
+            if before != record.known():
                 self._wake_triggers(identity)
 
     async def tell_failure(self, document: Document, error: Exception) -> None:
         """Put into its status that reconciling it ended in `error`, a bug; never raises."""
-        identity = _identity(document)
+        identity = Identity.of(document)
         try:
             stored = await self._cluster.get(document["apiVersion"], document["kind"], *identity)
             before = ((stored or {}).get("status") or {}).get("conditions") or ()
-            conditions = told.failed(before, error, _now())
+            conditions = statuses.failed(before, error, _now())
             if stored is not None and conditions != before:
                 await self._cluster.write_status(stored, {"conditions": conditions})
         except Exception:
             log.exception("telling of a failure of %s %s", document["kind"], "/".join(identity))
 
     async def delete_broker(self, document: Document) -> None:
-        identity = _identity(document)
+        identity = Identity.of(document)
         # First of all: a Trigger that is just being reconciled would begin to drain again.
-        self.brokers.found.pop(identity, None)
-        triggers = self._triggers_of(identity)
+        self.states.broker(document).state = None
+        triggers = self.states.triggers_of(identity)
         for each in triggers:
-            await self.triggers.rest(_identity(each))
-        await self.brokers.delete(document, self.triggers.groups_of(triggers))
+            await self.triggers.rest(each)
+        records = [self.states.triggers[each] for each in triggers if each in self.states.triggers]
+        groups = [group for record in records for group in record.groups]
+        await self.brokers.delete(document, groups)
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
         (self.brokers if document["kind"] == "Broker" else self.triggers).forget(document)
 
     def heard_of_broker(self, document: Document, *, gone: bool) -> None:
-        identity = _identity(document)
+        identity = Identity.of(document)
         self.learn_class(document, gone=gone)
-        label = identity[0], names.child(identity[1], "")
         if gone:
-            self._brokers_by_label.pop(label, None)
             self.brokers.forget(document)
             self._wake_triggers(identity)
         elif self.brokers.is_ours(document):
-            self._brokers_by_label[label] = identity
             self.brokers.learn(document)
             self.wakes.wake(("Broker", *identity))
 
     def heard_of_trigger(self, document: Document, *, gone: bool) -> None:
-        identity = _identity(document)
-        before = self._documents.pop(identity, None)
-        if before is not None:
-            self._unlist(identity, broker_of(before))
+        identity = Identity.of(document)
         if gone:
+            self.states.trigger_is_gone(identity)
             return
-        self._documents[identity] = document
-        self._triggers_by_broker.setdefault(broker_of(document), set()).add(identity)
-        self.triggers.learn(document)
+        record = self.states.triggers.get(identity)
+        before = record.document if record is not None else None
+        self.states.hear_of_trigger(document)
         # Not for what we wrote into its status ourselves.
         if before is None or _declared(before) != _declared(document):
             self.wakes.wake(("Trigger", *identity))
 
     def heard_of_service(self, document: Document) -> None:
         """A Knative Service: one of ours, or somebody's subscriber."""
-        namespace, name = _identity(document)
+        namespace, name = Identity.of(document)
         for owner in document["metadata"].get("ownerReferences") or ():
             self.wakes.wake((owner["kind"], namespace, owner["name"]))
-        for trigger in self.triggers.subscribers.get((namespace, name), ()):
+        for trigger in self.states.subscribers.get(Identity(namespace, name), ()):
             self.wakes.wake(("Trigger", *trigger))
 
     def heard_of_receiver(self, pod: Document) -> None:
         """A pod of a receiver was just made: where there was none, an event is what made it."""
         metadata = pod["metadata"]
         label = metadata["namespace"], metadata["labels"].get(services.BROKER)
-        broker = self._brokers_by_label.get(label)
-        if broker is not None and (found := self.brokers.found.get(broker)) is not None:
-            found.config.kafka.scaler.expect(found.topic.name, MAX_WOKEN)
+        broker = self.states.brokers_by_label.get(label)
+        if broker is not None and (state := self.states.broker_state(broker)) is not None:
+            state.kafka.scaler.expect(state.topic.name, MAX_WOKEN)
 
     def _used_kafkas(self) -> set[KafkaSide]:
         """Those that a Broker or a Trigger uses, whether its config is still there or not."""
-        brokers, triggers = self.brokers, self.triggers
-        return {
-            *(each.config.kafka for each in brokers.found.values()),
-            *brokers.known_kafkas.values(),
-            *(each.kafka for each in triggers.watched.values()),
-            *triggers.known_kafkas.values(),
-        }
+        brokers, triggers = self.states.brokers.values(), self.states.triggers.values()
+        states = (each.state for each in brokers)
+        watched = (each.watched for each in triggers)
+        used = {each.kafka for each in (*states, *brokers, *watched, *triggers) if each is not None}
+        return {each for each in used if each is not None}
 
     def _wake_triggers(self, broker: Identity) -> None:
-        for identity in self._triggers_by_broker.get(broker, ()):
+        for identity in self.states.triggers_of(broker):
             self.wakes.wake(("Trigger", *identity))
-
-    def _triggers_of(self, broker: Identity) -> list[Document]:
-        return [self._documents[each] for each in self._triggers_by_broker.get(broker, ())]
-
-    def _unlist(self, trigger: Identity, broker: Identity) -> None:
-        triggers = self._triggers_by_broker[broker]
-        triggers.discard(trigger)
-        if not triggers:
-            del self._triggers_by_broker[broker]
 
     async def _keep_telling(self) -> None:
         await repeat("telling what the scaler knows", self._tell, TELL_INTERVAL)
@@ -255,19 +240,16 @@ class Operator:
                 log.exception("Trigger %s", "/".join(identity))
 
     async def _tell_of(self, identity: Identity) -> None:
-        document, scaled = self._documents.get(identity), self.triggers.status(identity)
+        record, scaled = self.states.triggers.get(identity), self.triggers.status(identity)
+        document = record.document if record is not None else None
         if document is None or scaled is None:
             return
         status = document.get("status") or {}
         annotations = status.get("annotations") or {}
-        if delivering(scaled).reason != told.reason_of(status, told.DELIVERING):
+        if delivering(scaled).reason != statuses.reason_of(status, statuses.DELIVERING):
             self.wakes.wake(("Trigger", *identity))
         elif any(annotations.get(key) != text for key, text in scaling(scaled).items()):
             await self._cluster.write_status(document, {"annotations": scaling(scaled)})
-
-
-def _identity(document: Mapping[str, Any]) -> Identity:
-    return document["metadata"]["namespace"], document["metadata"]["name"]
 
 
 def _declared(document: Document) -> tuple[Any, Any, Any]:

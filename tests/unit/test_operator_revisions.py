@@ -11,12 +11,13 @@ import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.contract import Egress
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.runtime import handlers
 
 pytestmark = pytest.mark.looptime
 
-WHO = ("shop", "orders")
+WHO = Identity("shop", "orders")
 SERVICE = "orders-kn-dispatcher"
 MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "2"}
 ALWAYS = {"autoscaling.eventing.knative.dev/class": "disabled"}

@@ -24,9 +24,9 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 from confluent_kafka import Producer
@@ -40,13 +40,14 @@ from knafka.core.drain import DrainProgress, Ended
 from knafka.observability import prometheus_text
 from knafka_local.kafka_distribution import obtain
 from knafka_local.kafka_server import KafkaServer
+from knafka_operator.decide.scaling import LAG
 from knafka_operator.decide.status import is_ready, summary, why_not_ready
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.triggers import LAG
 from knafka_operator.runtime.cluster import Document
 from knafka_operator.runtime.handlers import RESYNC, RETRY
+from knafka_operator.runtime.memory_cluster import MemoryServing
 from knafka_operator.runtime.metrics import metrics
 
 NAMESPACE: Final = "load"
@@ -63,83 +64,6 @@ SAMPLE: Final = 50
 SCRAPES: Final = 9
 EVENT_TIMEOUT: Final = 60.0
 
-Key = tuple[str, str, str, str]
-
-
-class MemoryCluster:
-    """The API server's objects in memory; `heard` is called with every write, as by a watch."""
-
-    def __init__(self) -> None:
-        self._objects: dict[Key, Document] = {}
-        self.heard: Callable[[Document], None] = lambda document: None
-
-    def add(self, document: Document) -> None:
-        metadata = {"generation": 1, **document["metadata"]}
-        uid = "-".join(_key(document)[1:])
-        self._store({**document, "metadata": {"uid": uid, **metadata}})
-
-    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        return self._objects.get((api_version, kind, namespace, name))
-
-    async def list(
-        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
-    ) -> list[Document]:
-        return [
-            each
-            for key, each in self._objects.items()
-            if key[:2] == (api_version, kind)
-            and (labels or {}).items() <= each["metadata"].get("labels", {}).items()
-        ]
-
-    async def create(self, manifest: Document) -> bool:
-        if there := _key(manifest) in self._objects:
-            return not there
-        self._store(manifest)
-        return True
-
-    async def apply(self, manifest: Document) -> Document:
-        if self._objects.get(_key(manifest), {}).get("spec") != manifest["spec"]:
-            revision = f"{manifest['metadata']['name']}-00001"
-            status = {
-                "latestCreatedRevisionName": revision,
-                "latestReadyRevisionName": revision,
-                "conditions": [{"type": "Ready", "status": "True"}],
-            }
-            self._store({**manifest, "status": status})
-        return self._objects[_key(manifest)]
-
-    async def write_status(self, document: Document, status: Document) -> None:
-        if (found := self._objects.get(_key(document))) is not None:
-            self._store(_merged(found, {"status": status}))
-
-    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        self._objects.pop((api_version, kind, namespace, name), None)
-
-    def of(self, kind: str) -> Iterator[Document]:
-        return (each for key, each in self._objects.items() if key[1] == kind)
-
-    def _store(self, document: Document) -> None:
-        self._objects[_key(document)] = document
-        asyncio.get_running_loop().call_soon(self.heard, document)
-
-
-def _key(document: Document) -> Key:
-    metadata = document["metadata"]
-    return document["apiVersion"], document["kind"], metadata["namespace"], metadata["name"]
-
-
-def _merged(document: Document, patch: Document) -> dict[str, Any]:
-    """A JSON merge patch, applied."""
-    merged = dict(document)
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(value, Mapping):
-            merged[key] = _merged(merged.get(key) or {}, value)
-        else:
-            merged[key] = value
-    return merged
-
 
 class Load:
     """An operator with so many Triggers."""
@@ -147,11 +71,16 @@ class Load:
     def __init__(self, servers: str, options: argparse.Namespace) -> None:
         self._kafka = Kafka(bootstrap_servers=servers)
         self._options = options
-        self._cluster = MemoryCluster()
-        self._operator = Operator(SETTINGS, self._cluster, KafkaAdmin)
-        self._operator.brokers.probe = _answers
-        self._cluster.heard = self._hear
-        self._keeping: list[asyncio.Task[None]] = []
+        self._cluster = MemoryServing()
+        self._operator = Operator(SETTINGS, self._cluster, KafkaAdmin, probe=_answers)
+        self._keeping: list[asyncio.Task[None]] = [
+            asyncio.create_task(self._watch(api_version, kind))
+            for api_version, kind in (
+                (EVENTING, "Broker"),
+                (EVENTING, "Trigger"),
+                (SERVING, "Service"),
+            )
+        ]
         self._making = asyncio.Semaphore(AT_ONCE)
 
     async def close(self) -> None:
@@ -168,7 +97,7 @@ class Load:
             "default.topic.partitions": str(options.partitions),
             "default.topic.replication.factor": "1",
         }
-        self._cluster.add(
+        self._cluster.put(
             {
                 "apiVersion": CORE,
                 "kind": "ConfigMap",
@@ -285,7 +214,7 @@ class Load:
         reconcile = operator.reconcile_broker if kind == "Broker" else operator.triggers.reconcile
         metadata = {"namespace": NAMESPACE, "name": name, "annotations": annotations}
         heard = {"apiVersion": EVENTING, "kind": kind, "metadata": metadata, "spec": spec}
-        self._cluster.add(heard)
+        self._cluster.put(heard)
         was_ready = False
 
         async def look() -> float:
@@ -303,6 +232,10 @@ class Load:
 
         keeping = operator.wakes.keep((kind, NAMESPACE, name), look)
         self._keeping.append(asyncio.create_task(keeping))
+
+    async def _watch(self, api_version: str, kind: str) -> None:
+        async for event in self._cluster.watch(api_version, kind):
+            self._hear(event.document)
 
     def _hear(self, document: Document) -> None:
         match document["apiVersion"], document["kind"]:
