@@ -91,6 +91,8 @@ class Operator:
             self._cluster.list(EVENTING, "Trigger"),
             self._cluster.list(SERVING, "Service", DISPATCHERS),
         )
+        for each in brokers:
+            self.learn_class(each, gone=False)
         ours = {Identity.of(each) for each in brokers if self._is_delivered(each)}
         wanted = [each for each in triggers if broker_of(each) in ours]
         resuming = Resuming(self._cluster, self._kafkas)
@@ -183,6 +185,8 @@ class Operator:
         elif self.brokers.is_ours(document):
             self.brokers.learn(document)
             self.wakes.wake(("Broker", *identity))
+        else:
+            self._wake_triggers(identity)  # those that came before it were taken for ours
 
     def heard_of_trigger(self, document: Document, *, gone: bool) -> None:
         identity = Identity.of(document)

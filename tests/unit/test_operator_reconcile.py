@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.operator_world import INSTALLATION, OperatorWorld, condition, running_operator
 
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import CORE, EVENTING, EXTERNAL_TOPIC, SERVING
+from knafka_operator.model.resources import (
+    BROKER_CLASS,
+    CORE,
+    EVENTING,
+    EXTERNAL_TOPIC,
+    SERVING,
+)
+from knafka_operator.runtime.cluster import NotAllowed
+from knafka_operator.runtime.wakes import Key
 
 pytestmark = pytest.mark.looptime
 
 SHOP = "shop"
 TOPIC = names.broker_topic(SHOP, "default")
 RECEIVER, DISPATCHER = "default-kn-receiver", "orders-kn-dispatcher"
+ROOT = Path(__file__).resolve().parents[2]
+SCALERS = ("DrainFailed", "SubscriberUnavailable", "CommittedBeyondEnd")
 MISSING = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
 SLOW = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "slow"}}
 ODD = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "odd"}}
@@ -174,6 +187,12 @@ BROKER_TABLE: list[tuple[str, str, str, Arrange]] = [
     (
         "TopicReady",
         "False",
+        "InvalidReplicationFactor",
+        _kafka_fails("ensure_topic", "Replication factor: 3 larger than available brokers: 1."),
+    ),
+    (
+        "TopicReady",
+        "False",
         "ExternalTopicNotAllowed",
         _broker(annotations={EXTERNAL_TOPIC: "legacy"}),
     ),
@@ -235,6 +254,22 @@ def _group_fails(problem: str) -> Arrange:
     return arrange
 
 
+def _forbidden(what: str) -> Arrange:
+    """By a reference to an object of a kind that our roles don't name."""
+    inbox = {"apiVersion": "example.com/v1", "kind": "Inbox", "name": "mail"}
+    declared = {
+        "subscriber": _trigger(subscriber={"ref": inbox}),
+        "deadLetterSink": _trigger(delivery={"deadLetterSink": {"ref": inbox}}),
+        "dependency": _trigger({DEPENDENCY: json.dumps(inbox)}),
+    }
+
+    def arrange(world: OperatorWorld) -> None:
+        world.cluster.refuse("get", "Inbox", error=NotAllowed("inboxes is forbidden"))
+        declared[what](world)
+
+    return arrange
+
+
 TRIGGER_TABLE: list[tuple[str, str, str, Arrange]] = [
     ("BrokerReady", "False", "BrokerDoesNotExist", _trigger(broker="missing")),
     ("BrokerReady", "Unknown", "BrokerNotConfigured", _trigger(broker="new")),
@@ -245,6 +280,9 @@ TRIGGER_TABLE: list[tuple[str, str, str, Arrange]] = [
     ("SubscriberResolved", "False", "NotFound", _trigger(subscriber=MISSING)),
     ("SubscriberResolved", "False", "NotAddressable", _trigger(subscriber=SLOW)),
     ("SubscriberResolved", "False", "InvalidAddress", _trigger(subscriber=ODD)),
+    ("SubscriberResolved", "False", "NotAllowed", _forbidden("subscriber")),
+    ("DependencyReady", "False", "NotAllowed", _forbidden("dependency")),
+    ("DeadLetterSinkResolved", "False", "NotAllowed", _forbidden("deadLetterSink")),
     ("SubscriptionReady", "Unknown", "Waiting", _trigger(subscriber=MISSING)),
     ("SubscriptionReady", "Unknown", "Waiting", _trigger(broker="missing")),
     (
@@ -296,6 +334,21 @@ async def test_a_triggers_conditions(
         assert stored["subscriberUri"] == ""  # KN-TRG-03
 
 
+def test_the_docs_have_every_reason_and_no_other() -> None:
+    """A row of a table of conditions has the condition, reasons and what to do."""
+    tables = [
+        line.split("|")[2]
+        for page in (ROOT / "docs").rglob("*.md")
+        for table in re.findall(r"\| condition \| reason \|.*?\n\n", page.read_text(), re.S)
+        for line in table.strip().splitlines()[2:]
+    ]
+    told = {each.strip() for cell in tables for each in cell.split(",")}
+    reasons = {each for each in told if re.fullmatch(r"[A-Z][A-Za-z]+", each)}
+    tried = {row[2] for row in (*BROKER_TABLE, *TRIGGER_TABLE)}
+    assert reasons - tried == {"TopicDrifted", "OldRevisionDelivers", *SCALERS}  # tried by themselves
+    assert tried - reasons == {"", "NoReceiver", "DeadLetterSinkNotConfigured"}
+
+
 async def test_a_trigger_without_a_broker_does_not_deliver_and_has_no_subscription(
     world: OperatorWorld,
 ) -> None:
@@ -305,6 +358,92 @@ async def test_a_trigger_without_a_broker_does_not_deliver_and_has_no_subscripti
     assert condition(status, "SubscriptionReady")["status"] == "Unknown"
     assert status["subscriberUri"] == "http://there/"
     assert world.cluster.services() == {"slow", "odd"}
+
+
+async def test_who_may_not_be_read_is_told_with_what_would_allow_it(world: OperatorWorld) -> None:
+    """The Trigger had no status at all."""
+    world.declare_broker(SHOP)
+    await world.reconcile_broker(SHOP)
+    _forbidden("subscriber")(world)
+    message = condition(await world.reconcile_trigger(SHOP, "orders"), "SubscriberResolved")[
+        "message"
+    ]
+    assert "Inbox shop/mail (example.com/v1)" in message
+    assert 'duck.knative.dev/addressable: "true"' in message
+
+
+async def test_a_trigger_that_came_before_a_foreign_broker_loses_our_status(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kopf takes our finalizer off with the event that this write makes."""
+    world.declare_trigger(SHOP, "orders", broker="theirs")
+    status = await world.reconcile_trigger(SHOP, "orders")
+    assert condition(status, "BrokerReady")["reason"] == "BrokerDoesNotExist"
+    world.declare_broker(SHOP, "theirs", {BROKER_CLASS: "MTChannelBasedBroker"})
+    woken: list[Key] = []
+    monkeypatch.setattr(world.operator.wakes, "wake", woken.append)
+    world.operator.heard_of_broker(world.document("Broker", SHOP, "theirs"), gone=False)
+    assert woken == [("Trigger", SHOP, "orders")]
+    trigger = world.document("Trigger", SHOP, "orders")
+    assert not world.operator.may_be_ours(trigger)
+    assert await world.operator.triggers.reconcile(trigger) is None
+    assert world.document("Trigger", SHOP, "orders")["status"] == {"annotations": {}}
+
+
+async def test_what_a_foreign_broker_wrote_into_a_triggers_status_stays(
+    world: OperatorWorld,
+) -> None:
+    world.declare_broker(SHOP, "theirs", {BROKER_CLASS: "MTChannelBasedBroker"})
+    world.declare_trigger(SHOP, "orders", broker="theirs")
+    types = ("Ready", "BrokerReady", "SubscriptionReady", "OIDCIdentityCreated")
+    theirs = {
+        "conditions": [{"type": each, "status": "True"} for each in types],
+        "subscriberUri": "http://there/",
+        "annotations": {"group.id": "theirs"},
+    }
+    world.cluster.objects[EVENTING, "Trigger", SHOP, "orders"]["status"] = theirs
+    await world.operator.triggers.reconcile(world.document("Trigger", SHOP, "orders"))
+    assert world.document("Trigger", SHOP, "orders")["status"] == theirs
+
+
+async def test_a_broker_that_declares_no_delivery_has_that_of_its_class_and_namespace(
+    world: OperatorWorld,
+) -> None:
+    """Upstream's `config-br-defaults`; a Trigger's own wins over it, as over a Broker's."""
+    sink = {"uri": "http://dead/"}
+    defaults = {
+        "clusterDefault": {"brokerClass": "kafka", "delivery": {"retry": 3}},
+        "namespaceDefaults": {
+            SHOP: {"brokerClass": "kafka", "delivery": {"retry": 7, "deadLetterSink": sink}}
+        },
+    }
+    text = yaml.safe_dump(defaults)
+    world.configure("knative-eventing", "config-br-defaults", **{"default-br-config": text})
+    for namespace, retry in ((SHOP, 7), ("other", 3)):
+        world.declare_broker(namespace)
+        status = await world.reconcile_broker(namespace)
+        assert condition(status, "Ready")["status"] == "True"
+        assert status["deadLetterSinkUri"] == ("http://dead/" if namespace == SHOP else None)
+        world.declare_trigger(namespace, "orders")
+        status = await world.reconcile_trigger(namespace, "orders")
+        assert status["deadLetterSinkUri"] == ("http://dead/" if namespace == SHOP else None)
+        egress = world.operator.triggers.watched[Identity(namespace, "orders")].egress
+        assert egress.delivery.retry == retry
+    world.declare_trigger(SHOP, "orders", delivery={"retry": 0})
+    assert (await world.reconcile_trigger(SHOP, "orders"))["deadLetterSinkUri"] is None
+
+
+async def test_defaults_that_cannot_be_read_are_named_in_the_condition(
+    world: OperatorWorld,
+) -> None:
+    text = yaml.safe_dump({"clusterDefault": {"delivery": {"retry": "many"}}})
+    world.configure("knative-eventing", "config-br-defaults", **{"default-br-config": text})
+    world.declare_broker(SHOP)
+    found = condition(await world.reconcile_broker(SHOP), "ConfigParsed")
+    assert found["reason"] == "Invalid"
+    assert "knative-eventing/config-br-defaults" in found["message"]
+    world.declare_broker(SHOP, delivery={"retry": 1})
+    assert condition(await world.reconcile_broker(SHOP), "Ready")["status"] == "True"
 
 
 async def test_a_trigger_waits_for_pods_of_the_revision_before_that_drain_unasked(

@@ -23,12 +23,14 @@ from knafka_operator.decide.effects import (
     DeleteGroup,
     Effect,
     PromiseGroup,
+    PublishStatus,
     StartDelivery,
     StopDelivery,
 )
 from knafka_operator.decide.status import (
     BROKER_READY,
     DEAD_LETTER_SINK_RESOLVED,
+    DELIVERING,
     DEPENDENCY_READY,
     SUBSCRIBER_RESOLVED,
     SUBSCRIPTION_READY,
@@ -40,7 +42,7 @@ from knafka_operator.decide.status import (
     value,
     why_not_ready,
 )
-from knafka_operator.model.conditions import Condition, Status
+from knafka_operator.model.conditions import READY, Condition, Status
 from knafka_operator.model.resources import GROUP_STATUS, Broker, Trigger
 from knafka_operator.model.settings import Settings
 from knafka_operator.scale.kafkas import KafkaSide
@@ -48,6 +50,9 @@ from knafka_operator.scale.scaler import Autoscaling
 
 DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
 """Key of `status.annotations`."""
+
+OURS: Final = "knafka.dev/"
+"""What the keys that nobody else writes begin with."""
 
 DEFAULT_AUTOSCALING: Final = Autoscaling()
 
@@ -99,7 +104,7 @@ class ObservedTrigger:
     """The Broker's document, read where it has no topic; None: there is none."""
     stopped: str | None = None
     """Why its Broker may not use its topic."""
-    dependency: Mapping[str, Any] | None = None
+    dependency: Mapping[str, Any] | KnafkaError | None = None
     """What its annotation names; None: there is no such object."""
     subscriber: Sink | KnafkaError | None = None
     dead_letter_sink: Sink | KnafkaError | None = None
@@ -144,7 +149,7 @@ def decide(seen: ObservedTrigger, taken: Container[str], settings: Settings) -> 
     with conditions.step(BROKER_READY):
         _check_broker(trigger.spec.broker, seen)
     with conditions.step(DEPENDENCY_READY):
-        _check_dependency(trigger, seen.dependency)
+        _check_dependency(trigger, value(seen.dependency))
     with conditions.step(SUBSCRIBER_RESOLVED):
         subscriber = value(seen.subscriber)
         assert subscriber is not None
@@ -181,6 +186,24 @@ def decide(seen: ObservedTrigger, taken: Container[str], settings: Settings) -> 
         effects = _effects(trigger, broker.topic, watched, seen, settings)
         return TriggerDecision(effects, conditions, status, watched)
     return TriggerDecision((), conditions, status)
+
+
+def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
+    """What is done for a Trigger whose Broker turns out to be another implementation's.
+
+    It came before its Broker, so its status is ours; what the other has written stays.
+    """
+    status = document.get("status") or {}
+    patch: dict[str, Any] = {}
+    annotations = status.get("annotations") or {}
+    if any(each.startswith(OURS) for each in annotations):
+        ours = [each for each in annotations if each.startswith(OURS) or each == GROUP_STATUS]
+        patch["annotations"] = dict.fromkeys(ours)
+    types = {each.get("type") for each in status.get("conditions") or ()}
+    if types - {DELIVERING} == {READY, *TRIGGER_CONDITIONS}:
+        written = ("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri")
+        patch.update({each: None for each in written if each in status})
+    return StopDelivery(), PublishStatus(patch)
 
 
 def _effects(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from knafka.core import names
-from knafka.core.contract import Kafka, Sink, parse
+from knafka.core.contract import Kafka, parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import broker as deciding
 from knafka_operator.decide import credentials, desired, services
@@ -25,6 +25,7 @@ from knafka_operator.decide.broker import (
     ObservedBroker,
     ObservedTopic,
 )
+from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.effects import (
     ApplyReceiver,
@@ -37,7 +38,6 @@ from knafka_operator.decide.effects import (
     StopReceiver,
 )
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
-from knafka_operator.decide.resolving import resolve
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, may_delete
 from knafka_operator.decide.trigger import BrokerState
@@ -52,6 +52,7 @@ from knafka_operator.model.resources import (
     Resource,
 )
 from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
 from knafka_operator.reconcile.state import BrokerRecord, States, topic_in_status
 from knafka_operator.runtime.cluster import Cluster, Document, decoded
@@ -167,7 +168,7 @@ class Brokers:
     async def _observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
         """All but the topic; raises `ClusterError`."""
         try:
-            broker = parse(Broker, document)
+            broker = await self._with_defaults(parse(Broker, document))
         except InvalidDocument as error:
             return ObservedBroker(document, error)
         connection: Connection | KnafkaError
@@ -175,11 +176,10 @@ class Brokers:
             connection, record.kafka = await self._connect(broker)
         except EXPECTED as error:
             connection = error
-        sink: Sink | KnafkaError | None
-        try:
-            sink = await self._dead_letter_sink(broker)
-        except EXPECTED as error:
-            sink = error
+        sink, declared = None, broker.spec.delivery.dead_letter_sink
+        if declared is not None:
+            namespace, domain = broker.metadata.namespace, self.settings.cluster_domain
+            sink = await observe_sink(self.cluster, declared, namespace, domain)
         return ObservedBroker(document, broker, connection, sink)
 
     async def _connect(self, broker: Broker) -> tuple[Connection, KafkaSide]:
@@ -204,13 +204,12 @@ class Brokers:
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
         return Connection(configured.config, replace(defaults, kafka=mounted), mount), kafka
 
-    async def _dead_letter_sink(self, broker: Broker) -> Sink | None:
-        declared = broker.spec.delivery.dead_letter_sink
-        if declared is None:
-            return None
-        return await resolve(
-            declared, broker.metadata.namespace, self.cluster.get, self.settings.cluster_domain
-        )
+    async def _with_defaults(self, broker: Broker) -> Broker:
+        """With the delivery of `config-br-defaults` where it declares none."""
+        if broker.spec.delivery.is_set:
+            return broker
+        namespace, _, name = self.settings.broker_defaults.partition("/")
+        return with_default_delivery(broker, await self._config_map(namespace, name))
 
     async def _observe_topic(
         self, seen: ObservedBroker, record: BrokerRecord

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 from knafka.core import names
 from knafka.core.contract import parse
-from knafka.core.errors import KnafkaError, LogError
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import desired, services
+from knafka_operator.decide.status import NotReady
 from knafka_operator.decide.trigger import Watched
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Trigger
@@ -68,6 +69,8 @@ class Replays:
         """One Trigger's replays: what stands in their way waits, and makes nobody else wait."""
         try:
             await change
+        except (NotReady, InvalidDocument) as error:
+            log.info("replays of %s wait: %s", who, error)  # its status says the same
         except KnafkaError as error:
             log.warning("replays of %s: %s", who, error)
         except Exception:

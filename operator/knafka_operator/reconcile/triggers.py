@@ -36,7 +36,7 @@ from knafka_operator.decide.effects import (
     StartDelivery,
     StopDelivery,
 )
-from knafka_operator.decide.resolving import resolve
+from knafka_operator.decide.resolving import not_allowed
 from knafka_operator.decide.scaling import delivering, scaling
 from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, NotReady
 from knafka_operator.decide.trigger import (
@@ -56,9 +56,10 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
+from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
 from knafka_operator.reconcile.state import States, TriggerRecord, broker_of, group_in_status
-from knafka_operator.runtime.cluster import Cluster, Document
+from knafka_operator.runtime.cluster import Cluster, Document, NotAllowed
 from knafka_operator.scale.scaler import TriggerStatus
 
 
@@ -116,7 +117,9 @@ class Triggers:
         seen = await self._observe(document)
         if seen.stored_broker is not None:
             if not self.brokers.is_ours(seen.stored_broker):
-                await self.rest(identity)
+                acting = _Acting(document, record)
+                for effect in deciding.leave(document):
+                    await self.run(effect, acting)
                 return None
             if seen.watched is not None and not (broker is not None and broker.reconciled):
                 # It was resumed, and its Broker's turn is to come, which wakes it: until then what
@@ -226,8 +229,8 @@ class Triggers:
             stored_broker=stored,
             stopped=of_broker.stopped if of_broker else None,
             dependency=await self._dependency(trigger),
-            subscriber=await self._resolve(trigger.spec.subscriber, identity.namespace),
-            dead_letter_sink=await self._resolve(sink, identity.namespace) if sink else None,
+            subscriber=await self._sink(trigger.spec.subscriber, identity.namespace),
+            dead_letter_sink=await self._sink(sink, identity.namespace) if sink else None,
             watched=record.watched,
             replaced=record.replaced,
         )
@@ -240,15 +243,11 @@ class Triggers:
                 namespace = each.ref.namespace or identity.namespace
                 self.states.refer(identity, Identity(namespace, each.ref.name))
 
-    async def _resolve(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
-        try:
-            return await resolve(
-                destination, namespace, self.cluster.get, self.settings.cluster_domain
-            )
-        except EXPECTED as error:
-            return error
+    async def _sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
+        domain = self.settings.cluster_domain
+        return await observe_sink(self.cluster, destination, namespace, domain)
 
-    async def _dependency(self, trigger: Trigger) -> Document | None:
+    async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
         """KN-TRG-13: the object that its annotation names."""
         try:
             reference = admission.dependency(trigger.metadata)
@@ -256,9 +255,13 @@ class Triggers:
             return None  # which is decided upon
         if reference is None:
             return None
-        return await self.cluster.get(
-            reference.api_version, reference.kind, trigger.metadata.namespace, reference.name
-        )
+        named = (
+            reference.api_version, reference.kind, trigger.metadata.namespace, reference.name,
+        )  # fmt: skip
+        try:
+            return await self.cluster.get(*named)
+        except NotAllowed:
+            return not_allowed(*named)
 
     # Act.
 
