@@ -5,7 +5,7 @@
     Service changed    -> who owns it, or whose subscriber it is
     receiver started   -> its Broker's Triggers drain at once: an event is on its way
 
-Refused here: kopf, which only tells (`handlers`), and what reconciling is (`brokers`, `triggers`).
+Not here: kopf (`handlers`), and what reconciling is (`brokers`, `triggers`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import services
 from knafka_operator.decide import status as statuses
-from knafka_operator.decide.scaling import delivering, scaling
+from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.topics import Topics
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING

@@ -15,7 +15,7 @@ from support.operator_world import OperatorWorld, condition, running_operator
 from knafka.clients.memory_log import MemoryAdmin, MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import status
-from knafka_operator.decide.scaling import LAG
+from knafka_operator.decide.delivery_status import LAG
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, GROUP_STATUS
 from knafka_operator.runtime import handlers

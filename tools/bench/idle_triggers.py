@@ -40,7 +40,7 @@ from knafka.core.drain import DrainProgress, Ended
 from knafka.observability import prometheus_text
 from knafka_local.kafka_distribution import obtain
 from knafka_local.kafka_server import KafkaServer
-from knafka_operator.decide.scaling import LAG
+from knafka_operator.decide.delivery_status import LAG
 from knafka_operator.decide.status import is_ready, summary, why_not_ready
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.model.settings import Settings

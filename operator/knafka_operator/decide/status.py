@@ -3,7 +3,7 @@
 Conditions begin as Unknown. Each is decided inside `step` and so ends as exactly one: True, or what
 stood in its way. Steps that depend on it ask `holds`.
 
-Refused here: the rules of conditions in general, which are Knative's (`conditions`), and writing.
+Not here: the rules of conditions in general, which are Knative's (`conditions`), and writing.
 """
 
 from __future__ import annotations

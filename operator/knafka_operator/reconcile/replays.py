@@ -3,7 +3,7 @@
 The job that replays makes a topic for it, at any time, so it is looked for. The replayer reads that
 topic from its beginning, delivers as the Trigger's own dispatcher does, and sleeps at zero after.
 
-Refused here: what is replayed, which the job decides, and how many drains (`scaler`).
+Not here: what is replayed, which the job decides, and how many drains (`scaler`).
 """
 
 from __future__ import annotations

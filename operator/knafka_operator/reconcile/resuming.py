@@ -6,7 +6,7 @@ That takes no reconciliation and nothing from Kafka: a Service's environment has
 annotations and volumes the rest. So every Trigger that was delivered to is delivered to again after
 a few requests in all, and reconciled in its turn.
 
-Refused here: watching (`triggers`), and whether a Trigger is still as declared (reconciling tells).
+Not here: watching (`triggers`), and whether a Trigger is still as declared (reconciling tells).
 """
 
 from __future__ import annotations

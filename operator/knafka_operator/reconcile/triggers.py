@@ -23,6 +23,7 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import admission, desired, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide import trigger as deciding
+from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.effects import (
     ApplyDispatcher,
     AwaitReplacement,
@@ -37,7 +38,6 @@ from knafka_operator.decide.effects import (
     StopDelivery,
 )
 from knafka_operator.decide.resolving import not_allowed
-from knafka_operator.decide.scaling import delivering, scaling
 from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, NotReady
 from knafka_operator.decide.trigger import (
     DEAD_LETTER_TOPIC,

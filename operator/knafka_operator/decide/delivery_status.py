@@ -1,4 +1,4 @@
-"""Scaling: what the scaler knows of a Trigger, as its status. Pure."""
+"""Delivery status: what the scaler knows of a Trigger, as its status. Pure."""
 
 from __future__ import annotations
 
