@@ -20,6 +20,7 @@ from knafka_local.manifests import Declared, Identity
 from knafka_operator.decide import desired
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.external_topics import refusal
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     BROKER_CLASSES,
@@ -36,7 +37,6 @@ from knafka_operator.model.resources import (
     annotation_path,
     is_ours,
 )
-from knafka_operator.scale.scaler import Autoscaling
 
 AUTOSCALING: Final = Autoscaling(polling_interval=1.0, cooldown_period=10.0)
 """Defaults for one machine: a look at the lag costs next to nothing and a person is watching."""

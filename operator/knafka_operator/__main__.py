@@ -13,9 +13,9 @@ import sys
 import kopf
 
 from knafka.core.errors import InvalidDocument
+from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.settings import Settings
 from knafka_operator.runtime import replica
-from knafka_operator.runtime.cluster import ClusterError
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
     Service changed    -> who owns it, or whose subscriber it is
     receiver started   -> its Broker's Triggers drain at once: an event is on its way
 
-Not here: kopf (`handlers`), and what reconciling is (`brokers`, `triggers`).
+Not here: hearing of changes (`controller`), and what reconciling is (`brokers`, `triggers`).
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from knafka_operator.decide import services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.topics import Topics
+from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
+from knafka_operator.reconcile.probe import probe
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
 from knafka_operator.reconcile.state import States, broker_of
 from knafka_operator.reconcile.triggers import Triggers
-from knafka_operator.runtime.cluster import Cluster, Document
-from knafka_operator.runtime.probe import probe
-from knafka_operator.runtime.wakes import Wakes, repeat
+from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
+from knafka_operator.scale.repeat import repeat
+from knafka_operator.scale.scaled_trigger import TriggerStatus
 from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
@@ -44,10 +46,14 @@ DISPATCHERS: Final = {services.ROLE: services.DISPATCHER}
 TELL_INTERVAL: Final = 5.0
 """Seconds between two looks at what the scaler has to say of each Trigger."""
 
+LAG_INTERVAL: Final = 60.0
+"""Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
+goes to every replica of etcd and to whoever watches. Metrics have the lag of now."""
+
 TOLD_AT_ONCE: Final = 20
 """Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
 
-MAX_WOKEN: Final = 5
+PREWARM_LIMIT: Final = 5
 """Triggers of one Broker that are woken before there is an event: with more, most would find
 nothing, and lag wakes them anyway."""
 
@@ -76,7 +82,7 @@ class Operator:
         self._kafkas = Kafkas(connect, drains or self._http, self._used_kafkas)
         self.brokers = Brokers(settings, cluster, self._kafkas, self.states, probe, _now)
         self.triggers = Triggers(settings, cluster, self.brokers, self.states, _now)
-        self.wakes = Wakes()
+        self.queue = WorkQueue()
         replays = Replays(settings, cluster, self.states)
         self._tasks = [asyncio.create_task(each) for each in (self._keep_telling(), replays.run())]
 
@@ -127,17 +133,6 @@ class Operator:
         """Whether a Trigger's Broker isn't known to be another implementation's."""
         return broker_of(trigger) not in self.states.foreign_brokers
 
-    async def fresh(self, heard: Mapping[str, Any]) -> Document | None:
-        """The object as it is stored; None: it is gone, or about to go.
-
-        What was heard of it may be older than what we wrote into its status ourselves, and names
-        that are kept there (its topic's id, its group) must not be forgotten.
-        """
-        found = await self._cluster.get(heard["apiVersion"], heard["kind"], *Identity.of(heard))
-        if found is None or "deletionTimestamp" in found["metadata"]:
-            return None
-        return found if found["metadata"]["uid"] == heard["metadata"]["uid"] else None
-
     async def reconcile_broker(self, document: Document) -> Mapping[str, Any]:
         """Reconcile one Broker, and its Triggers if what they go by has changed."""
         identity, record = Identity.of(document), self.states.broker(document)
@@ -183,8 +178,11 @@ class Operator:
             self.brokers.forget(document)
             self._wake_triggers(identity)
         elif self.brokers.is_ours(document):
-            self.brokers.learn(document)
-            self.wakes.wake(("Broker", *identity))
+            record = self.brokers.learn(document)
+            # Not for what was written into its status.
+            if record.declared != (declared := _declared(document)):
+                record.declared = declared
+                self.queue.enqueue(("Broker", *identity))
         else:
             self._wake_triggers(identity)  # those that came before it were taken for ours
 
@@ -198,15 +196,15 @@ class Operator:
         self.states.hear_of_trigger(document)
         # Not for what we wrote into its status ourselves.
         if before is None or _declared(before) != _declared(document):
-            self.wakes.wake(("Trigger", *identity))
+            self.queue.enqueue(("Trigger", *identity))
 
     def heard_of_service(self, document: Document) -> None:
         """A Knative Service: one of ours, or somebody's subscriber."""
         namespace, name = Identity.of(document)
         for owner in document["metadata"].get("ownerReferences") or ():
-            self.wakes.wake((owner["kind"], namespace, owner["name"]))
+            self.queue.enqueue((owner["kind"], namespace, owner["name"]))
         for trigger in self.states.subscribers.get(Identity(namespace, name), ()):
-            self.wakes.wake(("Trigger", *trigger))
+            self.queue.enqueue(("Trigger", *trigger))
 
     def heard_of_receiver(self, pod: Document) -> None:
         """A pod of a receiver was just made: where there was none, an event is what made it."""
@@ -214,7 +212,7 @@ class Operator:
         label = metadata["namespace"], metadata["labels"].get(services.BROKER)
         broker = self.states.brokers_by_label.get(label)
         if broker is not None and (state := self.states.broker_state(broker)) is not None:
-            state.kafka.scaler.expect(state.topic.name, MAX_WOKEN)
+            state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaSide]:
         """Those that a Broker or a Trigger uses, whether its config is still there or not."""
@@ -226,7 +224,7 @@ class Operator:
 
     def _wake_triggers(self, broker: Identity) -> None:
         for identity in self.states.triggers_of(broker):
-            self.wakes.wake(("Trigger", *identity))
+            self.queue.enqueue(("Trigger", *identity))
 
     async def _keep_telling(self) -> None:
         await repeat("telling what the scaler knows", self._tell, TELL_INTERVAL)
@@ -246,14 +244,25 @@ class Operator:
     async def _tell_of(self, identity: Identity) -> None:
         record, scaled = self.states.triggers.get(identity), self.triggers.status(identity)
         document = record.document if record is not None else None
-        if document is None or scaled is None:
+        if record is None or document is None or scaled is None:
             return
         status = document.get("status") or {}
-        annotations = status.get("annotations") or {}
         if delivering(scaled).reason != statuses.reason_of(status, statuses.DELIVERING):
-            self.wakes.wake(("Trigger", *identity))
-        elif any(annotations.get(key) != text for key, text in scaling(scaled).items()):
-            await self._cluster.write_status(document, {"annotations": scaling(scaled)})
+            self.queue.enqueue(("Trigger", *identity))
+            return
+        now, state = asyncio.get_running_loop().time(), _state(scaled)
+        before, since = record.told
+        if state == before and now - since < LAG_INTERVAL:
+            return
+        annotations, wanted = status.get("annotations") or {}, scaling(scaled)
+        if any(annotations.get(key) != text for key, text in wanted.items()):
+            await self._cluster.write_status(document, {"annotations": wanted})
+        record.told = state, now
+
+
+def _state(scaled: TriggerStatus) -> tuple[bool, bool]:
+    """What of a Trigger's scaling is told at once."""
+    return scaled.lag is None, scaled.replicas > 0
 
 
 def _declared(document: Document) -> tuple[Any, Any, Any]:

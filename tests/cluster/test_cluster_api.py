@@ -7,7 +7,8 @@ from support.cluster import Cluster as RealCluster
 from support.cluster_contract import ClusterContract
 from support.installation import Installation
 
-from knafka_operator.runtime.cluster import ApiCluster, Cluster
+from knafka_operator.model.cluster import Cluster
+from knafka_operator.runtime.cluster import ApiCluster
 
 
 class TestKubernetes(ClusterContract):

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 from support.api_server import api_server
 from support.cluster_contract import ClusterContract
-from support.memory_api import MemoryApi
 
+from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE, EVENTING
-from knafka_operator.runtime.cluster import ApiCluster, Cluster, ClusterError, NotAllowed
+from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.memory_cluster import Event, MemoryCluster
 
 
@@ -26,15 +26,14 @@ class TestMemory(ClusterContract):
 class TestApi(ClusterContract):
     @pytest.fixture
     def tested(self) -> Iterator[Cluster]:
-        with api_server(MemoryApi(MemoryCluster())) as (_, client):
+        with api_server() as (_, client):
             yield ApiCluster(client)
 
 
 async def test_what_our_roles_do_not_allow_is_told_from_other_failures() -> None:
-    server = MemoryApi(MemoryCluster())
-    server.forbidden.add("Trigger")
-    with api_server(server) as (_, client):
-        with pytest.raises(NotAllowed, match="forbidden"):
+    with api_server() as (server, client):
+        server.refused[server.path(EVENTING, "Trigger", "shop", "orders")] = 403
+        with pytest.raises(NotAllowed, match="refused"):
             await ApiCluster(client).get(EVENTING, "Trigger", "shop", "orders")
 
 

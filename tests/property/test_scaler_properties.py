@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from knafka_operator.decide.scaling import decide
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import AUTOSCALING
-from knafka_operator.scale.scaler import Autoscaling, decide
 
 LAGS = st.integers(0, 10**12)
 COUNTS = st.integers(0, 1000)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.resources import CORE
-from knafka_operator.runtime.cluster import Cluster, Document
 
 
 class ClusterContract:

@@ -12,7 +12,8 @@ import pytest
 from knafka.clients.log import Lag
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
-from knafka_operator.scale.scaler import Autoscaling, Scaler
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.scaler import Scaler
 
 SCALING = Autoscaling()
 """What holds where nobody says otherwise."""

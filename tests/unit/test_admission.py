@@ -29,6 +29,7 @@ from knafka_operator.decide.admission import (
     dependency,
     trigger_warnings,
 )
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import (
     AUTOSCALING,
     BROKER_CLASS,
@@ -38,7 +39,6 @@ from knafka_operator.model.resources import (
     Metadata,
 )
 from knafka_operator.runtime import handlers
-from knafka_operator.scale.scaler import Autoscaling
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from support.scaling import SCALING
 
 from knafka.clients.log import LogAdmin
 from knafka.core.errors import InvalidDocument
+from knafka_operator.decide.scaling import Scale, decide
+from knafka_operator.decide.topics import Lags
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import AUTOSCALING
-from knafka_operator.scale.scaler import Autoscaling, Lags, Scale, decide
 
 
 def a_log_admin_is_a_lags(admin: LogAdmin) -> Lags:

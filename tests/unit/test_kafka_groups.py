@@ -9,8 +9,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from support.lookups import only_look_ups
 
+from knafka.clients.kafka_admin import ENDS_REMEMBERED, KafkaAdmin, _Ends
 from knafka.clients.kafka_groups import REMEMBERED, KafkaGroups
-from knafka.clients.kafka_requests import Requests
+from knafka.clients.kafka_requests import AdminCalls
 from knafka.clients.log import Commits, OffsetAndMetadata, Positions
 from knafka.core.errors import LogError
 
@@ -24,7 +25,7 @@ class Asked(KafkaGroups):
 
     def __init__(self) -> None:
         connection = {"bootstrap.servers": "127.0.0.1:1"}
-        super().__init__(connection, Requests(connection, 1.0))
+        super().__init__(connection, AdminCalls(connection, 1.0))
         self.asked: list[str] = []
         self.offset = 10
         self.broken: set[str] = set()
@@ -114,3 +115,37 @@ async def test_the_first_error_ends_the_look() -> None:
     assert len(groups.asked) < 50
     groups.broken = set()
     await groups.look()
+
+
+async def test_lags_are_told_without_a_question_where_nothing_has_come_since_the_last_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An idle Trigger costs no request: its topic's ends are read with everybody's anyway."""
+    admin, groups = KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}), Asked()
+    admin._groups = groups
+    await groups.look()
+    asked: list[str] = []
+
+    async def existing(topic: str) -> None:
+        asked.append(topic)
+        raise LogError("asked")
+
+    monkeypatch.setattr(admin, "_existing", existing)
+
+    async def is_asked(ends: Positions, topic_id: str = "id", ago: float = 0.0) -> bool:
+        admin._ends = {"topic": _Ends(time.monotonic() - ago, topic_id, ends)}
+        try:
+            lags = await admin.lags(GROUPS, "topic")
+        except LogError:
+            return True
+        assert lags.keys() == set(GROUPS)
+        assert {each.total for each in lags.values()} == {0}
+        return False
+
+    assert not await is_asked(ENDS)
+    assert await is_asked({0: 11, 1: 0})
+    assert await is_asked(ENDS, topic_id="made anew")
+    assert await is_asked(ENDS, ago=1.1 * ENDS_REMEMBERED)
+    groups.forget(GROUPS[7])
+    assert await is_asked(ENDS)
+    await admin.close()

@@ -12,9 +12,10 @@ from knafka.clients.memory_log import MemoryAdmin, MemoryLog
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidDocument
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale import kafkas as module
 from knafka_operator.scale.kafkas import Kafkas
-from knafka_operator.scale.scaler import Autoscaling, Scaler
+from knafka_operator.scale.scaler import Scaler
 
 SECRET = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "one"}
 EGRESS = Egress(

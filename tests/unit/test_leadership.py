@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from knafka_operator.runtime.cluster import ClusterError
+from knafka_operator.model.cluster import ClusterError
 from knafka_operator.runtime.leadership import Leadership, manifest, parsed
 from knafka_operator.runtime.lease import DURATION, RENEW_WITHIN, RETRY_EVERY, Election, Lease
 

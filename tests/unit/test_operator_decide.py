@@ -35,9 +35,9 @@ from knafka_operator.decide.effects import (
     StopReceiver,
 )
 from knafka_operator.decide.trigger import BrokerState, ObservedTrigger, Watched
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import Broker, ConfigMap, Trigger
 from knafka_operator.model.settings import Settings
-from knafka_operator.scale.scaler import Autoscaling
 
 SETTINGS = Settings(namespace="knafka", image="knafka:latest")
 DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="kafka:9092"))

@@ -12,7 +12,7 @@ from knafka.clients.memory_log import MemoryAdmin
 from knafka.core import names
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, TOPIC_STATUS
-from knafka_operator.runtime.wakes import Key
+from knafka_operator.reconcile.work_queue import Key
 
 NOT_ALLOWED = "ExternalTopicNotAllowed"
 
@@ -142,7 +142,7 @@ async def test_its_triggers_are_woken_when_it_is_stopped(
     await world.restart()
     woken: list[Key] = []
     world.operator.heard_of_trigger(world.document("Trigger", "shop", "all"), gone=False)
-    monkeypatch.setattr(world.operator.wakes, "wake", woken.append)
+    monkeypatch.setattr(world.operator.queue, "enqueue", woken.append)
     await _stopped(world, "shop")
     assert ("Trigger", "shop", "all") in woken
     await world.reconcile_trigger("shop", "all")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
-import kopf
 import pytest
+from support.controlled import controller_of
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.clients.memory_log import MemoryAdmin, MemoryWriter
@@ -18,7 +17,7 @@ from knafka_operator.decide import status
 from knafka_operator.decide.delivery_status import LAG
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, GROUP_STATUS
-from knafka_operator.runtime import handlers
+from knafka_operator.reconcile.work_queue import back_off
 from knafka_operator.scale import kafkas as kafkas_module
 
 pytestmark = pytest.mark.looptime
@@ -27,8 +26,6 @@ pytestmark = pytest.mark.looptime
 @asynccontextmanager
 async def _two_triggers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OperatorWorld]:
     """With a Broker and two Triggers, all Ready; whoever goes through them begins with `first`."""
-    for tell in ("info", "warn"):
-        monkeypatch.setattr(kopf, tell, lambda *_, **__: None)
     async with running_operator(monkeypatch) as world:
         world.declare_broker("shop")
         await world.reconcile_broker("shop")
@@ -47,11 +44,10 @@ def entered(monkeypatch: pytest.MonkeyPatch) -> AbstractAsyncContextManager[Oper
 
 
 def _keep(world: OperatorWorld, kind: str, name: str) -> asyncio.Task[None]:
-    """Its daemon, as kopf would start it."""
-    keep: Any = handlers.keep_broker if kind == "Broker" else handlers.keep_trigger
-    body, memo = world.document(kind, "shop", name), kopf.Memo(operator=world.operator)
-    stopped = SimpleNamespace(reason=None)
-    return asyncio.create_task(keep(body=body, memo=memo, stopped=stopped))
+    """Reconciled as the leader does, for ever."""
+    queue = world.operator.queue
+    queue.enqueue((kind, "shop", name))
+    return asyncio.create_task(queue.run(controller_of(world).reconcile))
 
 
 @pytest.mark.parametrize("kind", ["Broker", "Trigger"])
@@ -82,7 +78,7 @@ async def test_a_bug_in_a_reconciliation_is_a_condition_and_is_tried_again(
         assert len(found["conditions"]) > 3  # what was found out before is still there
         assert "Traceback" in caplog.text
         broken = False
-        await asyncio.sleep(2 * handlers.RETRY)
+        await asyncio.sleep(3 * back_off(1))
         assert condition(world.document(kind, "shop", name)["status"], "Ready")["status"] == "True"
         assert not daemon.done()
         daemon.cancel()
@@ -103,7 +99,7 @@ async def test_a_bug_whose_condition_cannot_be_written_is_tried_again_too(
         monkeypatch.setattr(world.operator.triggers, "reconcile", fails)
         world.cluster.refuse("write_status", name="first")
         daemon = _keep(world, "Trigger", "first")
-        await asyncio.sleep(3 * handlers.RETRY)
+        await asyncio.sleep(2 * back_off(3))
         assert looks > 2
         assert not daemon.done()
         daemon.cancel()

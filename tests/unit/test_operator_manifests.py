@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from knafka_operator.model.settings import Settings
-from knafka_operator.runtime import handlers, leadership, webhooks
+from knafka_operator.runtime import controller, handlers, leadership, webhooks
 from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 DEPLOY = Path(__file__).resolve().parents[2] / "operator" / "deploy"
@@ -66,14 +66,9 @@ def test_a_pod_is_the_same_after_its_container_was_started_anew_and_nobody_else_
     assert len({first, elsewhere, other}) == 3
 
 
-def test_a_replica_that_does_not_lead_takes_no_finalizer_away() -> None:
+def test_the_webhooks_kopf_takes_no_finalizer_away() -> None:
     """kopf removes its own where no handler wants it: Brokers went before their topics."""
-    settings = Settings(namespace="knafka", image="knafka")
-    leading, every = (
-        handlers.kopf_settings(settings, each).persistence.finalizer
-        for each in (handlers.LEADING, handlers.EVERY)
-    )
-    assert leading == handlers.FINALIZER != every
+    assert handlers.kopf_settings().persistence.finalizer != controller.FINALIZER
 
 
 async def test_replicas_that_start_at_one_time_share_one_certificate() -> None:

@@ -16,6 +16,7 @@ from support.operator_world import INSTALLATION, OperatorWorld, condition, runni
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka_operator.decide.status import NotReady
+from knafka_operator.model.cluster import NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     BROKER_CLASS,
@@ -24,8 +25,7 @@ from knafka_operator.model.resources import (
     EXTERNAL_TOPIC,
     SERVING,
 )
-from knafka_operator.runtime.cluster import NotAllowed
-from knafka_operator.runtime.wakes import Key
+from knafka_operator.reconcile.work_queue import Key
 
 pytestmark = pytest.mark.looptime
 
@@ -383,7 +383,7 @@ async def test_a_trigger_that_came_before_a_foreign_broker_loses_our_status(
     assert condition(status, "BrokerReady")["reason"] == "BrokerDoesNotExist"
     world.declare_broker(SHOP, "theirs", {BROKER_CLASS: "MTChannelBasedBroker"})
     woken: list[Key] = []
-    monkeypatch.setattr(world.operator.wakes, "wake", woken.append)
+    monkeypatch.setattr(world.operator.queue, "enqueue", woken.append)
     world.operator.heard_of_broker(world.document("Broker", SHOP, "theirs"), gone=False)
     assert woken == [("Trigger", SHOP, "orders")]
     trigger = world.document("Trigger", SHOP, "orders")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
-import kopf
 import pytest
+from support.controlled import controller_of
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.contract import Egress
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import CORE, SERVING
-from knafka_operator.runtime import handlers
+from knafka_operator.model.resources import CORE, EVENTING, SERVING
+from knafka_operator.reconcile.work_queue import GONE
+from knafka_operator.runtime.controller import BROKERS, FINALIZER, TRIGGERS
 
 pytestmark = pytest.mark.looptime
 
@@ -118,33 +119,35 @@ async def test_knative_itself_keeps_what_min_scale_wants_and_those_drain_unasked
     assert found.get("KNAFKA_DRAIN_AT_START") == (None if kept == "0" else "true")
 
 
-@pytest.mark.parametrize(
-    ("reason", "delivers"),
-    [
-        (kopf.DaemonStoppingReason.OPERATOR_EXITING, True),
-        (None, True),
-        (kopf.DaemonStoppingReason.RESOURCE_DELETED, False),
-        (kopf.DaemonStoppingReason.FILTERS_MISMATCH, False),
-    ],
-    ids=str,
-)
-async def test_an_operator_that_ends_stops_no_delivery_but_a_deletion_does(
-    world: OperatorWorld,
-    reason: kopf.DaemonStoppingReason | None,
-    delivers: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_operator_that_ends_stops_no_delivery(world: OperatorWorld) -> None:
     await _declare(world)
+    controller = controller_of(world)
+    task = asyncio.create_task(world.operator.queue.run(controller.reconcile))
+    await asyncio.sleep(1)
+    task.cancel()
+    await asyncio.wait({task})
+    assert WHO in world.operator.triggers.watched
 
-    async def ends(*_: Any) -> None:
-        raise RuntimeError("it was cancelled")
 
-    monkeypatch.setattr(world.operator.wakes, "keep", ends)
-    keep: Any = handlers.keep_trigger
-    with pytest.raises(RuntimeError):
-        await keep(
-            body=world.document("Trigger", *WHO),
-            memo=kopf.Memo(operator=world.operator),
-            stopped=SimpleNamespace(reason=reason),
-        )
-    assert (WHO in world.operator.triggers.watched) == delivers
+async def test_a_trigger_that_is_gone_is_delivered_to_no_more(world: OperatorWorld) -> None:
+    """Also where somebody has taken our finalizer away."""
+    await _declare(world)
+    controller = controller_of(world)
+    document = world.document("Trigger", *WHO)
+    del world.cluster.objects[EVENTING, "Trigger", *WHO]
+    controller.heard(TRIGGERS, (), (document,))
+    assert await controller.reconcile(("Trigger", *WHO)) is GONE
+    assert WHO not in world.operator.triggers.watched
+
+
+async def test_a_trigger_whose_broker_is_another_ones_now_is_let_go(world: OperatorWorld) -> None:
+    await _declare(world)
+    controller = controller_of(world)
+    await controller.reconcile(("Trigger", *WHO))
+    assert world.document("Trigger", *WHO)["metadata"]["finalizers"] == [FINALIZER]
+    foreign = world.document("Broker", "shop")
+    foreign["metadata"]["annotations"] = {}
+    controller.heard(BROKERS, (foreign,), ())
+    assert await controller.reconcile(("Trigger", *WHO)) is GONE
+    assert WHO not in world.operator.triggers.watched
+    assert world.document("Trigger", *WHO)["metadata"]["finalizers"] == []

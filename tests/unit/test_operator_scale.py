@@ -19,10 +19,10 @@ from knafka.observability import prometheus_text
 from knafka_operator import operator as operator_module
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
+from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime.metrics import metrics
-from knafka_operator.runtime.wakes import Key
-from knafka_operator.scale import scaler as scaler_module
-from knafka_operator.scale.scaler import TriggerStatus
+from knafka_operator.scale import scaled_trigger as scaled_trigger_module
+from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 BROKERS = 10
 TRIGGERS = 100
@@ -47,7 +47,7 @@ class Statuses:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.built = 0
-        monkeypatch.setattr(scaler_module, "TriggerStatus", self._build)
+        monkeypatch.setattr(scaled_trigger_module, "TriggerStatus", self._build)
 
     def _build(self, **fields: Any) -> TriggerStatus:
         self.built += 1
@@ -133,7 +133,7 @@ async def test_only_the_triggers_of_a_broker_are_woken_with_it(
     moved = {**world.document("Trigger", "shop", "t1"), "spec": {"broker": "b2"}}
     operator.heard_of_trigger(moved, gone=False)
     operator.heard_of_trigger(world.document("Trigger", "shop", "t11"), gone=True)
-    monkeypatch.setattr(operator.wakes, "wake", woken.append)
+    monkeypatch.setattr(operator.queue, "enqueue", woken.append)
     operator.heard_of_broker(world.document("Broker", "shop", "b1"), gone=True)
     of_b1 = {f"t{number}" for number in range(1, TRIGGERS, BROKERS)}
     assert sorted(woken) == sorted(("Trigger", "shop", each) for each in of_b1 - {"t1", "t11"})
@@ -154,7 +154,7 @@ async def test_a_receivers_new_pod_wakes_the_triggers_of_its_own_broker(
     labels = receiver["spec"]["template"]["metadata"]["labels"]
     expected: list[str] = []
     scaler = operator.brokers.found[Identity("shop", broker)].kafka.scaler
-    monkeypatch.setattr(scaler, "expect", lambda topic, _: expected.append(topic))
+    monkeypatch.setattr(scaler, "prewarm", lambda topic, _: expected.append(topic))
     for namespace in ("shop", "other"):
         pod = {"metadata": {"namespace": namespace, "name": "pod", "labels": labels}}
         operator.heard_of_receiver(pod)

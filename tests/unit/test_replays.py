@@ -24,7 +24,8 @@ from knafka_local.manifests import Identity
 from knafka_local.plan import AUTOSCALING, PlannedTrigger
 from knafka_local.replays import LOOK_INTERVAL, follow_replays, replaying
 from knafka_operator.decide.desired import replay_egress
-from knafka_operator.scale.scaler import Autoscaling, Scaler
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.scaler import Scaler
 
 EGRESS = Egress(
     namespace="shop",

@@ -11,7 +11,10 @@ from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running,
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import LogError
-from knafka_operator.scale.scaler import BUDGET, GRACE, KEPT, Autoscaling, Scale, Scaler
+from knafka_operator.decide.scaling import Scale
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.scaled_trigger import KEPT_WITHOUT_DRAIN
+from knafka_operator.scale.scaler import BUDGET, GRACE, Scaler
 
 pytestmark = pytest.mark.looptime
 
@@ -321,14 +324,14 @@ async def test_an_idle_group_is_joined_before_kafka_forgets_its_offsets(
         await scaler.watch("mail", egress(), slow)
         await scaler.watch("bill", egress("bill"), slow)
         started = now()
-        await asyncio.sleep(KEPT / 2 - 600)
+        await asyncio.sleep(KEPT_WITHOUT_DRAIN / 2 - 600)
         assert drains.all == [], "as long as an operator may take to be restarted"
-        await asyncio.sleep(KEPT * 6)
+        await asyncio.sleep(KEPT_WITHOUT_DRAIN * 6)
     for trigger in ("mail", "bill"):
         times = [started, *(drain.began for drain in drains.all if drain.trigger == trigger)]
         pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert 6 <= len(pauses) <= 13
-        assert all(KEPT / 2 <= pause <= KEPT + 601 for pause in pauses)
+        assert all(KEPT_WITHOUT_DRAIN / 2 <= pause <= KEPT_WITHOUT_DRAIN + 601 for pause in pauses)
 
 
 async def test_a_group_that_could_not_be_joined_is_joined_again_soon(
@@ -337,7 +340,7 @@ async def test_a_group_that_could_not_be_joined_is_joined_again_soon(
     drains.script = Ended.FAILED
     async with running(lags, drains) as scaler:
         await scaler.watch("mail", egress(), Autoscaling(polling_interval=600))
-        await asyncio.sleep(KEPT + 700)
+        await asyncio.sleep(KEPT_WITHOUT_DRAIN + 700)
         assert len(drains.all) > 10
         assert scaler.statuses()["mail"].scale == Scale(1, "no lag, to keep its offsets")
 
@@ -366,9 +369,9 @@ async def test_an_expected_event_has_sleeping_triggers_drain_at_once(
         for trigger in ("mail", "bill"):
             await scaler.watch(trigger, egress(trigger), SCALING)
         await asyncio.sleep(1)
-        scaler.expect("orders", limit=2)
-        scaler.expect("orders", limit=2)
-        scaler.expect("a topic of nobody's", limit=2)
+        scaler.prewarm("orders", limit=2)
+        scaler.prewarm("orders", limit=2)
+        scaler.prewarm("a topic of nobody's", limit=2)
         await asyncio.sleep(0.1)
         assert [status.replicas for status in scaler.statuses().values()] == [1, 1]
         assert scaler.statuses()["mail"].scale == Scale(1, "an event is on its way")
@@ -381,6 +384,6 @@ async def test_many_triggers_are_left_asleep_until_the_event_is_there(
         for trigger in ("mail", "bill", "stock"):
             await scaler.watch(trigger, egress(trigger), SCALING)
         await asyncio.sleep(1)
-        scaler.expect("orders", limit=2)
+        scaler.prewarm("orders", limit=2)
         await asyncio.sleep(0.1)
         assert [status.replicas for status in scaler.statuses().values()] == [0, 0, 0]

@@ -9,7 +9,8 @@ from support.lookups import LookUps
 from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running, since
 
 from knafka.core.drain import DrainProgress
-from knafka_operator.scale.scaler import BUDGET, LAG_TIMEOUT, STOP_TIMEOUT, Autoscaling
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.scaler import BUDGET, LAG_TIMEOUT, STOP_TIMEOUT
 
 pytestmark = pytest.mark.looptime
 

@@ -11,9 +11,9 @@ from knafka.core import contract
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka_operator.decide import desired, services
 from knafka_operator.decide.desired import Defaults
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import Broker, Trigger
 from knafka_operator.model.settings import Settings
-from knafka_operator.scale.scaler import Autoscaling
 
 SETTINGS = Settings(namespace="knafka", image="example.com/knafka:1")
 DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="kafka:9092"))

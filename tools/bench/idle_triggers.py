@@ -1,13 +1,15 @@
 """What idle Triggers cost the operator: `python tools/bench/idle_triggers.py [--triggers 300]`.
 
 The operator itself with that many Triggers, on a real Kafka that this starts; nothing is sent to
-them. Prints the CPU that it takes, and for how long its event loop is kept from anything else.
+them. Prints the CPU that it takes, for how long its event loop is kept from anything else, what a
+restart asks of the API server, and how long after it the last Trigger drains. docs/performance.md
+has 300, 1,000 and 5,000.
 
-Included: reconciling, at first and every five minutes; looking at Kafka, at lags and for replays;
-the status of each Trigger; metrics. Not included: kopf with its watches, webhooks and peering; HTTP
-to the API server (objects are kept in memory, Services are Ready at once); drains, of which there
-are none while there is no lag, and with them dispatchers and receivers. Kafka is a process of its
-own and isn't counted.
+Included: the work queue and the cache; reconciling, at first and every five minutes; looking at
+Kafka, at lags and for replays; the status of each Trigger; metrics. Not included: HTTP to the API
+server and decoding what it answers (objects are kept in memory, Services are Ready at once), and
+webhooks; drains, of which there are none while there is no lag, and with them dispatchers and
+receivers. Kafka is a process of its own and isn't counted.
 
 The CPU is that of this process, librdkafka's threads included. Times by the clock depend on what
 else the machine does.
@@ -24,9 +26,10 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from aiohttp import web
 from confluent_kafka import Producer
@@ -36,24 +39,24 @@ from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_groups import REMEMBERED
 from knafka.core import drain, names
 from knafka.core.contract import Kafka
-from knafka.core.drain import DrainProgress, Ended
+from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.observability import prometheus_text
 from knafka_local.kafka_distribution import obtain
 from knafka_local.kafka_server import KafkaServer
 from knafka_operator.decide.delivery_status import LAG
-from knafka_operator.decide.status import is_ready, summary, why_not_ready
-from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
+from knafka_operator.decide.status import is_ready, why_not_ready
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.runtime.cluster import Document
-from knafka_operator.runtime.handlers import RESYNC, RETRY
-from knafka_operator.runtime.memory_cluster import MemoryServing
+from knafka_operator.runtime import controller
+from knafka_operator.runtime.cache import CachedCluster
+from knafka_operator.runtime.cluster import PAGE, Selection
+from knafka_operator.runtime.controller import FINALIZER, Controller
 from knafka_operator.runtime.metrics import metrics
 
 NAMESPACE: Final = "load"
 SETTINGS: Final = Settings(namespace="knafka", image="unused")
-AT_ONCE: Final = 4
-"""Objects that are made at a time: each means topics, which one Kafka node makes one by one."""
 KAFKA_HEAP: Final = "-Xmx1g"
 """A hundred topics, and a thousand groups, need more than a node for development has."""
 READY_TIMEOUT: Final = 1800.0
@@ -64,6 +67,150 @@ SAMPLE: Final = 50
 SCRAPES: Final = 9
 EVENT_TIMEOUT: Final = 60.0
 
+Key = tuple[str, str, str, str]
+
+
+class MemoryCluster:
+    """The API server's objects in memory; `heard` is called with every write, as by a watch."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Key, Document] = {}
+        self.heard: Callable[[Document], None] = lambda document: None
+
+    def add(self, document: Document) -> None:
+        metadata = {"generation": 1, **document["metadata"]}
+        uid = "-".join(_key(document)[1:])
+        self._store({**document, "metadata": {"uid": uid, **metadata}})
+
+    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        return self._objects.get((api_version, kind, namespace, name))
+
+    async def list(
+        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+    ) -> list[Document]:
+        return [
+            each
+            for key, each in self._objects.items()
+            if key[:2] == (api_version, kind)
+            and (labels or {}).items() <= each["metadata"].get("labels", {}).items()
+        ]
+
+    async def create(self, manifest: Document) -> bool:
+        if there := _key(manifest) in self._objects:
+            return not there
+        self._store(manifest)
+        return True
+
+    async def apply(self, manifest: Document) -> Document:
+        if self._objects.get(_key(manifest), {}).get("spec") != manifest["spec"]:
+            revision = f"{manifest['metadata']['name']}-00001"
+            status = {
+                "latestCreatedRevisionName": revision,
+                "latestReadyRevisionName": revision,
+                "conditions": [{"type": "Ready", "status": "True"}],
+            }
+            self._store({**manifest, "status": status})
+        return self._objects[_key(manifest)]
+
+    async def write_status(self, document: Document, status: Document) -> None:
+        if (found := self._objects.get(_key(document))) is not None:
+            self._store(_merged(found, {"status": status}))
+
+    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        self._objects.pop((api_version, kind, namespace, name), None)
+
+    def of(self, kind: str) -> Iterator[Document]:
+        return (each for key, each in self._objects.items() if key[1] == kind)
+
+    def _store(self, document: Document) -> None:
+        self._objects[_key(document)] = document
+        asyncio.get_running_loop().call_soon(self.heard, document)
+
+
+def _key(document: Document) -> Key:
+    metadata = document["metadata"]
+    return document["apiVersion"], document["kind"], metadata["namespace"], metadata["name"]
+
+
+def _merged(document: Document, patch: Document) -> dict[str, Any]:
+    """A JSON merge patch, applied."""
+    merged = dict(document)
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            merged[key] = _merged(merged.get(key) or {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+class CountedApi:
+    """What a controller asks of the API server, counted."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self.cluster = cluster
+        self.calls: Counter[str] = Counter()
+        self.kinds: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls[name] += 1
+        return getattr(self.cluster, name)
+
+    async def patch_status(self, document: Document, status: Document) -> Document | None:
+        self.calls["patch_status"] += 1
+        await self.cluster.write_status(document, status)
+        metadata = document["metadata"]
+        return await self.cluster.get(
+            EVENTING, document["kind"], metadata["namespace"], metadata["name"]
+        )
+
+
+class MemoryController(Controller):
+    """Hears from a cluster in memory what the API server's watches would tell."""
+
+    def __init__(self, operator: Operator, cached: CachedCluster, api: CountedApi) -> None:
+        super().__init__(operator, cached, cast(Any, api))
+        self._counted = api
+
+    def _watch(self, of: Selection) -> None:
+        found = [
+            each
+            for each in self._counted.cluster.of(of.kind)
+            if each["apiVersion"] == of.api_version and of.matches(each)
+        ]
+        for at in range(0, max(1, len(found)), PAGE):
+            self._counted.calls["list"] += 1
+            self.heard(of, found[at : at + PAGE], ())
+        self.is_synced(of, True)
+
+    def hear(self, document: Document) -> None:
+        for of in controller.ALWAYS:
+            if (of.api_version, of.kind) == (document["apiVersion"], document["kind"]):
+                if of.matches(document):
+                    self.heard(of, (document,), ())
+
+
+class Leader:
+    """An operator and what it is run with."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self.api = CountedApi(cluster)
+        cached = CachedCluster(cast(Any, self.api))
+        self.operator = Operator(SETTINGS, cached, KafkaAdmin)
+        self.operator.brokers.probe = _answers
+        self.controller = MemoryController(self.operator, cached, self.api)
+        self._running: asyncio.Task[None] | None = None
+
+    def run(self) -> None:
+        self._running = asyncio.create_task(self.controller.run())
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+        await self.operator.close()
+
 
 class Load:
     """An operator with so many Triggers."""
@@ -71,23 +218,13 @@ class Load:
     def __init__(self, servers: str, options: argparse.Namespace) -> None:
         self._kafka = Kafka(bootstrap_servers=servers)
         self._options = options
-        self._cluster = MemoryServing()
-        self._operator = Operator(SETTINGS, self._cluster, KafkaAdmin, probe=_answers)
-        self._keeping: list[asyncio.Task[None]] = [
-            asyncio.create_task(self._watch(api_version, kind))
-            for api_version, kind in (
-                (EVENTING, "Broker"),
-                (EVENTING, "Trigger"),
-                (SERVING, "Service"),
-            )
-        ]
-        self._making = asyncio.Semaphore(AT_ONCE)
+        self._cluster = MemoryCluster()
+        self._leader = Leader(self._cluster)
+        self._operator = self._leader.operator
+        self._cluster.heard = self._leader.controller.hear
 
     async def close(self) -> None:
-        for task in self._keeping:
-            task.cancel()
-        await asyncio.wait(self._keeping)
-        await self._operator.close()
+        await self._leader.close()
 
     async def declare(self) -> None:
         """Declare everything, and wait until each Trigger is Ready and its lag known."""
@@ -97,7 +234,7 @@ class Load:
             "default.topic.partitions": str(options.partitions),
             "default.topic.replication.factor": "1",
         }
-        self._cluster.put(
+        self._cluster.add(
             {
                 "apiVersion": CORE,
                 "kind": "ConfigMap",
@@ -105,12 +242,13 @@ class Load:
                 "data": data,
             }
         )
+        self._leader.run()
         for number in range(-(-options.triggers // options.per_broker)):
-            self._keep("Broker", f"b{number}", {}, {BROKER_CLASS: "Kafka"})
+            self._declare("Broker", f"b{number}", {}, {BROKER_CLASS: "Kafka"})
         for number in range(options.triggers):
             broker = f"b{number // options.per_broker}"
             spec = {"broker": broker, "subscriber": {"uri": "http://127.0.0.1:9/"}}
-            self._keep("Trigger", f"t{number}", spec, {})
+            self._declare("Trigger", f"t{number}", spec, {})
         shown = began
         while waiting := [each for each in self._cluster.of("Trigger") if not _is_idle(each)]:
             now = time.monotonic()
@@ -147,7 +285,7 @@ class Load:
         await admin.lags(groups, topic)
         used = time.process_time() - cpu
         await admin.close()
-        return used / count
+        return float(used / count)
 
     async def blocked(self) -> None:
         """How long the event loop keeps a timer waiting."""
@@ -183,68 +321,50 @@ class Load:
             await asyncio.sleep(0)
         say(f"reconciling one Trigger: {statistics.median(costs) * 1e3:.2f} ms of CPU")
 
-    async def take_over(self) -> None:
-        """Another operator, until it has every Trigger delivered to; it reconciles nothing."""
-        other = Operator(SETTINGS, self._cluster, KafkaAdmin)
-        began, cpu = time.monotonic(), time.process_time()
-        count = await other.resume()
-        waited, used = time.monotonic() - began, time.process_time() - cpu
-        say(f"a take-over: {count} Triggers are delivered to after {waited:.2f} s")
-        say(f"             {used:.2f} s of CPU")
-        await other.close()
-
-    async def one_event(self) -> None:
-        """An event after the quiet, until the first drain is asked for."""
+    async def restart(self) -> None:
+        """Another operator with an event for every Trigger waiting, until all are reconciled and
+        each has been asked to drain."""
+        brokers = -(-self._options.triggers // self._options.per_broker)
         producer = Producer({**connection(self._kafka)})
-        topic = names.broker_topic(NAMESPACE, "b0")
-        async with _dispatcher() as (url, asked), asyncio.timeout(EVENT_TIMEOUT):
-            self._operator.triggers.urls.update(dict.fromkeys(self._operator.triggers.urls, url))
-            began, cpu = time.monotonic(), time.process_time()
-            producer.produce(topic, b"{}")
-            await asyncio.to_thread(producer.flush, EVENT_TIMEOUT)
-            await asked.wait()
-            waited, used = time.monotonic() - began, time.process_time() - cpu
-            say(f"one event: the first drain is asked for {waited:.2f} s later")
-            say(f"           {used:.2f} s of CPU")
+        async with _dispatcher() as (url, asked):
             await self.close()
+            for number in range(brokers):
+                producer.produce(names.broker_topic(NAMESPACE, f"b{number}"), b"{}")
+            await asyncio.to_thread(producer.flush, EVENT_TIMEOUT)
+            other = Leader(self._cluster)
+            self._cluster.heard = other.controller.hear
+            urls = other.operator.triggers.urls
+            began, cpu = time.monotonic(), time.process_time()
+            count = await other.operator.resume()
+            say(f"a restart: {count} Triggers are resumed after {time.monotonic() - began:.2f} s")
+            urls.update(dict.fromkeys(urls, url))
+            other.run()
+            seen = 0
+            async with asyncio.timeout(READY_TIMEOUT):
+                while len(asked) < count or other.operator.queue.failing or seen < 2:
+                    urls.update(dict.fromkeys(urls, url))  # reconciling knows only real Services
+                    seen += not other.operator.queue.busy
+                    await asyncio.sleep(0.1)
+            say(f"           the last one drains after {max(asked.values()) - began:.2f} s")
+            say(f"           all are reconciled after {time.monotonic() - began:.2f} s")
+            say(f"           {time.process_time() - cpu:.2f} s of CPU")
+            calls = ", ".join(f"{name} {number}" for name, number in other.api.calls.most_common())
+            say(f"           calls: {sum(other.api.calls.values())} ({calls})")
+            await other.close()
 
-    def _keep(self, kind: str, name: str, spec: Document, annotations: Mapping[str, str]) -> None:
-        """As `handlers.keep_broker` and `keep_trigger` do."""
-        operator = self._operator
-        reconcile = operator.reconcile_broker if kind == "Broker" else operator.triggers.reconcile
-        metadata = {"namespace": NAMESPACE, "name": name, "annotations": annotations}
+    def memory(self) -> None:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        say(f"memory: {pages * os.sysconf('SC_PAGE_SIZE') / 2**20:.0f} MiB")
+
+    def _declare(self, kind: str, name: str, spec: Document, annotations: Document) -> None:
+        metadata = {
+            "namespace": NAMESPACE,
+            "name": name,
+            "annotations": annotations,
+            "finalizers": [FINALIZER],
+        }
         heard = {"apiVersion": EVENTING, "kind": kind, "metadata": metadata, "spec": spec}
-        self._cluster.put(heard)
-        was_ready = False
-
-        async def look() -> float:
-            nonlocal was_ready
-            document = await self._cluster.get(EVENTING, kind, NAMESPACE, name)
-            assert document is not None
-            async with self._making if not was_ready else contextlib.nullcontext():
-                now = await reconcile(document)
-            if now is None or summary(now["conditions"])["status"] != "True":
-                return RETRY
-            # They were all made at one time; later they are spread evenly.
-            pause = random.uniform(0.8, 1.2) if was_ready else random.random()
-            was_ready = True
-            return RESYNC * pause
-
-        keeping = operator.wakes.keep((kind, NAMESPACE, name), look)
-        self._keeping.append(asyncio.create_task(keeping))
-
-    async def _watch(self, api_version: str, kind: str) -> None:
-        async for event in self._cluster.watch(api_version, kind):
-            self._hear(event.document)
-
-    def _hear(self, document: Document) -> None:
-        match document["apiVersion"], document["kind"]:
-            case _, "Broker":
-                self._operator.heard_of_broker(document, gone=False)
-            case _, "Trigger":
-                self._operator.heard_of_trigger(document, gone=False)
-            case str(api_version), "Service" if api_version == SERVING:
-                self._operator.heard_of_service(document)
+        self._cluster.add(heard)
 
 
 async def _answers(url: str) -> None:
@@ -257,12 +377,13 @@ def _is_idle(trigger: Document) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _dispatcher() -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """A dispatcher whose drains end at once: its address, and what is set by the first."""
-    asked = asyncio.Event()
+async def _dispatcher() -> AsyncIterator[tuple[str, dict[str, float]]]:
+    """A dispatcher whose drains end at once: its address, and when each Egress was asked for."""
+    asked: dict[str, float] = {}
 
-    async def answer(_: web.Request) -> web.Response:
-        asked.set()
+    async def answer(request: web.Request) -> web.Response:
+        wanted = DrainRequest.model_validate_json(await request.content.readline())
+        asked.setdefault(str(wanted.egress), time.monotonic())
         return web.Response(text=DrainProgress(ended=Ended.IDLE).model_dump_json())
 
     app = web.Application()
@@ -300,8 +421,8 @@ async def measure(options: argparse.Namespace) -> None:
             await load.blocked()
             await load.scrape()
             await load.reconcile()
-            await load.take_over()
-            await load.one_event()
+            load.memory()
+            await load.restart()
         finally:
             await server.stop()
 

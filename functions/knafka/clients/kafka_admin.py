@@ -1,6 +1,6 @@
 """Topics and groups on real Kafka: `LogAdmin` on librdkafka's admin client.
 
-Refused here: reading and writing of events (`kafka_reader`), except for looking at a whole topic.
+Not here: reading and writing of events (`kafka_reader`), except for looking at a whole topic.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from confluent_kafka.admin._cluster import DescribeClusterResult
 from confluent_kafka.admin._config import ConfigResource, ConfigSource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewTopic, _AdminClientImpl
 
 from knafka.clients.kafka_client import Connection, log_error_of, open_client
 from knafka.clients.kafka_groups import KafkaGroups
-from knafka.clients.kafka_requests import ASK_AGAIN, Requests
+from knafka.clients.kafka_requests import ASK_AGAIN, AdminCalls
 from knafka.clients.log import (
     Commits,
     Lag,
@@ -41,13 +41,29 @@ REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request: Kafka elects another leader in less."""
 PARTITIONS_REMEMBERED: Final = 10.0
 """Seconds for which `end_offsets_of_all` counts on a topic's number of partitions."""
+ENDS_REMEMBERED: Final = 1.0
+"""Seconds for which `lags` believes the ends that `end_offsets_of_all` has read: whoever asks for
+those again and again finds what comes later himself."""
 
-_EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
+_LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
 
 _GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 _ANOTHER: Final = _GONE | {KafkaError._UNKNOWN_PARTITION}
 """The topic was deleted meanwhile, or made anew with fewer partitions."""
+
+
+class _Seen(NamedTuple):
+    at: float
+    id: str
+    partitions: list[TopicPartition]
+    """With the end as the offset that is asked for."""
+
+
+class _Ends(NamedTuple):
+    at: float
+    topic_id: str
+    by_partition: Mapping[int, int]
 
 
 class _Found(NamedTuple):
@@ -65,16 +81,18 @@ class KafkaAdmin:
 
     def __init__(self, connection: Connection, *, request_timeout: float = REQUEST_TIMEOUT) -> None:
         self._connection = connection
-        self._requests = Requests(connection, request_timeout)
-        self._groups = KafkaGroups(connection, self._requests)
-        self._admin = self._requests.admin
-        self._seen: dict[str, tuple[float, list[TopicPartition]]] = {}
-        """When a topic's partitions were asked for, and which there were."""
+        self._calls = AdminCalls(connection, request_timeout)
+        self._groups = KafkaGroups(connection, self._calls)
+        self._admin = self._calls.admin
+        self._seen: dict[str, _Seen] = {}
+        """Topics as `end_offsets_of_all` found them."""
+        self._ends: dict[str, _Ends] = {}
+        """What it read last, of topics all of whose partitions could be read."""
         self._ranges: dict[str, tuple[str, dict[int, tuple[int, int]]]] = {}
         """A topic's id, and its partitions' starts and ends when `lags` read them last."""
 
     async def cluster_id(self) -> str:
-        described: DescribeClusterResult = await self._requests.one(
+        described: DescribeClusterResult = await self._calls.single(
             lambda timeout: self._admin.describe_cluster(request_timeout=timeout)
         )
         return str(described.cluster_id)
@@ -88,7 +106,7 @@ class KafkaAdmin:
             lambda timeout: self._admin.create_topics([new], request_timeout=timeout)[topic],
         )
         # The controller has it; the broker that we ask next may hear of it a moment later.
-        deadline = time.monotonic() + self._requests.timeout
+        deadline = time.monotonic() + self._calls.timeout
         while made:
             if topic in await self._describe([topic]) or time.monotonic() > deadline:
                 break
@@ -100,7 +118,7 @@ class KafkaAdmin:
         if found is None:
             return None
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = await self._requests.all(
+        entries = await self._calls.many(
             lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
             leaving_out=_GONE,
         )
@@ -122,7 +140,7 @@ class KafkaAdmin:
         )
 
     async def topics(self) -> Mapping[str, int]:
-        metadata = await self._requests.blocking(
+        metadata = await self._calls.in_thread(
             lambda timeout: self._admin.list_topics(timeout=timeout)
         )
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
@@ -135,7 +153,7 @@ class KafkaAdmin:
         self._seen = {
             topic: seen
             for topic, seen in self._seen.items()
-            if now - seen[0] < PARTITIONS_REMEMBERED
+            if now - seen.at < PARTITIONS_REMEMBERED
         }
         try:
             described = await self._describe(topics - self._seen.keys(), some=True)
@@ -144,16 +162,19 @@ class KafkaAdmin:
                 raise
             described = {}  # of the others the ends can still be had
         for topic, found in described.items():
-            self._seen[topic] = now, found.partitions
-        wanted = {
-            each: _LATEST
-            for topic in topics
-            if topic in self._seen
-            for each in self._seen[topic][1]
-        }
+            self._seen[topic] = _Seen(now, found.id, _asking(found.partitions, _LATEST))
+        wanted = [
+            each for topic in topics if topic in self._seen for each in self._seen[topic].partitions
+        ]
+        asked = time.monotonic()
         ends: dict[str, dict[int, int]] = {}
-        for each, offset in (await self._list_some(wanted)).items():
+        for each, offset in (await self._list(wanted, some=True)).items():
             ends.setdefault(each.topic, {})[each.partition] = offset
+        self._ends = {
+            topic: _Ends(asked, seen.id, ends[topic])
+            for topic, seen in self._seen.items()
+            if len(ends.get(topic, ())) == len(seen.partitions)
+        }
         return ends
 
     async def ensure_committed(self, group: str, topic: str) -> None:
@@ -166,6 +187,8 @@ class KafkaAdmin:
         )
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
+        if (known := self._no_lags(groups, topic)) is not None:
+            return known
         found = await self._existing(topic)
         ranges, _ = await self._ranges_of(topic, found)
         ends = {number: end for number, (_, end) in ranges.items()}
@@ -188,6 +211,17 @@ class KafkaAdmin:
             )
         }
 
+    def _no_lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag] | None:
+        """The same without a question: nothing has come since all of them were at the end. None:
+        that isn't known."""
+        ends = self._ends.get(topic)
+        if ends is None or time.monotonic() - ends.at > ENDS_REMEMBERED:
+            return None
+        if not self._groups.are_at_ends(groups, ends.topic_id, ends.by_partition):
+            return None
+        none = Lag(dict.fromkeys(ends.by_partition, 0), frozenset())
+        return dict.fromkeys(groups, none)
+
     async def _ranges_of(
         self, topic: str, found: _Found
     ) -> tuple[Mapping[int, tuple[int, int]], Collection[int]]:
@@ -201,7 +235,7 @@ class KafkaAdmin:
             {
                 each.partition: offset
                 for each, offset in (
-                    await self._list_some(dict.fromkeys(found.partitions, which))
+                    await self._list(_asking(found.partitions, which), some=True)
                 ).items()
             }
             for which in (_EARLIEST, _LATEST)
@@ -226,7 +260,7 @@ class KafkaAdmin:
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         await self._existing(topic)  # which says, better than a consumer, what is wrong
-        return await self._requests.blocking(partial(self._read_all, topic, limit))
+        return await self._calls.in_thread(partial(self._read_all, topic, limit))
 
     def _read_all(self, topic: str, limit: int, timeout: float) -> list[Record]:
         consumer = open_client(
@@ -272,7 +306,7 @@ class KafkaAdmin:
 
     async def close(self) -> None:
         """Wait for nothing: librdkafka lets go when the client is collected."""
-        self._requests.close()
+        self._calls.close()
 
     async def _existing(self, topic: str) -> _Found:
         if found := (await self._describe([topic])).get(topic):
@@ -284,7 +318,7 @@ class KafkaAdmin:
         if not topics:
             return {}
         names = TopicCollection(list(topics))
-        described = await self._requests.all(
+        described = await self._calls.many(
             lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
             leaving_out=_GONE,
             some=some,
@@ -299,29 +333,30 @@ class KafkaAdmin:
         }
 
     async def _list_offsets(
-        self, partitions: Sequence[TopicPartition], which: OffsetSpec
+        self, partitions: Sequence[TopicPartition], which: int
     ) -> dict[int, int]:
         """Of all these partitions, or a `LogError`."""
-        wanted = dict.fromkeys(partitions, which)
-        listed = await self._list(wanted)
+        listed = await self._list(_asking(partitions, which))
         for each in partitions:
             if each not in listed:
                 raise LogError(f"partition {each.partition} of {each.topic} has no leader")
         return {each.partition: offset for each, offset in listed.items()}
 
-    async def _list_some(
-        self, wanted: dict[TopicPartition, OffsetSpec]
-    ) -> dict[TopicPartition, int]:
-        """Of those that can be read now; raises `LogError` if none can."""
-        return await self._list(wanted, some=True)
-
     async def _list(
-        self, wanted: dict[TopicPartition, OffsetSpec], *, some: bool = False
+        self, wanted: list[TopicPartition], *, some: bool = False
     ) -> dict[TopicPartition, int]:
+        """The offset of each that its own `offset` asks for, `_EARLIEST` or `_LATEST`.
+
+        `some`: of those that can be read now; raises `LogError` if none can.
+        """
         if not wanted:
             return {}
-        listed = await self._requests.all(
-            lambda timeout: self._admin.list_offsets(wanted, request_timeout=timeout),
+        # Not by AdminClient's own method, which makes a future for each partition: 29 us of CPU
+        # each, where the request for all topics is one.
+        listed: dict[TopicPartition, Any] = await self._calls.batch(
+            lambda answer, timeout: _AdminClientImpl.list_offsets(
+                self._admin, wanted, answer, request_timeout=timeout
+            ),
             leaving_out=_ANOTHER if some else (),
             some=some,
         )
@@ -330,7 +365,11 @@ class KafkaAdmin:
 
     async def _unless(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
         """Whether it was done; False if it failed with the code that means it was done before."""
-        return bool(await self._requests.all(lambda timeout: {True: ask(timeout)}, {harmless}))
+        return bool(await self._calls.many(lambda timeout: {True: ask(timeout)}, {harmless}))
+
+
+def _asking(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
+    return [TopicPartition(each.topic, each.partition, which) for each in partitions]
 
 
 def _beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:

@@ -5,8 +5,9 @@ admin client crashes the process when a coordinator is loading or has moved (2.1
 `rd_kafka_handle_OffsetFetch` without a group), and that is normal life. Such a consumer costs 4 ms
 of CPU, so what a group committed is remembered: it only moves on, so a group that was at the end
 and has nothing new behind it still is. One that somebody sets back by hand is noticed within
-`REMEMBERED`.
-Refused here: topics. See `kafka_admin`.
+`REMEMBERED`. Why not one request for many groups: docs/decisions/0015-operator-caches.md.
+
+Not here: topics. See `kafka_admin`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from knafka.clients.kafka_client import Connection, open_client
-from knafka.clients.kafka_requests import THREADS, Requests
+from knafka.clients.kafka_requests import THREADS, AdminCalls
 from knafka.clients.log import Commits, OffsetAndMetadata, Positions
 
 REMEMBERED: Final = 300.0
@@ -44,9 +45,9 @@ class _Known:
 class KafkaGroups:
     """The committed offsets of groups; the topic of a call is that of its partitions."""
 
-    def __init__(self, connection: Connection, requests: Requests) -> None:
+    def __init__(self, connection: Connection, calls: AdminCalls) -> None:
         self._connection = connection
-        self._requests = requests
+        self._calls = calls
         self._known: dict[str, _Known] = {}
         """By group, which reads one topic."""
         self._forget_old = 0.0
@@ -83,14 +84,9 @@ class KafkaGroups:
         committed: dict[str, Commits] = {}
         unsure = []
         for group in groups:
-            known = self._known.get(group)
-            if (
-                known is not None
-                and known.topic_id == topic_id
-                and known.until > now
-                and all(known.offset(number) == end for number, end in ends.items())
-            ):
-                committed[group] = known.committed
+            known = self._at_ends(group, topic_id, ends, now)
+            if known is not None:
+                committed[group] = known
             else:
                 unsure.append(group)
         waiting = iter(unsure)
@@ -109,6 +105,19 @@ class KafkaGroups:
             for task in tasks:
                 task.cancel()
         return committed
+
+    def are_at_ends(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
+        """Whether all these groups are known to have committed these ends."""
+        now = time.monotonic()
+        return all(self._at_ends(each, topic_id, ends, now) is not None for each in groups)
+
+    def _at_ends(self, group: str, topic_id: str, ends: Positions, now: float) -> Commits | None:
+        """What it has committed, if that is known and these ends."""
+        known = self._known.get(group)
+        if known is None or known.topic_id != topic_id or known.until <= now:
+            return None
+        at_ends = all(known.offset(number) == end for number, end in ends.items())
+        return known.committed if at_ends else None
 
     def forget(self, group: str) -> None:
         """Ask anew what this group has committed."""
@@ -130,4 +139,4 @@ class KafkaGroups:
             finally:
                 consumer.close()
 
-        return await self._requests.blocking(asked)
+        return await self._calls.in_thread(asked)

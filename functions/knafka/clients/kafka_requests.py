@@ -1,9 +1,9 @@
-"""Asking Kafka: within a bounded time, again while it only moves house, and with the reason where
-it can't be reached.
+"""Bounded admin requests, retried while a coordinator or leader is moving.
 
-A request without an answer says what librdkafka told last (see `core.kafka_trouble`), and ends at
-once if that is something that waiting won't mend.
-Refused here: what is asked. See `kafka_admin` and `kafka_groups`.
+A request without an answer says what librdkafka reported last (see `core.kafka_trouble`), and ends
+at once if that is something that waiting won't mend.
+
+Not here: what is asked. See `kafka_admin` and `kafka_groups`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
-class Requests:
-    """How one Kafka is asked; belongs to one event loop.
+class AdminCalls:
+    """Requests to one Kafka; belongs to one event loop.
 
     An answer comes within `timeout` seconds, or a `LogError` that says why not.
     """
@@ -66,11 +66,11 @@ class Requests:
         self._refreshing: Future[None] | None = None
         self.admin = open_admin(connection, self._trouble.hear)
 
-    async def one(self, ask: Callable[[float], Future[T]]) -> T:
+    async def single(self, ask: Callable[[float], Future[T]]) -> T:
         """The result of one of the admin client's futures; `ask` is given the seconds it has."""
-        return (await self.all(lambda timeout: {None: ask(timeout)}))[None]
+        return (await self.many(lambda timeout: {None: ask(timeout)}))[None]
 
-    async def all(
+    async def many(
         self,
         ask: Callable[[float], Mapping[K, Future[T]]],
         leaving_out: Collection[int] = (),
@@ -102,7 +102,37 @@ class Requests:
 
         return await self._patiently(answers)
 
-    async def blocking(self, call: Callable[[float], T]) -> T:
+    async def batch(
+        self,
+        ask: Callable[[Future[dict[K, Any]], float], None],
+        leaving_out: Collection[int] = (),
+        *,
+        some: bool = False,
+    ) -> dict[K, Any]:
+        """As `many`, where one future gets all results, a `KafkaError` for each that failed.
+
+        A future for each key costs more than the request where there are thousands of keys.
+        """
+
+        async def answers(timeout: float) -> dict[K, Any]:
+            answer: Future[dict[K, Any]] = Future()
+            # Who waits may give up; librdkafka must be able to set a result nevertheless.
+            answer.set_running_or_notify_cancel()
+            ask(answer, timeout)
+            await self._answer(answer)
+            results = answer.result()
+            failed = [each for each in results.values() if isinstance(each, KafkaError)]
+            if not failed:
+                return results
+            found = {k: each for k, each in results.items() if not isinstance(each, KafkaError)}
+            raised = [each for each in failed if each.code() not in leaving_out]
+            if raised and not (some and found):
+                raise KafkaException(raised[0])
+            return found
+
+        return await self._patiently(answers)
+
+    async def in_thread(self, call: Callable[[float], T]) -> T:
         """The result of a call that blocks; it is given the seconds it may take."""
 
         def answer(timeout: float) -> Awaitable[T]:

@@ -32,6 +32,7 @@ from knafka.core.filters import never_true
 from knafka.core.names import MAX_LENGTH, is_topic
 from knafka_operator.decide.desired import MAX_MAX_IN_FLIGHT, ORDERS
 from knafka_operator.decide.external_topics import reserved
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     DELIVERY_ORDER,
@@ -46,7 +47,6 @@ from knafka_operator.model.resources import (
     annotation_path,
     whole_number,
 )
-from knafka_operator.scale.scaler import Autoscaling
 
 Document: TypeAlias = Mapping[str, Any]
 """Decoded JSON, as the API server shows it."""

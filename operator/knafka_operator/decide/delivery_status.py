@@ -6,7 +6,7 @@ from typing import Final
 
 from knafka_operator.decide.status import DELIVERING
 from knafka_operator.model.conditions import Condition, Severity, Status
-from knafka_operator.scale.scaler import TriggerStatus
+from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 LAG: Final = "knafka.dev/lag"
 REPLICAS: Final = "knafka.dev/replicas"

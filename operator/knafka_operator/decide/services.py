@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from knafka.core import contract, names
 from knafka.core.contract import Egress, Ingress
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import EVENTING, SERVING, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
-from knafka_operator.scale.scaler import Autoscaling
 
 Manifest = dict[str, Any]
 

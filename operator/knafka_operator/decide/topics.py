@@ -16,7 +16,6 @@ from knafka.core.errors import KnafkaError
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import CreateTopic, RecordTopic
 from knafka_operator.model.resources import EXTERNAL_TOPIC, TOPIC_STATUS
-from knafka_operator.scale.scaler import Lags
 
 TOPIC_ID: Final = "knafka.dev/topic-id"
 """Key of a Broker's `status.annotations`: Kafka's id of the topic that is its own."""
@@ -35,6 +34,25 @@ class Description(Protocol):
     def config(self) -> Mapping[str, str]:
         """What is set on this topic alone."""
         ...
+
+
+class Lag(Protocol):
+    """How far a group is behind on a topic, in records; `knafka.clients.log.Lag` is one."""
+
+    @property
+    def by_partition(self) -> Mapping[int, int]: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def beyond_end(self) -> frozenset[int]:
+        """Partitions whose commit lies behind the log's end."""
+        ...
+
+
+class Lags(Protocol):
+    """Source of consumer lag; implemented by `knafka.clients.log.LogAdmin`."""
+
+    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]: ...
 
 
 class Topics(Lags, Protocol):

@@ -42,11 +42,11 @@ from knafka_operator.decide.status import (
     value,
     why_not_ready,
 )
+from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import READY, Condition, Status
 from knafka_operator.model.resources import GROUP_STATUS, Broker, Trigger
 from knafka_operator.model.settings import Settings
 from knafka_operator.scale.kafkas import KafkaSide
-from knafka_operator.scale.scaler import Autoscaling
 
 DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
 """Key of `status.annotations`."""

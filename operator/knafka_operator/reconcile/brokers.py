@@ -41,6 +41,7 @@ from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, may_delete
 from knafka_operator.decide.trigger import BrokerState
+from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     BROKER_CLASS,
@@ -55,7 +56,6 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
 from knafka_operator.reconcile.state import BrokerRecord, States, topic_in_status
-from knafka_operator.runtime.cluster import Cluster, Document, decoded
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
 
 
@@ -130,12 +130,13 @@ class Brokers:
         """It is gone, whatever is left of it in Kafka."""
         self.states.drop_broker(Identity.of(document))
 
-    def learn(self, document: Document) -> None:
+    def learn(self, document: Document) -> BrokerRecord:
         """Keep in mind which topic a Broker has, before any other is reconciled."""
         record, topic = self.states.broker(document), topic_in_status(document)
         own = names.is_broker_topic(topic, *Identity.of(document))
         if topic is not None and own and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
+        return record
 
     # Observe.
 

@@ -6,8 +6,8 @@ from knafka.core.contract import Sink
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide.resolving import not_allowed, resolve
 from knafka_operator.decide.status import EXPECTED
+from knafka_operator.model.cluster import Cluster, NotAllowed
 from knafka_operator.model.resources import Destination
-from knafka_operator.runtime.cluster import Cluster, NotAllowed
 
 
 async def observe_sink(

@@ -7,8 +7,8 @@ from typing import Any
 
 from knafka_operator.decide import services, status
 from knafka_operator.decide.status import NotReady
+from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.resources import SERVING, Resource
-from knafka_operator.runtime.cluster import Cluster
 
 
 async def apply_service(cluster: Cluster, manifest: Mapping[str, Any], owner: Resource) -> str:

@@ -9,6 +9,7 @@ Everything belongs to the event loop but `foreign_brokers`, which webhooks ask f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -37,6 +38,8 @@ class BrokerRecord:
     """Where its topic is: its ConfigMap and Secret may go before it does."""
     topics: set[str] = field(default_factory=set)
     """Names of topics that are its own."""
+    declared: object = None
+    """What was declared, as it was last heard of."""
 
     def known(self) -> tuple[object, ...]:
         """What its Triggers go by."""
@@ -62,6 +65,8 @@ class TriggerRecord:
     """Names of consumer groups that are its own."""
     references: set[Identity] = field(default_factory=set)
     """What it refers to as its subscriber or dead letter sink."""
+    told: tuple[object, float] = (None, -math.inf)
+    """What its status says of its scaling, and since when by the event loop's clock."""
     gone: bool = False
     """It is stored no more, and is dropped when its drains are over."""
 

@@ -45,6 +45,7 @@ from knafka_operator.decide.trigger import (
     ObservedTrigger,
     Watched,
 )
+from knafka_operator.model.cluster import Cluster, Document, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     CORE,
@@ -59,8 +60,7 @@ from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
 from knafka_operator.reconcile.state import States, TriggerRecord, broker_of, group_in_status
-from knafka_operator.runtime.cluster import Cluster, Document, NotAllowed
-from knafka_operator.scale.scaler import TriggerStatus
+from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 
 @dataclass(slots=True)
@@ -117,9 +117,7 @@ class Triggers:
         seen = await self._observe(document)
         if seen.stored_broker is not None:
             if not self.brokers.is_ours(seen.stored_broker):
-                acting = _Acting(document, record)
-                for effect in deciding.leave(document):
-                    await self.run(effect, acting)
+                await self.leave(document)
                 return None
             if seen.watched is not None and not (broker is not None and broker.reconciled):
                 # It was resumed, and its Broker's turn is to come, which wakes it: until then what
@@ -144,6 +142,12 @@ class Triggers:
         status = {**decision.status, "conditions": conditions}
         await self.run(PublishStatus(statuses.changes(before, status)), acting)
         return status
+
+    async def leave(self, document: Document) -> None:
+        """Its Broker is another implementation's: deliver nothing, and take our status back."""
+        acting = _Acting(document, self.states.trigger(document))
+        for effect in deciding.leave(document):
+            await self.run(effect, acting)
 
     async def delete(self, document: Document) -> None:
         """Delete its group; its dead letters stay.

@@ -1,18 +1,21 @@
-"""Cluster: the Kubernetes API, as little of it as the operator needs, behind one Protocol.
+"""The API server: `Cluster` on the official client, and what watches need beside it.
 
-What is told to us comes through kopf; this is what we ask and do. Documents are plain dictionaries.
-Refused here: deciding anything, and retrying: who reconciles comes back anyway.
+Its calls block, so they run in threads of their own. Documents are decoded JSON as it comes:
+turning each into the client's own objects and back takes far longer than the request.
+
+Not here: what is kept of the answers (`cache`), and following changes (`watches`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import kubernetes
 from kubernetes.client.exceptions import ApiException
@@ -25,16 +28,24 @@ from kubernetes.dynamic.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
-from knafka.core.errors import KnafkaError
-from knafka_operator.model.resources import CORE
+from knafka_operator.model.cluster import ClusterError, Document, NotAllowed
 from knafka_operator.runtime.kinds import Kinds
-
-Document = Mapping[str, Any]
 
 MANAGER: Final = "knafka-operator"
 """Field manager of what we apply."""
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request."""
+THREADS: Final = 16
+"""Requests at a time: as many as the work queue has places."""
+CONNECTIONS: Final = 64
+"""That are kept: one for each thread and each watch."""
+PAGE: Final = 250
+"""Objects in one answer to a list that is followed by a watch: decoding it keeps the event loop
+waiting for some 10 ms."""
+CONNECT_TIMEOUT: Final = 5.0
+
+_METADATA: Final = ";g=meta.k8s.io;v=v1,application/json"
+"""Ends an Accept header that asks for nothing but the metadata of objects."""
 
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:]{0,252}").fullmatch
@@ -42,47 +53,44 @@ _NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:]{0,252}").fullmatch
 T = TypeVar("T")
 
 
-class ClusterError(KnafkaError):
-    """The API server refused, or did not answer."""
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which objects are watched, in all namespaces: the API server filters them."""
 
+    api_version: str
+    kind: str
+    labels: str = ""
+    """A label selector of one term: `key`, `!key` or `key=value`."""
+    fields: str = ""
+    """A field selector."""
+    metadata_only: bool = False
+    """Whether their spec, data and status stay where they are."""
 
-class NotAllowed(ClusterError):
-    """Our roles don't allow it: trying again changes nothing until somebody grants it."""
+    @property
+    def is_everything(self) -> bool:
+        """Whether it leaves out no object of its kind."""
+        return not (self.labels or self.fields)
 
+    def matches(self, document: Document) -> bool:
+        """Whether the label selector does; field selectors are the API server's alone."""
+        labels = document["metadata"].get("labels") or {}
+        key, given, value = self.labels.partition("=")
+        if not key:
+            return True
+        if key.startswith("!"):
+            return key[1:] not in labels
+        return labels.get(key) == value if given else key in labels
 
-class Cluster(Protocol):
-    """Every method raises `ClusterError`."""
-
-    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """None: there is no such object, or no such kind."""
-        ...
-
-    async def list(
-        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
-    ) -> list[Document]:
-        """All objects of a kind with these labels, in all namespaces."""
-        ...
-
-    async def create(self, manifest: Document) -> bool:
-        """Whether there was no such object before."""
-        ...
-
-    async def apply(self, manifest: Document) -> Document:
-        """Make it so (server-side apply, ours alone); gives it as it is stored."""
-        ...
-
-    async def write_status(self, document: Document, status: Document) -> None:
-        """Merge `status` into the object's; nothing happens if the object is gone."""
-        ...
-
-    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None: ...
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.api_version, self.kind, self.labels, self.fields)))
 
 
 class ApiCluster:
-    """`Cluster` on the official client, whose calls block and so run in threads."""
+    """`Cluster` on the official client."""
 
     def __init__(self, client: kubernetes.client.ApiClient) -> None:
-        self._kinds = Kinds(client)
+        self.kinds = Kinds(client)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kubernetes-api")
 
     @classmethod
     def from_environment(cls) -> ApiCluster:
@@ -94,22 +102,27 @@ class ApiCluster:
                 kubernetes.config.load_kube_config()  # type: ignore[no-untyped-call]
         except kubernetes.config.ConfigException as error:
             raise ClusterError(f"no cluster: {error}: set KUBECONFIG, or run in a pod") from error
-        return cls(kubernetes.client.ApiClient())
+        configuration = kubernetes.client.Configuration.get_default_copy()
+        configuration.connection_pool_maxsize = CONNECTIONS
+        return cls(kubernetes.client.ApiClient(configuration))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         def ask() -> Document | None:
             if not _may_be(namespace, name):
                 return None
             try:
-                found = self._kind(api_version, kind).get(
-                    name=name, namespace=namespace, _request_timeout=REQUEST_TIMEOUT
+                return _decoded(
+                    self._kind(api_version, kind).get(
+                        name=name,
+                        namespace=namespace,
+                        serialize=False,
+                        _request_timeout=REQUEST_TIMEOUT,
+                    )
                 )
             except (NotFoundError, ResourceNotFoundError):
                 return None
-            document: Document = found.to_dict()
-            return document
 
-        return await self._blocking(f"get {kind} {namespace}/{name}", ask)
+        return await self._in_thread(f"get {kind} {namespace}/{name}", ask)
 
     async def list(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
@@ -117,14 +130,13 @@ class ApiCluster:
         selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
 
         def ask() -> list[Document]:
-            # As it comes: turning each into the client's own objects and back takes far longer.
             answer = self._kind(api_version, kind).get(
                 label_selector=selector, serialize=False, _request_timeout=REQUEST_TIMEOUT
             )
-            found: list[Document] = json.loads(answer.data)["items"]
+            found: list[Document] = _decoded(answer)["items"]
             return found
 
-        return await self._blocking(f"list {kind}", ask)
+        return await self._in_thread(f"list {kind}", ask)
 
     async def create(self, manifest: Document) -> bool:
         metadata = manifest["metadata"]
@@ -141,47 +153,51 @@ class ApiCluster:
                 return False
             return True
 
-        return await self._blocking(f"create {manifest['kind']} {metadata['name']}", ask)
+        return await self._in_thread(f"create {manifest['kind']} {metadata['name']}", ask)
 
     async def apply(self, manifest: Document) -> Document:
         metadata = manifest["metadata"]
 
         def ask() -> Document:
-            stored: Document = (
-                self._kind(manifest["apiVersion"], manifest["kind"])
-                .server_side_apply(
+            return _decoded(
+                self._kind(manifest["apiVersion"], manifest["kind"]).server_side_apply(
                     body=manifest,
                     name=metadata["name"],
                     namespace=metadata.get("namespace"),
                     field_manager=MANAGER,
                     force_conflicts=True,
+                    serialize=False,
                     _request_timeout=REQUEST_TIMEOUT,
                 )
-                .to_dict()
             )
-            return stored
 
         what = f"apply {manifest['kind']} {metadata['name']}"
-        return await self._blocking(what, ask)
+        return await self._in_thread(what, ask)
 
     async def write_status(self, document: Document, status: Document) -> None:
-        metadata = document["metadata"]
+        await self.patch_status(document, status)
 
-        def ask() -> None:
-            try:
-                self._kind(document["apiVersion"], document["kind"]).status.patch(
-                    body={"status": status},
-                    name=metadata["name"],
-                    namespace=metadata["namespace"],
-                    content_type="application/merge-patch+json",
-                    field_manager=MANAGER,
-                    _request_timeout=REQUEST_TIMEOUT,
-                )
-            except NotFoundError:
-                return
+    async def patch_status(self, document: Document, status: Document) -> Document | None:
+        """`write_status` that gives the object as it is stored then; None: it is gone."""
 
-        what = f"write the status of {document['kind']} {metadata['namespace']}/{metadata['name']}"
-        await self._blocking(what, ask)
+        def ask() -> Document | None:
+            kind = self._kind(document["apiVersion"], document["kind"])
+            return self._patch(kind.status, document, {"status": status})
+
+        return await self._in_thread(f"write the status of {_named(document)}", ask)
+
+    async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
+        """Merge `metadata` into the object's, unless it has changed since it was read.
+
+        Gives it as it is stored then; None: it is gone. Raises `ClusterError`, also for a conflict.
+        """
+        version = {"resourceVersion": document["metadata"].get("resourceVersion")}
+
+        def ask() -> Document | None:
+            kind = self._kind(document["apiVersion"], document["kind"])
+            return self._patch(kind, document, {"metadata": {**version, **metadata}})
+
+        return await self._in_thread(f"write the metadata of {_named(document)}", ask)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
         def ask() -> None:
@@ -192,17 +208,68 @@ class ApiCluster:
             except (NotFoundError, ResourceNotFoundError):
                 return
 
-        await self._blocking(f"delete {kind} {namespace}/{name}", ask)
+        await self._in_thread(f"delete {kind} {namespace}/{name}", ask)
+
+    def list_page(self, of: Selection, after: str | None) -> Document:
+        """One page of a list, `PAGE` objects; blocks. `after` is the `continue` of the one before.
+
+        Raises what the client raises.
+        """
+        return _decoded(
+            self._kind(of.api_version, of.kind).get(
+                serialize=False,
+                limit=PAGE,
+                _continue=after,
+                _request_timeout=REQUEST_TIMEOUT,
+                **_selected(of, "PartialObjectMetadataList"),
+            )
+        )
+
+    def follow(self, of: Selection, version: str, seconds: int, silence: float) -> Any:
+        """An open watch from a resourceVersion on, a line of JSON for each event; blocks.
+
+        The API server ends it after `seconds`; `silence` is how long a read may take. Gives a
+        `urllib3` response. Raises what the client raises.
+        """
+        return self._kind(of.api_version, of.kind).get(
+            serialize=False,
+            watch=True,
+            resource_version=version,
+            allow_watch_bookmarks=True,
+            timeout_seconds=seconds,
+            _request_timeout=(CONNECT_TIMEOUT, silence),
+            **_selected(of, "PartialObjectMetadata"),
+        )
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _patch(self, of: Any, document: Document, body: Document) -> Document | None:
+        metadata = document["metadata"]
+        try:
+            return _decoded(
+                of.patch(
+                    body=body,
+                    name=metadata["name"],
+                    namespace=metadata["namespace"],
+                    content_type="application/merge-patch+json",
+                    field_manager=MANAGER,
+                    serialize=False,
+                    _request_timeout=REQUEST_TIMEOUT,
+                )
+            )
+        except NotFoundError:
+            return None
 
     def _kind(self, api_version: str, kind: str) -> Any:
-        found = self._kinds.find(api_version, kind, REQUEST_TIMEOUT)
+        found = self.kinds.find(api_version, kind, REQUEST_TIMEOUT)
         if found is None:
             raise ResourceNotFoundError(f"there is no kind {kind:.100} in {api_version:.300}")
         return found
 
-    async def _blocking(self, what: str, call: Callable[[], T]) -> T:
+    async def _in_thread(self, what: str, call: Callable[[], T]) -> T:
         try:
-            return await asyncio.to_thread(call)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except ForbiddenError as error:
             raise NotAllowed(f"can't {what}: {_told(error)}") from error
         except DynamicApiError as error:
@@ -211,17 +278,24 @@ class ApiCluster:
             raise ClusterError(f"can't {what}: {error}") from error
 
 
-async def read_secret(cluster: Cluster, namespace: str, name: str) -> Document | None:
-    """A Secret's document; its data is base64."""
-    return await cluster.get(CORE, "Secret", namespace, name)
-
-
-def decoded(secret: Document) -> Mapping[str, str]:
-    """A Secret's values as text; what other tools keep there as binary is of no use to us."""
+def _selected(of: Selection, as_: str) -> dict[str, Any]:
     return {
-        key: base64.b64decode(value).decode("utf-8", "replace").strip()
-        for key, value in (secret.get("data") or {}).items()
+        "label_selector": of.labels or None,
+        "field_selector": of.fields or None,
+        "header_params": {"Accept": f"application/json;as={as_}{_METADATA}"}
+        if of.metadata_only
+        else {},
     }
+
+
+def _decoded(answer: Any) -> Document:
+    document: Document = json.loads(answer.data)
+    return document
+
+
+def _named(document: Document) -> str:
+    metadata = document["metadata"]
+    return f"{document['kind']} {metadata['namespace']}/{metadata['name']}"
 
 
 def _may_be(namespace: str, name: str) -> bool:

@@ -1,10 +1,12 @@
-"""Kinds: where the API server keeps the objects of a kind, asked by apiVersion and remembered.
+"""Kinds: REST mapper. Where the API server keeps the objects of a kind, asked by apiVersion and
+remembered, also that there is no such kind.
 
 The dynamic client's own discovery isn't used: it lets go of everything it knows for each kind that
 it doesn't find, isn't thread-safe, and takes `*` for all kinds. Here one apiVersion is asked by
-itself, so that what somebody misspelt costs nobody else a look-up.
+itself, so that what somebody misspelt costs nobody else a look-up, and is asked for more and more
+seldom. `forget` is for whoever hears of a new CustomResourceDefinition.
 
-Refused here: asking for objects.
+Not here: asking for objects.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from kubernetes.dynamic.resource import Resource
 REMEMBERED: Final = 600.0
 """Seconds for which the kinds of an apiVersion are believed to be as they were."""
 UNKNOWN: Final = 15.0
-"""Seconds for which a kind that there isn't isn't asked for again: its CRD may come."""
+MAX_UNKNOWN: Final = 300.0
+"""Seconds for which a kind that isn't there isn't asked for again: doubled each time that nothing
+is new, up to the second."""
 
 _API_VERSION = re.compile(
     r"(?:(?P<group>[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)/)?(?P<version>[a-z][a-z0-9]{0,62})"
@@ -38,6 +42,8 @@ class _Listed:
 
     at: float
     kinds: Mapping[str, Any]
+    unknown: float = UNKNOWN
+    """Seconds for which what isn't in it isn't asked for again."""
 
 
 class Kinds:
@@ -66,18 +72,33 @@ class Kinds:
             listed = self._listed.get(api_version)
         if listed is not None:
             found = listed.kinds.get(kind)
-            if now - listed.at < (UNKNOWN if found is None else REMEMBERED):
+            if now - listed.at < (listed.unknown if found is None else REMEMBERED):
                 return found
         kinds = self._list(version["group"], version["version"], timeout)
+        unknown = UNKNOWN
+        if listed is not None and listed.kinds.keys() == kinds.keys():
+            unknown = min(2 * listed.unknown, MAX_UNKNOWN)
         with self._lock:
             # Misspelt ones must not pile up.
             self._listed = {
                 name: each
                 for name, each in self._listed.items()
-                if now - each.at < (REMEMBERED if each.kinds else UNKNOWN)
+                if now - each.at < (REMEMBERED if each.kinds else 2 * each.unknown)
             }
-            self._listed[api_version] = _Listed(now, kinds)
+            self._listed[api_version] = _Listed(now, kinds, unknown)
         return kinds.get(kind)
+
+    def is_known(self, api_version: str, kind: str) -> bool:
+        """Whether there was such a kind when it was looked for last; asks nobody."""
+        with self._lock:
+            listed = self._listed.get(api_version)
+        return listed is not None and kind in listed.kinds
+
+    def forget(self, group: str) -> None:
+        """Its kinds have changed."""
+        with self._lock:
+            for api_version in [each for each in self._listed if each.startswith(f"{group}/")]:
+                del self._listed[api_version]
 
     def _list(self, group: str | None, version: str, timeout: float) -> dict[str, Any]:
         prefix = "api" if group is None else "apis"

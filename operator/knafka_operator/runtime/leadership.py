@@ -25,7 +25,7 @@ import kubernetes
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from knafka_operator.runtime.cluster import ClusterError
+from knafka_operator.model.cluster import ClusterError
 from knafka_operator.runtime.lease import DURATION, RENEW_AGAIN, RENEW_EVERY, Election, Lease
 
 log = logging.getLogger(__name__)

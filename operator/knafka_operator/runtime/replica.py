@@ -1,12 +1,12 @@
 """Replica: one process of the operator from its start to its end. A launcher, so it may import all.
 
     every replica    webhooks, metrics, connections to every Kafka: warm
-    the leader       resume what is delivered -> reconcile everything (kopf) -> hang up -> release
+    the leader       resume what is delivered -> reconcile everything -> hang up -> release
 
 The webhooks have kopf, an event loop and a thread of their own: kopf takes everything in its loop
 for its own when it ends, and an answer isn't to wait for what a leader does.
 
-Refused here: who leads (`leadership`), and what is done (`handlers`, `operator`).
+Not here: who leads (`leadership`), and what is done (`controller`, `operator`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from typing import Final, TypeVar
 import kopf
 
 from knafka.clients.kafka_admin import KafkaAdmin
+from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.runtime import handlers, webhooks
-from knafka_operator.runtime.cluster import ApiCluster, ClusterError
+from knafka_operator.runtime.cache import CachedCluster
+from knafka_operator.runtime.cluster import ApiCluster
+from knafka_operator.runtime.controller import Controller
 from knafka_operator.runtime.leadership import ApiLeases, Leadership, Watchdog
 from knafka_operator.runtime.lease import Election
 from knafka_operator.runtime.metrics import HttpServer
-from knafka_operator.runtime.wakes import repeat
+from knafka_operator.scale.repeat import repeat
 
 log = logging.getLogger("knafka")
 
@@ -48,13 +51,14 @@ async def run(settings: Settings) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    cluster = await asyncio.to_thread(ApiCluster.from_environment)
+    api = await asyncio.to_thread(ApiCluster.from_environment)
+    cluster = CachedCluster(api)
     leadership = Leadership(ApiLeases(settings.namespace), Election(settings.identity))
     # First of all: should nobody lead, the time until that is known begins here.
     acquired = asyncio.Event()
     holding = asyncio.create_task(leadership.hold(acquired))
     operator = Operator(settings, cluster, KafkaAdmin)
-    serving = await _webhooks(settings, cluster, operator, lambda: _from_thread(loop, stop))
+    serving = await _webhooks(settings, api, operator, lambda: _from_thread(loop, stop))
     http = await HttpServer.start(operator, leadership.leads, serving.is_ready)
     # What was imported stays. Each full collection would go through it, and keep everything from
     # running for 50 ms.
@@ -63,7 +67,7 @@ async def run(settings: Settings) -> None:
     try:
         if await _acquired(acquired, operator, stop):
             with Watchdog(leadership):
-                await _lead(settings, operator, stop)
+                await _lead(Controller(operator, cluster, api), operator, stop)
             await _released(leadership, holding)
     finally:
         holding.cancel()
@@ -84,19 +88,22 @@ async def _acquired(acquired: asyncio.Event, operator: Operator, stop: asyncio.E
     return acquired.is_set()
 
 
-async def _lead(settings: Settings, operator: Operator, stop: asyncio.Event) -> None:
+async def _lead(controller: Controller, operator: Operator, stop: asyncio.Event) -> None:
     log.info("this replica leads")
-    try:
+
+    async def act() -> None:
         await _resume(operator)
-        await kopf.operator(
-            registry=handlers.LEADING,
-            settings=handlers.kopf_settings(settings, handlers.LEADING),
-            memo=kopf.Memo(operator=operator, stop=stop),
-            clusterwide=True,
-            standalone=True,
-            stop_flag=stop,
-        )
+        await controller.run()
+
+    acting, stopping = asyncio.create_task(act()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((acting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if acting.done():
+            acting.result()  # it ends by itself only for a bug
     finally:
+        for each in (acting, stopping):
+            each.cancel()
+        await asyncio.wait((acting, stopping))
         await operator.close()
 
 
@@ -146,7 +153,7 @@ class Webhooks:
 async def _webhooks(
     ours: Settings, cluster: ApiCluster, operator: Operator, ended: Callable[[], None]
 ) -> Webhooks:
-    settings, ready = handlers.kopf_settings(ours, handlers.EVERY), threading.Event()
+    settings, ready = handlers.kopf_settings(), threading.Event()
     if ours.webhooks:
         pem = await _insisting(
             "the webhooks' certificate",
@@ -161,7 +168,7 @@ async def _webhooks(
         try:
             asyncio.run(
                 kopf.operator(
-                    registry=handlers.EVERY,
+                    registry=handlers.REGISTRY,
                     settings=settings,
                     memo=kopf.Memo(operator=operator),
                     clusterwide=True,

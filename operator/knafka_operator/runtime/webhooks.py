@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from knafka_operator.model.cluster import Cluster, decoded
 from knafka_operator.model.resources import CORE
-from knafka_operator.runtime.cluster import Cluster, decoded
 
 SERVICE: Final = "knafka-webhook"
 SECRET: Final = "knafka-webhook-certificate"

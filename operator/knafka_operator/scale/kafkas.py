@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from knafka.core.kafka_secret import for_librdkafka
 from knafka_operator.decide.topics import Topics
-from knafka_operator.runtime.wakes import repeat
+from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains, Scaler
 
 LOOK_INTERVAL: Final = 0.5

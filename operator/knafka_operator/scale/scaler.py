@@ -1,4 +1,4 @@
-"""Scaler: how many drains each Trigger needs, and holding that many open.
+"""Scaler: asks for each Trigger's lag, and holds as many drains open as it needs.
 
     lag --decide--> Scale --hold--> requests, each of which keeps one drain going
 
@@ -7,24 +7,26 @@ nearly spent, and those of a Trigger that changes or goes at once. What merely e
 process, ends no drain: dispatchers go on, and whoever scales next holds them. Time is the event
 loop's.
 
-Refused here: Kafka and HTTP. `Lags` and `Drains` bring them in, so the operator (Knative Services)
-and the local mode (processes) share this loop. One Scaler serves one Kafka.
+Not here: the decision (`decide.scaling`), Kafka and HTTP. `Lags` and `Drains` bring those in, so
+the operator (Knative Services) and the local mode (processes) share this loop. One Scaler serves
+one Kafka.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import random
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from knafka.core.contract import Egress
-from knafka.core.drain import COUNTED, DrainProgress, DrainRequest, Ended
-from knafka.core.errors import InvalidDocument
-from knafka_operator.model.resources import AUTOSCALING, annotation_path, whole_number
+from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka_operator.decide.scaling import Scale, decide
+from knafka_operator.decide.topics import Lag, Lags
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.scaled_trigger import ScaledTrigger, TriggerStatus, sum_progress
 
 BUDGET: Final = 570.0
 """Seconds for one request: below a Knative Service's timeoutSeconds of 600."""
@@ -44,121 +46,6 @@ WAKE_SPACING: Final = 0.25
 LAG_TIMEOUT: Final = 60.0
 """Seconds after which a question for lags is given up; Kafka's own limits end most before."""
 
-KEPT: Final = 24 * 3600.0
-"""Seconds without a drain, at most, after which one is held though there is no lag: Kafka forgets
-the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and then all
-that its topic still has would be delivered again."""
-
-KEDA_CLASS: Final = "keda.autoscaling.knative.dev"
-"""Upstream's default class: scaling on lag by these annotations, which is what we do."""
-DISABLED: Final = "disabled"
-
-_KEYS: Final[Mapping[str, tuple[str, int]]] = {
-    "min-scale": ("min_scale", 0),
-    "max-scale": ("max_scale", 1),
-    "lag-threshold": ("lag_threshold", 1),
-    "activation-lag-threshold": ("activation_lag_threshold", 0),
-    "polling-interval": ("polling_interval", 1),
-    "cooldown-period": ("cooldown_period", 0),
-}
-"""Annotation to field and least value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Autoscaling:
-    """How a Trigger scales; the defaults are upstream's."""
-
-    min_scale: int = 0
-    """Drains held even without lag."""
-    max_scale: int = 50
-    """Drains at most; never more than partitions either."""
-    lag_threshold: int = 100
-    """Records of lag for each drain."""
-    activation_lag_threshold: int = 0
-    """Records of lag that don't wake a Trigger at zero."""
-    polling_interval: float = 10.0
-    """Seconds between two looks at the lag."""
-    cooldown_period: float = 30.0
-    """Seconds without anything to do after which a drain ends."""
-
-    @classmethod
-    def from_annotations(cls, annotations: Mapping[str, str], defaults: Autoscaling) -> Autoscaling:
-        """What `autoscaling.eventing.knative.dev/...` says, else `defaults`.
-
-        The class `disabled` holds one drain, always. Raises `InvalidDocument`.
-        """
-        given: dict[str, Any] = {}
-        for key, (name, minimum) in _KEYS.items():
-            if (text := annotations.get(AUTOSCALING + key)) is not None:
-                path = annotation_path(AUTOSCALING + key)
-                given[name] = whole_number(text, path, minimum, 2**31 - 1)
-        autoscaling = replace(defaults, **given)
-        if autoscaling.min_scale > autoscaling.max_scale:
-            raise InvalidDocument(
-                annotation_path(AUTOSCALING + "min-scale"),
-                f"invalid value: {autoscaling.min_scale}: want at most max-scale, "
-                f"{autoscaling.max_scale}",
-            )
-        scaled_by = annotations.get(AUTOSCALING + "class", KEDA_CLASS)
-        if scaled_by not in (KEDA_CLASS, DISABLED):
-            raise InvalidDocument(
-                annotation_path(AUTOSCALING + "class"),
-                f"invalid value: {scaled_by:.80}: want {KEDA_CLASS} or {DISABLED}",
-            )
-        if scaled_by == DISABLED:
-            return replace(autoscaling, min_scale=1, max_scale=1)
-        return autoscaling
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """A decision: how many drains, and why."""
-
-    replicas: int
-    reason: str
-
-
-def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Scale:
-    """How many drains a Trigger needs now; `held` are open already.
-
-    ceil(lag / lag-threshold), within min-scale, max-scale and the number of partitions. Fewer than
-    `held` means only that those which end aren't opened again.
-    """
-    needed = -(-lag // autoscaling.lag_threshold)
-    reason = f"lag {lag}, {autoscaling.lag_threshold} per drain"
-    if lag == 0:
-        reason = "no lag"
-    elif held == 0 and lag <= autoscaling.activation_lag_threshold:
-        needed = 0
-        reason = f"lag {lag}, activation-lag-threshold {autoscaling.activation_lag_threshold}"
-    replicas = min(max(needed, autoscaling.min_scale), autoscaling.max_scale, partitions)
-    if replicas > needed:
-        reason += f", min-scale {autoscaling.min_scale}"
-    elif replicas < needed and replicas == autoscaling.max_scale:
-        reason += f", max-scale {autoscaling.max_scale}"
-    elif replicas < needed:
-        reason += f", partitions {partitions}"
-    return Scale(replicas, reason)
-
-
-class Lag(Protocol):
-    """How far a group is behind on a topic, in records; `knafka.clients.log.Lag` is one."""
-
-    @property
-    def by_partition(self) -> Mapping[int, int]: ...
-    @property
-    def total(self) -> int: ...
-    @property
-    def beyond_end(self) -> frozenset[int]:
-        """Partitions whose commit lies behind the log's end."""
-        ...
-
-
-class Lags(Protocol):
-    """Who knows; a `knafka.clients.log.LogAdmin` is one."""
-
-    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]: ...
-
 
 class Drains(Protocol):
     """Opens drains on dispatchers."""
@@ -175,64 +62,10 @@ class Drains(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerStatus:
-    """What the scaler knows of one Trigger."""
-
-    lag: int | None
-    """Records; None: not known yet."""
-    replicas: int
-    """Drains open right now."""
-    scale: Scale
-    """The last decision."""
-    counts: DrainProgress
-    """Sums over all its drains, ended and open; `unsettled`, `partitions` and `congestion` of the
-    open ones."""
-    error: str | None
-    """What went wrong last and hasn't gone right since."""
-    beyond_end: frozenset[int] = frozenset()
-    """Partitions of which it has committed what isn't there (any more)."""
-
-
-@dataclass(eq=False, slots=True)
-class _Trigger:
-    id: str
-    egress: Egress
-    autoscaling: Autoscaling
-    lag: int | None = None
-    scale: Scale = Scale(0, "the lag is not known yet")
-    floor: int = 0
-    """Drains held even when they end idle."""
-    holds: dict[asyncio.Task[None], asyncio.Event] = field(default_factory=dict)
-    """Each holds one drain after another, with a pause between them when one fails, until its
-    event is set."""
-    open: dict[asyncio.Task[None], DrainProgress] = field(default_factory=dict)
-    ended: DrainProgress = field(default_factory=DrainProgress)
-    beyond_end: frozenset[int] = frozenset()
-    lag_error: str | None = None
-    drain_error: str | None = None
-    join_by: float = math.inf
-    """When its group must be joined again, on the loop's clock."""
-
-    def joined(self) -> None:
-        """Its group was joined; the next time is not everybody's at once."""
-        self.join_by = asyncio.get_running_loop().time() + KEPT * random.uniform(0.5, 1)
-
-    def status(self) -> TriggerStatus:
-        return TriggerStatus(
-            lag=self.lag,
-            replicas=len(self.open),
-            scale=self.scale,
-            counts=_sum([self.ended], self.open.values()) if self.open else self.ended,
-            error=self.drain_error or self.lag_error,
-            beyond_end=self.beyond_end,
-        )
-
-
 @dataclass(eq=False, slots=True)
 class _Topic:
     name: str
-    triggers: dict[str, _Trigger] = field(default_factory=dict)
+    triggers: dict[str, ScaledTrigger] = field(default_factory=dict)
     looked: float = -math.inf
     due: float = math.inf
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -246,7 +79,7 @@ class Scaler:
         self._lags = lags
         self._drains = drains
         self._budget = budget
-        self._triggers: dict[str, _Trigger] = {}
+        self._triggers: dict[str, ScaledTrigger] = {}
         self._topics: dict[str, _Topic] = {}
         self._ending: dict[str, set[asyncio.Task[None]]] = {}
         self._unfollowed: list[_Topic] = []
@@ -280,7 +113,7 @@ class Scaler:
         """
         trigger = self._triggers.get(trigger_id)
         if trigger is None:
-            trigger = self._triggers[trigger_id] = _Trigger(trigger_id, egress, autoscaling)
+            trigger = self._triggers[trigger_id] = ScaledTrigger(trigger_id, egress, autoscaling)
             trigger.joined()  # nobody knows when; most Triggers have events before this is due
         elif trigger.egress != egress:
             self._unlist(trigger)
@@ -310,7 +143,7 @@ class Scaler:
         if found and any(not trigger.holds for trigger in found.triggers.values()):
             self._soon(topic)
 
-    def expect(self, topic: str, limit: int) -> None:
+    def prewarm(self, topic: str, limit: int) -> None:
         """An event is on its way there: Triggers at zero drain already, if at most `limit` are.
 
         Their start and the receiver's then take the same time, not one after the other.
@@ -343,14 +176,14 @@ class Scaler:
                 topic.due = soon
                 topic.changed.set()
 
-    def _unlist(self, trigger: _Trigger) -> None:
+    def _unlist(self, trigger: ScaledTrigger) -> None:
         topic = self._topics[trigger.egress.topic]
         del topic.triggers[trigger.id]
         if not topic.triggers:
             del self._topics[trigger.egress.topic]
             topic.changed.set()
 
-    def _stop(self, trigger: _Trigger) -> None:
+    def _stop(self, trigger: ScaledTrigger) -> None:
         """Begin to end its drains; until they are over, `_look` opens none for this id."""
         holds, trigger.holds = trigger.holds, {}
         for hold, stop in holds.items():
@@ -359,7 +192,7 @@ class Scaler:
             stop.set()
             asyncio.get_running_loop().call_later(STOP_TIMEOUT, hold.cancel)
 
-    def _is_over(self, trigger: _Trigger, hold: asyncio.Task[None]) -> None:
+    def _is_over(self, trigger: ScaledTrigger, hold: asyncio.Task[None]) -> None:
         ending = self._ending[trigger.id]
         ending.discard(hold)
         if not ending:
@@ -396,7 +229,7 @@ class Scaler:
             topic.due = topic.looked + polled
             await self._ask(topic.name, asked)
 
-    async def _ask(self, name: str, asked: Sequence[tuple[_Trigger, Egress]]) -> None:
+    async def _ask(self, name: str, asked: Sequence[tuple[ScaledTrigger, Egress]]) -> None:
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
                 lags = await self._lags.lags([egress.group for _, egress in asked], name)
@@ -408,7 +241,7 @@ class Scaler:
             if self._triggers.get(trigger.id) is trigger and trigger.egress is egress:
                 self._apply(trigger, lags.get(egress.group))
 
-    def _apply(self, trigger: _Trigger, lag: Lag | None) -> None:
+    def _apply(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
         if lag is None:
             trigger.lag_error = f"the lag is not known: no group {trigger.egress.group}"
             return
@@ -427,11 +260,11 @@ class Scaler:
         while len(trigger.holds) < trigger.scale.replicas:
             self._open(trigger)
 
-    def _open(self, trigger: _Trigger) -> None:
+    def _open(self, trigger: ScaledTrigger) -> None:
         stop = asyncio.Event()
         trigger.holds[asyncio.create_task(self._hold(trigger, stop))] = stop
 
-    async def _hold(self, trigger: _Trigger, stop: asyncio.Event) -> None:
+    async def _hold(self, trigger: ScaledTrigger, stop: asyncio.Event) -> None:
         """One drain after another, as long as that many are wanted."""
         task = _current()
         loop = asyncio.get_running_loop()
@@ -460,7 +293,7 @@ class Scaler:
             # What arrived since the drain last read, and had nobody to wake it, is looked for now.
             self._soon(trigger.egress.topic)
 
-    async def _drain(self, trigger: _Trigger, stop: asyncio.Event) -> Ended:
+    async def _drain(self, trigger: ScaledTrigger, stop: asyncio.Event) -> Ended:
         """Hold one drain until it ends, and keep what it tells; never raises but if cancelled."""
         task = _current()
         loop = asyncio.get_running_loop()
@@ -490,7 +323,7 @@ class Scaler:
             return Ended.FAILED
         finally:
             deciding.cancel()
-            trigger.ended = _sum([trigger.ended, trigger.open.pop(task)], [])
+            trigger.ended = sum_progress([trigger.ended, trigger.open.pop(task)], [])
         match progress.ended:
             case Ended.STOPPED if stop.is_set():
                 trigger.drain_error = None
@@ -512,16 +345,3 @@ def _current() -> asyncio.Task[None]:
 
 def _say(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _sum(ended: Iterable[DrainProgress], open_: Collection[DrainProgress]) -> DrainProgress:
-    everything = [*ended, *open_]
-    counts: dict[str, Any] = {
-        name: sum(getattr(each, name) for each in everything) for name in COUNTED
-    }
-    return DrainProgress(
-        **counts,
-        unsettled=sum(each.unsettled for each in open_),
-        congestion=next((each.congestion for each in open_ if each.congestion), None),
-        partitions=tuple(sorted({number for each in open_ for number in each.partitions})),
-    )

@@ -1,0 +1,41 @@
+"""Scaling: how many drains a Trigger needs, from its lag. Pure.
+
+Not here: asking for the lag and holding the drains (`scale.scaler`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from knafka_operator.model.autoscaling import Autoscaling
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A decision: how many drains, and why."""
+
+    replicas: int
+    reason: str
+
+
+def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Scale:
+    """How many drains a Trigger needs now; `held` are open already.
+
+    ceil(lag / lag-threshold), within min-scale, max-scale and the number of partitions. Fewer than
+    `held` means only that those which end aren't opened again.
+    """
+    needed = -(-lag // autoscaling.lag_threshold)
+    reason = f"lag {lag}, {autoscaling.lag_threshold} per drain"
+    if lag == 0:
+        reason = "no lag"
+    elif held == 0 and lag <= autoscaling.activation_lag_threshold:
+        needed = 0
+        reason = f"lag {lag}, activation-lag-threshold {autoscaling.activation_lag_threshold}"
+    replicas = min(max(needed, autoscaling.min_scale), autoscaling.max_scale, partitions)
+    if replicas > needed:
+        reason += f", min-scale {autoscaling.min_scale}"
+    elif replicas < needed and replicas == autoscaling.max_scale:
+        reason += f", max-scale {autoscaling.max_scale}"
+    elif replicas < needed:
+        reason += f", partitions {partitions}"
+    return Scale(replicas, reason)

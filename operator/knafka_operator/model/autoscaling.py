@@ -1,0 +1,75 @@
+"""Autoscaling: what a Trigger's `autoscaling.eventing.knative.dev/` annotations declare.
+
+    min-scale, max-scale, lag-threshold, activation-lag-threshold, polling-interval, cooldown-period
+
+Not here: how many drains follow from that (`decide.scaling`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from knafka.core.errors import InvalidDocument
+from knafka_operator.model.resources import AUTOSCALING, annotation_path, whole_number
+
+KEDA_CLASS: Final = "keda.autoscaling.knative.dev"
+"""Upstream's default class: scaling on lag by these annotations, which is what we do."""
+DISABLED: Final = "disabled"
+
+_KEYS: Final[Mapping[str, tuple[str, int]]] = {
+    "min-scale": ("min_scale", 0),
+    "max-scale": ("max_scale", 1),
+    "lag-threshold": ("lag_threshold", 1),
+    "activation-lag-threshold": ("activation_lag_threshold", 0),
+    "polling-interval": ("polling_interval", 1),
+    "cooldown-period": ("cooldown_period", 0),
+}
+"""Annotation to field and least value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """How a Trigger scales; the defaults are upstream's."""
+
+    min_scale: int = 0
+    """Drains held even without lag."""
+    max_scale: int = 50
+    """Drains at most; never more than partitions either."""
+    lag_threshold: int = 100
+    """Records of lag for each drain."""
+    activation_lag_threshold: int = 0
+    """Records of lag that don't wake a Trigger at zero."""
+    polling_interval: float = 10.0
+    """Seconds between two looks at the lag."""
+    cooldown_period: float = 30.0
+    """Seconds without anything to do after which a drain ends."""
+
+    @classmethod
+    def from_annotations(cls, annotations: Mapping[str, str], defaults: Autoscaling) -> Autoscaling:
+        """What `autoscaling.eventing.knative.dev/...` says, else `defaults`.
+
+        The class `disabled` holds one drain, always. Raises `InvalidDocument`.
+        """
+        given: dict[str, Any] = {}
+        for key, (name, minimum) in _KEYS.items():
+            if (text := annotations.get(AUTOSCALING + key)) is not None:
+                path = annotation_path(AUTOSCALING + key)
+                given[name] = whole_number(text, path, minimum, 2**31 - 1)
+        autoscaling = replace(defaults, **given)
+        if autoscaling.min_scale > autoscaling.max_scale:
+            raise InvalidDocument(
+                annotation_path(AUTOSCALING + "min-scale"),
+                f"invalid value: {autoscaling.min_scale}: want at most max-scale, "
+                f"{autoscaling.max_scale}",
+            )
+        scaled_by = annotations.get(AUTOSCALING + "class", KEDA_CLASS)
+        if scaled_by not in (KEDA_CLASS, DISABLED):
+            raise InvalidDocument(
+                annotation_path(AUTOSCALING + "class"),
+                f"invalid value: {scaled_by:.80}: want {KEDA_CLASS} or {DISABLED}",
+            )
+        if scaled_by == DISABLED:
+            return replace(autoscaling, min_scale=1, max_scale=1)
+        return autoscaling

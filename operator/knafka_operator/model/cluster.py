@@ -1,0 +1,62 @@
+"""Cluster: the Kubernetes API, as little of it as reconciling needs, as one Protocol.
+
+Implementations: `runtime.cluster` (the API server), `runtime.cache` in front of it, and whatever
+keeps objects elsewhere (tests, the local mode). Documents are plain dictionaries, as decoded JSON;
+nobody changes one that was given to him.
+
+Not here: deciding anything, and retrying: what is reconciled is reconciled again.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+from knafka.core.errors import KnafkaError
+
+Document: TypeAlias = Mapping[str, Any]
+
+
+class ClusterError(KnafkaError):
+    """The API server refused, or did not answer."""
+
+
+class NotAllowed(ClusterError):
+    """Our roles don't allow it: trying again changes nothing until somebody grants it."""
+
+
+class Cluster(Protocol):
+    """Every method raises `ClusterError`."""
+
+    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        """None: there is no such object, or no such kind."""
+        ...
+
+    async def list(
+        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+    ) -> list[Document]:
+        """All objects of a kind with these labels, in all namespaces."""
+        ...
+
+    async def create(self, manifest: Document) -> bool:
+        """Whether there was no such object before."""
+        ...
+
+    async def apply(self, manifest: Document) -> Document:
+        """Make it so (server-side apply, ours alone); gives it as it is stored."""
+        ...
+
+    async def write_status(self, document: Document, status: Document) -> None:
+        """Merge `status` into the object's; nothing happens if the object is gone."""
+        ...
+
+    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None: ...
+
+
+def decoded(secret: Document) -> Mapping[str, str]:
+    """A Secret's values as text; what other tools keep there as binary is of no use to us."""
+    return {
+        key: base64.b64decode(value).decode("utf-8", "replace").strip()
+        for key, value in (secret.get("data") or {}).items()
+    }

@@ -1,0 +1,229 @@
+"""Work queue: which object is reconciled when, and how long one that fails waits.
+
+    enqueue -> due -> (a place is free) -> reconcile -> float     due again after so many seconds
+                                                     -> BACK_OFF  due after 1 s, 2 s, 4 s .. 300 s
+                                                     -> GONE      forgotten
+                                                     -> an error  logged, then as BACK_OFF
+
+`enqueue` says that the object, or something that concerns it, has changed: it is due at once, and
+its failures are forgotten. One object is never reconciled twice at a time; a burst of changes is
+one reconciliation.
+
+Nobody waits for another's trouble: namespaces take turns, and a reconciliation that lasts longer
+than a second gives its place away, since all it does is wait (for a Kafka that is away, mostly).
+
+Not here: what is done with an object (`runtime.controller`, or the local mode).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from knafka.core.errors import KnafkaError
+
+log = logging.getLogger(__name__)
+
+Key: TypeAlias = tuple[str, str, str]
+"""Kind, namespace and name."""
+
+
+class Verdict(enum.Enum):
+    """What follows a reconciliation, where it isn't a number of seconds."""
+
+    BACK_OFF = enum.auto()
+    """Again, later each time."""
+    GONE = enum.auto()
+    """There is nothing to reconcile any more."""
+
+
+BACK_OFF: Final = Verdict.BACK_OFF
+GONE: Final = Verdict.GONE
+
+Reconcile: TypeAlias = Callable[[Key], Awaitable[float | Literal[Verdict.BACK_OFF, Verdict.GONE]]]
+
+PAUSE: Final = 0.05
+"""Seconds between two reconciliations of one object, however often it is enqueued."""
+FIRST_BACK_OFF: Final = 1.0
+MAX_BACK_OFF: Final = 300.0
+"""Seconds before what failed is tried again: the first, doubled each time, up to the last."""
+JITTER: Final = 0.1
+"""Share by which a back-off is shorter or longer, so that what failed together doesn't come back
+together."""
+PLACES: Final = 16
+"""Reconciliations at a time, those apart that have lasted longer than `LONG`."""
+LONG: Final = 0.25
+"""Seconds after which a reconciliation no longer counts."""
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    key: Key
+    failures: int = 0
+    """In a row, since it was enqueued or succeeded."""
+    is_due: bool = False
+    running: bool = False
+    changed: bool = False
+    """It was enqueued while it was being reconciled."""
+    not_before: float = 0.0
+    timer: asyncio.TimerHandle | None = None
+
+
+def back_off(failures: int) -> float:
+    """Seconds to wait after so many failures in a row, at least one; jitter apart."""
+    return min(FIRST_BACK_OFF * 2.0 ** min(failures - 1, 16), MAX_BACK_OFF)
+
+
+class WorkQueue:
+    """Belongs to one event loop; what is enqueued before `run` waits for it."""
+
+    def __init__(self, places: int = PLACES) -> None:
+        self._places = asyncio.Semaphore(places)
+        self._items: dict[Key, _Item] = {}
+        self._due: dict[str, deque[_Item]] = {}
+        """By namespace; each has its turn."""
+        self._turns: deque[str] = deque()
+        self._some_due = asyncio.Event()
+
+    def enqueue(self, key: Key) -> None:
+        """Reconcile it as soon as there is a place."""
+        item = self._items.get(key)
+        if item is None:
+            item = self._items[key] = _Item(key)
+        item.failures = 0
+        if item.running:
+            item.changed = True
+        else:
+            self._soon(item)
+
+    def retry_failed(self) -> None:
+        """Reconcile at once what is backing off: what stood in its way may have changed."""
+        for item in list(self._items.values()):
+            if item.failures:
+                self.enqueue(item.key)
+
+    def __len__(self) -> int:
+        """Objects that are kept."""
+        return len(self._items)
+
+    @property
+    def failing(self) -> int:
+        """Objects that back off."""
+        return sum(item.failures > 0 for item in self._items.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is due, or being reconciled."""
+        return bool(self._due) or any(item.running for item in self._items.values())
+
+    async def run(self, reconcile: Reconcile) -> None:
+        """Reconcile what is due until cancelled; what is being reconciled then is cancelled."""
+        running: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                await self._places.acquire()
+                place = _Place(self._places)
+                try:
+                    item = await self._next()
+                except BaseException:
+                    place.leave()
+                    raise
+                task = asyncio.create_task(self._reconcile(item, reconcile, place))
+                running.add(task)
+                task.add_done_callback(running.discard)
+        finally:
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)
+
+    async def _next(self) -> _Item:
+        while not self._turns:
+            self._some_due.clear()
+            await self._some_due.wait()
+        namespace = self._turns.popleft()
+        due = self._due[namespace]
+        item = due.popleft()
+        if due:
+            self._turns.append(namespace)
+        else:
+            del self._due[namespace]
+        item.is_due, item.running = False, True
+        return item
+
+    async def _reconcile(self, item: _Item, reconcile: Reconcile, place: _Place) -> None:
+        loop = asyncio.get_running_loop()
+        handle = loop.call_later(LONG, place.leave)
+        verdict: float | Verdict = BACK_OFF
+        try:
+            verdict = await reconcile(item.key)
+        except KnafkaError as error:
+            log.warning("%s: %s", " ".join(item.key), error)
+        except Exception:  # a bug, which is that object's alone
+            log.exception("%s", " ".join(item.key))
+        finally:
+            handle.cancel()
+            place.leave()
+            item.running = False
+            item.not_before = loop.time() + PAUSE
+            self._afterwards(item, verdict)
+
+    def _afterwards(self, item: _Item, verdict: float | Verdict) -> None:
+        if item.changed:
+            item.changed = False
+            self._soon(item)
+        elif verdict is GONE:
+            del self._items[item.key]
+        elif verdict is BACK_OFF:
+            item.failures += 1
+            pause = back_off(item.failures) * random.uniform(1 - JITTER, 1 + JITTER)
+            self._later(item, pause)
+        elif not isinstance(verdict, Verdict):
+            item.failures = 0
+            self._later(item, verdict)
+
+    def _soon(self, item: _Item) -> None:
+        """Due now, or a moment after it was reconciled last."""
+        wait = item.not_before - asyncio.get_running_loop().time()
+        if wait > 0:
+            self._later(item, wait)
+        else:
+            self._be_due(item)
+
+    def _later(self, item: _Item, seconds: float) -> None:
+        if item.timer is not None:
+            item.timer.cancel()
+        loop = asyncio.get_running_loop()
+        item.timer = loop.call_later(seconds, self._be_due, item)
+
+    def _be_due(self, item: _Item) -> None:
+        if item.timer is not None:
+            item.timer.cancel()
+            item.timer = None
+        if item.is_due:
+            return
+        item.is_due = True
+        namespace = item.key[1]
+        if namespace not in self._due:
+            self._due[namespace] = deque()
+            self._turns.append(namespace)
+        self._due[namespace].append(item)
+        self._some_due.set()
+
+
+class _Place:
+    """One of the places, given back once."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places: asyncio.Semaphore | None = places
+
+    def leave(self) -> None:
+        if self._places is not None:
+            self._places.release()
+            self._places = None

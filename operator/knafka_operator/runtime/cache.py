@@ -1,0 +1,311 @@
+"""Cache: `Cluster` in front of the API server, which is asked only for what watches don't know.
+
+    whole objects are watched       a look costs no request
+    their metadata is watched       a request for each version of an object that is looked at
+    nothing is watched              a request for each look
+
+It writes only what differs: an apply whose manifest was applied before (an annotation has its
+digest) and is still there as a whole, or a status that reads so already, is no request.
+
+It also knows who looked at what: `tracking` notes what a reconciliation gets, and when one of those
+objects changes, `changed` is called with whoever looked. Belongs to one event loop.
+
+Not here: watching (`watches`), and what follows from a change (`controller`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias
+
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.runtime.cluster import Selection
+
+APPLIED: Final = "knafka.dev/applied"
+"""Annotation of what we apply: the digest of its manifest."""
+
+KindKey: TypeAlias = tuple[str, str]
+"""apiVersion and kind."""
+Identity: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+Reference: TypeAlias = tuple[str, str, str, str]
+"""apiVersion, kind, namespace and name."""
+
+
+class Api(Cluster, Protocol):
+    """What is cached; implemented by `ApiCluster`."""
+
+    async def patch_status(self, document: Document, status: Document) -> Document | None:
+        """`write_status` that gives the object as it is stored then; None: it is gone."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Watched:
+    """What is known of one selection."""
+
+    of: Selection
+    synced: bool = False
+    versions: dict[Identity, str] = field(default_factory=dict)
+    """The resourceVersion of each object of the selection; whole objects are in `documents`."""
+    documents: dict[Identity, Document] = field(default_factory=dict)
+
+    def found(self, identity: Identity) -> Document | None:
+        """The object as it is stored now, if that is known."""
+        document = self.documents.get(identity)
+        if document is None or not self.synced:
+            return None
+        if self.of.metadata_only and _version(document) != self.versions.get(identity):
+            return None
+        return document
+
+    def is_absent(self, identity: Identity) -> bool:
+        known = self.versions if self.of.metadata_only else self.documents
+        return self.synced and self.of.is_everything and identity not in known
+
+    def keep(self, document: Document) -> None:
+        """Unless a newer one is known, from an answer that was faster than the watch."""
+        identity = _identity(document)
+        before = self.documents.get(identity)
+        if before is None or not _is_older(document, before):
+            self.documents[identity] = document
+            if not self.of.metadata_only:
+                self.versions[identity] = _version(document)
+
+
+class CachedCluster:
+    """`Cluster`; what isn't watched goes through."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._watched: dict[KindKey, list[_Watched]] = {}
+        self._references: dict[Key, set[Reference]] = {}
+        """By who was reconciled: what it got then."""
+        self._referrers: dict[Reference, set[Key]] = {}
+        self._tracked: ContextVar[set[Reference] | None] = ContextVar("tracked", default=None)
+        self.changed: Callable[[Key], None] = lambda key: None
+        """Called with each object that looked at one that has changed or gone."""
+        self.looked_at: Callable[[str, str], None] = lambda api_version, kind: None
+        """Called with the apiVersion and kind of what a reconciliation has asked for, if nobody
+        watches that."""
+
+    # -- what watches hear
+
+    def heard(self, of: Selection, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        """See `watches.Listener`; what is older than what is known is passed over."""
+        watched = self._of(of)
+        for document in changed:
+            identity = _identity(document)
+            known, version = watched.versions.get(identity), _version(document)
+            if of.metadata_only:
+                watched.versions[identity] = version
+            else:
+                watched.keep(document)
+            if known != version:
+                self.tell((of.api_version, of.kind, *identity))
+        for document in gone:
+            identity = _identity(document)
+            watched.versions.pop(identity, None)
+            watched.documents.pop(identity, None)
+            self.tell((of.api_version, of.kind, *identity))
+
+    def is_synced(self, of: Selection, synced: bool) -> None:
+        self._of(of).synced = synced
+
+    def unwatch(self) -> None:
+        """Nothing is watched any more: everything goes through."""
+        self._watched.clear()
+        self._references.clear()
+        self._referrers.clear()
+
+    def _of(self, of: Selection) -> _Watched:
+        of_kind = self._watched.setdefault((of.api_version, of.kind), [])
+        found = next((each for each in of_kind if each.of == of), None)
+        if found is None:
+            found = _Watched(of)
+            of_kind.append(found)
+        return found
+
+    def _known(self, reference: Reference) -> Document | None:
+        """The object as it is stored now, if that is known."""
+        of_kind = self._watched.get(reference[:2], ())
+        return next(filter(None, (each.found(reference[2:]) for each in of_kind)), None)
+
+    def keep(self, document: Document) -> None:
+        """What the API server answered to a write, or to a question."""
+        for each in self._watched.get((document["apiVersion"], document["kind"]), ()):
+            if each.synced and each.of.matches(document):
+                each.keep(_slim(document))
+
+    # -- who looks at what
+
+    @contextmanager
+    def tracking(self, key: Key) -> Iterator[None]:
+        """What is got in here concerns this object, until it is reconciled again."""
+        found: set[Reference] = set()
+        token = self._tracked.set(found)
+        try:
+            yield
+        except BaseException:
+            found |= self._references.get(key, set())  # it did not get to all it looks at
+            raise
+        finally:
+            self._tracked.reset(token)
+            self._refer(key, found)
+
+    def forget(self, key: Key) -> None:
+        """It is gone and looks at nothing."""
+        self._refer(key, set())
+
+    def _refer(self, key: Key, to: set[Reference]) -> None:
+        before = self._references.pop(key, set())
+        if to:
+            self._references[key] = to
+        for reference in to - before:
+            self._referrers.setdefault(reference, set()).add(key)
+        for reference in before - to:
+            referrers = self._referrers[reference]
+            referrers.discard(key)
+            if not referrers:
+                del self._referrers[reference]
+                self._let_go(reference)
+
+    def _let_go(self, reference: Reference) -> None:
+        """Nobody looks at it any more: of an object of which only metadata is watched, that is
+        enough again."""
+        for each in self._watched.get(reference[:2], ()):
+            if each.of.metadata_only:
+                each.documents.pop(reference[2:], None)
+
+    def tell(self, reference: Reference) -> None:
+        """This object has changed, or something that belongs to it."""
+        for key in list(self._referrers.get(reference, ())):
+            self.changed(key)
+
+    # -- Cluster
+
+    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        reference = api_version, kind, namespace, name
+        tracked = self._tracked.get()
+        if tracked is not None:
+            tracked.add(reference)
+        if (known := self._known(reference)) is not None:
+            return known
+        of_kind = self._watched.get((api_version, kind), ())
+        if any(each.is_absent((namespace, name)) for each in of_kind):
+            return None
+        found = await self._api.get(*reference)
+        if tracked is not None and not of_kind:
+            self.looked_at(api_version, kind)
+        if tracked is not None and found is not None:
+            self.keep({**found, "apiVersion": api_version, "kind": kind})
+        return found
+
+    async def list(
+        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+    ) -> list[Document]:
+        return await self._api.list(api_version, kind, labels)
+
+    async def create(self, manifest: Document) -> bool:
+        return await self._api.create(manifest)
+
+    async def apply(self, manifest: Document) -> Document:
+        metadata = manifest["metadata"]
+        if "data" not in manifest:  # a digest of a Secret's would be one of a password
+            digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
+            annotations = {**_annotations(manifest), APPLIED: digest}
+            manifest = {**manifest, "metadata": {**metadata, "annotations": annotations}}
+        there = self._known((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
+        # The digest says that nothing is there that was wanted once and isn't any more, the rest
+        # that nobody has changed anything by hand.
+        if (
+            there
+            and contains(there, manifest)
+            and ("data" not in manifest or there.get("data") == manifest["data"])
+        ):
+            return there
+        stored = await self._api.apply(manifest)
+        self.keep(stored)
+        return stored
+
+    async def write_status(self, document: Document, status: Document) -> None:
+        there = self._known((document["apiVersion"], document["kind"], *_identity(document)))
+        if there is not None and reads(there.get("status") or {}, status):
+            return
+        stored = await self._api.patch_status(document, status)
+        if stored is not None:
+            self.keep(stored)
+
+    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        for each in self._watched.get((api_version, kind), ()):
+            each.documents.pop((namespace, name), None)
+        await self._api.delete(api_version, kind, namespace, name)
+
+
+def contains(there: Any, wanted: Any) -> bool:
+    """Whether everything that is wanted is there, beside whatever others have added to it."""
+    if isinstance(wanted, Mapping):
+        return isinstance(there, Mapping) and all(
+            key in there and contains(there[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list | tuple):
+        return (
+            isinstance(there, list)
+            and len(there) == len(wanted)
+            and all(map(contains, there, wanted))
+        )
+    return bool(there == wanted)
+
+
+def reads(there: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
+    """Whether a merge patch (RFC 7386) changes nothing."""
+    for key, value in patch.items():
+        if value is None:
+            if key in there:
+                return False
+        elif isinstance(value, Mapping):
+            had = there.get(key)
+            if not isinstance(had, Mapping) or not reads(had, value):
+                return False
+        elif there.get(key) != value:
+            return False
+    return True
+
+
+def _slim(document: Document) -> Document:
+    """Without what nobody reads, as watches have it."""
+    metadata = document["metadata"]
+    if "managedFields" not in metadata:
+        return document
+    return {**document, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
+
+
+def _annotations(document: Document) -> Mapping[str, str]:
+    return document["metadata"].get("annotations") or {}
+
+
+def _identity(document: Document) -> Identity:
+    metadata = document["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
+
+
+def _version(document: Document) -> str:
+    return str(document["metadata"].get("resourceVersion", ""))
+
+
+def _is_older(document: Document, than: Document) -> bool:
+    """By resourceVersion, which the API server counts up (KEP-5504); an object that was made anew
+    is no older version of the one before."""
+    this, that = document["metadata"], than["metadata"]
+    if this.get("uid") != that.get("uid"):
+        return False
+    try:
+        return int(this["resourceVersion"]) < int(that["resourceVersion"])
+    except (KeyError, ValueError):
+        return False

@@ -1,0 +1,356 @@
+"""Controller: what the leading replica does with Brokers and Triggers on Kubernetes.
+
+    watches -> cache, operator -> work queue -> one object: finalizer -> reconcile -> back-off
+                                                            deleted   -> Kafka cleaned up -> gone
+
+Whatever an object's reconciliation looked at (ConfigMap, Secret, subscriber, its own Service) has
+it reconciled again when that changes: the cache knows who looked. Our finalizer is put on an object
+before anything of it is made in Kafka, and nothing else is written outside its status.
+
+Not here: decisions, and what reconciling does (`operator` and `reconcile`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, Protocol
+
+from knafka.core.errors import KnafkaError
+from knafka_operator.decide import services, status
+from knafka_operator.model.cluster import ClusterError, Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE, EVENTING, SERVING
+from knafka_operator.operator import Operator
+from knafka_operator.reconcile.state import broker_of
+from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Verdict
+from knafka_operator.runtime import cache, watches
+from knafka_operator.runtime.cache import CachedCluster
+from knafka_operator.runtime.cluster import Selection
+from knafka_operator.runtime.events import Events
+from knafka_operator.runtime.kinds import Kinds
+from knafka_operator.runtime.watches import Watch
+
+log = logging.getLogger(__name__)
+
+FINALIZER: Final = "knafka.dev/finalizer"
+LEFT_BEHIND: Final = ("knafka.dev/last-handled-configuration",)
+"""Annotations that earlier releases put on Brokers and Triggers: taken away."""
+
+RESYNC: Final = 300.0
+"""Seconds until what is Ready is looked at again, a fifth more or less, should nothing change."""
+DELETE_AGAIN: Final = 2.0
+"""Seconds before a deletion that Kafka has stood in the way of is tried again."""
+SYNC_TIMEOUT: Final = 15.0
+"""Seconds for which reconciling waits for the watches: without one of them it asks instead."""
+MAX_KINDS: Final = 32
+"""Kinds of subscribers that are watched; those beyond are looked at again now and then."""
+
+BROKERS: Final = Selection(EVENTING, "Broker")
+TRIGGERS: Final = Selection(EVENTING, "Trigger")
+FUNCTIONS: Final = Selection(SERVING, "Service", labels=services.ROLE)
+"""Our own Knative Services."""
+SUBSCRIBERS: Final = Selection(SERVING, "Service", labels=f"!{services.ROLE}", metadata_only=True)
+"""Everybody else's."""
+PODS: Final = Selection(CORE, "Pod", labels=services.ROLE, metadata_only=True)
+"""Of our functions. A receiver that starts means that an event is on its way; a dispatcher of an
+older Revision that ends is waited for."""
+CONFIG_MAPS: Final = Selection(CORE, "ConfigMap", metadata_only=True)
+SECRETS: Final = Selection(
+    CORE,
+    "Secret",
+    fields=",".join(
+        f"type!={each}"
+        for each in (
+            "helm.sh/release.v1",
+            "kubernetes.io/service-account-token",
+            "kubernetes.io/dockerconfigjson",
+            "bootstrap.kubernetes.io/token",
+        )
+    ),
+    metadata_only=True,
+)
+"""Those that may hold credentials for Kafka."""
+DEFINITIONS: Final = Selection(
+    "apiextensions.k8s.io/v1", "CustomResourceDefinition", metadata_only=True
+)
+ALWAYS: Final = (
+    *(BROKERS, TRIGGERS, FUNCTIONS, SUBSCRIBERS),
+    *(PODS, CONFIG_MAPS, SECRETS, DEFINITIONS),
+)
+
+
+class Api(cache.Api, watches.Api, Protocol):
+    """What the controller asks of the API server; implemented by `ApiCluster`."""
+
+    kinds: Kinds
+
+    async def patch_metadata(self, document: Document, metadata: Document) -> Document | None: ...
+
+
+class Controller:
+    """One term of a leader; made and run inside its event loop."""
+
+    def __init__(self, operator: Operator, cluster: CachedCluster, api: Api) -> None:
+        """`cluster` is what the operator asks, in front of `api`."""
+        self._operator = operator
+        self._cluster = cluster
+        self._api = api
+        self._events = Events(api, operator.settings.identity)
+        self._watches: dict[Selection, Watch] = {}
+        self._synced: set[Selection] = set()
+        self._all_synced = asyncio.Event()
+        self._declared: dict[Key, object] = {}
+        self._gone: dict[Key, Document] = {}
+        """What was deleted, and isn't forgotten yet."""
+        self._deleting: dict[Key, float] = {}
+        """Since when each deletion is being tried, by the event loop's clock."""
+        self._pods: set[str] = set()
+        """UIDs of the functions' pods."""
+
+    async def run(self) -> None:
+        """Follow and reconcile everything until cancelled."""
+        self._cluster.changed = self._operator.queue.enqueue
+        self._cluster.looked_at = self._watch_kind
+        try:
+            for each in ALWAYS:
+                self._watch(each)
+            try:
+                async with asyncio.timeout(SYNC_TIMEOUT):
+                    await self._all_synced.wait()
+            except TimeoutError:
+                missing = ", ".join(str(each) for each in ALWAYS if each not in self._synced)
+                log.warning("reconciling without watching %s", missing)
+            await self._operator.queue.run(self.reconcile)
+        finally:
+            for watch in self._watches.values():
+                watch.close()
+            self._watches.clear()
+            self._cluster.unwatch()
+            await self._events.close()
+
+    # -- what changes
+
+    def heard(self, of: Selection, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        """See `watches.Listener`."""
+        self._cluster.heard(of, changed, gone)
+        if of in (BROKERS, TRIGGERS):
+            for document in changed:
+                self._on_change(document)
+            for document in gone:
+                self._on_gone(document)
+        elif of is PODS:
+            self._on_pods(changed, gone)
+        elif of is DEFINITIONS and of in self._synced:
+            for document in (*changed, *gone):
+                self._api.kinds.forget(document["metadata"]["name"].partition(".")[2])
+            self._operator.queue.retry_failed()
+
+    def is_synced(self, of: Selection, synced: bool) -> None:
+        """See `watches.Listener`."""
+        self._cluster.is_synced(of, synced)
+        (self._synced.add if synced else self._synced.discard)(of)
+        if self._synced.issuperset(ALWAYS):
+            self._all_synced.set()
+
+    def _on_change(self, document: Document) -> None:
+        key = _key(document)
+        if key[0] == "Broker":
+            self._operator.heard_of_broker(document, gone=False)
+        else:
+            self._operator.heard_of_trigger(document, gone=False)
+        # Not for what was written into its status.
+        declared = _declared(document)
+        if self._declared.get(key) != declared:
+            self._declared[key] = declared
+            self._operator.queue.enqueue(key)
+
+    def _on_gone(self, document: Document) -> None:
+        key = _key(document)
+        self._declared.pop(key, None)
+        self._gone[key] = document
+        if key[0] == "Broker":
+            self._operator.heard_of_broker(document, gone=True)
+        else:
+            self._operator.heard_of_trigger(document, gone=True)
+        self._operator.queue.enqueue(key)
+
+    def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        for pod in changed:
+            metadata = pod["metadata"]
+            if metadata["uid"] not in self._pods:
+                self._pods.add(metadata["uid"])
+                is_receiver = metadata["labels"].get(services.ROLE) == services.RECEIVER
+                if is_receiver and PODS in self._synced:
+                    self._operator.heard_of_receiver(pod)
+            elif "deletionTimestamp" in metadata:
+                self._on_ending(pod)
+        for pod in gone:
+            self._pods.discard(pod["metadata"].get("uid", ""))
+            self._on_ending(pod)
+
+    def _on_ending(self, pod: Document) -> None:
+        """Whoever waits for its Service may be waiting for that."""
+        metadata = pod["metadata"]
+        if service := (metadata.get("labels") or {}).get("serving.knative.dev/service"):
+            self._cluster.tell((SERVING, "Service", metadata["namespace"], service))
+
+    def _watch_kind(self, api_version: str, kind: str) -> None:
+        """What a reconciliation looks at is of this kind: hear of its changes."""
+        of = Selection(api_version, kind, metadata_only=True)
+        watched = len(self._watches) - len(ALWAYS)
+        # One that doesn't exist has no watch: its CustomResourceDefinition is heard of.
+        if of not in self._watches and watched < MAX_KINDS:
+            if self._api.kinds.is_known(api_version, kind):
+                self._watch(of)
+
+    def _watch(self, of: Selection) -> None:
+        self._watches[of] = Watch(self._api, of, self)
+
+    # -- one object
+
+    async def reconcile(self, key: Key) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
+        """Have one object as it is declared, see `work_queue`; raises `ClusterError`."""
+        kind, namespace, name = key
+        if kind not in ("Broker", "Trigger"):
+            return GONE  # something else that owns a Knative Service
+        if (gone := self._gone.get(key)) is not None:
+            await self._forget(gone)
+            self._gone.pop(key, None)
+        document = await self._cluster.get(EVENTING, kind, namespace, name)
+        if document is None:
+            self._cluster.forget(key)
+            return GONE
+        if "deletionTimestamp" in document["metadata"]:
+            return await self._finalize(key, document)
+        if not await self._is_ours(document):
+            await self._leave(document)
+            return GONE
+        with self._cluster.tracking(key):
+            marked = await self._with_finalizer(document)
+            return GONE if marked is None else await self._reconcile(key, marked)
+
+    async def _reconcile(
+        self, key: Key, document: Document
+    ) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
+        operator = self._operator
+        is_broker = key[0] == "Broker"
+        reconcile = operator.reconcile_broker if is_broker else operator.triggers.reconcile
+        try:
+            now = await reconcile(document)
+        except ClusterError:
+            raise
+        except Exception as error:  # a bug, which its status tells of
+            log.exception("%s", " ".join(key))
+            await operator.tell_failure(document, error)
+            return BACK_OFF
+        if now is None:
+            return RESYNC  # it is enqueued by what it waits for
+        return self._after(document, now)
+
+    def _after(
+        self, document: Document, now: Mapping[str, Any]
+    ) -> float | Literal[Verdict.BACK_OFF]:
+        before = status.summary((document.get("status") or {}).get("conditions") or ())
+        ready = status.summary(now["conditions"])
+        if before.get("status") != ready["status"]:
+            if ready["status"] == "True":
+                message = f"{document['kind']} is Ready"
+                self._events.post(document, "Normal", "Ready", message)
+            elif ready["status"] == "False":
+                self._events.post(document, "Warning", ready["reason"], ready["message"])
+        return RESYNC * random.uniform(0.8, 1.2) if ready["status"] == "True" else BACK_OFF
+
+    async def _is_ours(self, document: Document) -> bool:
+        if document["kind"] == "Broker":
+            return bool(self._operator.brokers.is_ours(document))
+        return bool(self._operator.may_be_ours(document))
+
+    async def _leave(self, document: Document) -> None:
+        """It is another implementation's: nothing of ours stays with it."""
+        if document["kind"] == "Trigger":
+            await self._operator.triggers.leave(document)
+        self._cluster.forget(_key(document))
+        await self._without_finalizer(document)
+
+    async def _finalize(self, key: Key, document: Document) -> float | Literal[Verdict.GONE]:
+        """Let go of what it has in Kafka, then of the object itself.
+
+        A Kafka that is away doesn't block it for ever.
+        """
+        operator = self._operator
+        is_broker = key[0] == "Broker"
+        if FINALIZER in _finalizers(document) and await self._is_ours(document):
+            now = asyncio.get_running_loop().time()
+            began = self._deleting.setdefault(key, now)
+            try:
+                await (operator.delete_broker if is_broker else operator.triggers.delete)(document)
+            except Exception as error:  # a bug neither: its object would never go
+                if not isinstance(error, KnafkaError):
+                    log.exception("deleting %s", " ".join(key))
+                if now - began < operator.settings.deletion_timeout:
+                    log.info("%s is not deleted yet: %s", " ".join(key), error)
+                    return DELETE_AGAIN
+                message = f"Kafka still has its topic or group, which nobody will delete: {error}"
+                self._events.post(document, "Warning", "LeftInKafka", message)
+                log.warning("%s: %s", " ".join(key), message)
+        await self._forget(document)
+        self._deleting.pop(key, None)
+        self._cluster.forget(key)
+        await self._without_finalizer(document)
+        return GONE
+
+    async def _forget(self, document: Document) -> None:
+        """Deliver nothing to what is gone, and keep nothing of it."""
+        if document["kind"] == "Trigger":
+            await self._operator.triggers.rest(Identity.of(document))
+        self._operator.forget(document)
+
+    # -- the finalizer
+
+    async def _with_finalizer(self, document: Document) -> Document | None:
+        """The object with our finalizer, which a Trigger without a Broker doesn't need; None: it is
+        gone."""
+        finalizers = _finalizers(document)
+        patch: dict[str, Any] = {}
+        if FINALIZER not in finalizers and await self._makes_something(document):
+            patch["finalizers"] = [*finalizers, FINALIZER]
+        annotations = document["metadata"].get("annotations") or {}
+        if left := [each for each in LEFT_BEHIND if each in annotations]:
+            patch["annotations"] = dict.fromkeys(left)
+        return await self._patch(document, patch) if patch else document
+
+    async def _makes_something(self, document: Document) -> bool:
+        if document["kind"] == "Broker":
+            return True
+        broker = await self._cluster.get(EVENTING, "Broker", *broker_of(document))
+        return broker is not None and bool(self._operator.brokers.is_ours(broker))
+
+    async def _without_finalizer(self, document: Document) -> None:
+        if FINALIZER in (finalizers := _finalizers(document)):
+            others = [each for each in finalizers if each != FINALIZER]
+            await self._patch(document, {"finalizers": others})
+
+    async def _patch(self, document: Document, metadata: Document) -> Document | None:
+        stored = await self._api.patch_metadata(document, metadata)
+        if stored is not None:
+            self._cluster.keep(stored)
+        return stored
+
+
+def _key(document: Document) -> Key:
+    metadata = document["metadata"]
+    return document["kind"], metadata["namespace"], metadata["name"]
+
+
+def _declared(document: Document) -> object:
+    """What an object is reconciled for when it changes: all but its status."""
+    metadata = document["metadata"]
+    fields = ("uid", "generation", "annotations", "labels", "finalizers", "deletionTimestamp")
+    return *(metadata.get(each) for each in fields), document.get("spec")
+
+
+def _finalizers(document: Document) -> list[str]:
+    return list(document["metadata"].get("finalizers") or ())

@@ -1,0 +1,81 @@
+"""Events: what `kubectl describe` shows below an object. Posted in passing; nothing depends on one.
+
+Not here: when there is something to say (`controller`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from typing import Final, Literal
+from uuid import uuid4
+
+from knafka_operator.model.cluster import Cluster, ClusterError, Document
+from knafka_operator.model.resources import CORE
+
+log = logging.getLogger(__name__)
+
+COMPONENT: Final = "knafka-operator"
+MAX_MESSAGE: Final = 1000
+"""Characters; the API server takes 1,024."""
+MAX_WAITING: Final = 100
+"""Events that may be under way; further ones are left out."""
+
+
+class Events:
+    """Posts core/v1 Events; belongs to one event loop."""
+
+    def __init__(self, cluster: Cluster, identity: str) -> None:
+        """`identity` says which replica it was."""
+        self._cluster = cluster
+        self._identity = identity
+        self._posting: set[asyncio.Task[None]] = set()
+
+    def post(
+        self, of: Document, type_: Literal["Normal", "Warning"], reason: str, message: str
+    ) -> None:
+        """Never raises, and waits for nothing."""
+        if len(self._posting) < MAX_WAITING:
+            task = asyncio.create_task(self._post(_event(of, type_, reason, message)))
+            self._posting.add(task)
+            task.add_done_callback(self._posting.discard)
+
+    async def close(self) -> None:
+        """Leave out what isn't posted yet."""
+        for task in self._posting:
+            task.cancel()
+        if self._posting:
+            await asyncio.wait(self._posting)
+
+    async def _post(self, event: dict[str, object]) -> None:
+        event |= {"reportingComponent": COMPONENT, "reportingInstance": self._identity[:128]}
+        try:
+            await self._cluster.create(event)
+        except ClusterError as error:
+            log.info("an Event is not posted: %s", error)
+
+
+def _event(of: Document, type_: str, reason: str, message: str) -> dict[str, object]:
+    metadata = of["metadata"]
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": CORE,
+        "kind": "Event",
+        "metadata": {"namespace": metadata["namespace"], "name": f"knafka-{uuid4().hex}"},
+        "involvedObject": {
+            "apiVersion": of["apiVersion"],
+            "kind": of["kind"],
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata.get("uid", ""),
+        },
+        "type": type_,
+        "reason": reason,
+        "message": message[:MAX_MESSAGE],
+        "source": {"component": COMPONENT},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+        "action": reason,
+    }

@@ -1,0 +1,242 @@
+"""Watches: follow all objects of a selection, as the API server filters them.
+
+    list (in pages) -> follow from there -> it ends, breaks or is too old -> follow again, or list
+
+One thread for each watch, since the client blocks; what it hears is handed to the event loop, in
+the order of the API server. What went while nobody followed is missing in the next list, and is
+told as gone. Metadata is enough for whatever is read only when it is needed: ConfigMaps, Secrets,
+subscribers of any kind.
+
+Not here: keeping objects (`cache`), and what follows from a change (`controller`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from kubernetes.client.exceptions import ApiException
+from kubernetes.dynamic.exceptions import DynamicApiError, ResourceNotFoundError
+from urllib3.exceptions import HTTPError
+
+from knafka_operator.model.cluster import Document
+from knafka_operator.runtime.cluster import Selection
+
+log = logging.getLogger(__name__)
+
+SERVED: Final = 240
+"""Seconds after which the API server ends a watch, a fifth more or less: some end each minute, not
+all at one time."""
+SILENCE: Final = 330.0
+"""Seconds without a byte after which a connection is taken for dead; longer than it is `SERVED`."""
+FIRST_PAUSE: Final = 0.5
+MAX_PAUSE: Final = 30.0
+"""Seconds after a failure: the first, doubled each time, up to the last."""
+REFUSED_PAUSE: Final = 120.0
+"""Seconds after a refusal: whoever changes our role doesn't tell us."""
+
+EXPIRED: Final = 410
+"""The resourceVersion is too old: everything is listed again."""
+REFUSED: Final = frozenset({403, 405})
+"""Nobody lets us watch that, or it can't be watched."""
+
+_FAILURES: Final = (
+    ApiException,
+    DynamicApiError,
+    ResourceNotFoundError,
+    HTTPError,
+    OSError,
+    ValueError,
+    AttributeError,  # urllib3's, where another thread has closed the connection
+)
+
+Identity = tuple[str, str]
+"""Namespace and name; the namespace of what has none is empty."""
+
+
+class Api(Protocol):
+    """How objects are listed and followed; implemented by `ApiCluster`. Both block."""
+
+    def list_page(self, of: Selection, after: str | None) -> Document: ...
+
+    def follow(self, of: Selection, version: str, seconds: int, silence: float) -> Any: ...
+
+
+class Listener(Protocol):
+    """Who hears of changes; called on the event loop."""
+
+    def heard(self, of: Selection, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        """These are there, or not any more; what is gone comes as it was last."""
+        ...
+
+    def is_synced(self, of: Selection, synced: bool) -> None:
+        """Whether everything there is has been heard of, and changes are being followed."""
+        ...
+
+
+class Watch:
+    """One selection, followed until it is closed."""
+
+    def __init__(self, api: Api, of: Selection, listener: Listener) -> None:
+        self.of = of
+        self._api = api
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._known: dict[Identity, Document] = {}
+        """The thread's own: what there is, as it was last (its metadata is enough)."""
+        self._failures = 0
+        """In a row, since it was followed last."""
+        self._closed = threading.Event()
+        self._open: Any = None
+        """What is being read from."""
+        self._thread = threading.Thread(target=self._run, name=f"watch {of.kind}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hear of nothing more; waits for nothing."""
+        self._closed.set()
+        answer = self._open
+        if answer is not None:
+            try:
+                answer.shutdown()  # it ends a read in another thread
+            except (OSError, RuntimeError, ValueError, AttributeError):
+                log.debug("the watch of %s was over", self.of, exc_info=True)
+
+    def _run(self) -> None:
+        version = ""
+        while not self._closed.is_set():
+            try:
+                if not version:
+                    version = self._list()
+                    self._tell_synced(True)
+                version = self._follow(version)
+            except _FAILURES as error:
+                version = "" if self._must_list(error) else version
+                self._failed(error)
+            except Exception:  # a watch that ended would be missed only when something changes
+                version = ""
+                log.exception("watching %s", self.of)
+                self._tell_synced(False)
+                self._closed.wait(MAX_PAUSE)
+
+    def _must_list(self, error: Exception) -> bool:
+        """Whether it can't be followed on from where it was."""
+        status = getattr(error, "status", None)
+        return isinstance(error, ValueError) or status == EXPIRED or self._failures > 0
+
+    def _failed(self, error: Exception) -> None:
+        status = getattr(error, "status", None)
+        if status == EXPIRED or self._closed.is_set():
+            return
+        pause = min(FIRST_PAUSE * 2.0 ** min(self._failures, 16), MAX_PAUSE)
+        # After the first failure it follows on a moment later; after more nobody knows what was
+        # missed, so that objects are asked for instead.
+        if self._failures > 0 or status in REFUSED:
+            self._tell_synced(False)
+        if status in REFUSED:
+            pause = REFUSED_PAUSE
+        self._failures += 1
+        level = logging.INFO if self._failures == 1 else logging.WARNING
+        log.log(level, "watching %s: %s: %.300s", self.of, type(error).__name__, error)
+        self._closed.wait(pause * random.uniform(0.8, 1.2))
+
+    def _list(self) -> str:
+        """Tell of all there is; gives the version from which on to follow."""
+        found: dict[Identity, Document] = {}
+        after: str | None = None
+        while True:
+            page = self._api.list_page(self.of, after)
+            items = [self._whole(each) for each in page.get("items") or ()]
+            found.update((_identity(each), each) for each in items)
+            self._tell(items, ())
+            after = page["metadata"].get("continue")
+            if not after:
+                break
+        self._tell((), [self._known[each] for each in self._known.keys() - found.keys()])
+        self._known = {identity: _outline(each) for identity, each in found.items()}
+        return str(page["metadata"]["resourceVersion"])
+
+    def _follow(self, version: str) -> str:
+        """Tell of changes until the API server ends it; gives the version it has come to."""
+        seconds = int(SERVED * random.uniform(0.8, 1.2))
+        answer = self._open = self._api.follow(self.of, version, seconds, SILENCE)
+        self._failures = 0
+        try:
+            for line in _lines(answer):
+                if self._closed.is_set():
+                    break
+                event = json.loads(line)
+                document = event["object"]
+                if event["type"] == "ERROR":
+                    raise _WatchError(document)
+                version = str(document["metadata"]["resourceVersion"])
+                if event["type"] == "BOOKMARK":
+                    continue
+                document = self._whole(document)
+                if event["type"] == "DELETED":
+                    self._known.pop(_identity(document), None)
+                    self._tell((), (document,))
+                else:
+                    self._known[_identity(document)] = _outline(document)
+                    self._tell((document,), ())
+        finally:
+            self._open = None
+            answer.close()
+        return version
+
+    def _whole(self, document: Document) -> Document:
+        """With its kind, which lists leave out and metadata alone has another of, and without
+        `managedFields`: nobody here reads them, and they are as large as the rest."""
+        metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
+        kind = {"apiVersion": self.of.api_version, "kind": self.of.kind}
+        return {**document, **kind, "metadata": metadata}
+
+    def _tell(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        if changed or gone:
+            self._on_loop(self._listener.heard, self.of, changed, gone)
+
+    def _tell_synced(self, synced: bool) -> None:
+        self._on_loop(self._listener.is_synced, self.of, synced)
+
+    def _on_loop(self, call: Any, *arguments: Any) -> None:
+        def unless_closed() -> None:
+            if not self._closed.is_set():
+                call(*arguments)
+
+        try:
+            self._loop.call_soon_threadsafe(unless_closed)
+        except RuntimeError:  # the loop is closed: the process ends
+            self._closed.set()
+
+
+class _WatchError(ValueError):
+    """The API server ended a watch with an error."""
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        super().__init__(str(status.get("message", status)))
+        self.status = status.get("code")
+
+
+def _lines(answer: Any) -> Any:
+    """The lines of a response as they come."""
+    rest = b""
+    for chunk in answer.stream(amt=None, decode_content=True):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (each for each in lines if each.strip())
+
+
+def _outline(document: Document) -> Document:
+    """What is needed of an object that is gone: who it was."""
+    metadata = document["metadata"]
+    kept = {key: metadata[key] for key in ("namespace", "name", "uid", "labels") if key in metadata}
+    return {"apiVersion": document["apiVersion"], "kind": document["kind"], "metadata": kept}
+
+
+def _identity(document: Document) -> Identity:
+    metadata = document["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]

@@ -1,0 +1,34 @@
+"""Repeat: one periodic task that survives whatever goes wrong in it.
+
+Not here: back-off for each object (`reconcile.work_queue`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from knafka.core.errors import KnafkaError
+
+log = logging.getLogger(__name__)
+
+
+async def repeat(
+    what: str, run: Callable[[], Awaitable[None]], every: float, first: float | None = None
+) -> None:
+    """Call `run` for ever, with `every` seconds between, the first time after `first`, or `every`.
+
+    Whatever it raises is logged, a bug included, and the next turn comes: a loop that ended would
+    be missed only when events wait.
+    """
+    pause = every if first is None else first
+    while True:
+        await asyncio.sleep(pause)
+        pause = every
+        try:
+            await run()
+        except KnafkaError as error:
+            log.warning("%s: %s", what, error)
+        except Exception:
+            log.exception("%s", what)

@@ -1,0 +1,39 @@
+"""The leader's controller on a cluster in memory, without watches: tests enqueue what changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.operator_world import OperatorWorld
+
+from knafka_operator.model.cluster import Document
+from knafka_operator.runtime.cache import CachedCluster
+from knafka_operator.runtime.controller import Controller
+
+
+class MemoryApi:
+    """What a controller asks beside `Cluster`, of a cluster in memory."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    async def patch_status(self, document: Document, status: Document) -> Document | None:
+        await self._cluster.write_status(document, status)
+        return None
+
+    async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
+        mine = document["metadata"]
+        key = document["apiVersion"], document["kind"], mine["namespace"], mine["name"]
+        stored = self._cluster.objects.get(key)
+        if stored is not None:
+            stored["metadata"] |= metadata
+        found: Document | None = await self._cluster.get(*key)
+        return found
+
+
+def controller_of(world: OperatorWorld) -> Controller:
+    api: Any = MemoryApi(world.cluster)
+    return Controller(world.operator, CachedCluster(api), api)

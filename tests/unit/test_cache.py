@@ -1,0 +1,302 @@
+"""What is asked of the API server, and what isn't because a watch knows it."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from support.api_server import merged
+
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.resources import CORE, EVENTING, SERVING
+from knafka_operator.runtime.cache import APPLIED, CachedCluster, contains, reads
+from knafka_operator.runtime.cluster import Selection
+
+BROKERS = Selection(EVENTING, "Broker")
+CONFIG_MAPS = Selection(CORE, "ConfigMap", metadata_only=True)
+FUNCTIONS = Selection(SERVING, "Service", labels="role")
+OTHERS = Selection(SERVING, "Service", labels="!role", metadata_only=True)
+SECRETS = Selection(CORE, "Secret", metadata_only=True)
+CONFIG = CORE, "ConfigMap", "shop", "config"
+KEY = "Broker", "shop", "default"
+
+
+class Api:
+    """Objects in memory; counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+        self.calls: Counter[str] = Counter()
+        self._version = 0
+
+    def put(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        metadata = document["metadata"]
+        key = document["apiVersion"], document["kind"], metadata["namespace"], metadata["name"]
+        self._version += 1
+        stored = copy.deepcopy({**self.objects.get(key, {}), **document})
+        stored["metadata"] |= {"uid": "u", "resourceVersion": str(self._version)}
+        self.objects[key] = stored
+        return copy.deepcopy(stored)
+
+    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        self.calls["get"] += 1
+        return copy.deepcopy(self.objects.get((api_version, kind, namespace, name)))
+
+    async def list(
+        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+    ) -> list[Document]:
+        return []
+
+    async def create(self, manifest: Document) -> bool:
+        return True
+
+    async def apply(self, manifest: Document) -> Document:
+        self.calls["apply"] += 1
+        return self.put(manifest)
+
+    async def write_status(self, document: Document, status: Document) -> None:
+        raise AssertionError("patch_status tells more")
+
+    async def patch_status(self, document: Document, status: Document) -> Document | None:
+        self.calls["status"] += 1
+        metadata = document["metadata"]
+        key = document["apiVersion"], document["kind"], metadata["namespace"], metadata["name"]
+        return self.put(merged(self.objects[key], {"status": status}))
+
+    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        self.objects.pop((api_version, kind, namespace, name), None)
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@pytest.fixture
+def cluster(api: Api) -> CachedCluster:
+    """Everything is watched, and there is nothing."""
+    cluster = CachedCluster(api)
+    for each in (BROKERS, CONFIG_MAPS, FUNCTIONS, OTHERS, SECRETS):
+        cluster.heard(each, (), ())
+        cluster.is_synced(each, True)
+    return cluster
+
+
+def _document(api_version: str, kind: str, name: str, **more: Any) -> dict[str, Any]:
+    metadata = {"namespace": "shop", "name": name, **more.pop("metadata", {})}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **more}
+
+
+def _metadata(document: Document) -> Document:
+    return {key: document[key] for key in ("apiVersion", "kind", "metadata")}
+
+
+async def test_what_is_watched_whole_costs_no_request(api: Api, cluster: CachedCluster) -> None:
+    broker = api.put(_document(EVENTING, "Broker", "default", spec={"a": 1}))
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") is None
+    cluster.heard(BROKERS, (broker,), ())
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") == broker
+    cluster.heard(BROKERS, (), (broker,))
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") is None
+    assert api.calls["get"] == 0
+
+
+async def test_what_metadata_is_watched_of_is_asked_for_once_a_version(
+    api: Api, cluster: CachedCluster
+) -> None:
+    for text in ("one", "two"):
+        stored = api.put(_document(CORE, "ConfigMap", "config", data={"a": text}))
+        cluster.heard(CONFIG_MAPS, (_metadata(stored),), ())
+        with cluster.tracking(KEY):
+            for _ in range(3):
+                found = await cluster.get(*CONFIG)
+                assert found is not None
+                assert found["data"] == {"a": text}
+    assert api.calls["get"] == 2
+
+
+async def test_while_a_watch_is_broken_everything_is_asked_for(
+    api: Api, cluster: CachedCluster
+) -> None:
+    broker = api.put(_document(EVENTING, "Broker", "default"))
+    cluster.heard(BROKERS, (broker,), ())
+    cluster.is_synced(BROKERS, False)
+    for _ in range(2):
+        assert await cluster.get(EVENTING, "Broker", "shop", "default") is not None
+        assert await cluster.get(EVENTING, "Broker", "shop", "another") is None
+    assert api.calls["get"] == 4
+
+
+async def test_what_a_filter_leaves_out_is_asked_for(api: Api, cluster: CachedCluster) -> None:
+    api.put(_document(SERVING, "Service", "theirs"))
+    assert await cluster.get(SERVING, "Service", "shop", "theirs") is not None
+
+
+async def test_who_looked_at_something_is_told_when_it_changes(
+    api: Api, cluster: CachedCluster
+) -> None:
+    """Issue 14: a ConfigMap or Secret that changed was seen after five to six minutes."""
+    told: list[Any] = []
+    cluster.changed = told.append
+    with cluster.tracking(KEY):
+        assert await cluster.get(*CONFIG) is None
+    stored = api.put(_document(CORE, "ConfigMap", "config"))
+    cluster.heard(CONFIG_MAPS, (_metadata(stored),), ())
+    assert told == [KEY]
+    cluster.heard(CONFIG_MAPS, (_metadata(stored),), ())
+    other = api.put(_document(CORE, "ConfigMap", "other"))
+    cluster.heard(CONFIG_MAPS, (_metadata(other),), ())
+    assert told == [KEY]
+    cluster.heard(CONFIG_MAPS, (), (_metadata(stored),))
+    assert told == [KEY, KEY]
+    with cluster.tracking(KEY):
+        await cluster.get(CORE, "ConfigMap", "shop", "other")
+    cluster.heard(CONFIG_MAPS, (_metadata(stored),), ())
+    assert told == [KEY, KEY]
+
+
+async def test_who_failed_halfway_is_still_told_of_what_it_looked_at_before(
+    api: Api, cluster: CachedCluster
+) -> None:
+    told: list[Any] = []
+    cluster.changed = told.append
+    with cluster.tracking(KEY):
+        await cluster.get(*CONFIG)
+    with pytest.raises(RuntimeError), cluster.tracking(KEY):
+        raise RuntimeError("before it was looked at")
+    cluster.heard(CONFIG_MAPS, (api.put(_document(CORE, "ConfigMap", "config")),), ())
+    assert told == [KEY]
+
+
+async def test_nothing_is_kept_of_what_nobody_looks_at_any_more(
+    api: Api, cluster: CachedCluster
+) -> None:
+    stored = api.put(_document(CORE, "Secret", "config", data={"password": "eA=="}))
+    cluster.heard(SECRETS, (_metadata(stored),), ())
+    with cluster.tracking(KEY):
+        await cluster.get(CORE, "Secret", "shop", "config")
+    cluster.forget(KEY)
+    assert "password" not in str(vars(cluster))
+    assert not cluster._references
+    assert not cluster._referrers
+    assert "password" not in str([each.documents for each in cluster._watched[CORE, "Secret"]])
+
+
+async def test_a_kind_that_nobody_watches_is_told_of(api: Api, cluster: CachedCluster) -> None:
+    kinds: list[tuple[str, str]] = []
+    cluster.looked_at = lambda api_version, kind: kinds.append((api_version, kind))
+    await cluster.get("sinks.example/v1", "Sink", "shop", "a")
+    with cluster.tracking(KEY):
+        await cluster.get("sinks.example/v1", "Sink", "shop", "a")
+        await cluster.get(*CONFIG)
+    assert kinds == [("sinks.example/v1", "Sink")]
+
+
+def _service(**spec: Any) -> dict[str, Any]:
+    return _document(SERVING, "Service", "mail", metadata={"labels": {"role": "a"}}, spec=spec)
+
+
+async def test_only_what_differs_is_applied(api: Api, cluster: CachedCluster) -> None:
+    """Issue 14: every look applied its Service."""
+    for _ in range(3):
+        stored = await cluster.apply(_service(image="one"))
+    assert api.calls["apply"] == 1
+    assert stored["spec"] == {"image": "one"}
+    await cluster.apply(_service(image="two"))
+    await cluster.apply(_service())  # what isn't wanted any more goes
+    assert api.calls["apply"] == 3
+
+
+async def test_what_somebody_changed_by_hand_is_applied_again(
+    api: Api, cluster: CachedCluster
+) -> None:
+    stored = await cluster.apply(_service(image="one", env=[{"name": "A"}]))
+    changed = api.put({**stored, "spec": {"image": "theirs", "env": [{"name": "A"}]}})
+    cluster.heard(FUNCTIONS, (changed,), ())
+    await cluster.apply(_service(image="one", env=[{"name": "A"}]))
+    assert api.calls["apply"] == 2
+
+
+async def test_what_others_filled_in_is_no_difference(api: Api, cluster: CachedCluster) -> None:
+    """Knative's webhook and Kubernetes fill in what isn't declared."""
+    stored = await cluster.apply(_service(env=[{"name": "A"}]))
+    spec = {"env": [{"name": "A", "value": ""}], "timeoutSeconds": 300}
+    cluster.heard(FUNCTIONS, (api.put({**stored, "spec": spec}),), ())
+    await cluster.apply(_service(env=[{"name": "A"}]))
+    assert api.calls["apply"] == 1
+
+
+async def test_what_is_deleted_is_applied_anew_though_no_watch_has_told(
+    api: Api, cluster: CachedCluster
+) -> None:
+    await cluster.apply(_service())
+    await cluster.delete(SERVING, "Service", "shop", "mail")
+    assert await cluster.get(SERVING, "Service", "shop", "mail") is None
+    await cluster.apply(_service())
+    assert api.calls["apply"] == 2
+
+
+async def test_a_secret_has_no_digest(api: Api, cluster: CachedCluster) -> None:
+    stored = await cluster.apply(_document(CORE, "Secret", "projected", data={"password": "eA=="}))
+    assert APPLIED not in (stored["metadata"].get("annotations") or {})
+
+
+async def test_only_a_status_that_differs_is_written_and_read_back_at_once(
+    api: Api, cluster: CachedCluster
+) -> None:
+    broker = api.put(_document(EVENTING, "Broker", "default"))
+    cluster.heard(BROKERS, (broker,), ())
+    for _ in range(3):
+        await cluster.write_status(broker, {"annotations": {"topic": "a"}, "address": None})
+    assert api.calls["status"] == 1
+    found = await cluster.get(EVENTING, "Broker", "shop", "default")
+    assert found is not None
+    assert found["status"]["annotations"] == {"topic": "a"}
+    # The watch tells of older versions later: names that are kept there are not forgotten.
+    cluster.heard(BROKERS, (broker,), ())
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") == found
+
+
+async def test_nobody_is_told_of_what_was_written_here(api: Api, cluster: CachedCluster) -> None:
+    told: list[Any] = []
+    cluster.changed = told.append
+    with cluster.tracking(KEY):
+        await cluster.get(SERVING, "Service", "shop", "mail")
+    stored = await cluster.apply(_service())
+    cluster.heard(FUNCTIONS, (stored,), ())
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "answer"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}, True),
+        ({"a": 1}, {"a": 1, "b": None}, False),
+        ({"a": [{"x": 1, "y": 2}]}, {"a": [{"x": 1}]}, True),
+        ({"a": [1, 2]}, {"a": [1]}, False),
+        ({"a": {}}, {"a": {"b": 1}}, False),
+        ({"a": "x"}, {"a": {"b": 1}}, False),
+        ({"a": "1"}, {"a": 1}, False),
+    ],
+)
+def test_what_is_contained(there: Any, wanted: Any, answer: bool) -> None:
+    assert contains(there, wanted) == answer
+
+
+@pytest.mark.parametrize(
+    ("there", "patch", "answer"),
+    [
+        ({}, {}, True),
+        ({}, {"a": None}, True),
+        ({"a": 1}, {"a": None}, False),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, True),
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, False),
+        ({}, {"a": {}}, False),
+        ({"a": [1]}, {"a": [1, 2]}, False),
+    ],
+)
+def test_what_a_merge_patch_changes(there: Any, patch: Any, answer: bool) -> None:
+    assert reads(there, patch) == answer
