@@ -5,7 +5,7 @@
     Service changed    -> who owns it, or whose subscriber it is
     receiver started   -> its Broker's Triggers drain at once: an event is on its way
 
-Refused here: hearing of changes (`controller`), and what reconciling is (`brokers`, `triggers`).
+Not here: hearing of changes (`controller`), and what reconciling is (`brokers`, `triggers`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from knafka.core import names
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import services
-from knafka_operator.decide import status as told
+from knafka_operator.decide import status as statuses
+from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.topics import Topics
 from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.brokers import Brokers, Identity
+from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.probe import probe
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
-from knafka_operator.reconcile.triggers import Triggers, broker_of, delivering, scaling
+from knafka_operator.reconcile.state import States, broker_of
+from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
@@ -73,26 +75,15 @@ class Operator:
         `drains` are those of HTTP where none are given; `probe` raises `NotReady` for an address
         that doesn't answer.
         """
-        urls: dict[str, str] = {}
         self.settings = settings
+        self.states = States()
         self._cluster = cluster
-        self._http = HttpDrains(urls)
+        self._http = HttpDrains(self.states.urls)
         self._kafkas = Kafkas(connect, drains or self._http, self._used_kafkas)
-        self.brokers = Brokers(settings, cluster, self._kafkas, probe, _now)
-        self.triggers = Triggers(settings, cluster, self.brokers, urls, _now)
+        self.brokers = Brokers(settings, cluster, self._kafkas, self.states, probe, _now)
+        self.triggers = Triggers(settings, cluster, self.brokers, self.states, _now)
         self.queue = WorkQueue()
-        self._foreign: set[Identity] = set()
-        """Brokers of other classes."""
-        self._declared_brokers: dict[Identity, object] = {}
-        """What of ours was declared, as it was last heard of."""
-        self._documents: dict[Identity, Document] = {}
-        """Triggers, as they were last heard of."""
-        self._told: dict[Identity, tuple[object, float]] = {}
-        """What each Trigger's status says of its scaling, and since when."""
-        self._triggers_by_broker: dict[Identity, set[Identity]] = {}
-        self._brokers_by_label: dict[Identity, Identity] = {}
-        """Namespace, and the label of its receivers' pods -> the Broker."""
-        replays = Replays(settings, cluster, self.triggers, urls, self._documents.get)
+        replays = Replays(settings, cluster, self.states)
         self._tasks = [asyncio.create_task(each) for each in (self._keep_telling(), replays.run())]
 
     async def resume(self) -> int:
@@ -106,7 +97,9 @@ class Operator:
             self._cluster.list(EVENTING, "Trigger"),
             self._cluster.list(SERVING, "Service", DISPATCHERS),
         )
-        ours = {_identity(each) for each in brokers if self._is_delivered(each)}
+        for each in brokers:
+            self.learn_class(each, gone=False)
+        ours = {Identity.of(each) for each in brokers if self._is_delivered(each)}
         wanted = [each for each in triggers if broker_of(each) in ours]
         resuming = Resuming(self._cluster, self._kafkas)
         for trigger, watched in await resuming.found(wanted, found):
@@ -121,9 +114,9 @@ class Operator:
     def learn_class(self, broker: Document, *, gone: bool) -> None:
         """Keep in mind whose Broker it is; thread-safe."""
         if gone or self.brokers.is_ours(broker):
-            self._foreign.discard(_identity(broker))
+            self.states.foreign_brokers.discard(Identity.of(broker))
         else:
-            self._foreign.add(_identity(broker))
+            self.states.foreign_brokers.add(Identity.of(broker))
 
     def _is_delivered(self, broker: Document) -> bool:
         return self.brokers.is_ours(broker) and "deletionTimestamp" not in broker["metadata"]
@@ -138,119 +131,100 @@ class Operator:
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
         """Whether a Trigger's Broker isn't known to be another implementation's."""
-        return broker_of(trigger) not in self._foreign
+        return broker_of(trigger) not in self.states.foreign_brokers
 
     async def reconcile_broker(self, document: Document) -> Mapping[str, Any]:
-        identity = _identity(document)
-        brokers = self.brokers
-
-        def known() -> tuple[object, ...]:
-            found, stopped = brokers.found.get(identity), brokers.stopped.get(identity)
-            return found, stopped, identity in brokers.looked_at
-
-        before = known()
+        """Reconcile one Broker, and its Triggers if what they go by has changed."""
+        identity, record = Identity.of(document), self.states.broker(document)
+        before = record.known()
         try:
-            return await brokers.reconcile(document)
+            return await self.brokers.reconcile(document)
         finally:
-            brokers.looked_at.add(identity)
-            if before != known():
+            record.reconciled = True
+            if before != record.known():
                 self._wake_triggers(identity)
 
     async def tell_failure(self, document: Document, error: Exception) -> None:
         """Put into its status that reconciling it ended in `error`, a bug; never raises."""
-        identity = _identity(document)
+        identity = Identity.of(document)
         try:
             stored = await self._cluster.get(document["apiVersion"], document["kind"], *identity)
             before = ((stored or {}).get("status") or {}).get("conditions") or ()
-            conditions = told.failed(before, error, _now())
+            conditions = statuses.failed(before, error, _now())
             if stored is not None and conditions != before:
                 await self._cluster.write_status(stored, {"conditions": conditions})
         except Exception:
             log.exception("telling of a failure of %s %s", document["kind"], "/".join(identity))
 
     async def delete_broker(self, document: Document) -> None:
-        identity = _identity(document)
+        identity = Identity.of(document)
         # First of all: a Trigger that is just being reconciled would begin to drain again.
-        self.brokers.found.pop(identity, None)
-        triggers = self._triggers_of(identity)
+        self.states.broker(document).state = None
+        triggers = self.states.triggers_of(identity)
         for each in triggers:
-            await self.triggers.rest(_identity(each))
-        await self.brokers.delete(document, self.triggers.groups_of(triggers))
+            await self.triggers.rest(each)
+        records = [self.states.triggers[each] for each in triggers if each in self.states.triggers]
+        groups = [group for record in records for group in record.groups]
+        await self.brokers.delete(document, groups)
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
         (self.brokers if document["kind"] == "Broker" else self.triggers).forget(document)
 
     def heard_of_broker(self, document: Document, *, gone: bool) -> None:
-        identity = _identity(document)
+        identity = Identity.of(document)
         self.learn_class(document, gone=gone)
-        label = identity[0], names.child(identity[1], "")
-        before = self._declared_brokers.pop(identity, None)
         if gone:
-            self._brokers_by_label.pop(label, None)
             self.brokers.forget(document)
             self._wake_triggers(identity)
         elif self.brokers.is_ours(document):
-            self._brokers_by_label[label] = identity
-            self.brokers.learn(document)
-            self._declared_brokers[identity] = _declared(document)
+            record = self.brokers.learn(document)
             # Not for what was written into its status.
-            if before != self._declared_brokers[identity]:
+            if record.declared != (declared := _declared(document)):
+                record.declared = declared
                 self.queue.enqueue(("Broker", *identity))
+        else:
+            self._wake_triggers(identity)  # those that came before it were taken for ours
 
     def heard_of_trigger(self, document: Document, *, gone: bool) -> None:
-        identity = _identity(document)
-        before = self._documents.pop(identity, None)
-        if before is not None:
-            self._unlist(identity, broker_of(before))
+        identity = Identity.of(document)
         if gone:
-            self._told.pop(identity, None)
+            self.states.trigger_is_gone(identity)
             return
-        self._documents[identity] = document
-        self._triggers_by_broker.setdefault(broker_of(document), set()).add(identity)
-        self.triggers.learn(document)
+        record = self.states.triggers.get(identity)
+        before = record.document if record is not None else None
+        self.states.hear_of_trigger(document)
         # Not for what we wrote into its status ourselves.
         if before is None or _declared(before) != _declared(document):
             self.queue.enqueue(("Trigger", *identity))
 
     def heard_of_service(self, document: Document) -> None:
         """A Knative Service: one of ours, or somebody's subscriber."""
-        namespace, name = _identity(document)
+        namespace, name = Identity.of(document)
         for owner in document["metadata"].get("ownerReferences") or ():
             self.queue.enqueue((owner["kind"], namespace, owner["name"]))
-        for trigger in self.triggers.subscribers.get((namespace, name), ()):
+        for trigger in self.states.subscribers.get(Identity(namespace, name), ()):
             self.queue.enqueue(("Trigger", *trigger))
 
     def heard_of_receiver(self, pod: Document) -> None:
         """A pod of a receiver was just made: where there was none, an event is what made it."""
         metadata = pod["metadata"]
         label = metadata["namespace"], metadata["labels"].get(services.BROKER)
-        broker = self._brokers_by_label.get(label)
-        if broker is not None and (found := self.brokers.found.get(broker)) is not None:
-            found.config.kafka.scaler.prewarm(found.topic.name, PREWARM_LIMIT)
+        broker = self.states.brokers_by_label.get(label)
+        if broker is not None and (state := self.states.broker_state(broker)) is not None:
+            state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaSide]:
         """Those that a Broker or a Trigger uses, whether its config is still there or not."""
-        brokers, triggers = self.brokers, self.triggers
-        return {
-            *(each.config.kafka for each in brokers.found.values()),
-            *brokers.known_kafkas.values(),
-            *(each.kafka for each in triggers.watched.values()),
-            *triggers.known_kafkas.values(),
-        }
+        brokers, triggers = self.states.brokers.values(), self.states.triggers.values()
+        states = (each.state for each in brokers)
+        watched = (each.watched for each in triggers)
+        used = {each.kafka for each in (*states, *brokers, *watched, *triggers) if each is not None}
+        return {each for each in used if each is not None}
 
     def _wake_triggers(self, broker: Identity) -> None:
-        for identity in self._triggers_by_broker.get(broker, ()):
+        for identity in self.states.triggers_of(broker):
             self.queue.enqueue(("Trigger", *identity))
-
-    def _triggers_of(self, broker: Identity) -> list[Document]:
-        return [self._documents[each] for each in self._triggers_by_broker.get(broker, ())]
-
-    def _unlist(self, trigger: Identity, broker: Identity) -> None:
-        triggers = self._triggers_by_broker[broker]
-        triggers.discard(trigger)
-        if not triggers:
-            del self._triggers_by_broker[broker]
 
     async def _keep_telling(self) -> None:
         await repeat("telling what the scaler knows", self._tell, TELL_INTERVAL)
@@ -268,25 +242,22 @@ class Operator:
                 log.exception("Trigger %s", "/".join(identity))
 
     async def _tell_of(self, identity: Identity) -> None:
-        document, scaled = self._documents.get(identity), self.triggers.status(identity)
-        if document is None or scaled is None:
+        record, scaled = self.states.triggers.get(identity), self.triggers.status(identity)
+        document = record.document if record is not None else None
+        if record is None or document is None or scaled is None:
             return
         status = document.get("status") or {}
-        if delivering(scaled).reason != told.reason_of(status, told.DELIVERING):
+        if delivering(scaled).reason != statuses.reason_of(status, statuses.DELIVERING):
             self.queue.enqueue(("Trigger", *identity))
             return
-        now = asyncio.get_running_loop().time()
-        state, (before, since) = _state(scaled), self._told.get(identity, (None, -LAG_INTERVAL))
+        now, state = asyncio.get_running_loop().time(), _state(scaled)
+        before, since = record.told
         if state == before and now - since < LAG_INTERVAL:
             return
         annotations, wanted = status.get("annotations") or {}, scaling(scaled)
         if any(annotations.get(key) != text for key, text in wanted.items()):
             await self._cluster.write_status(document, {"annotations": wanted})
-        self._told[identity] = state, now
-
-
-def _identity(document: Mapping[str, Any]) -> Identity:
-    return document["metadata"]["namespace"], document["metadata"]["name"]
+        record.told = state, now
 
 
 def _state(scaled: TriggerStatus) -> tuple[bool, bool]:

@@ -201,10 +201,15 @@ class ApiServer:
         if not at.startswith(f"{root}/") or at.split("/")[-2] != plural:
             return False
         labels = document["metadata"].get("labels") or {}
-        key, given, value = query.get("labelSelector", "").partition("=")
-        if key.startswith("!"):
-            return key[1:] not in labels
-        return not key or (labels.get(key) == value if given else key in labels)
+        for term in query.get("labelSelector", "").split(","):
+            key, given, value = term.partition("=")
+            if key.startswith("!"):
+                holds = key[1:] not in labels
+            else:
+                holds = not key or (labels.get(key) == value if given else key in labels)
+            if not holds:
+                return False
+        return True
 
     def _list(self, path: str, query: Mapping[str, str]) -> Json:
         at = sorted(

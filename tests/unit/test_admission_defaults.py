@@ -162,7 +162,7 @@ def test_the_webhook_makes_a_broker_ours_that_is_nobody_elses(
 ) -> None:
     missing: Any = None
     settings = Settings(namespace="knafka", image="knafka", default_class=default)
-    brokers = Brokers(settings, missing, missing, missing, missing)
+    brokers = Brokers(settings, missing, missing, missing, missing, missing)
     memo = Memo(operator=SimpleNamespace(brokers=brokers))
     document: Any = broker(annotations, config=CONFIG)
     webhook: Any = default_broker  # kopf hands over more than it asks for

@@ -21,7 +21,6 @@ from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription
-from knafka_operator import operator as operator_module
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
@@ -36,6 +35,10 @@ BAD = 40
 """Objects of a tenant with whom something is wrong: more than are reconciled at a time."""
 
 
+async def _answers(url: str) -> None:
+    """Every receiver does."""
+
+
 class World:
     """One leader."""
 
@@ -47,7 +50,7 @@ class World:
         """Questions that a Kafka which is away was asked."""
         self.api = ApiCluster(client)
         cluster = CachedCluster(self.api)
-        self.operator = Operator(SETTINGS, cluster, self._connect)
+        self.operator = Operator(SETTINGS, cluster, self._connect, probe=_answers)
         self.controller = Controller(self.operator, cluster, self.api)
         server.put(
             CORE, "ConfigMap", "knafka", SETTINGS.config, data={"bootstrap.servers": "kafka:9092"}
@@ -105,10 +108,6 @@ async def until(holds: Callable[[], bool], within: float = 10.0) -> float:
 
 @asynccontextmanager
 async def _leading(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    async def probe(url: str) -> None:
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(operator_module, "probe", probe)
     with api_server() as (server, client):
         world = World(server, client)
         task = asyncio.create_task(world.controller.run())

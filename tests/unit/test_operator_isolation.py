@@ -15,8 +15,9 @@ from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import status
+from knafka_operator.decide.delivery_status import LAG
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, GROUP_STATUS
-from knafka_operator.reconcile.triggers import LAG
 from knafka_operator.reconcile.work_queue import back_off
 from knafka_operator.scale import kafkas as kafkas_module
 
@@ -97,7 +98,7 @@ async def test_a_bug_whose_condition_cannot_be_written_is_tried_again_too(
             raise RuntimeError("a bug")
 
         monkeypatch.setattr(world.operator.triggers, "reconcile", fails)
-        world.cluster.refused_status_of.add("first")
+        world.cluster.refuse("write_status", name="first")
         daemon = _keep(world, "Trigger", "first")
         await asyncio.sleep(2 * back_off(3))
         assert looks > 2
@@ -118,7 +119,7 @@ async def test_a_refused_status_stops_no_later_one(
 ) -> None:
     """Issue 12, item 11: the lag of all that came after it was never told."""
     async with entered as world:
-        world.cluster.refused_status_of.add("first")
+        world.cluster.refuse("write_status", name="first")
         await asyncio.sleep(30)
         for name, lag in (("first", "unknown"), ("second", "0")):
             assert world.document("Trigger", "shop", name)["status"]["annotations"][LAG] == lag
@@ -196,7 +197,7 @@ async def test_what_runs_goes_on_for_as_long_as_its_config_map_is_missing(
             names.broker_topic("shop", "mine"), None, b"{}", [], lambda _: None
         )
         await asyncio.sleep(15)
-        scaled = world.operator.triggers.status(("shop", "all"))
+        scaled = world.operator.triggers.status(Identity("shop", "all"))
         assert scaled is not None
         assert scaled.lag == 1
         world.declare_trigger("shop", "later", "mine")
@@ -205,7 +206,7 @@ async def test_what_runs_goes_on_for_as_long_as_its_config_map_is_missing(
             names.broker_topic("shop", "mine"), None, b"{}", [], lambda _: None
         )
         await asyncio.sleep(15)
-        later = world.operator.triggers.status(("shop", "later"))
+        later = world.operator.triggers.status(Identity("shop", "later"))
         assert later is not None
         assert later.lag == 1
 

@@ -13,6 +13,7 @@ from support.operator_world import OperatorWorld, running_operator
 from knafka.core.drain import DrainProgress
 from knafka_operator import operator as operator_module
 from knafka_operator.decide.scaling import Scale
+from knafka_operator.model.identity import Identity
 from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 pytestmark = pytest.mark.looptime
@@ -79,4 +80,5 @@ async def test_nothing_is_kept_of_a_trigger_that_is_gone(monkeypatch: pytest.Mon
         await asyncio.sleep(10)
         assert isinstance(world, OperatorWorld)
         world.operator.heard_of_trigger(world.document("Trigger", *WHO), gone=True)
-        assert world.operator._told == {}
+        await world.operator.triggers.rest(Identity(*WHO))
+        assert world.operator.states.triggers == {}

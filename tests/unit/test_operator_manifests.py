@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from support.operator_world import MemoryCluster
 
 from knafka_operator.model.settings import Settings
 from knafka_operator.runtime import controller, handlers, leadership, webhooks
+from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 DEPLOY = Path(__file__).resolve().parents[2] / "operator" / "deploy"
 

@@ -14,9 +14,10 @@ from knafka.core import names
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest
 from knafka.core.errors import LogError
+from knafka_operator.decide.trigger import Watched
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.replays import with_replays
-from knafka_operator.reconcile.triggers import Watched
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
 
 
@@ -57,12 +58,12 @@ async def test_a_kafka_that_is_away_stops_the_replays_of_no_other() -> None:
     away, there = kafkas.at("away:1", None), kafkas.at("there:1", None)
     await there.topics.ensure_topic(names.replay_topic("shop", "default", "replayed"), 1, 1, {})
     watched = {
-        ("shop", "replayed"): _watched(there, "replayed"),
-        ("shop", "ended"): _watched(there, "ended"),
-        ("shop", "unknown"): _watched(away, "unknown"),
-        ("shop", "followed"): _watched(away, "followed"),
+        Identity("shop", "replayed"): _watched(there, "replayed"),
+        Identity("shop", "ended"): _watched(there, "ended"),
+        Identity("shop", "unknown"): _watched(away, "unknown"),
+        Identity("shop", "followed"): _watched(away, "followed"),
     }
-    followed = [("shop", "followed"), ("shop", "ended")]
+    followed = [Identity("shop", "followed"), Identity("shop", "ended")]
     found = await with_replays(watched, followed)
-    assert found.keys() == {("shop", "replayed"), ("shop", "followed")}
+    assert found.keys() == {Identity("shop", "replayed"), Identity("shop", "followed")}
     await kafkas.close()

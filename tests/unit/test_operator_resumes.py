@@ -11,6 +11,7 @@ import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka_operator.decide.services import EGRESS
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, GROUP_STATUS, SERVING
 
 pytestmark = pytest.mark.looptime
@@ -55,15 +56,16 @@ async def test_all_triggers_are_delivered_to_before_anything_is_reconciled(
     """Each cost 5 requests and a reconciliation of its own before its first drain."""
     before = world.operator.triggers.watched
     await world.restart()
-    asked, connected = Asked(world, monkeypatch), world.connected
+    asked, connected = Asked(world, monkeypatch), len(world.connected)
+    lists = world.cluster.requests["list"]
     assert await world.operator.resume() == TRIGGERS
     now = world.operator.triggers.watched
     assert {who: each.egress for who, each in now.items()} == {
         who: each.egress for who, each in before.items()
     }
     assert asked.calls == []
-    assert world.cluster.listed == 3
-    assert world.connected == connected + 1
+    assert world.cluster.requests["list"] - lists == 3
+    assert len(world.connected) == connected + 1
     (side,) = {each.kafka for each in now.values()}
     assert len(side.scaler.statuses()) == TRIGGERS
 
@@ -114,13 +116,13 @@ async def test_a_resumed_trigger_whose_broker_has_no_topic_says_so(world: Operat
 async def test_a_trigger_whose_newest_revision_cannot_start_resumes_with_the_one_that_serves(
     world: OperatorWorld,
 ) -> None:
-    before = world.operator.triggers.watched["shop", "t0"].egress
+    before = world.operator.triggers.watched[Identity("shop", "t0")].egress
     world.cluster.unready.add("t0-kn-dispatcher")
     world.declare_trigger("shop", "t0", "b0", filter={"attributes": {"type": "new"}})
     await world.reconcile_trigger("shop", "t0")
     await world.restart()
     await world.operator.resume()
-    assert world.operator.triggers.watched["shop", "t0"].egress == before
+    assert world.operator.triggers.watched[Identity("shop", "t0")].egress == before
 
 
 def _promised_nothing(world: OperatorWorld, trigger: dict[str, Any]) -> None:
@@ -195,22 +197,22 @@ async def test_credentials_are_those_of_the_secret_that_the_pods_mount(
 ) -> None:
     data = {"protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "user": "u", "password": "p"}
     encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
-    metadata = {"namespace": "shop", "name": "kafka", "resourceVersion": "1"}
+    metadata = {"namespace": "shop", "name": "kafka"}
     secret = {"apiVersion": CORE, "kind": "Secret", "metadata": metadata, "data": encoded}
-    world.cluster.put(secret)
+    version = world.cluster.put(secret)["metadata"]["resourceVersion"]
     given = {"bootstrap.servers": "safe:9092", "auth.secret.ref.name": "kafka"}
     world.configure("shop", "mine", **given)
     world.declare_broker("shop", "safe", config=_config("mine"))
     await world.reconcile_broker("shop", "safe")
     world.declare_trigger("shop", "safe", "safe")
     await world.reconcile_trigger("shop", "safe")
-    before = world.operator.triggers.watched["shop", "safe"]
+    before = world.operator.triggers.watched[Identity("shop", "safe")]
     await world.restart()
     await world.operator.resume()
-    found = world.operator.triggers.watched["shop", "safe"]
-    assert found.secret == before.secret == ("kafka", "1")
+    found = world.operator.triggers.watched[Identity("shop", "safe")]
+    assert found.secret == before.secret == ("kafka", version)
     await world.reconcile_broker("shop", "safe")
-    assert world.operator.brokers.found["shop", "safe"].config.kafka is found.kafka
+    assert world.operator.brokers.found[Identity("shop", "safe")].kafka is found.kafka
 
 
 def _config(name: str) -> dict[str, str]:

@@ -11,13 +11,14 @@ from support.controlled import controller_of
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.contract import Egress
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
 from knafka_operator.reconcile.work_queue import GONE
 from knafka_operator.runtime.controller import BROKERS, FINALIZER, TRIGGERS
 
 pytestmark = pytest.mark.looptime
 
-WHO = ("shop", "orders")
+WHO = Identity("shop", "orders")
 SERVICE = "orders-kn-dispatcher"
 MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "2"}
 ALWAYS = {"autoscaling.eventing.knative.dev/class": "disabled"}

@@ -17,6 +17,7 @@ from support.operator_world import OperatorWorld, running_operator
 from knafka.core import names
 from knafka.observability import prometheus_text
 from knafka_operator import operator as operator_module
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime.metrics import metrics
@@ -59,7 +60,7 @@ def statuses(world: OperatorWorld, monkeypatch: pytest.MonkeyPatch) -> Statuses:
 
 
 async def test_one_triggers_status_is_built_alone(world: OperatorWorld, statuses: Statuses) -> None:
-    assert world.operator.triggers.status(("shop", "t1")) is not None
+    assert world.operator.triggers.status(Identity("shop", "t1")) is not None
     assert statuses.built == 1
 
 
@@ -102,26 +103,26 @@ async def test_others_get_their_turn_while_statuses_are_told(
 
 async def test_a_trigger_comes_and_goes_without_a_look_at_the_others(world: OperatorWorld) -> None:
     operator = world.operator
-    for part in (operator, operator.brokers, operator.triggers):
+    for part in (operator, operator.states):
         only_look_ups(part)
     world.declare_trigger("shop", "new", "b1")
     await world.reconcile_trigger("shop", "new")
-    assert operator.triggers.status(("shop", "new")) is not None
+    assert operator.triggers.status(Identity("shop", "new")) is not None
     await operator.triggers.delete(world.document("Trigger", "shop", "new"))
     operator.heard_of_trigger(world.document("Trigger", "shop", "new"), gone=True)
-    assert operator.triggers.status(("shop", "new")) is None
+    assert operator.triggers.status(Identity("shop", "new")) is None
 
 
 async def test_a_broker_changes_and_goes_without_a_look_at_the_others(world: OperatorWorld) -> None:
     operator = world.operator
-    for part in (operator, operator.triggers):
+    for part in (operator, operator.states):
         only_look_ups(part)
     labels = {"knafka.dev/broker": "b1"}
     operator.heard_of_receiver({"metadata": {"namespace": "shop", "name": "pod", "labels": labels}})
     await world.reconcile_broker("shop", "b1")
     await operator.delete_broker(world.document("Broker", "shop", "b1"))
     operator.heard_of_broker(world.document("Broker", "shop", "b1"), gone=True)
-    assert ("shop", "b1") not in operator.brokers.found
+    assert operator.states.brokers.get(Identity("shop", "b1")) is None
 
 
 async def test_only_the_triggers_of_a_broker_are_woken_with_it(
@@ -152,26 +153,26 @@ async def test_a_receivers_new_pod_wakes_the_triggers_of_its_own_broker(
     assert receiver is not None
     labels = receiver["spec"]["template"]["metadata"]["labels"]
     expected: list[str] = []
-    scaler = operator.brokers.found["shop", broker].config.kafka.scaler
+    scaler = operator.brokers.found[Identity("shop", broker)].kafka.scaler
     monkeypatch.setattr(scaler, "prewarm", lambda topic, _: expected.append(topic))
     for namespace in ("shop", "other"):
         pod = {"metadata": {"namespace": namespace, "name": "pod", "labels": labels}}
         operator.heard_of_receiver(pod)
-    assert expected == [operator.brokers.found["shop", broker].topic.name]
+    assert expected == [operator.brokers.found[Identity("shop", broker)].topic.name]
 
 
 async def test_a_topic_is_looked_at_while_any_trigger_reads_it(world: OperatorWorld) -> None:
     operator = world.operator
-    side = operator.brokers.found["shop", "b1"].config.kafka
-    topic = operator.brokers.found["shop", "b1"].topic.name
+    side = operator.brokers.found[Identity("shop", "b1")].kafka
+    topic = operator.brokers.found[Identity("shop", "b1")].topic.name
     of_b1 = [f"t{number}" for number in range(1, TRIGGERS, BROKERS)]
     for each in of_b1:
         assert topic in side.watched
-        await operator.triggers.rest(("shop", each))
+        await operator.triggers.rest(Identity("shop", each))
     assert topic not in side.watched
 
 
-async def test_nothing_is_kept_of_triggers_that_are_gone(world: OperatorWorld) -> None:
+async def test_nothing_is_kept_of_what_is_gone(world: OperatorWorld) -> None:
     operator = world.operator
     reference = {"apiVersion": "v1", "kind": "Service", "name": "there"}
     world.cluster.put({**reference, "metadata": {"namespace": "shop", "name": "there"}})
@@ -179,14 +180,13 @@ async def test_nothing_is_kept_of_triggers_that_are_gone(world: OperatorWorld) -
         name = f"t{number}"
         world.declare_trigger("shop", name, f"b{number % BROKERS}", subscriber={"ref": reference})
         await world.reconcile_trigger("shop", name)
-    assert len(operator.triggers.subscribers["shop", "there"]) == TRIGGERS
+    assert len(operator.states.subscribers[Identity("shop", "there")]) == TRIGGERS
     for number in range(TRIGGERS):
         document = world.document("Trigger", "shop", f"t{number}")
         await operator.triggers.delete(document)
         operator.heard_of_trigger(document, gone=True)
-    kept = {name: value for name, value in vars(operator.triggers).items() if value == {}}
-    assert kept.keys() == {
-        *("watched", "groups", "groups_by_uid", "known_kafkas", "subscribers", "references"),
-        "urls",
-    }
-    assert operator._triggers_by_broker == {}
+    for number in range(BROKERS):
+        document = world.document("Broker", "shop", f"b{number}")
+        await operator.delete_broker(document)
+        operator.heard_of_broker(document, gone=True)
+    assert {name: kept for name, kept in vars(operator.states).items() if kept} == {}

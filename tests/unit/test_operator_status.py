@@ -9,38 +9,38 @@ import pytest
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import InvalidDocument, LogError
 from knafka_operator.decide import status
+from knafka_operator.decide.delivery_status import delivering
 from knafka_operator.decide.resolving import Unresolved
 from knafka_operator.decide.scaling import Scale
-from knafka_operator.decide.status import Findings, NotReady
+from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.decide.topics import TopicRefused
 from knafka_operator.model.conditions import Condition, Status
-from knafka_operator.reconcile.triggers import delivering
 from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 AT = "2026-11-21T12:00:00Z"
 
 
-def _ready(findings: Findings) -> dict[str, str]:
-    return dict(status.summary(findings.conditions((), AT)))
+def _ready(conditions: ConditionSet) -> dict[str, str]:
+    return dict(status.summary(conditions.conditions((), AT)))
 
 
 def test_what_was_not_looked_at_is_unknown() -> None:
-    assert _ready(Findings(status.BROKER_CONDITIONS))["status"] == "Unknown"
+    assert _ready(ConditionSet(status.BROKER_CONDITIONS))["status"] == "Unknown"
 
 
 def test_it_is_ready_when_every_step_got_through() -> None:
-    findings = Findings(status.TRIGGER_CONDITIONS)
+    conditions = ConditionSet(status.TRIGGER_CONDITIONS)
     for each in status.TRIGGER_CONDITIONS:
-        with findings.concludes(each):
+        with conditions.step(each):
             pass
-    assert _ready(findings)["status"] == "True"
+    assert _ready(conditions)["status"] == "True"
 
 
 def test_a_step_that_set_its_condition_keeps_its_reason() -> None:
-    findings = Findings(["DeadLetterSinkResolved"])
-    with findings.concludes("DeadLetterSinkResolved"):
-        findings.set(Condition("DeadLetterSinkResolved", Status.TRUE, "NotConfigured"))
-    (found, _) = findings.conditions((), AT)
+    conditions = ConditionSet(["DeadLetterSinkResolved"])
+    with conditions.step("DeadLetterSinkResolved"):
+        conditions.set(Condition("DeadLetterSinkResolved", Status.TRUE, "NotConfigured"))
+    (found, _) = conditions.conditions((), AT)
     assert found["reason"] == "NotConfigured"
 
 
@@ -49,7 +49,7 @@ def test_a_step_that_set_its_condition_keeps_its_reason() -> None:
     ("error", "expected"),
     [
         (NotReady("ConfigMapNotFound", "it is gone"), ("False", "ConfigMapNotFound")),
-        (NotReady("FunctionNotReady", "wait", known=False), ("Unknown", "FunctionNotReady")),
+        (NotReady("FunctionNotReady", "wait", transient=True), ("Unknown", "FunctionNotReady")),
         (Unresolved("NotFound", "no such Service"), ("False", "NotFound")),
         (TopicRefused("TopicNotOurs", "another's"), ("False", "TopicNotOurs")),
         (InvalidDocument("spec", "wrong"), ("False", "Invalid")),
@@ -64,16 +64,16 @@ def test_what_stands_in_the_way_is_the_condition(
     error: Exception, expected: tuple[str, str]
 ) -> None:
     """KN-CON-03: with a reason in one word, and a message."""
-    findings = Findings(["TopicReady"])
-    with findings.concludes("TopicReady"):
+    conditions = ConditionSet(["TopicReady"])
+    with conditions.step("TopicReady"):
         raise error
-    ready = _ready(findings)
+    ready = _ready(conditions)
     assert (ready["status"], ready["reason"]) == expected
-    assert not findings.holds("TopicReady")
+    assert not conditions.holds("TopicReady")
 
 
 def test_a_bug_is_not_hidden_in_a_condition() -> None:
-    with pytest.raises(ZeroDivisionError), Findings(["TopicReady"]).concludes("TopicReady"):
+    with pytest.raises(ZeroDivisionError), ConditionSet(["TopicReady"]).step("TopicReady"):
         _ = 1 // 0
 
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog
 from knafka_operator.decide.desired import Topic
-from knafka_operator.decide.topics import TopicRefused, drift, may_delete, own_topic
+from knafka_operator.decide.effects import CreateTopic, RecordTopic
+from knafka_operator.decide.topics import (
+    TOPIC_ID,
+    Description,
+    TopicRefused,
+    drift,
+    may_delete,
+    topic_effects,
+)
+from knafka_operator.model.resources import TOPIC_STATUS
 
 WANTED = Topic("orders", 4, 1, {"retention.ms": "1000"})
 
@@ -20,45 +28,42 @@ def admin() -> MemoryAdmin:
     return MemoryAdmin(MemoryLog())
 
 
-class Intention:
-    """Whether, and when, the name was written down."""
-
-    def __init__(self, admin: MemoryAdmin) -> None:
-        self._admin = admin
-        self.written = 0
-        self.topic_was_there = False
-
-    async def __call__(self) -> None:
-        self.written += 1
-        self.topic_was_there = await self._admin.describe_topic(WANTED.name) is not None
+def _status(topic: str = WANTED.name, id_: str | None = None) -> dict[str, str]:
+    """The annotations of a Broker's status that keep this."""
+    return {} if id_ is None else {TOPIC_STATUS: topic, TOPIC_ID: id_}
 
 
-async def _own(admin: MemoryAdmin, known: str | None, wanted: Topic = WANTED) -> Any:
-    return await own_topic(admin, wanted, known, Intention(admin))
+async def _found(admin: MemoryAdmin) -> Description:
+    found = await admin.describe_topic(WANTED.name)
+    assert found is not None
+    return found
 
 
-async def test_a_topic_is_made_once_and_after_its_name_was_written_down(
-    admin: MemoryAdmin,
-) -> None:
-    intention = Intention(admin)
-    found = await own_topic(admin, WANTED, None, intention)
-    assert (found.partitions, found.replication) == (4, 1)
-    assert (intention.written, intention.topic_was_there) == (1, False)
-    assert (await own_topic(admin, WANTED, found.id, intention)).id == found.id
-    assert intention.written == 1
+def test_a_topic_is_made_after_its_name_was_written_down() -> None:
+    assert topic_effects(WANTED, None, {}) == (RecordTopic("orders"), CreateTopic(WANTED))
 
 
-async def test_an_operator_that_died_while_it_made_the_topic_knows_it_again(
+def test_an_operator_that_died_before_it_made_the_topic_makes_it() -> None:
+    assert topic_effects(WANTED, None, _status(id_="")) == (CreateTopic(WANTED),)
+
+
+async def test_an_operator_that_died_after_it_made_the_topic_knows_it_again(
     admin: MemoryAdmin,
 ) -> None:
     await admin.ensure_topic("orders", 4, 1, {})
-    assert (await _own(admin, "")).partitions == 4
+    assert topic_effects(WANTED, await _found(admin), _status(id_="")) == ()
+
+
+async def test_a_topic_that_is_there_is_left_alone(admin: MemoryAdmin) -> None:
+    await admin.ensure_topic("orders", 1, 1, {})
+    found = await _found(admin)
+    assert topic_effects(WANTED, found, _status(id_=found.id)) == ()
 
 
 async def test_somebody_elses_topic_is_not_adopted(admin: MemoryAdmin) -> None:
     await admin.ensure_topic("orders", 4, 1, {})
     with pytest.raises(TopicRefused, match="exists and is not this Broker's") as refused:
-        await _own(admin, None)
+        topic_effects(WANTED, await _found(admin), {})
     assert refused.value.reason == "TopicNotOurs"
 
 
@@ -67,36 +72,46 @@ async def test_somebody_elses_topic_is_used_as_it_is_when_it_is_declared_externa
 ) -> None:
     await admin.ensure_topic("orders", 7, 1, {})
     external = replace(WANTED, external=True)
-    found = await _own(admin, None, external)
-    assert found.partitions == 7
-    assert drift(external, found) == ()
+    assert topic_effects(external, await _found(admin), {}) == ()
+    assert drift(external, await _found(admin)) == ()
 
 
-async def test_an_external_topic_must_exist(admin: MemoryAdmin) -> None:
+def test_an_external_topic_must_exist() -> None:
     with pytest.raises(TopicRefused, match="does not exist"):
-        await _own(admin, None, replace(WANTED, external=True))
+        topic_effects(replace(WANTED, external=True), None, {})
 
 
 async def test_a_topic_that_somebody_made_anew_is_not_ours(admin: MemoryAdmin) -> None:
-    before = await _own(admin, None)
-    await admin.delete_topic("orders")
     await admin.ensure_topic("orders", 1, 1, {})
     with pytest.raises(TopicRefused) as refused:
-        await _own(admin, before.id)
+        topic_effects(WANTED, await _found(admin), _status(id_="another"))
     assert refused.value.reason == "TopicReplaced"
-    assert not may_delete(await admin.describe_topic("orders"), before.id)
+    assert not may_delete(await _found(admin), "another")
 
 
-async def test_a_topic_that_somebody_deleted_is_made_again(admin: MemoryAdmin) -> None:
-    before = await _own(admin, None)
-    await admin.delete_topic("orders")
-    assert (await _own(admin, before.id)).id != before.id
+def test_a_topic_that_somebody_deleted_is_made_again() -> None:
+    assert topic_effects(WANTED, None, _status(id_="before")) == (CreateTopic(WANTED),)
+
+
+async def test_after_another_topic_only_the_id_says_that_this_is_its_own(
+    admin: MemoryAdmin,
+) -> None:
+    """From before it named an external one; an empty id belongs to the other name."""
+    await admin.ensure_topic("orders", 4, 1, {})
+    found = await _found(admin)
+    assert topic_effects(WANTED, found, _status("legacy", found.id)) == ()
+    for id_ in ("", "another"):
+        with pytest.raises(TopicRefused):
+            topic_effects(WANTED, found, _status("legacy", id_))
+    expected = (RecordTopic("orders"), CreateTopic(WANTED))
+    assert topic_effects(WANTED, None, _status("legacy", "another")) == expected
 
 
 async def test_only_the_topic_that_was_made_for_a_broker_may_be_deleted_with_it(
     admin: MemoryAdmin,
 ) -> None:
-    found = await _own(admin, None)
+    await admin.ensure_topic("orders", 4, 1, {})
+    found = await _found(admin)
     assert may_delete(found, found.id)
     assert may_delete(found, "")
     assert not may_delete(found, None)
@@ -104,7 +119,8 @@ async def test_only_the_topic_that_was_made_for_a_broker_may_be_deleted_with_it(
 
 
 async def test_what_has_drifted_is_told_and_left_alone(admin: MemoryAdmin) -> None:
-    found = await _own(admin, None)
+    await admin.ensure_topic("orders", 4, 1, WANTED.config)
+    found = await _found(admin)
     assert drift(WANTED, found) == []
     declared = Topic("orders", 8, 1, {"retention.ms": "2000", "segment.ms": "5"})
     assert drift(declared, found) == [
@@ -112,4 +128,4 @@ async def test_what_has_drifted_is_told_and_left_alone(admin: MemoryAdmin) -> No
         "retention.ms: 1000, declared 2000",
         "segment.ms: not set, declared 5",
     ]
-    assert (await _own(admin, found.id, declared)).partitions == 4
+    assert topic_effects(declared, found, _status(id_=found.id)) == ()

@@ -43,12 +43,12 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.observability import prometheus_text
 from knafka_local.kafka_distribution import obtain
 from knafka_local.kafka_server import KafkaServer
+from knafka_operator.decide.delivery_status import LAG
 from knafka_operator.decide.status import is_ready, why_not_ready
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.triggers import LAG
 from knafka_operator.runtime import controller
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import PAGE, Selection

@@ -9,7 +9,7 @@ reads the way Knative's own webhook puts it, `message: paths` and its details on
 problems one below the other; a webhook answers `validation failed: {error}`. What was wrong before
 an update already is let pass, so that a finaliser can still be put on and taken off.
 
-Pure. Refused here: looking anything up, and judging Brokers of other classes: whoever calls asks
+Pure. Not here: looking anything up, and judging Brokers of other classes: whoever calls asks
 `resources.is_ours` first, of the old document if there is one.
 """
 

@@ -3,7 +3,7 @@
     Broker, ConfigMap, Defaults -> Topic, Ingress
     Trigger, Broker, Topic, resolved sinks -> Egress
 
-Pure. Refused here: looking anything up. References are resolved before (`Sink`), a topic's owner is
+Pure. Not here: looking anything up. References are resolved before (`Sink`), a topic's owner is
 checked after, by whoever creates it (names that only differ in a dash can collide).
 """
 

@@ -7,7 +7,7 @@ key `external.topics` of its own ConfigMap: patterns, separated by commas or lin
 In a pattern `*` stands for any characters, `{namespace}` for the Broker's namespace, and all else
 for itself. Topics that are Knafka's own or internal to Kafka can't be allowed.
 
-Refused here: whether the topic exists (`topics`), and reading the ConfigMap (`brokers`).
+Not here: whether the topic exists (`topics`), and reading the ConfigMap (`brokers`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     ref and uri    the uri, relative to the ref's address
     uri            itself
 
-Refused here: asking for an object twice, or waiting until it has an address. Who asks comes back.
+Not here: asking for an object twice, or waiting until it has an address. Who asks comes back.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ Get: TypeAlias = Callable[[str, str, str, str], Awaitable[Mapping[str, Any] | No
 
 NOT_FOUND: Final = "NotFound"
 NOT_ADDRESSABLE: Final = "NotAddressable"
+NOT_ALLOWED: Final = "NotAllowed"
+ADDRESSABLE_LABEL: Final = 'duck.knative.dev/addressable: "true"'
+"""Label of a ClusterRole: the operator has the rights of all that carry it."""
 
 
 class Unresolved(KnafkaError):
@@ -31,6 +34,15 @@ class Unresolved(KnafkaError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def not_allowed(api_version: str, kind: str, namespace: str, name: str) -> Unresolved:
+    """The operator's roles don't let it read this object."""
+    return Unresolved(
+        NOT_ALLOWED,
+        f"the operator may not read {kind:.100} {namespace}/{name:.253} ({api_version:.300}): "
+        f"label a ClusterRole that allows to get that kind with {ADDRESSABLE_LABEL}",
+    )
 
 
 async def resolve(destination: Destination, namespace: str, get: Get, domain: str) -> Sink:

@@ -6,7 +6,7 @@
 The contract goes into the environment as JSON, so that a change is a new Revision; a Secret is
 mounted as files. The owner is a Broker or Trigger of the same namespace, so deletion needs nobody.
 
-Refused here: applying them, and deciding how many drains are held (`scaler`).
+Not here: applying them, and deciding how many drains are held (`scaler`).
 """
 
 from __future__ import annotations

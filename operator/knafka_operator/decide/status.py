@@ -1,16 +1,16 @@
 """Status: what was found out of a Broker or Trigger, as its `status`. Pure.
 
-Findings begin as Unknown. A step that reconciles runs inside `concludes` and so ends in exactly one
-condition: True, or what stood in its way. Steps that depend on it ask `holds`.
+Conditions begin as Unknown. Each is decided inside `step` and so ends as exactly one: True, or what
+stood in its way. Steps that depend on it ask `holds`.
 
-Refused here: the rules of conditions in general, which are Knative's (`conditions`), and writing.
+Not here: the rules of conditions in general, which are Knative's (`conditions`), and writing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, TypeGuard, TypeVar
 
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide.resolving import Unresolved
@@ -57,14 +57,27 @@ INTERNAL_ERROR: Final = "InternalError"
 class NotReady(KnafkaError):
     """Something isn't as it should be, by a reason in one CamelCase word."""
 
-    def __init__(self, reason: str, message: str, *, known: bool = True) -> None:
-        """`known` is False where it is not known yet: it may pass by itself."""
+    def __init__(self, reason: str, message: str, *, transient: bool = False) -> None:
+        """`transient`: it may pass by itself, so the condition is Unknown and not False."""
         super().__init__(message)
         self.reason = reason
-        self.known = known
+        self.transient = transient
 
 
-class Findings:
+EXPECTED: Final = (NotReady, Unresolved, TopicRefused, InvalidDocument, LogError)
+"""Errors that are conditions; what else is raised fails the reconciliation."""
+
+T = TypeVar("T")
+
+
+def value(of: T | KnafkaError) -> T:
+    """What was observed; raises the error that stands in its place."""
+    if isinstance(of, KnafkaError):
+        raise of
+    return of
+
+
+class ConditionSet:
     """The conditions of one object while it is reconciled."""
 
     def __init__(self, types: Sequence[str]) -> None:
@@ -74,22 +87,29 @@ class Findings:
         }
 
     @contextmanager
-    def concludes(self, type_: str) -> Iterator[None]:
+    def step(self, type_: str) -> Iterator[None]:
         """Make this condition True, unless something stands in the way."""
         try:
             yield
-        except NotReady as error:
-            known = Status.FALSE if error.known else Status.UNKNOWN
-            self.set(Condition(type_, known, error.reason, str(error)))
-        except (Unresolved, TopicRefused) as error:
-            self.set(Condition(type_, Status.FALSE, error.reason, str(error)))
-        except InvalidDocument as error:
-            self.set(Condition(type_, Status.FALSE, "Invalid", str(error)))
-        except LogError as error:
-            self.set(Condition(type_, Status.FALSE, _kafka_reason(error), f"Kafka: {error}"))
+        except EXPECTED as error:
+            self.fail(type_, error)
         else:
             if not self.holds(type_):
                 self.set(Condition(type_, Status.TRUE))
+
+    def fail(self, type_: str, error: KnafkaError) -> None:
+        """This condition isn't True, for one of the errors of `EXPECTED`."""
+        match error:
+            case NotReady():
+                status = Status.UNKNOWN if error.transient else Status.FALSE
+                self.set(Condition(type_, status, error.reason, str(error)))
+            case Unresolved() | TopicRefused():
+                self.set(Condition(type_, Status.FALSE, error.reason, str(error)))
+            case LogError():
+                reason = _kafka_reason(error)
+                self.set(Condition(type_, Status.FALSE, reason, f"Kafka: {error}"))
+            case _:
+                self.set(Condition(type_, Status.FALSE, "Invalid", str(error)))
 
     def set(self, condition: Condition) -> None:
         self._found[condition.type] = condition
@@ -101,6 +121,11 @@ class Findings:
     def conditions(self, before: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
         """With `Ready`, over those the object has; `at` is the time (RFC 3339)."""
         return merged(before, list(self._found.values()), at)
+
+
+def no_dead_letter_sink() -> Condition:
+    """KN-TRG-11: there is none, so there is nothing to resolve."""
+    return Condition(DEAD_LETTER_SINK_RESOLVED, Status.TRUE, "DeadLetterSinkNotConfigured")
 
 
 def failed(before: object, error: Exception, at: str) -> list[dict[str, Any]]:
@@ -183,6 +208,8 @@ def _bug(error: Exception) -> str:
 
 def _kafka_reason(error: LogError) -> str:
     text = str(error).lower()
+    if "replication factor" in text:
+        return "InvalidReplicationFactor"
     if "authentication" in text or "tls" in text or "ssl" in text or "certificate" in text:
         return "KafkaAuthenticationFailed"
     if "authoriz" in text:

@@ -4,17 +4,18 @@ Kafka keeps no owner with a topic, but gives each an id of its own. So a Broker'
 name of its topic and that id; the name alone, with an empty id, says: we saw that there was no such
 topic and are about to make it. A topic that is neither was made by somebody else.
 
-Refused here: changing a topic that exists. What has drifted is told, never mended by losing data.
+Not here: changing a topic that exists. What has drifted is told, never mended by losing data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide.desired import Topic
-from knafka_operator.model.resources import EXTERNAL_TOPIC
+from knafka_operator.decide.effects import CreateTopic, RecordTopic
+from knafka_operator.model.resources import EXTERNAL_TOPIC, TOPIC_STATUS
 
 TOPIC_ID: Final = "knafka.dev/topic-id"
 """Key of a Broker's `status.annotations`: Kafka's id of the topic that is its own."""
@@ -87,41 +88,48 @@ class TopicRefused(KnafkaError):
         self.reason = reason
 
 
-async def own_topic(
-    topics: Topics, wanted: Topic, known_id: str | None, intend: Callable[[], Awaitable[None]]
-) -> Description:
-    """The Broker's topic, made if it must be; raises `TopicRefused` and `LogError`.
+def topic_effects(
+    wanted: Topic, found: Description | None, annotations: Mapping[str, str]
+) -> tuple[RecordTopic | CreateTopic, ...]:
+    """What is to be done before the Broker has its topic; raises `TopicRefused`.
 
-    `known_id` is what its status keeps (None: nothing yet); `intend` writes the name and an empty
-    id there, before anything is made.
+    `found` is the topic as Kafka has it, and `annotations` are those of the Broker's status.
     """
-    found = await topics.describe_topic(wanted.name)
     if wanted.external:
         if found is None:
             raise TopicRefused(
                 "TopicNotFound",
                 f"topic {wanted.name} does not exist: {EXTERNAL_TOPIC} names one that does",
             )
-        return found
-    if known_id is None:
-        if found is not None:
-            raise TopicRefused(
-                "TopicNotOurs",
-                f"topic {wanted.name} exists and is not this Broker's: delete it, or give the "
-                "Broker another name",
-            )
-        await intend()
-    elif known_id and found is not None and found.id != known_id:
+        return ()
+    known_id = _known_id(wanted, found, annotations)
+    if known_id is None and found is not None:
+        raise TopicRefused(
+            "TopicNotOurs",
+            f"topic {wanted.name} exists and is not this Broker's: delete it, or give the "
+            "Broker another name",
+        )
+    if known_id and found is not None and found.id != known_id:
         raise TopicRefused(
             "TopicReplaced",
             f"topic {wanted.name} was deleted and made again by somebody else: delete it",
         )
-    if found is None:
-        await topics.ensure_topic(wanted.name, wanted.partitions, wanted.replication, wanted.config)
-        found = await topics.describe_topic(wanted.name)
-    if found is None:
-        raise TopicRefused("TopicNotFound", f"topic {wanted.name} was made and is not there")
-    return found
+    if found is not None:
+        return ()
+    intended = (RecordTopic(wanted.name),) if known_id is None else ()
+    return *intended, CreateTopic(wanted)
+
+
+def _known_id(
+    wanted: Topic, found: Description | None, annotations: Mapping[str, str]
+) -> str | None:
+    """The id that the status keeps of this topic; None: nothing is known of it."""
+    known = annotations.get(TOPIC_ID)
+    if annotations.get(TOPIC_STATUS) in (None, wanted.name):
+        return known
+    # It had another one. The id says whether this is its own nevertheless, from before it named an
+    # external one; an empty id belongs to that other name.
+    return known if found is not None and found.id == known else None
 
 
 def may_delete(found: Description | None, known_id: str | None) -> bool:

@@ -22,6 +22,10 @@ class ClusterError(KnafkaError):
     """The API server refused, or did not answer."""
 
 
+class NotAllowed(ClusterError):
+    """Our roles don't allow it: trying again changes nothing until somebody grants it."""
+
+
 class Cluster(Protocol):
     """Every method raises `ClusterError`."""
 

@@ -2,7 +2,7 @@
 
     what was found now, what stands in the status -> the new list, `Ready` included
 
-Pure: the time comes in. Refused here: finding anything out, and conditions that nobody can act on.
+Pure: the time comes in. Not here: finding anything out, and conditions that nobody can act on.
 """
 
 from __future__ import annotations

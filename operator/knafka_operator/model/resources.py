@@ -5,7 +5,7 @@ Service, or says by path what is wrong with it, in upstream's words where upstre
 as strict as `kubectl`: an unknown field of a spec is refused, what the API server adds to metadata
 and status is not.
 
-Refused here: looking anything up. A reference stays a reference.
+Not here: looking anything up. A reference stays a reference.
 """
 
 from __future__ import annotations

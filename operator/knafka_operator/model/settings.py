@@ -5,6 +5,8 @@
     KNAFKA_BROKER_CLASSES   classes that are ours, comma-separated ("Kafka,kafka")
     KNAFKA_DEFAULT_CLASS    one of them, which webhooks give to a new Broker that names none ("")
     KNAFKA_CONFIG           ConfigMap with the defaults for all Brokers ("kafka-broker-config")
+    KNAFKA_BROKER_DEFAULTS  ConfigMap with the delivery of Brokers that declare none, in upstream's
+                            format ("knative-eventing/config-br-defaults")
     KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
                             the Broker's namespace ("false")
     KNAFKA_CLUSTER_DOMAIN   ("cluster.local")
@@ -14,7 +16,7 @@
     KNAFKA_POD_UID          the pod's UID, which makes its name its own ("": a random one)
     KNAFKA_LOG_LEVEL        debug, info, warning, error ("info")
 
-Refused here: what a Broker is configured with, which is in ConfigMaps that users may change.
+Not here: what a Broker is configured with, which is in ConfigMaps that users may change.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from uuid import uuid4
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.resources import BROKER_CLASSES, whole_number
 
+BROKER_DEFAULTS: Final = "knative-eventing/config-br-defaults"
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -43,6 +46,8 @@ class Settings:
     default_class: str = ""
     """Empty: whose a Broker without a class is, is for others to say."""
     config: str = "kafka-broker-config"
+    broker_defaults: str = BROKER_DEFAULTS
+    """Namespace and name of the ConfigMap with the delivery of Brokers that declare none."""
     project_secrets: bool = False
     cluster_domain: str = "cluster.local"
     initial_scale: int = 1
@@ -88,6 +93,7 @@ class Settings:
             broker_classes=classes,
             default_class=default_class,
             config=environment.get("KNAFKA_CONFIG", "kafka-broker-config"),
+            broker_defaults=environment.get("KNAFKA_BROKER_DEFAULTS", BROKER_DEFAULTS),
             project_secrets=flag("KNAFKA_PROJECT_SECRETS"),
             cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),
             initial_scale=number("KNAFKA_INITIAL_SCALE", 1),

@@ -27,6 +27,6 @@ async def probe(url: str) -> None:
             status = response.status
     except (aiohttp.ClientError, TimeoutError) as error:
         why = str(error) or type(error).__name__
-        raise NotReady("ProbeFailed", f"{url} doesn't answer: {why}", known=False) from None
+        raise NotReady("ProbeFailed", f"{url} doesn't answer: {why}", transient=True) from None
     if status != 200:
-        raise NotReady("ProbeFailed", f"{url} answered {status}", known=False)
+        raise NotReady("ProbeFailed", f"{url} answered {status}", transient=True)

@@ -3,26 +3,29 @@
 The job that replays makes a topic for it, at any time, so it is looked for. The replayer reads that
 topic from its beginning, delivers as the Trigger's own dispatcher does, and sleeps at zero after.
 
-Refused here: what is replayed, which the job decides, and how many drains (`scaler`).
+Not here: what is replayed, which the job decides, and how many drains (`scaler`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from knafka.core import names
 from knafka.core.documents import parse
-from knafka.core.errors import KnafkaError, LogError
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import desired, services
-from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.decide.status import NotReady
+from knafka_operator.decide.trigger import Watched
+from knafka_operator.model.cluster import Cluster
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Trigger
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.brokers import Identity, apply_service
-from knafka_operator.reconcile.triggers import Triggers, Watched
+from knafka_operator.reconcile.functions import apply_service
+from knafka_operator.reconcile.state import States
 from knafka_operator.scale.kafkas import KafkaSide
 from knafka_operator.scale.repeat import repeat
 
@@ -35,20 +38,10 @@ LOOK_INTERVAL: Final = 5.0
 class Replays:
     """The replayers of all Triggers that are delivered."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        cluster: Cluster,
-        triggers: Triggers,
-        urls: dict[str, str],
-        declared: Callable[[Identity], Document | None],
-    ) -> None:
-        """`declared` gives a Trigger as it was last heard of."""
+    def __init__(self, settings: Settings, cluster: Cluster, states: States) -> None:
         self._settings = settings
         self._cluster = cluster
-        self._triggers = triggers
-        self._urls = urls
-        self._declared = declared
+        self._states = states
         self._followed: dict[Identity, Watched] = {}
 
     async def run(self) -> None:
@@ -56,7 +49,9 @@ class Replays:
         await repeat("looking for replays", self._look, LOOK_INTERVAL)
 
     async def _look(self) -> None:
-        wanted = await with_replays(dict(self._triggers.watched), self._followed)
+        records = self._states.triggers.items()
+        watched = {who: each.watched for who, each in records if each.watched is not None}
+        wanted = await with_replays(watched, self._followed)
         changed = [
             *(
                 self._each(who, self._unfollow(who))
@@ -74,16 +69,18 @@ class Replays:
         """One Trigger's replays: what stands in their way waits, and makes nobody else wait."""
         try:
             await change
+        except (NotReady, InvalidDocument) as error:
+            log.info("replays of %s wait: %s", who, error)  # its status says the same
         except KnafkaError as error:
-            log.warning("replays of %s: %s", "/".join(who), error)
+            log.warning("replays of %s: %s", who, error)
         except Exception:
-            log.exception("replays of %s", "/".join(who))
+            log.exception("replays of %s", who)
 
     async def _follow(self, who: Identity, watched: Watched) -> None:
-        document = self._declared(who)
-        if document is None:
+        record = self._states.triggers.get(who)
+        if record is None or record.document is None:
             return
-        trigger = parse(Trigger, document)
+        trigger = parse(Trigger, record.document)
         egress = desired.replay_egress(watched.egress)
         # Nothing waits there but for a replay: none is kept for min-scale.
         autoscaling = replace(watched.autoscaling, min_scale=0)
@@ -97,7 +94,9 @@ class Replays:
             replays=True,
         )
         await apply_service(self._cluster, manifest, trigger)
-        self._urls[_id(who)] = services.url(services.replayer_name(trigger), who[0], self._settings)
+        self._states.urls[_id(who)] = services.url(
+            services.replayer_name(trigger), who[0], self._settings
+        )
         watched.kafka.watched.add(egress.topic)
         await watched.kafka.scaler.watch(_id(who), egress, autoscaling)
         self._followed[who] = watched
@@ -107,6 +106,7 @@ class Replays:
         watched = self._followed.pop(who)
         watched.kafka.watched.discard(_topic(watched))
         await watched.kafka.scaler.forget(_id(who))
+        self._states.urls.pop(_id(who), None)
 
 
 async def with_replays(
@@ -134,7 +134,7 @@ async def _topics_of(kafka: KafkaSide) -> Collection[str] | None:
 
 
 def _id(who: Identity) -> str:
-    return f"{who[0]}/{who[1]} (replays)"
+    return f"{who} (replays)"
 
 
 def _topic(watched: Watched) -> str:

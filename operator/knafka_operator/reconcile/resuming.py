@@ -6,7 +6,7 @@ That takes no reconciliation and nothing from Kafka: a Service's environment has
 annotations and volumes the rest. So every Trigger that was delivered to is delivered to again after
 a few requests in all, and reconciled in its turn.
 
-Refused here: watching (`triggers`), and whether a Trigger is still as declared (reconciling tells).
+Not here: watching (`triggers`), and whether a Trigger is still as declared (reconciling tells).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from knafka.core.contract import Egress
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import services
+from knafka_operator.decide.trigger import DEFAULT_AUTOSCALING, Watched
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.resources import CORE, SERVING
-from knafka_operator.reconcile.triggers import DEFAULT_AUTOSCALING, Watched, group_in_status
+from knafka_operator.reconcile.state import group_in_status
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
 
 log = logging.getLogger(__name__)

@@ -22,12 +22,13 @@ from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic.exceptions import (
     ConflictError,
     DynamicApiError,
+    ForbiddenError,
     NotFoundError,
     ResourceNotFoundError,
 )
 from urllib3.exceptions import HTTPError
 
-from knafka_operator.model.cluster import ClusterError, Document
+from knafka_operator.model.cluster import ClusterError, Document, NotAllowed
 from knafka_operator.runtime.kinds import Kinds
 
 MANAGER: Final = "knafka-operator"
@@ -269,6 +270,8 @@ class ApiCluster:
     async def _in_thread(self, what: str, call: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except ForbiddenError as error:
+            raise NotAllowed(f"can't {what}: {_told(error)}") from error
         except DynamicApiError as error:
             raise ClusterError(f"can't {what}: {_told(error)}") from error
         except (ApiException, HTTPError, OSError, ValueError, ResourceNotFoundError) as error:

@@ -21,9 +21,10 @@ from typing import Any, Final, Literal, Protocol
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import services, status
 from knafka_operator.model.cluster import ClusterError, Document
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.triggers import broker_of
+from knafka_operator.reconcile.state import broker_of
 from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Verdict
 from knafka_operator.runtime import cache, watches
 from knafka_operator.runtime.cache import CachedCluster
@@ -270,7 +271,7 @@ class Controller:
     async def _leave(self, document: Document) -> None:
         """It is another implementation's: nothing of ours stays with it."""
         if document["kind"] == "Trigger":
-            await self._operator.triggers.rest(_key(document)[1:])
+            await self._operator.triggers.leave(document)
         self._cluster.forget(_key(document))
         await self._without_finalizer(document)
 
@@ -304,7 +305,7 @@ class Controller:
     async def _forget(self, document: Document) -> None:
         """Deliver nothing to what is gone, and keep nothing of it."""
         if document["kind"] == "Trigger":
-            await self._operator.triggers.rest(_key(document)[1:])
+            await self._operator.triggers.rest(Identity.of(document))
         self._operator.forget(document)
 
     # -- the finalizer

@@ -20,8 +20,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.resources import SERVING
-from knafka_operator.runtime.cluster import ClusterError, Document
 
 Key: TypeAlias = tuple[str, str, str, str]
 """apiVersion, kind, namespace and name."""

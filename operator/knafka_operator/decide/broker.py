@@ -1,0 +1,219 @@
+"""Broker: what was observed of one -> its status, and what is to be done next. Pure.
+
+Read top-down: each condition is one step, and the decision ends with the first that others need.
+What an effect brings about is observed, so `decide` is asked again until it has no more effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NoReturn
+
+from knafka.core.contract import Sink
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decide import desired, services
+from knafka_operator.decide.credentials import Mount
+from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.effects import ApplyReceiver, Effect, ProbeReceiver, ProjectSecret
+from knafka_operator.decide.status import (
+    ADDRESSABLE,
+    BROKER_CONDITIONS,
+    CONFIG_PARSED,
+    DATA_PLANE_AVAILABLE,
+    DEAD_LETTER_SINK_RESOLVED,
+    PROBE_SUCCEEDED,
+    TOPIC_AS_DECLARED,
+    TOPIC_READY,
+    ConditionSet,
+    NotReady,
+    no_dead_letter_sink,
+    value,
+)
+from knafka_operator.decide.topics import (
+    TOPIC_ID,
+    Description,
+    TopicRefused,
+    drift,
+    topic_effects,
+)
+from knafka_operator.model.conditions import Condition, Severity, Status
+from knafka_operator.model.resources import TOPIC_STATUS, Broker, ConfigMap
+from knafka_operator.model.settings import Settings
+
+PROBED: Final = "knafka.dev/probed"
+"""Key of `status.annotations`: the receiver's Revision that has answered. Kept there, since a probe
+wakes a receiver, and a restart of the operator should not wake them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What a Broker's ConfigMaps and Secret come to."""
+
+    config: ConfigMap
+    defaults: Defaults
+    mount: Mount | None = None
+    """The Secret that its pods mount; None: it needs none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTopic:
+    """A Broker's topic as it should be, and as it is."""
+
+    wanted: Topic
+    found: Description | None = None
+    """As Kafka has it; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedBroker:
+    """What reading gave; where it failed, the error that says why stands in place of the value."""
+
+    document: Mapping[str, Any]
+    broker: Broker | InvalidDocument
+    connection: Connection | KnafkaError | None = None
+    """None: the Broker can't be read."""
+    dead_letter_sink: Sink | KnafkaError | None = None
+    """None: it declares none."""
+    refused: str | None = None
+    """Why it may not use the external topic that it names."""
+    stopped: bool = False
+    """Whether it had to stop using an external topic."""
+    topic: ObservedTopic | KnafkaError | None = None
+    """None: there is no connection, or it is refused."""
+    recorded: str | None = None
+    """The topic that the status says is about to be made."""
+    projected: bool = False
+    """Whether the Secret was copied."""
+    revision: str | None = None
+    """The receiver's that serves, once its Service was applied and is Ready."""
+    probed: str | None = None
+    """The Revision that has answered now."""
+    failed: Mapping[type[Any], KnafkaError] = field(default_factory=dict)
+    """Effects that failed, and why."""
+
+    def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedBroker:
+        return replace(self, failed={**self.failed, type(effect): error})
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDecision:
+    """What to do next; the status counts once there is nothing."""
+
+    effects: tuple[Effect, ...]
+    conditions: ConditionSet
+    status: Mapping[str, Any]
+    """All but the conditions."""
+    topic: ObservedTopic | None
+    """The topic that it has."""
+
+
+def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
+    """Judge a Broker; the effects are in the order of `BROKER_ORDER`."""
+    before = seen.document.get("status") or {}
+    conditions, effects = ConditionSet(BROKER_CONDITIONS), list[Effect]()
+    annotations = dict(before.get("annotations") or {})
+    status: dict[str, Any] = {
+        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "annotations": annotations,
+        # KN-BRK-01: once there is a receiver, it receives; while replaced, the old one does.
+        "address": before.get("address"),
+        "deadLetterSinkUri": None,
+    }
+    if seen.stopped:
+        status["address"] = None
+        annotations.pop(PROBED, None)
+
+    def first(*needed: Effect) -> NoReturn:
+        """Have these run first; raises what they failed with."""
+        for each in needed:
+            if (error := seen.failed.get(type(each))) is not None:
+                raise error
+        effects.extend(needed)
+        raise NotReady("Waiting", "it is being made", transient=True)
+
+    def decision(topic: ObservedTopic | None = None) -> BrokerDecision:
+        with conditions.step(ADDRESSABLE):
+            if status["address"] is None:
+                raise NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
+        return BrokerDecision(tuple(effects), conditions, status, topic)
+
+    broker: Broker | None = None
+    connection: Connection | None = None
+    with conditions.step(CONFIG_PARSED):
+        broker = value(seen.broker)
+        connection = value(seen.connection)
+    if broker is not None:
+        with conditions.step(DEAD_LETTER_SINK_RESOLVED):
+            if broker.spec.delivery.dead_letter_sink is None:
+                conditions.set(no_dead_letter_sink())
+            elif (sink := value(seen.dead_letter_sink)) is not None:
+                status["deadLetterSinkUri"] = sink.url  # KN-BRK-03
+    if seen.refused is not None:
+        with conditions.step(TOPIC_READY):
+            raise TopicRefused("ExternalTopicNotAllowed", seen.refused)
+    if broker is None or connection is None:
+        return decision()
+    mount = connection.mount
+    if mount is not None and mount.projected is not None and not seen.projected:
+        with conditions.step(CONFIG_PARSED):
+            first(ProjectSecret(mount.projected))
+        return decision()
+    if seen.refused is not None:
+        return decision()
+
+    topic: ObservedTopic | None = None
+    found: Description | None = None
+    with conditions.step(TOPIC_READY):
+        topic = value(seen.topic)
+        assert topic is not None
+        if seen.recorded is not None:
+            annotations.update({TOPIC_STATUS: seen.recorded, TOPIC_ID: ""})
+        if needed := topic_effects(topic.wanted, topic.found, annotations):
+            first(*needed)
+        found = topic.found
+        assert found is not None
+        annotations.update(_kept(topic.wanted, found, connection))
+        conditions.set(_as_declared(topic.wanted, found))
+    if topic is None or found is None:
+        return decision()
+
+    ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults)
+    with conditions.step(DATA_PLANE_AVAILABLE):
+        if seen.revision is None:
+            secret = None if mount is None else (mount.name, mount.version)
+            first(ApplyReceiver(services.receiver_service(broker, ingress, secret, settings)))
+    if seen.revision is None:
+        return decision(topic)
+    name = services.receiver_name(broker)
+    url = services.url(name, broker.metadata.namespace, settings) + ingress.path
+    status["address"] = {"name": "http", "url": url}
+    with conditions.step(PROBE_SUCCEEDED):
+        if seen.revision not in (annotations.get(PROBED), seen.probed):
+            first(ProbeReceiver(url, seen.revision))
+        annotations[PROBED] = seen.revision
+    return decision(topic)
+
+
+def _kept(topic: Topic, found: Description, connection: Connection) -> Mapping[str, str]:
+    """What must be kept of a topic in `status.annotations` (KN-BRK-19)."""
+    return {
+        TOPIC_STATUS: topic.name,
+        desired.PARTITIONS: str(found.partitions),
+        desired.REPLICATION: str(found.replication),
+        desired.BOOTSTRAP_SERVERS: connection.defaults.kafka.bootstrap_servers,
+        **({} if topic.external else {TOPIC_ID: found.id}),
+    }
+
+
+def _as_declared(topic: Topic, found: Description) -> Condition:
+    different = drift(topic, found)
+    if not different:
+        return Condition(TOPIC_AS_DECLARED, Status.TRUE, severity=Severity.WARNING)
+    return Condition(
+        TOPIC_AS_DECLARED,
+        Status.FALSE,
+        "TopicDrifted",
+        f"topic {topic.name} is left as it is: {'; '.join(different)}",
+        Severity.WARNING,
+    )

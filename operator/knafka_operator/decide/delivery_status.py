@@ -1,0 +1,46 @@
+"""Delivery status: what the scaler knows of a Trigger, as its status. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from knafka_operator.decide.status import DELIVERING
+from knafka_operator.model.conditions import Condition, Severity, Status
+from knafka_operator.scale.scaled_trigger import TriggerStatus
+
+LAG: Final = "knafka.dev/lag"
+REPLICAS: Final = "knafka.dev/replicas"
+SCALING: Final = "knafka.dev/scaling"
+"""Keys of `status.annotations`: the scaler's view, and its last decision with the reason."""
+
+
+def scaling(scaled: TriggerStatus | None) -> dict[str, str | None]:
+    """What the scaler knows of a Trigger, as annotations of its status; None: take it away."""
+    if scaled is None:
+        return dict.fromkeys((LAG, REPLICAS, SCALING))
+    return {
+        LAG: "unknown" if scaled.lag is None else str(scaled.lag),
+        REPLICAS: str(scaled.replicas),
+        SCALING: f"{scaled.scale.replicas}: {scaled.scale.reason}",
+    }
+
+
+def delivering(scaled: TriggerStatus) -> Condition:
+    """For people: it doesn't make a Trigger Ready or not."""
+
+    def warning(reason: str, message: str) -> Condition:
+        return Condition(DELIVERING, Status.FALSE, reason, message[:1000], Severity.WARNING)
+
+    if scaled.error is not None:
+        return warning("DrainFailed", scaled.error)
+    if scaled.counts.congestion is not None:
+        waiting = "a few events probe the subscriber, the others wait in Kafka"
+        return warning("SubscriberUnavailable", f"{scaled.counts.congestion}: {waiting}")
+    if scaled.beyond_end:
+        partitions = ", ".join(map(str, sorted(scaled.beyond_end)))
+        return warning(
+            "CommittedBeyondEnd",
+            f"partitions {partitions} of the topic end before what was committed, as it was made "
+            "anew or has lost its end: they are read from the start of what is there",
+        )
+    return Condition(DELIVERING, Status.TRUE, severity=Severity.WARNING)

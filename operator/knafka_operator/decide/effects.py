@@ -1,0 +1,171 @@
+"""Effects: what reconciling does, as values; `reconcile` runs them in the order of the list.
+
+The order is the promise that no event is missed, so it is data: `BROKER_ORDER` and `TRIGGER_ORDER`
+are the orders that every list of `decide` keeps, and tests read them. A list is run until one
+effect fails, which is a condition then; the status is written whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from knafka_operator.decide.desired import Topic
+
+Manifest: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StopReceiver:
+    """Accept nothing any more: the external topic isn't allowed. What is in Kafka stays."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectSecret:
+    """Copy the installation's Secret beside the Broker."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTopic:
+    """Write the topic's name into the status, with an empty id: it is about to be made."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopic:
+    topic: Topic
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyReceiver:
+    """Have the receiver's Service applied, and Ready."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReceiver:
+    """Ask the Broker's address for an answer, once for each Revision."""
+
+    url: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishStatus:
+    """Write what has changed of the status, the Broker's address among it."""
+
+    patch: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StopDelivery:
+    """Deliver nothing for now; done when its drains are over."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFunctions:
+    """Leave no function that somebody else could have deliver; its group stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGroup:
+    """Have no other Trigger get this group's name."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup:
+    """Nobody was promised anything yet: what a namesake left behind isn't this Trigger's."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffsets:
+    """Commit where the group begins: from here on no event may be missed."""
+
+    group: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseGroup:
+    """Write the group into the status, with the dead-letter topic: from here on its offsets count.
+
+    An operator that dies after that finds the promise, and neither deletes nor writes them again.
+    """
+
+    group: str
+    dead_letter_topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyDispatcher:
+    """Have the dispatcher's Service applied, and Ready: what was delivered goes on until then."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class StartDelivery:
+    """Hold drains as decided; done when drains of what was before are over."""
+
+    replaces: bool
+    """Whether pods of what was before may still drain unasked."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitReplacement:
+    """Wait until no pod of an older Revision drains unasked."""
+
+    service: str
+
+
+Effect: TypeAlias = (
+    StopReceiver
+    | ProjectSecret
+    | RecordTopic
+    | CreateTopic
+    | ApplyReceiver
+    | ProbeReceiver
+    | PublishStatus
+    | StopDelivery
+    | DeleteFunctions
+    | ClaimGroup
+    | DeleteGroup
+    | CommitOffsets
+    | PromiseGroup
+    | ApplyDispatcher
+    | StartDelivery
+    | AwaitReplacement
+)
+
+BROKER_ORDER: Final = (
+    StopReceiver,  # before anything that can fail: what it may not use it doesn't keep by that
+    ProjectSecret,
+    RecordTopic,  # before the topic, so that an operator that dies between them knows it again
+    CreateTopic,  # before the receiver, which accepts what it can store only
+    ApplyReceiver,
+    ProbeReceiver,  # before the status: Ready isn't told before somebody answers there
+    PublishStatus,
+)
+TRIGGER_ORDER: Final = (
+    StopDelivery,  # before other offsets are committed: a group with members doesn't take them
+    DeleteFunctions,
+    ClaimGroup,
+    DeleteGroup,
+    CommitOffsets,  # before the function, and before Ready: later events are the group's
+    PromiseGroup,  # after the offsets, and before a function that could join the group unasked
+    ApplyDispatcher,
+    StartDelivery,
+    AwaitReplacement,
+    PublishStatus,
+)

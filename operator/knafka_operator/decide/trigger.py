@@ -1,0 +1,276 @@
+"""Trigger: what was observed of one -> its status, and what is to be done, in order. Pure.
+
+Read top-down: each condition is one step, and the decision ends with the first that others need.
+That `SubscriptionReady` is True holds if every effect succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from knafka.core.contract import Egress, Sink
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decide import admission, desired, services
+from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.effects import (
+    ApplyDispatcher,
+    AwaitReplacement,
+    ClaimGroup,
+    CommitOffsets,
+    DeleteFunctions,
+    DeleteGroup,
+    Effect,
+    PromiseGroup,
+    PublishStatus,
+    StartDelivery,
+    StopDelivery,
+)
+from knafka_operator.decide.status import (
+    BROKER_READY,
+    DEAD_LETTER_SINK_RESOLVED,
+    DELIVERING,
+    DEPENDENCY_READY,
+    SUBSCRIBER_RESOLVED,
+    SUBSCRIPTION_READY,
+    TRIGGER_CONDITIONS,
+    ConditionSet,
+    NotReady,
+    is_ready,
+    no_dead_letter_sink,
+    value,
+    why_not_ready,
+)
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.conditions import READY, Condition, Status
+from knafka_operator.model.resources import GROUP_STATUS, Broker, Trigger
+from knafka_operator.model.settings import Settings
+from knafka_operator.scale.kafkas import KafkaSide
+
+DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
+"""Key of `status.annotations`."""
+
+OURS: Final = "knafka.dev/"
+"""What the keys that nobody else writes begin with."""
+
+DEFAULT_AUTOSCALING: Final = Autoscaling()
+
+STOP: Final[tuple[Effect, ...]] = (StopDelivery(), DeleteFunctions())
+"""Comes first where the Broker may not use its topic, whatever the Trigger says."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerState:
+    """A Broker that has its topic: what its Triggers need to know."""
+
+    broker: Broker
+    topic: Topic
+    partitions: int
+    """As Kafka has it."""
+    defaults: Defaults
+    secret: tuple[str, str] | None
+    """Name and version of the Secret that the Broker's pods mount."""
+    kafka: KafkaSide
+    """Passed on, and never asked here."""
+    ready: str
+    """The status of its `Ready`: True, False or Unknown."""
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A Trigger whose events are being delivered."""
+
+    kafka: KafkaSide
+    egress: Egress
+    autoscaling: Autoscaling
+    partitions: int
+    secret: tuple[str, str] | None
+
+    def offsets(self) -> tuple[str, str, str]:
+        """Whose offsets it goes by: of what Kafka, topic and group."""
+        return self.egress.kafka.bootstrap_servers, self.egress.topic, self.egress.group
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTrigger:
+    """What reading gave; where it failed, the error that says why stands in place of the value."""
+
+    document: Mapping[str, Any]
+    trigger: Trigger | InvalidDocument
+    broker: BrokerState | None = None
+    stored_broker: Mapping[str, Any] | None = None
+    """The Broker's document, read where it has no topic; None: there is none."""
+    stopped: str | None = None
+    """Why its Broker may not use its topic."""
+    dependency: Mapping[str, Any] | KnafkaError | None = None
+    """What its annotation names; None: there is no such object."""
+    subscriber: Sink | KnafkaError | None = None
+    dead_letter_sink: Sink | KnafkaError | None = None
+    """None: neither it nor its Broker declares one."""
+    watched: Watched | None = None
+    """What is delivered now."""
+    replaced: bool = False
+    """Whether pods of an older Revision may still drain unasked."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerDecision:
+    """What to do, and the status if all of it succeeds."""
+
+    effects: tuple[Effect, ...]
+    conditions: ConditionSet
+    status: dict[str, Any]
+    """All but the conditions, and but what an effect adds to its annotations."""
+    watched: Watched | None = None
+    """What is delivered from `StartDelivery` on."""
+
+
+def decide(seen: ObservedTrigger, taken: Container[str], settings: Settings) -> TriggerDecision:
+    """Judge a Trigger; the effects are in the order of `TRIGGER_ORDER`.
+
+    `taken` are the consumer groups of other Triggers.
+    """
+    before = seen.document.get("status") or {}
+    conditions = ConditionSet(TRIGGER_CONDITIONS)
+    status: dict[str, Any] = {
+        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "annotations": dict(before.get("annotations") or {}),
+        "subscriberUri": "",  # KN-TRG-03
+        "deadLetterSinkUri": None,
+    }
+    subscriber = dead_letter_sink = None
+
+    if isinstance(seen.trigger, InvalidDocument):
+        conditions.fail(SUBSCRIPTION_READY, seen.trigger)
+        return TriggerDecision((), conditions, status)
+    trigger, broker = seen.trigger, seen.broker
+    with conditions.step(BROKER_READY):
+        _check_broker(trigger.spec.broker, seen)
+    with conditions.step(DEPENDENCY_READY):
+        _check_dependency(trigger, value(seen.dependency))
+    with conditions.step(SUBSCRIBER_RESOLVED):
+        subscriber = value(seen.subscriber)
+        assert subscriber is not None
+        status["subscriberUri"] = subscriber.url
+    if broker is None:
+        conditions.set(_waiting("it has no Broker that could send it events"))
+        goes_on = seen.watched is None or seen.stored_broker is not None
+        return TriggerDecision(() if goes_on else (StopDelivery(),), conditions, status)
+
+    with conditions.step(DEAD_LETTER_SINK_RESOLVED):
+        if desired.dead_letter_destination(trigger, broker.broker) is None:
+            conditions.set(no_dead_letter_sink())
+        elif (dead_letter_sink := value(seen.dead_letter_sink)) is not None:
+            status["deadLetterSinkUri"] = dead_letter_sink.url  # KN-TRG-04
+    needed = DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
+    if subscriber is None or not conditions.holds(*needed):
+        conditions.set(_waiting("it has no subscriber to deliver to: its events wait in Kafka"))
+        return TriggerDecision((StopDelivery(),), conditions, status)
+
+    with conditions.step(SUBSCRIPTION_READY):
+        autoscaling = Autoscaling.from_annotations(
+            trigger.metadata.annotations, DEFAULT_AUTOSCALING
+        )
+        egress = desired.egress(
+            trigger,
+            broker.broker,
+            broker.topic,
+            subscriber,
+            dead_letter_sink,
+            broker.defaults,
+            taken,
+        )
+        watched = Watched(broker.kafka, egress, autoscaling, broker.partitions, broker.secret)
+        effects = _effects(trigger, broker.topic, watched, seen, settings)
+        return TriggerDecision(effects, conditions, status, watched)
+    return TriggerDecision((), conditions, status)
+
+
+def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
+    """What is done for a Trigger whose Broker turns out to be another implementation's.
+
+    It came before its Broker, so its status is ours; what the other has written stays.
+    """
+    status = document.get("status") or {}
+    patch: dict[str, Any] = {}
+    annotations = status.get("annotations") or {}
+    if any(each.startswith(OURS) for each in annotations):
+        ours = [each for each in annotations if each.startswith(OURS) or each == GROUP_STATUS]
+        patch["annotations"] = dict.fromkeys(ours)
+    types = {each.get("type") for each in status.get("conditions") or ()}
+    if types - {DELIVERING} == {READY, *TRIGGER_CONDITIONS}:
+        written = ("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri")
+        patch.update({each: None for each in written if each in status})
+    return StopDelivery(), PublishStatus(patch)
+
+
+def _effects(
+    trigger: Trigger, topic: Topic, watched: Watched, seen: ObservedTrigger, settings: Settings
+) -> tuple[Effect, ...]:
+    """Offsets, Service, scaler: from the end of this on, no event is missed (KN-TRG-06)."""
+    egress, before = watched.egress, seen.watched
+    promised = ((seen.document.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
+    effects: list[Effect] = []
+    if before is not None and before.offsets() != watched.offsets():
+        # Its offsets are other ones, which can't be written while a group has members.
+        effects.append(StopDelivery())
+        before = None
+    effects.append(ClaimGroup(egress.group))
+    if before is None:
+        if promised is None:
+            effects.append(DeleteGroup(egress.group))
+        if promised != egress.group or topic.external:
+            effects.append(CommitOffsets(egress.group, egress.topic))
+        # Else it was promised every event: should Kafka have no offsets of it any more, since its
+        # Broker was made anew or it rested for a week, it begins at the beginning.
+    effects.append(PromiseGroup(egress.group, egress.dead_letter_topic))
+    effects.append(
+        ApplyDispatcher(
+            services.dispatcher_service(
+                trigger, egress, watched.autoscaling, watched.partitions, watched.secret, settings
+            )
+        )
+    )
+    replaces = seen.replaced
+    if before != watched:
+        replaces = replaces or (before is not None and bool(before.autoscaling.min_scale))
+        effects.append(StartDelivery(replaces))
+    if watched.autoscaling.min_scale or replaces:
+        effects.append(AwaitReplacement(services.dispatcher_name(trigger)))
+    return tuple(effects)
+
+
+def _check_broker(name: str, seen: ObservedTrigger) -> None:
+    """KN-TRG-01; raises `NotReady`."""
+    if seen.stopped is not None:
+        message = f'Broker "{name}" is not Ready: ExternalTopicNotAllowed {seen.stopped}'
+        raise NotReady("BrokerNotReady", message)
+    if seen.broker is None:
+        if seen.stored_broker is None:
+            raise NotReady("BrokerDoesNotExist", f'Broker "{name}" does not exist')
+        raise NotReady(
+            "BrokerNotConfigured",
+            f'Broker "{name}" has no topic yet: {why_not_ready(seen.stored_broker)}',
+            transient=True,
+        )
+    if seen.broker.ready != "True":
+        message = f'Broker "{name}" is not Ready: {seen.broker.why_not}'
+        raise NotReady("BrokerNotReady", message, transient=seen.broker.ready != "False")
+
+
+def _check_dependency(trigger: Trigger, found: Mapping[str, Any] | None) -> None:
+    """KN-TRG-13: what the annotation names must be Ready first."""
+    reference = admission.dependency(trigger.metadata)
+    if reference is None:
+        return
+    named = f"{reference.kind:.100} {trigger.metadata.namespace}/{reference.name:.253}"
+    if found is None:
+        raise NotReady("DependencyDoesNotExist", f"{named} does not exist")
+    if not is_ready(found):
+        raise NotReady("DependencyNotReady", f"{named} is not Ready: {why_not_ready(found)}")
+
+
+def _waiting(message: str) -> Condition:
+    return Condition(SUBSCRIPTION_READY, Status.UNKNOWN, "Waiting", message)

@@ -1,0 +1,22 @@
+"""Identity: which object of a kind is meant, wherever the operator keeps or looks up something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Identity(NamedTuple):
+    """Namespace and name; the kind follows from where it stands."""
+
+    namespace: str
+    name: str
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Identity:
+        """That of an object as the API server has it."""
+        metadata = document["metadata"]
+        return cls(metadata["namespace"], metadata["name"])
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"

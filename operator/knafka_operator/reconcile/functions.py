@@ -1,0 +1,45 @@
+"""Functions: Knative Services that belong to a Broker or Trigger, applied and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from knafka_operator.decide import services, status
+from knafka_operator.decide.status import NotReady
+from knafka_operator.model.cluster import Cluster
+from knafka_operator.model.resources import SERVING, Resource
+
+
+async def apply_service(cluster: Cluster, manifest: Mapping[str, Any], owner: Resource) -> str:
+    """Have a function's Knative Service as it should be, and Ready: gives its Revision.
+
+    Raises `NotReady`; an object of that name which is somebody else's is left alone.
+    """
+    metadata = manifest["metadata"]
+    there = await cluster.get(SERVING, "Service", metadata["namespace"], metadata["name"])
+    if there is not None and not services.is_owned(there, owner):
+        raise NotReady(
+            "ServiceNotOurs",
+            f"Knative Service {metadata['namespace']}/{metadata['name']} exists and was not made "
+            f"for this {owner.kind}: delete or rename it",
+        )
+    stored = await cluster.apply(manifest)
+    reported = stored.get("status") or {}
+    revision = reported.get("latestReadyRevisionName")
+    if not status.is_ready(stored) or revision != reported.get("latestCreatedRevisionName"):
+        failed = status.summary(reported.get("conditions") or ()).get("status") == "False"
+        raise NotReady(
+            "FunctionNotReady",
+            f"Knative Service {metadata['name']}: {status.why_not_ready(stored)}",
+            transient=not failed,
+        )
+    return str(revision)
+
+
+async def delete_service(cluster: Cluster, name: str, owner: Resource) -> None:
+    """Delete this function of `owner`'s; one that is somebody else's is left alone."""
+    namespace = owner.metadata.namespace
+    there = await cluster.get(SERVING, "Service", namespace, name)
+    if there is not None and services.is_owned(there, owner):
+        await cluster.delete(SERVING, "Service", namespace, name)

@@ -1,0 +1,230 @@
+"""State: what the operator knows of Brokers and Triggers beyond what is stored of them.
+
+Each object has one record, and every name or reference under which it is found leads to its
+record's identity. An object that is gone takes its record and all of these with it: nothing here
+only grows.
+
+Everything belongs to the event loop but `foreign_brokers`, which webhooks ask from their thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from knafka.core import names
+from knafka_operator.decide.trigger import BrokerState, Watched
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
+from knafka_operator.scale.kafkas import KafkaSide
+
+Document: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(eq=False, slots=True)
+class BrokerRecord:
+    """One Broker of ours."""
+
+    uid: str = ""
+    state: BrokerState | None = None
+    """As it was found last; it stays while a later look finds less."""
+    reconciled: bool = False
+    """Whether it was looked at since the operator began: before, having no state says nothing."""
+    stopped: str | None = None
+    """Why it may not use its external topic: then its Triggers don't deliver."""
+    kafka: KafkaSide | None = None
+    """Where its topic is: its ConfigMap and Secret may go before it does."""
+    topics: set[str] = field(default_factory=set)
+    """Names of topics that are its own."""
+    declared: object = None
+    """What was declared, as it was last heard of."""
+
+    def known(self) -> tuple[object, ...]:
+        """What its Triggers go by."""
+        return self.state, self.stopped, self.reconciled
+
+
+@dataclass(eq=False, slots=True)
+class TriggerRecord:
+    """One Trigger, of a Broker of ours or of one that isn't known yet."""
+
+    document: Document | None = None
+    """As it was last heard of."""
+    uid: str = ""
+    broker: Identity | None = None
+    watched: Watched | None = None
+    """None: nothing is delivered."""
+    replaced: bool = False
+    """Whether pods of an older Revision may still drain: those drain unasked."""
+    kafka: KafkaSide | None = None
+    """Where its group is: what `kubectl delete -f` deletes goes in any order, and a group that
+    stayed would be what a later Trigger of that name starts from."""
+    groups: set[str] = field(default_factory=set)
+    """Names of consumer groups that are its own."""
+    references: set[Identity] = field(default_factory=set)
+    """What it refers to as its subscriber or dead letter sink."""
+    told: tuple[object, float] = (None, -math.inf)
+    """What its status says of its scaling, and since when by the event loop's clock."""
+    gone: bool = False
+    """It is stored no more, and is dropped when its drains are over."""
+
+
+class States:
+    """The records of all Brokers and Triggers, and how to find them."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[Identity, BrokerRecord] = {}
+        self.triggers: dict[Identity, TriggerRecord] = {}
+        self.foreign_brokers: set[Identity] = set()
+        """Brokers of other classes."""
+        self.topics: dict[str, str] = {}
+        """UID of the Broker that has each topic's name; external topics are nobody's."""
+        self.groups: dict[str, str] = {}
+        """UID of the Trigger that has each group's name."""
+        self.triggers_by_broker: dict[Identity, set[Identity]] = {}
+        self.brokers_by_label: dict[tuple[str, str], Identity] = {}
+        """Namespace, and the label of its receivers' pods -> the Broker."""
+        self.subscribers: dict[Identity, set[Identity]] = {}
+        """What is referred to -> the Triggers that do."""
+        self.urls: dict[str, str] = {}
+        """Where each Trigger's dispatcher is, by the scaler's id: what drains are asked of."""
+
+    def broker(self, document: Document) -> BrokerRecord:
+        """The record of a Broker of ours, another one if it is another object."""
+        identity, uid = Identity.of(document), document["metadata"].get("uid", "")
+        record = self.brokers.get(identity)
+        if record is not None and record.uid not in ("", uid):
+            self.drop_broker(identity)
+            record = None
+        if record is None:
+            record = self.brokers[identity] = BrokerRecord(uid)
+            self.brokers_by_label[_label(identity)] = identity
+        return record
+
+    def broker_state(self, identity: Identity) -> BrokerState | None:
+        """Of a Broker that has its topic."""
+        record = self.brokers.get(identity)
+        return None if record is None else record.state
+
+    def claim_topic(self, record: BrokerRecord, topic: str) -> None:
+        """This Broker has a topic of this name; no other Broker gets it."""
+        self.topics[topic] = record.uid
+        record.topics.add(topic)
+
+    def drop_broker(self, identity: Identity) -> None:
+        """It is gone, whatever is left of it in Kafka."""
+        record = self.brokers.pop(identity, None)
+        if record is not None:
+            self.brokers_by_label.pop(_label(identity), None)
+            for topic in record.topics:
+                if self.topics.get(topic) == record.uid:
+                    del self.topics[topic]
+
+    def trigger(self, document: Document) -> TriggerRecord:
+        """The record of a Trigger; the names that another object of its name had are free."""
+        identity, uid = Identity.of(document), document["metadata"].get("uid", "")
+        record = self.triggers.get(identity)
+        if record is None:
+            record = self.triggers[identity] = TriggerRecord(uid=uid)
+        elif record.uid != uid:
+            self._release_groups(record)
+            record.uid = uid
+        return record
+
+    def hear_of_trigger(self, document: Document) -> TriggerRecord:
+        """Keep a Trigger as it is now stored."""
+        identity, record = Identity.of(document), self.trigger(document)
+        self._unlist(identity, record)
+        record.document, record.broker, record.gone = document, broker_of(document), False
+        self.triggers_by_broker.setdefault(record.broker, set()).add(identity)
+        group = group_in_status(document)
+        if group is not None and group not in self.groups:
+            self.claim_group(record, group)
+        return record
+
+    def triggers_of(self, broker: Identity) -> list[Identity]:
+        """Those that refer to this Broker."""
+        return list(self.triggers_by_broker.get(broker, ()))
+
+    def claim_group(self, record: TriggerRecord, group: str) -> None:
+        """This Trigger has a group of this name; no other Trigger gets it."""
+        self.groups[group] = record.uid
+        record.groups.add(group)
+
+    def refer(self, trigger: Identity, to: Identity) -> None:
+        """Have `to` lead to this Trigger, whose subscriber or dead letter sink it is."""
+        record = self.triggers.get(trigger)
+        if record is not None:
+            record.references.add(to)
+            self.subscribers.setdefault(to, set()).add(trigger)
+
+    def refer_to_nothing(self, trigger: Identity) -> None:
+        record = self.triggers.get(trigger)
+        for each in record.references if record is not None else ():
+            referring = self.subscribers[each]
+            referring.discard(trigger)
+            if not referring:
+                del self.subscribers[each]
+        if record is not None:
+            record.references.clear()
+
+    def trigger_is_gone(self, identity: Identity) -> None:
+        """It is stored no more; its record stays until its drains are over."""
+        record = self.triggers.get(identity)
+        if record is None:
+            return
+        self._unlist(identity, record)
+        record.document, record.gone = None, True
+        if record.watched is None:
+            self.drop_trigger(identity)
+
+    def drop_trigger(self, identity: Identity) -> None:
+        """Nothing of it is needed any more, whatever is left of it in Kafka."""
+        self.refer_to_nothing(identity)
+        record = self.triggers.pop(identity, None)
+        self.urls.pop(str(identity), None)
+        if record is not None:
+            self._unlist(identity, record)
+            self._release_groups(record)
+
+    def _release_groups(self, record: TriggerRecord) -> None:
+        for group in record.groups:
+            if self.groups.get(group) == record.uid:
+                del self.groups[group]
+        record.groups.clear()
+
+    def _unlist(self, trigger: Identity, record: TriggerRecord) -> None:
+        if record.broker is None:
+            return
+        triggers = self.triggers_by_broker[record.broker]
+        triggers.discard(trigger)
+        if not triggers:
+            del self.triggers_by_broker[record.broker]
+        record.broker = None
+
+
+def broker_of(trigger: Document) -> Identity:
+    """The Broker that a Trigger, as it is stored, refers to."""
+    spec = trigger.get("spec") or {}
+    reference = spec.get("brokerRef")
+    name = spec.get("broker") or (isinstance(reference, Mapping) and reference.get("name")) or ""
+    return Identity(trigger["metadata"]["namespace"], str(name))
+
+
+def topic_in_status(broker: Document) -> str | None:
+    """The topic that it uses, whosever that is."""
+    topic = ((broker.get("status") or {}).get("annotations") or {}).get(TOPIC_STATUS)
+    return topic if isinstance(topic, str) and topic else None
+
+
+def group_in_status(trigger: Document) -> str | None:
+    """The group that it got; None for any that can't be its own."""
+    group = ((trigger.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
+    own = names.is_trigger_group(group, *Identity.of(trigger))
+    return str(group) if own else None
+
+
+def _label(broker: Identity) -> tuple[str, str]:
+    return broker.namespace, names.child(broker.name, "")

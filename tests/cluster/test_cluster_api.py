@@ -1,0 +1,23 @@
+"""The Kubernetes API keeps what `Cluster` promises, as the cluster in memory does."""
+
+from __future__ import annotations
+
+import pytest
+from support.cluster import Cluster as RealCluster
+from support.cluster_contract import ClusterContract
+from support.installation import Installation
+
+from knafka_operator.model.cluster import Cluster
+from knafka_operator.runtime.cluster import ApiCluster
+
+
+class TestKubernetes(ClusterContract):
+    @pytest.fixture
+    def tested(
+        self,
+        cluster: RealCluster,
+        installed: Installation,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> Cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        return ApiCluster.from_environment()

@@ -1,0 +1,241 @@
+"""What is decided of a Broker or Trigger, as values: the effects and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from knafka.core.contract import Kafka, Sink
+from knafka.core.documents import parse
+from knafka.core.errors import LogError
+from knafka.ports.log import TopicDescription
+from knafka_operator.decide import broker as brokers
+from knafka_operator.decide import trigger as triggers
+from knafka_operator.decide.broker import Connection, ObservedBroker, ObservedTopic
+from knafka_operator.decide.credentials import Mount
+from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.effects import (
+    BROKER_ORDER,
+    TRIGGER_ORDER,
+    ApplyDispatcher,
+    ApplyReceiver,
+    AwaitReplacement,
+    ClaimGroup,
+    CommitOffsets,
+    CreateTopic,
+    DeleteGroup,
+    ProbeReceiver,
+    ProjectSecret,
+    PromiseGroup,
+    PublishStatus,
+    RecordTopic,
+    StartDelivery,
+    StopDelivery,
+    StopReceiver,
+)
+from knafka_operator.decide.trigger import BrokerState, ObservedTrigger, Watched
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.resources import Broker, ConfigMap, Trigger
+from knafka_operator.model.settings import Settings
+
+SETTINGS = Settings(namespace="knafka", image="knafka:latest")
+DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="kafka:9092"))
+NAMED = {"namespace": "shop", "name": "default", "uid": "u1"}
+BROKER_DOCUMENT: dict[str, Any] = {
+    "apiVersion": "eventing.knative.dev/v1", "kind": "Broker", "metadata": NAMED, "spec": {},
+}  # fmt: skip
+BROKER = parse(Broker, BROKER_DOCUMENT)
+CONFIG = parse(ConfigMap, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": NAMED, "data": {}})
+TOPIC = Topic("orders", 4, 1)
+FOUND = TopicDescription("id", 4, 1, {})
+SINK = Sink(url="http://there/")
+
+
+def _kinds(effects: Sequence[object]) -> list[type]:
+    return [type(each) for each in effects]
+
+
+def _is_in(order: Sequence[type], effects: Sequence[object]) -> bool:
+    places = [order.index(each) for each in _kinds(effects)]
+    return places == sorted(places)
+
+
+def _broker(status: dict[str, Any] | None = None, **seen: Any) -> brokers.BrokerDecision:
+    given: dict[str, Any] = {
+        "connection": Connection(CONFIG, DEFAULTS),
+        "topic": ObservedTopic(TOPIC),
+        **seen,
+    }
+    document = {**BROKER_DOCUMENT, "status": status or {}}
+    decision = brokers.decide(ObservedBroker(document, BROKER, **given), SETTINGS)
+    assert _is_in(BROKER_ORDER, decision.effects)
+    return decision
+
+
+THERE = ObservedTopic(TOPIC, FOUND)
+MADE = {"annotations": {"default.topic": "orders", "knafka.dev/topic-id": "id"}}
+COPIED = Connection(CONFIG, DEFAULTS, Mount("copy", "1", {"kind": "Secret"}))
+
+
+@pytest.mark.parametrize(
+    ("status", "seen", "next_"),
+    [
+        ({}, {}, [RecordTopic, CreateTopic]),
+        ({}, {"connection": COPIED}, [ProjectSecret]),
+        ({}, {"connection": COPIED, "projected": True}, [RecordTopic, CreateTopic]),
+        ({}, {"recorded": "orders"}, [CreateTopic]),
+        ({}, {"recorded": "orders", "topic": THERE}, [ApplyReceiver]),
+        (MADE, {"topic": THERE}, [ApplyReceiver]),
+        (MADE, {"topic": THERE, "revision": "r1"}, [ProbeReceiver]),
+        (MADE, {"topic": THERE, "revision": "r1", "probed": "r1"}, []),
+        (MADE, {"topic": THERE, "refused": "not allowed"}, []),
+        ({}, {"topic": THERE}, []),  # it is somebody else's
+    ],
+)
+def test_a_brokers_next_effects(
+    status: dict[str, Any], seen: dict[str, Any], next_: list[type]
+) -> None:
+    assert _kinds(_broker(status, **seen).effects) == next_
+
+
+def test_a_broker_has_no_address_before_its_receiver_is_ready() -> None:
+    assert _broker(MADE, topic=THERE).status["address"] is None
+    ready = _broker(MADE, topic=THERE, revision="r1", probed="r1")
+    assert ready.status["address"]["url"].startswith("http://default-kn-receiver.shop.svc.")
+    assert ready.status["annotations"]["knafka.dev/probed"] == "r1"
+
+
+def test_a_broker_that_must_stop_has_no_address_whatever_its_status_says() -> None:
+    status = {"address": {"url": "http://before/"}, "annotations": {"knafka.dev/probed": "r1"}}
+    decision = _broker(status, refused="not allowed", stopped=True)
+    assert decision.status["address"] is None
+    assert "knafka.dev/probed" not in decision.status["annotations"]
+
+
+def test_an_effect_that_failed_is_a_condition_and_nothing_after_it_is_done() -> None:
+    seen = ObservedBroker(
+        BROKER_DOCUMENT, BROKER, Connection(CONFIG, DEFAULTS), topic=ObservedTopic(TOPIC)
+    )
+    error = LogError("Topic authorization failed")
+    decision = brokers.decide(seen.with_failure(CreateTopic(TOPIC), error), SETTINGS)
+    assert decision.effects == ()
+    (topic,) = (
+        each
+        for each in decision.conditions.conditions((), "2026-11-23T01:00:00Z")
+        if each["type"] == "TopicReady"
+    )
+    assert (topic["status"], topic["reason"]) == ("False", "KafkaNotAuthorized")
+
+
+STATE = BrokerState(BROKER, TOPIC, 4, DEFAULTS, None, kafka=None, ready="True")  # type: ignore[arg-type]
+TRIGGER_DOCUMENT: dict[str, Any] = {
+    "apiVersion": "eventing.knative.dev/v1",
+    "kind": "Trigger",
+    "metadata": {"namespace": "shop", "name": "orders", "uid": "u2"},
+    "spec": {"broker": "default", "subscriber": {"uri": "http://there/"}},
+}
+GROUP = "knative-trigger-shop-orders"
+PROMISED = {"annotations": {"group.id": GROUP}}
+MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "1"}
+
+
+def _trigger(
+    status: dict[str, Any] | None = None,
+    annotations: dict[str, str] | None = None,
+    **seen: Any,
+) -> triggers.TriggerDecision:
+    metadata = {**TRIGGER_DOCUMENT["metadata"], "annotations": annotations or {}}
+    document = {**TRIGGER_DOCUMENT, "metadata": metadata, "status": status or {}}
+    given: dict[str, Any] = {"broker": STATE, "subscriber": SINK, **seen}
+    observed = ObservedTrigger(document, parse(Trigger, document), **given)
+    decision = triggers.decide(observed, frozenset(), SETTINGS)
+    assert _is_in(TRIGGER_ORDER, decision.effects)
+    return decision
+
+
+def _watched(**changed: Any) -> Watched:
+    """What a Trigger of ours is delivered as, or nearly so."""
+    watched = _trigger().watched
+    assert watched is not None
+    scale = Autoscaling(min_scale=changed.pop("min_scale", 0))
+    egress = watched.egress.model_copy(update=changed)
+    return Watched(watched.kafka, egress, scale, watched.partitions, watched.secret)
+
+
+NEW = [ClaimGroup, DeleteGroup, CommitOffsets, PromiseGroup, ApplyDispatcher, StartDelivery]
+
+
+@pytest.mark.parametrize(
+    ("status", "annotations", "seen", "effects"),
+    [
+        ({}, {}, {}, NEW),
+        ({}, MIN_SCALE, {}, [*NEW, AwaitReplacement]),
+        # Promised: what Kafka has of it is never written over, nor deleted.
+        (PROMISED, {}, {}, [ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery]),
+        (PROMISED, {}, {"watched": _watched()}, [ClaimGroup, PromiseGroup, ApplyDispatcher]),
+        (
+            PROMISED,
+            {},
+            {"watched": _watched(max_in_flight=3)},
+            [ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery],
+        ),
+        (
+            PROMISED,
+            {},
+            {"watched": _watched(min_scale=2)},
+            [ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery, AwaitReplacement],
+        ),
+        (
+            PROMISED,
+            {},
+            {"watched": _watched(topic="another")},
+            [StopDelivery, ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery],
+        ),
+        (PROMISED, {}, {"subscriber": None, "broker": None}, [StopDelivery]),
+        (PROMISED, {}, {"broker": None, "stored_broker": BROKER_DOCUMENT}, []),
+    ],
+)
+def test_a_triggers_effects_in_their_order(
+    status: dict[str, Any],
+    annotations: dict[str, str],
+    seen: dict[str, Any],
+    effects: list[type],
+) -> None:
+    if seen.get("broker", STATE) is None:
+        seen = {"watched": _watched(), **seen, "subscriber": SINK}
+    assert _kinds(_trigger(status, annotations, **seen).effects) == effects
+
+
+def test_offsets_of_an_external_topic_are_looked_after_again_each_time() -> None:
+    """Somebody else may have made it anew."""
+    external = Topic("legacy", 4, 1, external=True)
+    state = BrokerState(BROKER, external, 4, DEFAULTS, None, kafka=None, ready="True")  # type: ignore[arg-type]
+    assert CommitOffsets(GROUP, "legacy") in _trigger(PROMISED, broker=state).effects
+
+
+BROKER_WINDOWS: list[tuple[type, type]] = [
+    (StopReceiver, CreateTopic),
+    (RecordTopic, CreateTopic),
+    (CreateTopic, ApplyReceiver),
+    (ApplyReceiver, ProbeReceiver),
+    (ProbeReceiver, PublishStatus),
+]
+TRIGGER_WINDOWS: list[tuple[type, type]] = [
+    (StopDelivery, CommitOffsets),
+    (ClaimGroup, DeleteGroup),
+    (DeleteGroup, CommitOffsets),
+    (CommitOffsets, PromiseGroup),
+    (PromiseGroup, ApplyDispatcher),
+    (ApplyDispatcher, StartDelivery),
+    (StartDelivery, PublishStatus),
+]
+
+
+def test_in_no_window_between_two_effects_an_event_is_missed() -> None:
+    """Or accepted in vain: the first of each pair is done before the second."""
+    broker: tuple[type, ...] = BROKER_ORDER
+    trigger: tuple[type, ...] = TRIGGER_ORDER
+    assert all(broker.index(first) < broker.index(then) for first, then in BROKER_WINDOWS)
+    assert all(trigger.index(first) < trigger.index(then) for first, then in TRIGGER_WINDOWS)

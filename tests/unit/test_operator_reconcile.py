@@ -1,0 +1,610 @@
+"""The whole of Broker's and Trigger's reconcile, off a cluster: each condition and reason."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.operator_world import INSTALLATION, OperatorWorld, condition, running_operator
+
+from knafka.core import names
+from knafka.core.errors import LogError
+from knafka_operator.decide.status import NotReady
+from knafka_operator.model.cluster import NotAllowed
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import (
+    BROKER_CLASS,
+    CORE,
+    EVENTING,
+    EXTERNAL_TOPIC,
+    SERVING,
+)
+from knafka_operator.reconcile.work_queue import Key
+
+pytestmark = pytest.mark.looptime
+
+SHOP = "shop"
+TOPIC = names.broker_topic(SHOP, "default")
+RECEIVER, DISPATCHER = "default-kn-receiver", "orders-kn-dispatcher"
+ROOT = Path(__file__).resolve().parents[2]
+TRIED_ELSEWHERE = {
+    *("TopicDrifted", "OldRevisionDelivers", "InternalError"),
+    *("DrainFailed", "SubscriberUnavailable", "CommittedBeyondEnd"),
+}
+MISSING = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
+SLOW = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "slow"}}
+ODD = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "odd"}}
+MINE = {"apiVersion": CORE, "kind": "ConfigMap", "name": "mine"}
+DEPENDENCY = "knative.dev/dependency"
+
+Arrange = Callable[[OperatorWorld], None]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[OperatorWorld]:
+    async with running_operator() as world:
+        for name, status in (("slow", {}), ("odd", {"address": {"url": "mailto:you"}})):
+            _service(world, name, status)
+        yield world
+
+
+def _service(world: OperatorWorld, name: str, status: Mapping[str, Any]) -> None:
+    metadata = {"namespace": SHOP, "name": name}
+    service = {"apiVersion": SERVING, "kind": "Service", "metadata": metadata, "status": status}
+    world.cluster.put(service)
+
+
+def _secret(world: OperatorWorld, namespace: str, name: str, **data: str) -> None:
+    encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
+    metadata = {"namespace": namespace, "name": name}
+    secret = {"apiVersion": CORE, "kind": "Secret", "metadata": metadata, "data": encoded}
+    world.cluster.put(secret)
+
+
+def _broker(annotations: Mapping[str, str] | None = None, **spec: Any) -> Arrange:
+    return lambda world: world.declare_broker(SHOP, annotations=annotations, **spec)
+
+
+def _configured(**data: str) -> Arrange:
+    """With a ConfigMap of its own."""
+
+    def arrange(world: OperatorWorld) -> None:
+        given = {key.replace("_", "."): value for key, value in data.items()}
+        world.configure(SHOP, "mine", **given)
+        world.declare_broker(SHOP, config=MINE)
+
+    return arrange
+
+
+def _kafka_fails(call: str, problem: str) -> Arrange:
+    def arrange(world: OperatorWorld) -> None:
+        world.kafka_failures[call] = LogError(problem)
+        world.declare_broker(SHOP)
+
+    return arrange
+
+
+def _installations_secret(world: OperatorWorld) -> None:
+    _secret(world, "knafka", "kafka", protocol="PLAINTEXT")
+    given = {"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "kafka"}
+    world.configure(*INSTALLATION, **given)
+    world.declare_broker(SHOP)
+
+
+def _topic_of_others(world: OperatorWorld) -> None:
+    world.log.create(TOPIC)
+    world.declare_broker(SHOP)
+
+
+def _topic_made_anew(world: OperatorWorld) -> None:
+    world.log.create(TOPIC)
+    world.declare_broker(SHOP)
+    stored = world.cluster.objects[EVENTING, "Broker", SHOP, "default"]
+    kept = {"default.topic": TOPIC, "knafka.dev/topic-id": "another"}
+    stored["status"] = {"annotations": kept}
+
+
+def _external(world: OperatorWorld) -> None:
+    world.allow("legacy")
+    world.declare_broker(SHOP, annotations={EXTERNAL_TOPIC: "legacy"})
+
+
+def _unready(name: str, kind: str = "Broker") -> Arrange:
+    def arrange(world: OperatorWorld) -> None:
+        world.cluster.unready.add(name)
+        _declare(world, kind)
+
+    return arrange
+
+
+def _not_ours(name: str, kind: str = "Broker") -> Arrange:
+    def arrange(world: OperatorWorld) -> None:
+        _service(world, name, {})
+        _declare(world, kind)
+
+    return arrange
+
+
+def _declare(world: OperatorWorld, kind: str) -> None:
+    if kind == "Broker":
+        world.declare_broker(SHOP)
+    else:
+        world.declare_trigger(SHOP, "orders")
+
+
+def _no_answer(world: OperatorWorld) -> None:
+    world.probe_failure = NotReady("ProbeFailed", "it answered 502", transient=True)
+    world.declare_broker(SHOP)
+
+
+BROKER_TABLE: list[tuple[str, str, str, Arrange]] = [
+    ("ConfigParsed", "False", "ConfigMapNotFound", _broker(config=MINE)),
+    ("ConfigParsed", "False", "Invalid", _configured(default_topic_partitions="many")),
+    ("ConfigParsed", "False", "Invalid", _broker(config={**MINE, "kind": "Secret"})),
+    ("ConfigParsed", "False", "Invalid", _broker(unknown=1)),
+    ("ConfigParsed", "False", "SecretNotFound", _configured(auth_secret_ref_name="missing")),
+    ("ConfigParsed", "False", "SecretNotProjected", _installations_secret),
+    ("DeadLetterSinkResolved", "True", "DeadLetterSinkNotConfigured", _broker()),
+    (
+        "DeadLetterSinkResolved",
+        "False",
+        "NotFound",
+        _broker(delivery={"deadLetterSink": MISSING}),
+    ),
+    (
+        "DeadLetterSinkResolved",
+        "False",
+        "NotAddressable",
+        _broker(delivery={"deadLetterSink": SLOW}),
+    ),
+    (
+        "DeadLetterSinkResolved",
+        "False",
+        "InvalidAddress",
+        _broker(delivery={"deadLetterSink": ODD}),
+    ),
+    (
+        "TopicReady",
+        "False",
+        "KafkaNotReachable",
+        _kafka_fails("describe_topic", "did not answer within 15 s"),
+    ),
+    (
+        "TopicReady",
+        "False",
+        "KafkaAuthenticationFailed",
+        _kafka_fails("describe_topic", "authentication failed: wrong password"),
+    ),
+    (
+        "TopicReady",
+        "False",
+        "KafkaNotAuthorized",
+        _kafka_fails("ensure_topic", "Cluster authorization failed"),
+    ),
+    (
+        "TopicReady",
+        "False",
+        "InvalidReplicationFactor",
+        _kafka_fails("ensure_topic", "Replication factor: 3 larger than available brokers: 1."),
+    ),
+    (
+        "TopicReady",
+        "False",
+        "ExternalTopicNotAllowed",
+        _broker(annotations={EXTERNAL_TOPIC: "legacy"}),
+    ),
+    ("TopicReady", "False", "TopicNotFound", _external),
+    ("TopicReady", "False", "TopicNotOurs", _topic_of_others),
+    ("TopicReady", "False", "TopicReplaced", _topic_made_anew),
+    ("DataPlaneAvailable", "Unknown", "FunctionNotReady", _unready(RECEIVER)),
+    ("DataPlaneAvailable", "False", "ServiceNotOurs", _not_ours(RECEIVER)),
+    ("Addressable", "Unknown", "NoReceiver", _unready(RECEIVER)),
+    ("ProbeSucceeded", "Unknown", "ProbeFailed", _no_answer),
+    ("Ready", "True", "", _broker()),
+]
+
+
+@pytest.mark.parametrize(("type_", "status", "reason", "arrange"), BROKER_TABLE)
+async def test_a_brokers_conditions(
+    world: OperatorWorld, type_: str, status: str, reason: str, arrange: Arrange
+) -> None:
+    arrange(world)
+    found = condition(await world.reconcile_broker(SHOP), type_)
+    assert (found["status"], found.get("reason", "")) == (status, reason)
+    stored = condition(world.document("Broker", SHOP)["status"], type_)
+    assert stored == found
+    ready = condition(world.document("Broker", SHOP)["status"], "Ready")
+    assert (ready["status"] == "True") == (status == "True")
+
+
+async def test_a_topic_that_has_drifted_is_a_warning(world: OperatorWorld) -> None:
+    world.declare_broker(SHOP)
+    await world.reconcile_broker(SHOP)
+    world.log.grow(TOPIC, 12)
+    status = await world.reconcile_broker(SHOP)
+    assert condition(status, "TopicAsDeclared")["reason"] == "TopicDrifted"
+    assert condition(status, "Ready")["status"] == "True"
+    assert status["annotations"]["default.topic.partitions"] == "12"
+
+
+def _trigger(annotations: Mapping[str, str] | None = None, **spec: Any) -> Arrange:
+    return lambda world: world.declare_trigger(SHOP, "orders", annotations=annotations, **spec)
+
+
+def _depending(name: str) -> Arrange:
+    reference = {"apiVersion": CORE, "kind": "ConfigMap", "name": name}
+    return _trigger({DEPENDENCY: json.dumps(reference)})
+
+
+def _dependency_waits(world: OperatorWorld) -> None:
+    world.configure(SHOP, "late")
+    stored = world.cluster.objects[CORE, "ConfigMap", SHOP, "late"]
+    stored["status"] = {"conditions": [{"type": "Ready", "status": "False", "reason": "Late"}]}
+    _depending("late")(world)
+
+
+def _group_fails(problem: str) -> Arrange:
+    def arrange(world: OperatorWorld) -> None:
+        world.kafka_failures["ensure_committed"] = LogError(problem)
+        world.declare_trigger(SHOP, "orders")
+
+    return arrange
+
+
+def _forbidden(what: str) -> Arrange:
+    """By a reference to an object of a kind that our roles don't name."""
+    inbox = {"apiVersion": "example.com/v1", "kind": "Inbox", "name": "mail"}
+    declared = {
+        "subscriber": _trigger(subscriber={"ref": inbox}),
+        "deadLetterSink": _trigger(delivery={"deadLetterSink": {"ref": inbox}}),
+        "dependency": _trigger({DEPENDENCY: json.dumps(inbox)}),
+    }
+
+    def arrange(world: OperatorWorld) -> None:
+        world.cluster.refuse("get", "Inbox", error=NotAllowed("inboxes is forbidden"))
+        declared[what](world)
+
+    return arrange
+
+
+TRIGGER_TABLE: list[tuple[str, str, str, Arrange]] = [
+    ("BrokerReady", "False", "BrokerDoesNotExist", _trigger(broker="missing")),
+    ("BrokerReady", "Unknown", "BrokerNotConfigured", _trigger(broker="new")),
+    ("BrokerReady", "Unknown", "BrokerNotReady", _trigger(broker="slow")),
+    ("DependencyReady", "False", "DependencyDoesNotExist", _depending("missing")),
+    ("DependencyReady", "False", "DependencyNotReady", _dependency_waits),
+    ("DependencyReady", "False", "Invalid", _trigger({DEPENDENCY: "no JSON"})),
+    ("SubscriberResolved", "False", "NotFound", _trigger(subscriber=MISSING)),
+    ("SubscriberResolved", "False", "NotAddressable", _trigger(subscriber=SLOW)),
+    ("SubscriberResolved", "False", "InvalidAddress", _trigger(subscriber=ODD)),
+    ("SubscriberResolved", "False", "NotAllowed", _forbidden("subscriber")),
+    ("DependencyReady", "False", "NotAllowed", _forbidden("dependency")),
+    ("DeadLetterSinkResolved", "False", "NotAllowed", _forbidden("deadLetterSink")),
+    ("SubscriptionReady", "Unknown", "Waiting", _trigger(subscriber=MISSING)),
+    ("SubscriptionReady", "Unknown", "Waiting", _trigger(broker="missing")),
+    (
+        "DeadLetterSinkResolved",
+        "False",
+        "NotFound",
+        _trigger(delivery={"deadLetterSink": MISSING}),
+    ),
+    ("DeadLetterSinkResolved", "True", "DeadLetterSinkNotConfigured", _trigger()),
+    ("SubscriptionReady", "False", "Invalid", _trigger(unknown=1)),
+    (
+        "SubscriptionReady",
+        "False",
+        "Invalid",
+        _trigger({"kafka.eventing.knative.dev/delivery.order": "odd"}),
+    ),
+    ("SubscriptionReady", "Unknown", "FunctionNotReady", _unready(DISPATCHER, "Trigger")),
+    ("SubscriptionReady", "False", "ServiceNotOurs", _not_ours(DISPATCHER, "Trigger")),
+    ("SubscriptionReady", "False", "KafkaNotReachable", _group_fails("did not answer")),
+    (
+        "SubscriptionReady",
+        "False",
+        "KafkaNotAuthorized",
+        _group_fails("Group authorization failed"),
+    ),
+    ("Ready", "True", "", _trigger()),
+]
+
+
+@pytest.mark.parametrize(("type_", "status", "reason", "arrange"), TRIGGER_TABLE)
+async def test_a_triggers_conditions(
+    world: OperatorWorld, type_: str, status: str, reason: str, arrange: Arrange
+) -> None:
+    world.declare_broker(SHOP)
+    await world.reconcile_broker(SHOP)
+    world.declare_broker(SHOP, "slow")
+    world.cluster.unready.add("slow-kn-receiver")
+    await world.reconcile_broker(SHOP, "slow")
+    world.declare_broker(SHOP, "new")
+    arrange(world)
+    found = condition(await world.reconcile_trigger(SHOP, "orders"), type_)
+    assert (found["status"], found.get("reason", "")) == (status, reason)
+    stored = world.document("Trigger", SHOP, "orders")["status"]
+    assert condition(stored, type_) == found
+    if status != "True":
+        assert condition(stored, "Ready")["status"] != "True"
+        if type_ != "SubscriberResolved":
+            return
+        assert stored["subscriberUri"] == ""  # KN-TRG-03
+
+
+def test_the_docs_tell_of_every_reason_that_is_tried_here_and_of_none_that_is_not() -> None:
+    tables = [
+        line.split("|")[2]
+        for page in (ROOT / "docs").rglob("*.md")
+        for table in re.findall(r"\| condition \| reason \|.*?\n\n", page.read_text(), re.S)
+        for line in table.strip().splitlines()[2:]
+    ]
+    told = {each.strip(" `") for cell in tables for each in re.split(",| and ", cell)}
+    reasons = {each for each in told if re.fullmatch(r"[A-Z][A-Za-z]+", each)}
+    tried = {row[2] for row in (*BROKER_TABLE, *TRIGGER_TABLE)} - {""}
+    assert reasons - tried <= TRIED_ELSEWHERE
+    assert tried - reasons <= {"NoReceiver", "DeadLetterSinkNotConfigured"}
+
+
+async def test_a_trigger_without_a_broker_does_not_deliver_and_has_no_subscription(
+    world: OperatorWorld,
+) -> None:
+    """Its SubscriptionReady was True as soon as its spec could be read."""
+    world.declare_trigger(SHOP, "orders")
+    status = await world.reconcile_trigger(SHOP, "orders")
+    assert condition(status, "SubscriptionReady")["status"] == "Unknown"
+    assert status["subscriberUri"] == "http://there/"
+    assert world.cluster.services() == {"slow", "odd"}
+
+
+async def test_who_may_not_be_read_is_told_with_what_would_allow_it(world: OperatorWorld) -> None:
+    """The Trigger had no status at all."""
+    world.declare_broker(SHOP)
+    await world.reconcile_broker(SHOP)
+    _forbidden("subscriber")(world)
+    message = condition(await world.reconcile_trigger(SHOP, "orders"), "SubscriberResolved")[
+        "message"
+    ]
+    assert "Inbox shop/mail (example.com/v1)" in message
+    assert 'duck.knative.dev/addressable: "true"' in message
+
+
+async def test_a_trigger_that_came_before_a_foreign_broker_loses_our_status(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kopf takes our finalizer off with the event that this write makes."""
+    world.declare_trigger(SHOP, "orders", broker="theirs")
+    status = await world.reconcile_trigger(SHOP, "orders")
+    assert condition(status, "BrokerReady")["reason"] == "BrokerDoesNotExist"
+    world.declare_broker(SHOP, "theirs", {BROKER_CLASS: "MTChannelBasedBroker"})
+    woken: list[Key] = []
+    monkeypatch.setattr(world.operator.queue, "enqueue", woken.append)
+    world.operator.heard_of_broker(world.document("Broker", SHOP, "theirs"), gone=False)
+    assert woken == [("Trigger", SHOP, "orders")]
+    trigger = world.document("Trigger", SHOP, "orders")
+    assert not world.operator.may_be_ours(trigger)
+    assert await world.operator.triggers.reconcile(trigger) is None
+    assert world.document("Trigger", SHOP, "orders")["status"] == {"annotations": {}}
+
+
+async def test_what_a_foreign_broker_wrote_into_a_triggers_status_stays(
+    world: OperatorWorld,
+) -> None:
+    world.declare_broker(SHOP, "theirs", {BROKER_CLASS: "MTChannelBasedBroker"})
+    world.declare_trigger(SHOP, "orders", broker="theirs")
+    types = ("Ready", "BrokerReady", "SubscriptionReady", "OIDCIdentityCreated")
+    theirs = {
+        "conditions": [{"type": each, "status": "True"} for each in types],
+        "subscriberUri": "http://there/",
+        "annotations": {"group.id": "theirs"},
+    }
+    world.cluster.objects[EVENTING, "Trigger", SHOP, "orders"]["status"] = theirs
+    await world.operator.triggers.reconcile(world.document("Trigger", SHOP, "orders"))
+    assert world.document("Trigger", SHOP, "orders")["status"] == theirs
+
+
+async def test_a_broker_that_declares_no_delivery_has_that_of_its_class_and_namespace(
+    world: OperatorWorld,
+) -> None:
+    """Upstream's `config-br-defaults`; a Trigger's own wins over it, as over a Broker's."""
+    sink = {"uri": "http://dead/"}
+    defaults = {
+        "clusterDefault": {"brokerClass": "kafka", "delivery": {"retry": 3}},
+        "namespaceDefaults": {
+            SHOP: {"brokerClass": "kafka", "delivery": {"retry": 7, "deadLetterSink": sink}}
+        },
+    }
+    text = yaml.safe_dump(defaults)
+    world.configure("knative-eventing", "config-br-defaults", **{"default-br-config": text})
+    for namespace, retry in ((SHOP, 7), ("other", 3)):
+        world.declare_broker(namespace)
+        status = await world.reconcile_broker(namespace)
+        assert condition(status, "Ready")["status"] == "True"
+        assert status["deadLetterSinkUri"] == ("http://dead/" if namespace == SHOP else None)
+        world.declare_trigger(namespace, "orders")
+        status = await world.reconcile_trigger(namespace, "orders")
+        assert status["deadLetterSinkUri"] == ("http://dead/" if namespace == SHOP else None)
+        egress = world.operator.triggers.watched[Identity(namespace, "orders")].egress
+        assert egress.delivery.retry == retry
+    world.declare_trigger(SHOP, "orders", delivery={"retry": 0})
+    assert (await world.reconcile_trigger(SHOP, "orders"))["deadLetterSinkUri"] is None
+
+
+async def test_defaults_that_cannot_be_read_are_named_in_the_condition(
+    world: OperatorWorld,
+) -> None:
+    text = yaml.safe_dump({"clusterDefault": {"delivery": {"retry": "many"}}})
+    world.configure("knative-eventing", "config-br-defaults", **{"default-br-config": text})
+    world.declare_broker(SHOP)
+    found = condition(await world.reconcile_broker(SHOP), "ConfigParsed")
+    assert found["reason"] == "Invalid"
+    assert "knative-eventing/config-br-defaults" in found["message"]
+    world.declare_broker(SHOP, delivery={"retry": 1})
+    assert condition(await world.reconcile_broker(SHOP), "Ready")["status"] == "True"
+
+
+async def test_a_trigger_waits_for_pods_of_the_revision_before_that_drain_unasked(
+    world: OperatorWorld,
+) -> None:
+    world.declare_broker(SHOP)
+    await world.reconcile_broker(SHOP)
+    labels = {
+        "serving.knative.dev/service": DISPATCHER,
+        "serving.knative.dev/revision": "before",
+    }
+    state = {"name": "function", "state": {"running": {}}}
+    metadata = {"namespace": SHOP, "name": "older", "labels": labels}
+    pod = {"apiVersion": CORE, "kind": "Pod", "metadata": metadata}
+    world.cluster.put({**pod, "status": {"containerStatuses": [state]}})
+    world.declare_trigger(
+        SHOP, "orders", annotations={"autoscaling.eventing.knative.dev/min-scale": "1"}
+    )
+    found = condition(await world.reconcile_trigger(SHOP, "orders"), "SubscriptionReady")
+    assert (found["status"], found["reason"]) == ("Unknown", "OldRevisionDelivers")
+
+
+# Credentials.
+
+SASL = {
+    "protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "PLAIN",
+    "user": "u",
+    "password": "the installation's",
+}
+
+
+@pytest.mark.parametrize("project", [True, False])
+async def test_the_installations_credentials_never_go_to_other_servers(
+    world: OperatorWorld, project: bool
+) -> None:
+    """Whoever may write a ConfigMap would be sent them by naming servers of its own."""
+    _secret(world, "knafka", "kafka", **SASL)
+    given = {"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "kafka"}
+    world.configure(*INSTALLATION, **given)
+    await world.restart(project_secrets=project)
+    world.configure(SHOP, "mine", **{"bootstrap.servers": "thief:9092"})
+    world.declare_broker(SHOP, config=MINE)
+    await world.reconcile_broker(SHOP)
+    to_thief = [each for each in world.connected if each["bootstrap.servers"] == "thief:9092"]
+    assert to_thief
+    assert all(each.keys() == {"bootstrap.servers"} for each in to_thief)
+    template = world.cluster.objects[SERVING, "Service", SHOP, RECEIVER]["spec"]["template"]
+    assert "volumes" not in template["spec"]
+    assert not [
+        each for each in world.cluster.of("Secret") if each["metadata"]["namespace"] == SHOP
+    ]
+
+
+async def test_the_installations_credentials_are_copied_only_where_that_is_allowed(
+    world: OperatorWorld,
+) -> None:
+    _secret(world, "knafka", "kafka", **SASL)
+    given = {"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "kafka"}
+    world.configure(*INSTALLATION, **given)
+    await world.restart(project_secrets=True)
+    world.declare_broker(SHOP)
+    assert condition(await world.reconcile_broker(SHOP), "Ready")["status"] == "True"
+    copied = world.cluster.objects[CORE, "Secret", SHOP, "default-kn-kafka"]
+    assert base64.b64decode(copied["data"]["password"]).decode() == SASL["password"]
+    await world.restart(project_secrets=False)
+    found = condition(await world.reconcile_broker(SHOP), "ConfigParsed")
+    assert found["reason"] == "SecretNotProjected"
+
+
+# Names that collide: `a-b` with `c`, and `a` with `b-c`.
+
+
+async def test_two_brokers_whose_names_join_to_the_same_have_topics_of_their_own(
+    world: OperatorWorld,
+) -> None:
+    topics = set()
+    for namespace, name in (("a-b", "c"), ("a", "b-c")):
+        world.declare_broker(namespace, name)
+        status = await world.reconcile_broker(namespace, name)
+        assert condition(status, "Ready")["status"] == "True"
+        topics.add(status["annotations"]["default.topic"])
+    assert len(topics) == 2
+    await world.restart()
+    for namespace, name in (("a", "b-c"), ("a-b", "c")):  # in the other order
+        world.operator.heard_of_broker(world.document("Broker", namespace, name), gone=False)
+    again = {
+        (await world.reconcile_broker(*each))["annotations"]["default.topic"]
+        for each in (("a", "b-c"), ("a-b", "c"))
+    }
+    assert again == topics
+
+
+async def test_two_triggers_whose_names_join_to_the_same_have_groups_of_their_own(
+    world: OperatorWorld,
+) -> None:
+    groups = set()
+    for namespace, name in (("a-b", "c"), ("a", "b-c")):
+        world.declare_broker(namespace)
+        await world.reconcile_broker(namespace)
+        world.declare_trigger(namespace, name)
+        status = await world.reconcile_trigger(namespace, name)
+        groups.add(status["annotations"]["group.id"])
+    assert len(groups) == 2
+    await world.operator.triggers.delete(world.document("Trigger", "a-b", "c"))
+    assert len(groups & set(world.log.groups)) == 1
+
+
+# Deletion.
+
+
+@pytest.mark.parametrize("order", [("Broker", "Trigger"), ("Trigger", "Broker")], ids="-".join)
+@pytest.mark.parametrize("restart", [False, True])
+async def test_nothing_stays_in_kafka_or_in_the_operator_in_whatever_order_all_is_deleted(
+    world: OperatorWorld, order: tuple[str, str], restart: bool
+) -> None:
+    world.declare_broker(SHOP)
+    await world.reconcile_broker(SHOP)
+    world.declare_trigger(SHOP, "orders")
+    await world.reconcile_trigger(SHOP, "orders")
+    if restart:
+        await world.restart()
+        await world.operator.resume()
+        await world.reconcile_broker(SHOP)
+        await world.reconcile_trigger(SHOP, "orders")
+    for kind in order:
+        if kind == "Broker":
+            await world.delete_broker(SHOP)
+        else:
+            await world.delete_trigger(SHOP, "orders")
+    assert world.log.topics == {}
+    assert world.log.groups == {}
+    assert world.cluster.services() == {"slow", "odd"}
+    assert {name: kept for name, kept in vars(world.operator.states).items() if kept} == {}
+
+
+async def test_a_trigger_that_goes_while_it_is_delivered_to_is_forgotten_when_its_drains_are_over(
+    world: OperatorWorld,
+) -> None:
+    """Its finalizer was taken off by hand: it is gone before it is deleted here."""
+    world.declare_broker(SHOP)
+    await world.reconcile_broker(SHOP)
+    world.declare_trigger(SHOP, "orders")
+    await world.reconcile_trigger(SHOP, "orders")
+    world.operator.heard_of_trigger(world.document("Trigger", SHOP, "orders"), gone=True)
+    states = world.operator.states
+    assert Identity(SHOP, "orders") in states.triggers
+    await world.operator.triggers.rest(Identity(SHOP, "orders"))
+    assert not states.triggers
+    assert not states.groups
+
+
+async def test_a_trigger_that_is_edited_leads_only_from_what_it_refers_to_now(
+    world: OperatorWorld,
+) -> None:
+    """References only grew."""
+    world.declare_broker(SHOP)
+    await world.reconcile_broker(SHOP)
+    for subscriber in (MISSING, SLOW):
+        world.declare_trigger(SHOP, "orders", subscriber=subscriber)
+        await world.reconcile_trigger(SHOP, "orders")
+    assert set(world.operator.states.subscribers) == {Identity(SHOP, "slow")}
