@@ -41,9 +41,7 @@ from knafka_operator.decide.resolving import not_allowed
 from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, NotReady
 from knafka_operator.decide.trigger import (
     DEAD_LETTER_TOPIC,
-    BrokerState,
     ObservedTrigger,
-    Watched,
 )
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
@@ -58,8 +56,16 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
-from knafka_operator.reconcile.state import States, TriggerRecord, broker_of, group_in_status
+from knafka_operator.reconcile.state import (
+    BrokerState,
+    States,
+    TriggerRecord,
+    Watched,
+    broker_of,
+    group_in_status,
+)
 from knafka_operator.runtime.cluster import Cluster, Document, NotAllowed
+from knafka_operator.scale.kafkas import KafkaSide
 from knafka_operator.scale.scaler import TriggerStatus
 
 
@@ -117,9 +123,7 @@ class Triggers:
         seen = await self._observe(document)
         if seen.stored_broker is not None:
             if not self.brokers.is_ours(seen.stored_broker):
-                acting = _Acting(document, record)
-                for effect in deciding.leave(document):
-                    await self.run(effect, acting)
+                await self.leave(document)
                 return None
             if seen.watched is not None and not (broker is not None and broker.reconciled):
                 # It was resumed, and its Broker's turn is to come, which wakes it: until then what
@@ -144,6 +148,12 @@ class Triggers:
         status = {**decision.status, "conditions": conditions}
         await self.run(PublishStatus(statuses.changes(before, status)), acting)
         return status
+
+    async def leave(self, document: Document) -> None:
+        """Its Broker is another implementation's: deliver nothing, and take our status back."""
+        acting = _Acting(document, self.states.trigger(document))
+        for effect in deciding.leave(document):
+            await self.run(effect, acting)
 
     async def delete(self, document: Document) -> None:
         """Delete its group; its dead letters stay.
@@ -208,7 +218,7 @@ class Triggers:
 
     # Observe.
 
-    async def _observe(self, document: Document) -> ObservedTrigger:
+    async def _observe(self, document: Document) -> ObservedTrigger[KafkaSide]:
         """Raises `ClusterError`."""
         identity, broker = Identity.of(document), broker_of(document)
         record = self.states.trigger(document)
