@@ -129,7 +129,7 @@ def test_an_effect_that_failed_is_a_condition_and_nothing_after_it_is_done() -> 
     assert (topic["status"], topic["reason"]) == ("False", "KafkaNotAuthorized")
 
 
-STATE = BrokerState(BROKER, TOPIC, 4, DEFAULTS, None, kafka=None, ready="True")  # type: ignore[arg-type]
+STATE = BrokerState(BROKER, TOPIC, 4, DEFAULTS, None, kafka=None, ready="True")
 TRIGGER_DOCUMENT: dict[str, Any] = {
     "apiVersion": "eventing.knative.dev/v1",
     "kind": "Trigger",
@@ -145,17 +145,17 @@ def _trigger(
     status: dict[str, Any] | None = None,
     annotations: dict[str, str] | None = None,
     **seen: Any,
-) -> triggers.TriggerDecision:
+) -> triggers.TriggerDecision[None]:
     metadata = {**TRIGGER_DOCUMENT["metadata"], "annotations": annotations or {}}
     document = {**TRIGGER_DOCUMENT, "metadata": metadata, "status": status or {}}
     given: dict[str, Any] = {"broker": STATE, "subscriber": SINK, **seen}
-    observed = ObservedTrigger(document, parse(Trigger, document), **given)
+    observed: ObservedTrigger[None] = ObservedTrigger(document, parse(Trigger, document), **given)
     decision = triggers.decide(observed, frozenset(), SETTINGS)
     assert _is_in(TRIGGER_ORDER, decision.effects)
     return decision
 
 
-def _watched(**changed: Any) -> Watched:
+def _watched(**changed: Any) -> Watched[None]:
     """What a Trigger of ours is delivered as, or nearly so."""
     watched = _trigger().watched
     assert watched is not None
@@ -211,7 +211,7 @@ def test_a_triggers_effects_in_their_order(
 def test_offsets_of_an_external_topic_are_looked_after_again_each_time() -> None:
     """Somebody else may have made it anew."""
     external = Topic("legacy", 4, 1, external=True)
-    state = BrokerState(BROKER, external, 4, DEFAULTS, None, kafka=None, ready="True")  # type: ignore[arg-type]
+    state = BrokerState(BROKER, external, 4, DEFAULTS, None, kafka=None, ready="True")
     assert CommitOffsets(GROUP, "legacy") in _trigger(PROMISED, broker=state).effects
 
 

@@ -14,10 +14,10 @@ from knafka.core import names
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest
 from knafka.core.errors import LogError
-from knafka_operator.decide.trigger import Watched
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.replays import with_replays
+from knafka_operator.reconcile.state import Watched
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
 
 

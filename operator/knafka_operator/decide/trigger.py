@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from knafka.core.contract import Egress, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
@@ -46,10 +46,12 @@ from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import READY, Condition, Status
 from knafka_operator.model.resources import GROUP_STATUS, Broker, Trigger
 from knafka_operator.model.settings import Settings
-from knafka_operator.scale.kafkas import KafkaSide
 
 DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
 """Key of `status.annotations`."""
+
+K = TypeVar("K")
+"""A connection to Kafka: passed on, and never asked here."""
 
 OURS: Final = "knafka.dev/"
 """What the keys that nobody else writes begin with."""
@@ -60,8 +62,8 @@ STOP: Final[tuple[Effect, ...]] = (StopDelivery(), DeleteFunctions())
 """Comes first where the Broker may not use its topic, whatever the Trigger says."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerState:
+@dataclass(frozen=True)
+class BrokerState(Generic[K]):
     """A Broker that has its topic: what its Triggers need to know."""
 
     broker: Broker
@@ -71,18 +73,17 @@ class BrokerState:
     defaults: Defaults
     secret: tuple[str, str] | None
     """Name and version of the Secret that the Broker's pods mount."""
-    kafka: KafkaSide
-    """Passed on, and never asked here."""
+    kafka: K
     ready: str
     """The status of its `Ready`: True, False or Unknown."""
     why_not: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+@dataclass(frozen=True)
+class Watched(Generic[K]):
     """A Trigger whose events are being delivered."""
 
-    kafka: KafkaSide
+    kafka: K
     egress: Egress
     autoscaling: Autoscaling
     partitions: int
@@ -93,13 +94,13 @@ class Watched:
         return self.egress.kafka.bootstrap_servers, self.egress.topic, self.egress.group
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedTrigger:
+@dataclass(frozen=True)
+class ObservedTrigger(Generic[K]):
     """What reading gave; where it failed, the error that says why stands in place of the value."""
 
     document: Mapping[str, Any]
     trigger: Trigger | InvalidDocument
-    broker: BrokerState | None = None
+    broker: BrokerState[K] | None = None
     stored_broker: Mapping[str, Any] | None = None
     """The Broker's document, read where it has no topic; None: there is none."""
     stopped: str | None = None
@@ -109,25 +110,27 @@ class ObservedTrigger:
     subscriber: Sink | KnafkaError | None = None
     dead_letter_sink: Sink | KnafkaError | None = None
     """None: neither it nor its Broker declares one."""
-    watched: Watched | None = None
+    watched: Watched[K] | None = None
     """What is delivered now."""
     replaced: bool = False
     """Whether pods of an older Revision may still drain unasked."""
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerDecision:
+@dataclass(frozen=True)
+class TriggerDecision(Generic[K]):
     """What to do, and the status if all of it succeeds."""
 
     effects: tuple[Effect, ...]
     conditions: ConditionSet
     status: dict[str, Any]
     """All but the conditions, and but what an effect adds to its annotations."""
-    watched: Watched | None = None
+    watched: Watched[K] | None = None
     """What is delivered from `StartDelivery` on."""
 
 
-def decide(seen: ObservedTrigger, taken: Container[str], settings: Settings) -> TriggerDecision:
+def decide(
+    seen: ObservedTrigger[K], taken: Container[str], settings: Settings
+) -> TriggerDecision[K]:
     """Judge a Trigger; the effects are in the order of `TRIGGER_ORDER`.
 
     `taken` are the consumer groups of other Triggers.
@@ -207,7 +210,11 @@ def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
 
 
 def _effects(
-    trigger: Trigger, topic: Topic, watched: Watched, seen: ObservedTrigger, settings: Settings
+    trigger: Trigger,
+    topic: Topic,
+    watched: Watched[K],
+    seen: ObservedTrigger[K],
+    settings: Settings,
 ) -> tuple[Effect, ...]:
     """Offsets, Service, scaler: from the end of this on, no event is missed (KN-TRG-06)."""
     egress, before = watched.egress, seen.watched
@@ -242,7 +249,7 @@ def _effects(
     return tuple(effects)
 
 
-def _check_broker(name: str, seen: ObservedTrigger) -> None:
+def _check_broker(name: str, seen: ObservedTrigger[K]) -> None:
     """KN-TRG-01; raises `NotReady`."""
     if seen.stopped is not None:
         message = f'Broker "{name}" is not Ready: ExternalTopicNotAllowed {seen.stopped}'

@@ -41,7 +41,6 @@ from knafka_operator.decide.effects import (
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, may_delete
-from knafka_operator.decide.trigger import BrokerState
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
@@ -56,7 +55,12 @@ from knafka_operator.model.resources import (
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
-from knafka_operator.reconcile.state import BrokerRecord, States, topic_in_status
+from knafka_operator.reconcile.state import (
+    BrokerRecord,
+    BrokerState,
+    States,
+    topic_in_status,
+)
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
 
 

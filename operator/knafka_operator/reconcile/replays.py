@@ -19,13 +19,12 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import desired, services
 from knafka_operator.decide.status import NotReady
-from knafka_operator.decide.trigger import Watched
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Trigger
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.functions import apply_service
-from knafka_operator.reconcile.state import States
+from knafka_operator.reconcile.state import States, Watched
 from knafka_operator.scale.kafkas import KafkaSide
 from knafka_operator.scale.repeat import repeat
 

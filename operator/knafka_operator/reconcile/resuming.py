@@ -22,11 +22,11 @@ from knafka.core.contract import Egress
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import services
-from knafka_operator.decide.trigger import DEFAULT_AUTOSCALING, Watched
+from knafka_operator.decide.trigger import DEFAULT_AUTOSCALING
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.resources import CORE, SERVING
-from knafka_operator.reconcile.state import group_in_status
+from knafka_operator.reconcile.state import Watched, group_in_status
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
 
 log = logging.getLogger(__name__)

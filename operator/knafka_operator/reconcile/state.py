@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from knafka.core import names
-from knafka_operator.decide.trigger import BrokerState, Watched
+from knafka_operator.decide import trigger as deciding
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.scale.kafkas import KafkaSide
 
 Document: TypeAlias = Mapping[str, Any]
+BrokerState: TypeAlias = deciding.BrokerState[KafkaSide]
+Watched: TypeAlias = deciding.Watched[KafkaSide]
 
 
 @dataclass(eq=False, slots=True)

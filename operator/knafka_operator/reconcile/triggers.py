@@ -42,9 +42,7 @@ from knafka_operator.decide.resolving import not_allowed
 from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, NotReady
 from knafka_operator.decide.trigger import (
     DEAD_LETTER_TOPIC,
-    BrokerState,
     ObservedTrigger,
-    Watched,
 )
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
 from knafka_operator.model.identity import Identity
@@ -60,7 +58,15 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
-from knafka_operator.reconcile.state import States, TriggerRecord, broker_of, group_in_status
+from knafka_operator.reconcile.state import (
+    BrokerState,
+    States,
+    TriggerRecord,
+    Watched,
+    broker_of,
+    group_in_status,
+)
+from knafka_operator.scale.kafkas import KafkaSide
 from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 
@@ -213,7 +219,7 @@ class Triggers:
 
     # Observe.
 
-    async def _observe(self, document: Document) -> ObservedTrigger:
+    async def _observe(self, document: Document) -> ObservedTrigger[KafkaSide]:
         """Raises `ClusterError`."""
         identity, broker = Identity.of(document), broker_of(document)
         record = self.states.trigger(document)
