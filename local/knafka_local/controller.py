@@ -24,6 +24,7 @@ from knafka_local.cluster import FOLDER, LocalCluster, name_of, ready_of
 from knafka_local.manifests import Declared
 from knafka_operator.decide.topics import Topics
 from knafka_operator.model.cluster import Document
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Verdict
@@ -102,7 +103,7 @@ class Controller:
 
     def scaled(self, namespace: str, name: str) -> TriggerStatus | None:
         """What the scaler knows of a Trigger; None: it isn't scaled."""
-        return self._operator.triggers.status((namespace, name))
+        return self._operator.triggers.status(Identity(namespace, name))
 
     async def _follow(self, api_version: str, kind: str) -> None:
         async for event in self._cluster.watch(api_version, kind):
