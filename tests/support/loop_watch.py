@@ -1,12 +1,11 @@
 """The loop watch: a test fails in which our code keeps the event loop from running for 100 ms.
 
-What counts is what one callback took by itself: the CPU time of the loop's thread, and the time for
-which that thread slept inside the callback. What other processes took from it doesn't count (the
-kernel tells how long a thread was ready to run and didn't), nor does Python's garbage collector: a
-busy machine fails no test. Why this and not blockbuster: docs/decisions/0002.
+What counts is what one call into our packages did by itself within one callback: the CPU time of
+the loop's thread without that of Python's garbage collector, or that it slept. Wall time doesn't
+count: a busy machine fails no test. Why this and not blockbuster: docs/decisions/0002.
 
-A second thread looks at the stack of a callback that goes on for long. Only what our own packages
-do counts: a test may take its time, and an import happens once.
+A second thread looks every 25 ms at where the loop is. So 100 ms are never told as too long, 150 ms
+always are. A test may take its own time, and an import happens once.
 """
 
 from __future__ import annotations
@@ -17,20 +16,34 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from resource import RUSAGE_THREAD, getrusage
 from types import FrameType
 from typing import Any, Final
 
 LIMIT: Final = 0.1
 """Seconds that a callback may take."""
-LOOK_INTERVAL: Final = 0.05
+LOOK_INTERVAL: Final = 0.025
 """Seconds between two looks of the second thread."""
 
 _ROOT: Final = f"{Path(__file__).parents[2]}/"
 _OURS: Final = tuple(f"{_ROOT}{source}/" for source in ("functions", "operator"))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A call into our packages, since the second thread first saw it in this callback."""
+
+    callback: int
+    call: FrameType
+    cpu: float
+    """Of the loop's thread at the first look."""
+    place: object = None
+    """Where it sleeps; None: it doesn't."""
+    asleep_since: float = 0.0
+    is_told: bool = False
 
 
 class LoopWatch:
@@ -38,15 +51,13 @@ class LoopWatch:
 
     def __init__(self) -> None:
         self.blocked: list[str] = []
-        """A sentence and a stack for each callback that took too long."""
+        """A sentence and a stack for each call that took too long."""
         self._thread = threading.get_ident()
-        self._schedstat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
-        self._began_at: float | None = None
-        """When the callback began that runs now."""
-        self._stack = ""
-        """Where our code was in it when it had gone on for `LIMIT`."""
-        self._waited_before = 0.0
-        """`_waited` as it was at some time before the callback began."""
+        self._clock = time.pthread_getcpuclockid(self._thread)
+        self._kernel = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
+        self._callback = 0
+        """The number of the callback that runs now, or ran last."""
+        self._is_running = False
         self._collected = 0.0
         """Seconds of CPU time that the garbage collector has taken."""
         self._collecting_from = 0.0
@@ -55,57 +66,64 @@ class LoopWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch for as long as the context is open."""
-        run = asyncio.Handle._run  # type: ignore[attr-defined]  # its stub has only what is public
+        run: Callable[[asyncio.Handle], None] = asyncio.Handle._run
         looking = threading.Thread(target=self._look, name="loop-watch", daemon=True)
         looking.start()
         gc.callbacks.append(self._on_collection)
-        asyncio.Handle._run = lambda handle: self._run(run, handle)  # type: ignore[attr-defined]
+        setattr(asyncio.Handle, "_run", lambda handle: self._run(run, handle))  # noqa: B010
         try:
             yield
         finally:
-            asyncio.Handle._run = run  # type: ignore[attr-defined]
+            setattr(asyncio.Handle, "_run", run)  # noqa: B010  # mypy lets nobody assign a method
             gc.callbacks.remove(self._on_collection)
             self._ended.set()
             looking.join()
 
-    def _run(self, run: Any, handle: asyncio.Handle) -> None:
+    def _run(self, run: Callable[[asyncio.Handle], None], handle: asyncio.Handle) -> None:
         if threading.get_ident() != self._thread:
             run(handle)
             return
-        before, collected = getrusage(RUSAGE_THREAD), self._collected
-        self._stack = ""
-        began_at = self._began_at = time.perf_counter()
+        self._callback += 1
+        self._is_running = True
         try:
             run(handle)
         finally:
-            self._began_at = None
-            took = time.perf_counter() - began_at
-            if took > LIMIT and self._stack:
-                after = getrusage(RUSAGE_THREAD)
-                cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-                slept = 0.0
-                # Without a voluntary switch it was the machine that stood still.
-                if after.ru_nvcsw > before.ru_nvcsw and (waited := self._waited()):
-                    slept = max(0.0, took - cpu - (waited - self._waited_before))
-                own = cpu + slept - (self._collected - collected)
-                if own > LIMIT:
-                    self.blocked.append(f"{own:.3f} s in one callback\n{self._stack}")
+            self._is_running = False
 
-    def _waited(self) -> float:
-        """Seconds for which the loop's thread was ready to run and didn't; 0: nobody knows."""
-        with suppress(OSError):
-            return int(self._schedstat.read_text().split()[1]) / 1e9
-        return 0.0
+    # The second thread
 
     def _look(self) -> None:
+        seen: _Seen | None = None
         while not self._ended.wait(LOOK_INTERVAL):
-            began_at = self._began_at
-            if began_at is None or time.perf_counter() - began_at < LOOK_INTERVAL:
-                self._waited_before = self._waited()
-            elif time.perf_counter() - began_at > LIMIT and not self._stack:
-                frame = sys._current_frames().get(self._thread)
-                if frame is not None and began_at == self._began_at:
-                    self._stack = stack_of_ours(frame)
+            callback = self._callback
+            frame = sys._current_frames().get(self._thread) if self._is_running else None
+            call = None if frame is None else call_of_ours(frame)
+            if frame is None or call is None:
+                seen = None
+                continue
+            cpu = time.clock_gettime(self._clock) - self._collected
+            if seen is None or seen.callback != callback or seen.call is not call:
+                seen = _Seen(callback, call, cpu)
+            if not seen.is_told and (problem := self._problem(seen, frame, cpu)):
+                seen.is_told = True
+                stack = "".join(traceback.format_stack(frame)[-8:])
+                self.blocked.append(f"{problem} in one callback\n{stack}")
+
+    def _problem(self, seen: _Seen, frame: FrameType, cpu: float) -> str:
+        # Who waits for Python's lock sleeps as well, but not for long at one place.
+        place = (frame, frame.f_lasti) if self._is_asleep() else None
+        if place is None or place != seen.place:
+            seen.place, seen.asleep_since = place, time.monotonic()
+        elif time.monotonic() - seen.asleep_since > LIMIT:
+            return "it slept"
+        used = cpu - seen.cpu
+        return f"{used:.3f} s of CPU time" if used > LIMIT else ""
+
+    def _is_asleep(self) -> bool:
+        """Whether the loop's thread doesn't want to run, as far as the kernel tells."""
+        with suppress(OSError):
+            return self._kernel.read_text().rpartition(") ")[2][0] in "SD"
+        return False
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
         if threading.get_ident() == self._thread:
@@ -115,13 +133,17 @@ class LoopWatch:
                 self._collected += time.thread_time() - self._collecting_from
 
 
-def stack_of_ours(frame: FrameType) -> str:
-    """The stack, if what runs is our packages' doing and no import; else nothing."""
+def call_of_ours(frame: FrameType) -> FrameType | None:
+    """The call into our packages that runs, if it is they who run, and no import."""
+    call: FrameType | None = None
     each: FrameType | None = frame
-    while each is not None and not each.f_code.co_filename.startswith(_ROOT):
-        if "importlib" in each.f_code.co_filename:
-            return ""
+    while each is not None:
+        name = each.f_code.co_filename
+        if "importlib" in name:
+            return None
+        if name.startswith(_OURS):
+            call = each
+        elif name.startswith(_ROOT):
+            return call  # a test called them; or they called what is a test's
         each = each.f_back
-    if each is None or not each.f_code.co_filename.startswith(_OURS):
-        return ""
-    return "".join(traceback.format_stack(frame)[-8:])
+    return call

@@ -10,7 +10,7 @@ from support.http_cases import EVENT, HEAD
 from support.receiving import Server
 from support.waiting import until
 
-from knafka.receiver import connections, protocol
+from knafka.receiver import connections, protocol, responses
 from knafka.receiver.protocol import IDLE_TIMEOUT, REQUEST_TIMEOUT, ReceiverProtocol
 from knafka.receiver.responses import PIPELINED
 
@@ -131,7 +131,7 @@ async def test_reading_stops_while_the_client_does_not_read(
         assert asked < 400, "the server never stopped reading"
         held = server.one._transport.get_write_buffer_size()
         assert held < 4_000_000
-        monkeypatch.setattr(protocol, "LINGER_TIMEOUT", 0.05)
+        monkeypatch.setattr(responses, "LINGER_TIMEOUT", 0.05)
 
         def expired() -> bool:
             for connection in list(server.shared.open):

@@ -10,7 +10,7 @@ from support.receiving import Server
 from support.requests import EVERY, MINIMAL, Request
 from support.waiting import until
 
-from knafka.receiver import protocol
+from knafka.receiver import responses
 from knafka.receiver.ingest import Limits
 
 
@@ -191,7 +191,7 @@ async def test_chunks_beyond_the_limit_are_413(server: Server) -> None:
 async def test_a_refused_connection_is_closed_though_the_sender_goes_on(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocol, "LINGER_TIMEOUT", 0.1)
+    monkeypatch.setattr(responses, "LINGER_TIMEOUT", 0.1)
     async with server.connect() as wire:
         wire.send(b"garbage\r\n\r\n")
         assert (await wire.response()).status == 400

@@ -1,7 +1,7 @@
 """librdkafka as we open it: what its clients share, and its errors as ours.
 
 librdkafka isn't fork-safe: clients are made in the process that uses them, never at import.
-Refused here: any request. See `kafka_writer`, `kafka_reader` and `kafka_admin`.
+Not here: any request; see `kafka_writer`, `kafka_reader` and `kafka_admin`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How to reach Kafka: from the contract and a mounted Secret to librdkafka's configuration.
 
-Refused here: reading a Secret from the API server. It is a folder of files, as Kubernetes mounts
+Not here: reading a Secret from the API server. It is a folder of files, as Kubernetes mounts
 it; what is in them is `core.kafka_secret`'s.
 """
 

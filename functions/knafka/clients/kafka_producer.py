@@ -3,7 +3,7 @@
 The producer is not idempotent, as an idempotent one may report a record as stored that Kafka
 rejected (docs/decisions/0012): here a report is about its own request alone.
 
-Refused here: when to poll, and what becomes of a report. See `kafka_writer`.
+Not here: when to poll, and what becomes of a report; see `kafka_writer`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The consumer's poll blocks and so has a thread of its own (docs/decisions/0004). What is read is
 here; how the consumer joins, what it owns and how it leaves is `kafka_membership`.
 
-Not here: any decision about an event. Configuration comes in as `Connection`.
+Configuration comes in as `kafka_client.Connection`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ which wakes the loop once for many; the other ones' are polled on the loop.
 A topic takes batches up to a size of its own, and librdkafka has one limit for all topics. So a
 record that came back as too large is sent again alone: only then is it known whether it is.
 
-Refused here: any decision about an event. Configuration comes in as `Connection`.
+Configuration comes in as `kafka_client.Connection`.
 """
 
 from __future__ import annotations

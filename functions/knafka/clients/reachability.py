@@ -6,7 +6,7 @@ and it is away if it doesn't answer while nothing is acknowledged either. It is 
 answers, so that nobody has to risk an event to find out that it is back.
 
 One broker of several that is down isn't that: the others answer. Neither is a partition without a
-leader. Refused here: how Kafka is asked.
+leader. Not here: how Kafka is asked.
 """
 
 from __future__ import annotations

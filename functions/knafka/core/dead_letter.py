@@ -6,7 +6,7 @@ upstream has it (KN-DLV-08); ours, with one prefix, tell the rest. An undecodabl
 record keeps its raw bytes and headers and gets the same additions. Of one that is too large for its
 topic a stub is kept: everything but the data.
 
-Refused here: writing it anywhere.
+Not here: writing it; see `dispatcher.sender`.
 """
 
 from __future__ import annotations

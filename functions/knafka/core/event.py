@@ -3,7 +3,7 @@
 Attributes are plain strings in their canonical form, whatever binding or JSON type they came
 from; data are bytes that nobody parses (CE-H10). The hot path needs no Event object: the
 bindings go from HTTP headers to record headers and back, and filters read a mapping of attributes.
-Refused here: any knowledge of HTTP, Kafka or JSON (see `http_binding` and `kafka_binding`).
+Not here: HTTP, Kafka and JSON; see `http_binding`, `kafka_binding` and `json_format`.
 """
 
 from __future__ import annotations

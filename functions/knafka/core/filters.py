@@ -1,7 +1,7 @@
 """Filters: from what a Trigger declares to a predicate over attributes, and why it said no.
 
 A predicate is compiled once and called per event; it never raises. Not Kafka's, not HTTP's
-(BRK-24). Refused here: data. A filter sees attributes only.
+(BRK-24). A filter sees attributes only, never data.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Secret for Kafka: what its values mean to librdkafka and to a Java client.
 
 Its keys are upstream's (spec/naming.md, Secret keys), and those of upstream's older Secrets, which
-name no protocol. Refused here: reading it. Its values come in by key, wherever they lie; a Secret
+name no protocol. Not here: reading it. Its values come in by key, wherever they lie; a Secret
 that can't work is an `InvalidDocument`.
 """
 

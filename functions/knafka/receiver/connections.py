@@ -1,6 +1,6 @@
 """What the connections of one server share: how many there may be, and one eye on their clocks.
 
-Refused here: HTTP. See `protocol`, whose connections these are.
+Not here: HTTP; see `protocol`, whose connections these are.
 """
 
 from __future__ import annotations
