@@ -18,14 +18,7 @@ from knafka_jobs.errors import JobError
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import Connection, KafkaClient
-from knafka_jobs.options import (
-    CompactOptions,
-    PurgeOptions,
-    ReplayOptions,
-    ReportOptions,
-    Selection,
-    read_options,
-)
+from knafka_jobs.options import CompactOptions, Selection
 from knafka_jobs.replay.run import preview, purge, replay
 from knafka_jobs.report.page import render
 from knafka_jobs.report.run import report, settled_events
@@ -45,20 +38,20 @@ def run(given: Namespace, progress: Progress) -> Found:
 
 
 def _compact(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    return asdict(compact(tables, connect(given), read_options(CompactOptions, given), progress))
+    options = CompactOptions(given.broker, given.keep_hours, given.batch_records)
+    return asdict(compact(tables, connect(given), options, progress))
 
 
 def _report(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    options = read_options(ReportOptions, given)
-    kafka = connect(given) if given.bootstrap_servers or options.compact else None
-    if kafka is not None and options.compact:
-        compact(tables, kafka, CompactOptions(keep_hours=options.keep_hours), progress)
+    kafka = connect(given) if given.bootstrap_servers or given.compact else None
+    if kafka is not None and given.compact:
+        compact(tables, kafka, CompactOptions(keep_hours=given.keep_hours), progress)
     settled = partial(settled_events, kafka) if kafka else None
-    made = report(tables, options.broker, datetime.now(UTC), options.days, settled)
-    if options.json is not None:
-        _write(options.json, made.model_dump_json(by_alias=True, indent=1) + "\n", progress)
-    if options.html is not None:
-        _write(options.html, render(made), progress)
+    made = report(tables, given.broker, datetime.now(UTC), given.days, settled)
+    if given.json is not None:
+        _write(given.json, made.model_dump_json(by_alias=True, indent=1) + "\n", progress)
+    if given.html is not None:
+        _write(given.html, render(made), progress)
     return {
         "report": made.id,
         **made.totals.model_dump(mode="json"),
@@ -67,8 +60,8 @@ def _report(given: Namespace, tables: Tables, progress: Progress) -> Found:
 
 
 def _replay(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    selection, options = read_options(Selection, given), read_options(ReplayOptions, given)
-    if options.dry_run:
+    selection = Selection.given(given)
+    if given.dry_run:
         planned = preview(tables, selection)
         return {
             "would_send": planned.count,
@@ -76,17 +69,18 @@ def _replay(given: Namespace, tables: Tables, progress: Progress) -> Found:
             "triggers": {"/".join(name): count for name, count in planned.triggers.items()},
             "events": planned.events,
         }
-    replay_id = options.replay_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    replay_id = given.replay_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     progress(f"replay {replay_id} (should it be cut short: --replay-id {replay_id} continues it)")
-    by = options.by or _user()
-    sent = replay(tables, connect(given), selection, replay_id, by, options.rate, progress)
+    by = given.by or _user()
+    sent = replay(tables, connect(given), selection, replay_id, by, given.rate, progress)
     return {"replay": replay_id, "sent": sent}
 
 
 def _purge(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    selection, options = read_options(Selection, given), read_options(PurgeOptions, given)
-    purged = purge(tables, selection, unresolved=options.unresolved, dry_run=options.dry_run)
-    return {"would_purge" if options.dry_run else "purged": purged}
+    purged = purge(
+        tables, Selection.given(given), unresolved=given.unresolved, dry_run=given.dry_run
+    )
+    return {"would_purge" if given.dry_run else "purged": purged}
 
 
 _COMMANDS: Final[Mapping[str, Callable[[Namespace, Tables, Progress], Found]]] = {

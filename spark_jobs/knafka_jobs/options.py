@@ -1,17 +1,11 @@
-"""What the jobs can be asked for, each option declared once: its type, default and help.
-
-A command's options are the fields of dataclasses; `add_options` makes arguments of them, and
-`read_options` reads them back. Needs no Spark, so that `--help` is quick.
-"""
-
-# ruff: noqa: RUF009 - `_option` makes a dataclass field
+"""What the jobs can be asked for: each option declared once. Needs no Spark: `--help` is quick."""
 
 from __future__ import annotations
 
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -27,17 +21,60 @@ BATCH_RECORDS: Final = 1_000_000
 
 DAYS: Final = 30.0
 
-T = TypeVar("T")
 N = TypeVar("N", int, float)
 
 
-def _option(text: str, default: Any = None, **argument: Any) -> Any:
-    """A field that is an option; `argument` is for `ArgumentParser.add_argument`."""
-    if default is False:
-        argument["action"] = "store_true"
-    elif default is not None:
-        text = f"{text} (default: {default})"
-    return field(default=default, metadata={"help": text, **argument})
+@dataclass(frozen=True, slots=True)
+class CompactOptions:
+    broker: BrokerName | None = None
+    """None: all of the installation."""
+    keep_hours: float = KEEP_HOURS
+    batch_records: int = BATCH_RECORDS
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which failures; every field that is set must fit."""
+
+    broker: BrokerName | None = None
+    trigger: str | None = None
+    destination: str | None = None
+    reason: Reason | None = None
+    code: int | None = None
+    type: str | None = None
+    source: str | None = None
+    id: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    where: str | None = None
+
+    @classmethod
+    def given(cls, arguments: argparse.Namespace) -> Selection:
+        return cls(**{each.name: getattr(arguments, each.name) for each in fields(cls)})
+
+    def __str__(self) -> str:
+        """As the command line says it; `everything` if nothing is left out."""
+        said = [
+            f"--{each.name} {value}"
+            for each in fields(self)
+            if (value := getattr(self, each.name)) is not None
+        ]
+        return " ".join(said) or "everything"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `python -m knafka_jobs`."""
+    made = argparse.ArgumentParser(
+        prog="knafka_jobs", description="Dead letters: compact, report, replay, purge."
+    )
+    commands = made.add_subparsers(dest="command", required=True)
+    for name, (text, options) in COMMANDS.items():
+        added = commands.add_parser(name, help=text, description=text)
+        for option in options.split():
+            bare = option.rstrip("!")
+            argument = {**OPTIONS[bare], **({"required": True} if option != bare else {})}
+            added.add_argument(f"--{bare}", **argument)
+    return made
 
 
 def _broker(text: str) -> BrokerName:
@@ -66,127 +103,77 @@ def _moment(text: str) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class CompactOptions:
-    """Bring the tables up to date with the topics."""
-
-    broker: BrokerName | None = _option("only this Broker: NAMESPACE/NAME", type=_broker)
-    keep_hours: float = _option(
-        "hours that a dead letter stays in its topic though the table has it",
-        KEEP_HOURS,
-        type=float,
-    )
-    batch_records: int = _option("records in one batch", BATCH_RECORDS, type=_positive(int))
-
-
-@dataclass(frozen=True, slots=True)
-class ReportOptions:
-    """Tell what failed, and what changed since the last report."""
-
-    broker: BrokerName | None = _option("only this Broker: NAMESPACE/NAME", type=_broker)
-    days: float = _option("how far back the timeline goes", DAYS, type=_positive(float))
-    json: Path | None = _option("file for the report as JSON", type=Path)
-    html: Path | None = _option("file for the report as a page", type=Path)
-    compact: bool = _option("compact first (needs --bootstrap-servers)", False)
-    keep_hours: float = _option("as for compact", KEEP_HOURS, type=float)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayOptions:
-    """Send failed events again to the Trigger that failed them."""
-
-    dry_run: bool = _option("say what would be sent", False)
-    replay_id: str | None = _option(
-        "continue the replay of this id; a new one if not given", type=_replay_id
-    )
-    rate: float | None = _option("events a second at most", type=_positive(float))
-    by: str | None = _option("who replays, for the record; the user if not given")
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeOptions:
-    """Forget resolved failures and their records."""
-
-    unresolved: bool = _option("also what is not resolved", False)
-    dry_run: bool = _option("say how many would be forgotten", False)
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which failures; all that is given must fit."""
-
-    broker: BrokerName | None = _option("NAMESPACE/NAME", type=_broker)
-    trigger: str | None = _option("its name")
-    destination: str | None = _option("the URL that failed")
-    reason: Reason | None = _option(f"one of {', '.join(Reason)}", type=Reason, metavar="REASON")
-    code: int | None = _option("HTTP status code", type=int)
-    type: str | None = _option("the event's type")
-    source: str | None = _option("the event's source")
-    id: str | None = _option("the event's id")
-    since: datetime | None = _option("last failed then or later, ISO 8601, UTC", type=_moment)
-    until: datetime | None = _option("last failed before then", type=_moment)
-    where: str | None = _option("a predicate over the table `failures`, in SQL")
-
-    def __str__(self) -> str:
-        """As the command line says it; `everything` if nothing is left out."""
-        said = [
-            f"--{each.name} {value}"
-            for each in fields(self)
-            if (value := getattr(self, each.name)) is not None
-        ]
-        return " ".join(said) or "everything"
-
-
-COMMANDS: Final[Mapping[str, tuple[type, ...]]] = {
-    "compact": (CompactOptions,),
-    "report": (ReportOptions,),
-    "replay": (ReplayOptions, Selection),
-    "purge": (PurgeOptions, Selection),
+OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "tables": {"help": "folder or object store URI that holds the tables"},
+    "bootstrap-servers": {"help": "host:port,... of Kafka"},
+    "secret": {
+        "help": "folder of the mounted Secret for Kafka; plaintext without one",
+        "type": Path,
+    },
+    "keep-hours": {
+        "help": "hours that a dead letter stays in its topic though the table has it "
+        "(default: %(default)s)",
+        "type": float,
+        "default": KEEP_HOURS,
+    },
+    "batch-records": {
+        "help": "records in one batch (default: %(default)s)",
+        "type": _positive(int),
+        "default": BATCH_RECORDS,
+    },
+    "days": {
+        "help": "how far back the timeline goes (default: %(default)s)",
+        "type": _positive(float),
+        "default": DAYS,
+    },
+    "json": {"help": "file for the report as JSON", "type": Path},
+    "html": {"help": "file for the report as a page", "type": Path},
+    "compact": {"help": "compact first (needs --bootstrap-servers)", "action": "store_true"},
+    "dry-run": {"help": "only say what would be done", "action": "store_true"},
+    "replay-id": {
+        "help": "continue the replay of this id; a new one if not given",
+        "type": _replay_id,
+    },
+    "rate": {"help": "events a second at most", "type": _positive(float)},
+    "by": {"help": "who replays, for the record; the user if not given"},
+    "unresolved": {"help": "also what is not resolved", "action": "store_true"},
+    # What follows selects failures; all that is given must fit.
+    "broker": {"help": "only of this Broker: NAMESPACE/NAME", "type": _broker},
+    "trigger": {"help": "only of the Trigger of this name"},
+    "destination": {"help": "only what failed at this URL"},
+    "reason": {
+        "help": f"only what failed for this reason: {', '.join(Reason)}",
+        "type": Reason,
+        "metavar": "REASON",
+    },
+    "code": {"help": "only what failed with this HTTP status code", "type": int},
+    "type": {"help": "only events of this type"},
+    "source": {"help": "only events of this source"},
+    "id": {"help": "only the event of this id"},
+    "since": {"help": "only what last failed then or later, ISO 8601, UTC", "type": _moment},
+    "until": {"help": "only what last failed before then", "type": _moment},
+    "where": {"help": "only what fits this predicate over the table `failures`, in SQL"},
 }
-"""Each command's options; what it does is the docstring of the first."""
+"""Every option of any command, as `add_argument` takes it."""
 
+_SELECTION: Final = " ".join(each.name for each in fields(Selection))
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of `python -m knafka_jobs`."""
-    made = argparse.ArgumentParser(
-        prog="knafka_jobs", description="Dead letters: compact, report, replay, purge."
-    )
-    commands = made.add_subparsers(dest="command", required=True)
-    for name, declared in COMMANDS.items():
-        text = declared[0].__doc__
-        added = commands.add_parser(name, help=text, description=text)
-        added.add_argument(
-            "--tables", required=True, help="folder or object store URI that holds the tables"
-        )
-        if name != "purge":
-            added.add_argument(
-                "--bootstrap-servers", required=name != "report", help="host:port,... of Kafka"
-            )
-            added.add_argument(
-                "--secret",
-                type=Path,
-                help="folder of the mounted Secret for Kafka; plaintext without one",
-            )
-        add_options(added, name)
-    return made
-
-
-def add_options(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add a command's own options; where the tables and Kafka are is the caller's to ask."""
-    own, *groups = COMMANDS[command]
-    for each in fields(own):
-        parser.add_argument(_flag(each.name), default=each.default, **each.metadata)
-    for declared in groups:
-        group = parser.add_argument_group((declared.__doc__ or "").strip("."))
-        for each in fields(declared):
-            group.add_argument(_flag(each.name), default=each.default, **each.metadata)
-
-
-def read_options(declared: type[T], given: argparse.Namespace) -> T:
-    """What was given for a dataclass."""
-    names = [each.name for each in fields(declared)]  # type: ignore[arg-type]
-    return declared(**{name: getattr(given, name) for name in names})
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "compact": (
+        "Bring the tables up to date with the topics.",
+        "tables! bootstrap-servers! secret broker keep-hours batch-records",
+    ),
+    "report": (
+        "Tell what failed, and what changed since the last report.",
+        "tables! broker days json html compact bootstrap-servers secret keep-hours",
+    ),
+    "replay": (
+        "Send failed events again to the Trigger that failed them.",
+        f"tables! bootstrap-servers! secret dry-run replay-id rate by {_SELECTION}",
+    ),
+    "purge": (
+        "Forget resolved failures and their records.",
+        f"tables! unresolved dry-run {_SELECTION}",
+    ),
+}
+"""What each command does, and its options; `!` marks what it can't do without."""
