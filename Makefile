@@ -10,8 +10,12 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hash
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m testcluster
 BUILD_IMAGES := $(BIN)/python tools/images/build.py
 TAG ?= latest
+# What is pure: no Kafka, no cluster, no Spark (marked slow).
+PURE := tests/unit tests/property
+# Per cent of the lines and branches that are pure (pyproject.toml names the packages).
+COVERED := 99
 
-.PHONY: help run jobs test lint types unit bench chaos lock clean \
+.PHONY: help run jobs test test-fast lint types unit docs bench chaos lock clean \
 	image image-push cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -27,7 +31,10 @@ run: $(VENV)/.local ## Start the quickstart and send it events (PORT=8080 KAFKA_
 
 jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark (430 MB)
 
-test: lint types unit ## Check style, types and imports, and run all tests
+test: lint types unit ## Check style, types and imports, and run all tests (most of an hour)
+
+test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (under a minute)
+	$(BIN)/python -m pytest $(PURE) -q -m "not slow" $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -38,7 +45,11 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest --cov=knafka.core --cov-report=term-missing:skip-covered $(ARGS)
+	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered \
+		$(if $(ARGS),,--cov-fail-under=$(COVERED)) $(ARGS)
+
+docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md wants a cluster)
+	$(BIN)/python tools/import_picture.py
 
 bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (45 minutes; needs Go)
 	$(BIN)/python tools/bench/run.py $(ARGS)

@@ -12,6 +12,8 @@ import pytest
 from knafka.core.cesql import MAX_DEPTH, MAX_LENGTH, Evaluation, compile_expression
 from knafka.core.errors import InvalidExpression
 
+pytestmark = pytest.mark.slow
+
 FRAMES = 450
 """What parsing, compiling and evaluating may take of Python's thousand."""
 

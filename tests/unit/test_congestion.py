@@ -47,6 +47,7 @@ class Away:
         return response()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("delivery", "dead", "attempts", "noticed"),
     [
@@ -76,6 +77,7 @@ async def test_an_hour_without_a_subscriber_costs_some_events_and_not_the_backlo
     assert progress.delivered + progress.dead_lettered == 5000
 
 
+@pytest.mark.slow
 async def test_a_dead_lettered_probe_had_its_declared_retries() -> None:
     world = World(Away(), delivery=DEFAULT)
     for number in range(50):
@@ -182,6 +184,7 @@ async def test_what_is_held_back_is_bounded_and_waits_in_kafka() -> None:
     await running
 
 
+@pytest.mark.slow
 async def test_partitions_that_go_while_it_is_away_take_their_probes_along() -> None:
     world = World(Away(until=1000), partitions=2, delivery=Delivery(retry=50, backoff_delay=1))
     for number in range(200):

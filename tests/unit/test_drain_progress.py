@@ -40,6 +40,7 @@ def attribute(letter: Envelope, name: str) -> str:
     return letter.attributes[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("delivery", "answer_takes"),
     [
@@ -218,6 +219,7 @@ async def test_a_dead_letter_that_was_not_written_is_written_by_the_next() -> No
     assert attribute(letter, "knafkareason") == "refused"
 
 
+@pytest.mark.slow
 async def test_no_more_deliveries_begin_than_a_commit_can_tell_of() -> None:
     """Run-ahead is bounded by what fits (docs/reference/delivery.md)."""
 
