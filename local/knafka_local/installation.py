@@ -2,9 +2,9 @@
 
 DATA/lock         held while `knafka up` runs, with its pid; the kernel lets go however that ends
 DATA/state.json   what the other commands need to find it
-DATA/status.json  how everything stands, a second old at most (see `status`)
 DATA/kafka/       Kafka's
 DATA/logs/        one file for each process
+DATA/status.json  how everything stands, a second old at most (see `status`)
 """
 
 from __future__ import annotations
