@@ -3,8 +3,8 @@
     files -> documents -> admission's answers, references among the files, impossible filters
 
 An `error` is refused by the cluster, or leaves something that never works; a `warning` is allowed
-and probably a mistake. What a document refers to is looked for among the files only. Refused here:
-asking a cluster or Kafka, and objects of other kinds than Knafka's.
+and probably a mistake. What a document refers to is looked for among the files only.
+Not here: asking a cluster or Kafka, and objects of other kinds than Knafka's.
 """
 
 from __future__ import annotations

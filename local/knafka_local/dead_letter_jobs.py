@@ -1,7 +1,7 @@
 """The dead-letter jobs on this machine: each a process with a Spark of its own, in local mode.
 
 The jobs are `knafka_jobs`, as they run on a cluster; here they get a Java, the jars that Spark
-lacks and little memory. Refused here: what they do, and importing Spark into the command line.
+lacks and little memory. Not here: what they do, and importing Spark into the command line.
 """
 
 from __future__ import annotations

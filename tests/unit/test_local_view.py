@@ -123,6 +123,11 @@ def test_a_very_narrow_terminal_folds_names_rather_than_cut_them() -> None:
     assert "dispatchers" not in shown
 
 
+def test_a_trigger_that_rests_takes_one_line_so_that_many_fit() -> None:
+    many = tuple(replace(TRIGGER, name=f"default/t{n}", lag=0) for n in range(12))
+    assert len(drawn(Snapshot("", (BROKER,), many), 80).splitlines()) < 24
+
+
 def test_a_wide_terminal_shows_every_figure() -> None:
     shown = drawn(NOW, 120)
     for title in ("read", "filtered", "retried", "letters"):
