@@ -11,9 +11,8 @@ import pytest
 from support.operator_world import OperatorWorld, running_operator
 
 from knafka_operator import operator as operator_module
-from knafka_operator.decide.scaling import Scale
+from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.scale import scaled_trigger
-from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 pytestmark = pytest.mark.looptime
 

@@ -22,6 +22,7 @@ from knafka.core.contract import Egress, Sink, parse
 from knafka_operator.decide import admission, desired, services
 from knafka_operator.decide import status as told
 from knafka_operator.decide.resolving import resolve
+from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import Findings, NotReady
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Cluster, Document
@@ -43,7 +44,6 @@ from knafka_operator.reconcile.brokers import (
     delete_service,
 )
 from knafka_operator.scale.kafkas import KafkaSide
-from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 LAG: Final = "knafka.dev/lag"
 REPLICAS: Final = "knafka.dev/replicas"
