@@ -22,13 +22,13 @@ from knafka_local import localize
 from knafka_local.children import Say
 from knafka_local.cluster import FOLDER, LocalCluster, name_of, ready_of
 from knafka_local.manifests import Declared
+from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.topics import Topics
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Verdict
-from knafka_operator.scale.scaled_trigger import TriggerStatus
 from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from knafka_local.controller import Controller
 from knafka_local.receiver_process import Answered
 from knafka_local.serving import most_replicas
 from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
+from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import READY
 from knafka_operator.model.resources import BROKER_CLASS
-from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 DELIVERING: Final = "Delivering"
 """The condition of a Trigger that warns of what goes wrong though it is Ready."""
