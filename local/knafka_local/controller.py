@@ -37,7 +37,7 @@ RESYNC: Final = 300.0
 """Seconds until what is Ready is looked at again, a few more or less."""
 DELETE_AGAIN: Final = 0.5
 """Seconds until a deletion that Kafka refused is tried again."""
-SETTLE_TIMEOUT: Final = 10.0
+SETTLE_TIMEOUT: Final = 20.0
 """Seconds for what is declared to become Ready, or say why not, before what depends on it is told
 of it: a program that is slow holds nothing else up for longer."""
 

@@ -183,7 +183,7 @@ class Supervisor:
         except (OSError, ValueError) as error:
             raise BadData(
                 f"{self._installation.names} can't be read ({error}): mend it, or choose another "
-                "--data DIR"
+                "data folder"
             ) from error
         finally:
             await admin.close()

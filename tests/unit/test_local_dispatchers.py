@@ -1,0 +1,106 @@
+"""Dispatchers' processes: one for each drain, which outlives a request whose budget is spent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.waiting import until
+
+from knafka.core.contract import Egress, Kafka, Sink
+from knafka.core.drain import DrainRequest, Ended
+from knafka_local import dispatchers
+from knafka_local.children import Child, Command, listen, port_of
+from knafka_local.dispatchers import DispatcherProcesses
+
+DISPATCHER = """
+import os, socket, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    connection, _ = listener.accept()
+    connection.recv(65536)
+    body = b'{"read": %d, "ended": "ENDED"}\\n' % os.getpid()
+    connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: %d\\r\\n\\r\\n%b" % (len(body), body))
+    connection.close()
+"""
+"""Ends each request at once, and tells its pid as what it has read."""
+
+EGRESS = Egress(
+    namespace="default",
+    broker="shop",
+    trigger="orders",
+    topic="topic",
+    group="group",
+    dead_letter_topic="dead",
+    kafka=Kafka(bootstrap_servers="a:1"),
+    subscriber=Sink(url="http://there/"),
+)
+ANOTHER = EGRESS.model_copy(update={"group": "another"})
+
+
+class Processes(DispatcherProcesses):
+    """Real processes of a dispatcher that needs no Kafka, and ends its requests as `ends` says."""
+
+    ends = Ended.BUDGET
+
+    async def _start(self, egress: Egress, log: Path) -> dispatchers._Dispatcher:
+        code = DISPATCHER.replace("ENDED", self.ends)
+        with listen() as listener:
+            arguments = (sys.executable, "-c", code, str(listener.fileno()))
+            child = await Child.start(Command(arguments, log, listener=listener))
+            return dispatchers._Dispatcher(child, port_of(listener))
+
+    async def pid(self, egress: Egress = EGRESS) -> int:
+        """Of the process that answers the next request."""
+        holding = self.hold("id", egress, DrainRequest(), asyncio.Event())
+        return [each async for each in holding][-1].read
+
+
+@asynccontextmanager
+async def processes(logs: Path) -> AsyncIterator[Processes]:
+    found = Processes(logs)
+    try:
+        yield found
+    finally:
+        await found.close()
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_the_next_request_goes_on_with_the_drain_of_one_whose_budget_is_spent(
+    tmp_path: Path,
+) -> None:
+    async with processes(tmp_path) as it:
+        first = await it.pid()
+        assert await it.pid() == first
+        other = await it.pid(ANOTHER)
+        assert other != first, "another Egress has another drain"
+    assert not runs(first)
+    assert not runs(other)
+
+
+async def test_a_process_ends_with_its_drain(tmp_path: Path) -> None:
+    async with processes(tmp_path) as it:
+        it.ends = Ended.IDLE
+        assert not runs(await it.pid())
+
+
+async def test_a_process_that_nobody_asks_again_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatchers, "HANDOVER", 0.05)
+    async with processes(tmp_path) as it:
+        first = await it.pid()
+        await until(lambda: not runs(first))
+        assert await it.pid() != first
