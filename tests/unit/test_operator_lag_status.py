@@ -13,6 +13,7 @@ from support.operator_world import OperatorWorld, running_operator
 from knafka.core.drain import DrainProgress
 from knafka_operator import operator as operator_module
 from knafka_operator.decide.scaling import Scale, TriggerStatus
+from knafka_operator.model.identity import Identity
 
 pytestmark = pytest.mark.looptime
 

@@ -18,6 +18,7 @@ from knafka.core import names
 from knafka.observability import prometheus_text
 from knafka_operator import operator as operator_module
 from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime.metrics import metrics

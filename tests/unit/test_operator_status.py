@@ -12,7 +12,7 @@ from knafka_operator.decide import status
 from knafka_operator.decide.delivery_status import delivering
 from knafka_operator.decide.resolving import Unresolved
 from knafka_operator.decide.scaling import Scale, TriggerStatus
-from knafka_operator.decide.status import NotReady
+from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.decide.topics import TopicRefused
 from knafka_operator.model.conditions import Condition, Status
 

@@ -22,9 +22,31 @@ from knafka.core.contract import Sink
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import admission, desired, services
+from knafka_operator.decide import status as statuses
+from knafka_operator.decide import trigger as deciding
+from knafka_operator.decide.delivery_status import delivering, scaling
+from knafka_operator.decide.effects import (
+    ApplyDispatcher,
+    AwaitReplacement,
+    ClaimGroup,
+    CommitOffsets,
+    DeleteFunctions,
+    DeleteGroup,
+    Effect,
+    PromiseGroup,
+    PublishStatus,
+    StartDelivery,
+    StopDelivery,
+)
+from knafka_operator.decide.resolving import not_allowed
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.status import NotReady
-from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, NotReady
+from knafka_operator.decide.trigger import (
+    DEAD_LETTER_TOPIC,
+    ObservedTrigger,
+)
+from knafka_operator.model.cluster import Cluster, Document, NotAllowed
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     CORE,
     EVENTING,
