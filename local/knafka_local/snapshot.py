@@ -9,7 +9,7 @@ from http import HTTPStatus
 from knafka_local.manifests import Identity
 from knafka_local.plan import Plan, PlannedTrigger
 from knafka_local.receiver_process import Answered
-from knafka_operator.scale.scaled_trigger import TriggerStatus
+from knafka_operator.decide.scaling import TriggerStatus
 
 
 @dataclass(frozen=True, slots=True)

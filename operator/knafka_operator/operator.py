@@ -20,6 +20,7 @@ from knafka.core.errors import KnafkaError
 from knafka_operator.decide import services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.delivery_status import delivering, scaling
+from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.topics import Topics
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
@@ -35,7 +36,6 @@ from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.kafkas import Kafkas, KafkaSide
 from knafka_operator.scale.repeat import repeat
-from knafka_operator.scale.scaled_trigger import TriggerStatus
 from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)

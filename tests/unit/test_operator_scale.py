@@ -17,12 +17,12 @@ from support.operator_world import OperatorWorld, running_operator
 from knafka.core import names
 from knafka.observability import prometheus_text
 from knafka_operator import operator as operator_module
+from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime.metrics import metrics
 from knafka_operator.scale import scaled_trigger as scaled_trigger_module
-from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 BROKERS = 10
 TRIGGERS = 100

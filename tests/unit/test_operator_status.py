@@ -11,11 +11,10 @@ from knafka.core.errors import InvalidDocument, LogError
 from knafka_operator.decide import status
 from knafka_operator.decide.delivery_status import delivering
 from knafka_operator.decide.resolving import Unresolved
-from knafka_operator.decide.scaling import Scale
+from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.decide.topics import TopicRefused
 from knafka_operator.model.conditions import Condition, Status
-from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 AT = "2026-11-21T12:00:00Z"
 

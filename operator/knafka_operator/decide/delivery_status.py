@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import DELIVERING
 from knafka_operator.model.conditions import Condition, Severity, Status
-from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 LAG: Final = "knafka.dev/lag"
 REPLICAS: Final = "knafka.dev/replicas"

@@ -1,4 +1,4 @@
-"""Scaling: how many drains a Trigger needs, from its lag. Pure.
+"""Scaling: how many drains a Trigger needs, from its lag, and what is known of it then. Pure.
 
 Not here: asking for the lag and holding the drains (`scale.scaler`).
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from knafka.core.drain import DrainProgress
 from knafka_operator.model.autoscaling import Autoscaling
 
 
@@ -16,6 +17,25 @@ class Scale:
 
     replicas: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerStatus:
+    """What the scaler knows of one Trigger."""
+
+    lag: int | None
+    """Records; None: not known yet."""
+    replicas: int
+    """Drains open right now."""
+    scale: Scale
+    """The last decision."""
+    counts: DrainProgress
+    """Sums over all its drains, ended and open; `unsettled`, `partitions` and `congestion` of the
+    open ones."""
+    error: str | None
+    """What went wrong last and hasn't gone right since."""
+    beyond_end: frozenset[int] = frozenset()
+    """Partitions of which it has committed what isn't there (any more)."""
 
 
 def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Scale:

@@ -38,6 +38,7 @@ from knafka_operator.decide.effects import (
     StopDelivery,
 )
 from knafka_operator.decide.resolving import not_allowed
+from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, NotReady
 from knafka_operator.decide.trigger import (
     DEAD_LETTER_TOPIC,
@@ -66,7 +67,6 @@ from knafka_operator.reconcile.state import (
     group_in_status,
 )
 from knafka_operator.scale.kafkas import KafkaSide
-from knafka_operator.scale.scaled_trigger import TriggerStatus
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from knafka.core.contract import Egress
 from knafka.core.drain import COUNTED, DrainProgress
-from knafka_operator.decide.scaling import Scale
+from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.model.autoscaling import Autoscaling
 
 KEPT_WITHOUT_DRAIN: Final = 24 * 3600.0
@@ -23,25 +23,6 @@ the offsets of a group that nobody has joined for offsets.retention.minutes (7 d
 that its topic still has would be delivered again."""
 
 NOT_KNOWN: Final = Scale(0, "the lag is not known yet")
-
-
-@dataclass(frozen=True, slots=True)
-class TriggerStatus:
-    """What the scaler knows of one Trigger."""
-
-    lag: int | None
-    """Records; None: not known yet."""
-    replicas: int
-    """Drains open right now."""
-    scale: Scale
-    """The last decision."""
-    counts: DrainProgress
-    """Sums over all its drains, ended and open; `unsettled`, `partitions` and `congestion` of the
-    open ones."""
-    error: str | None
-    """What went wrong last and hasn't gone right since."""
-    beyond_end: frozenset[int] = frozenset()
-    """Partitions of which it has committed what isn't there (any more)."""
 
 
 @dataclass(eq=False, slots=True)

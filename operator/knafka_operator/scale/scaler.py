@@ -23,10 +23,10 @@ from typing import Final, Protocol
 
 from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
-from knafka_operator.decide.scaling import Scale, decide
+from knafka_operator.decide.scaling import Scale, TriggerStatus, decide
 from knafka_operator.decide.topics import Lag, Lags
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.scaled_trigger import ScaledTrigger, TriggerStatus, sum_progress
+from knafka_operator.scale.scaled_trigger import ScaledTrigger, sum_progress
 
 BUDGET: Final = 570.0
 """Seconds for one request: below a Knative Service's timeoutSeconds of 600."""
