@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.operator_world import OperatorWorld, condition
@@ -144,6 +145,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(STEPS)
 def test_whenever_an_operator_dies_the_next_one_keeps_every_promise(

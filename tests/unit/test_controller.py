@@ -27,6 +27,8 @@ from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import FINALIZER, Controller
 
+pytestmark = pytest.mark.slow
+
 WITHIN = 1.0
 """Seconds within which a change is seen."""
 SINKS = "sinks.example/v1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,19 @@ def files(*suffixes: str) -> Iterator[Path]:
             yield path
 
 
-def strings(*folders: str) -> set[str]:
-    """Every string constant of the code there."""
-    return {
+@cache
+def strings_in(folder: str) -> frozenset[str]:
+    return frozenset(
         node.value
-        for folder in folders
         for path in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+    )
+
+
+def strings(*folders: str) -> frozenset[str]:
+    """Every string constant of the code there."""
+    return frozenset[str]().union(*map(strings_in, folders))
 
 
 def names(page: str, pattern: str) -> set[str]:
