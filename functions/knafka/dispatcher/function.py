@@ -214,11 +214,13 @@ class Dispatcher:
             "knafka_dispatcher_congestion",
             "1 while the subscriber is away and only a few events probe it",
             [(labels, int(drain is not None and drain.congestion.is_open))],
+            kind="gauge",
         )
         yield Metric(
             "knafka_dispatcher_concurrency_limit",
             "Attempts that the subscriber may get at once",
             [(labels, drain.congestion.limit if drain is not None else egress.max_in_flight)],
+            kind="gauge",
         )
         yield Metric(
             "knafka_delivery_failures_total",
