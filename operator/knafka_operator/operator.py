@@ -171,7 +171,7 @@ class Operator:
         """It is gone, whatever is left of it in Kafka."""
         (self.brokers if document["kind"] == "Broker" else self.triggers).forget(document)
 
-    def heard_of_broker(self, document: Document, *, gone: bool) -> None:
+    def on_broker(self, document: Document, *, gone: bool) -> None:
         identity = Identity.of(document)
         self.learn_class(document, gone=gone)
         if gone:
@@ -186,19 +186,19 @@ class Operator:
         else:
             self._wake_triggers(identity)  # those that came before it were taken for ours
 
-    def heard_of_trigger(self, document: Document, *, gone: bool) -> None:
+    def on_trigger(self, document: Document, *, gone: bool) -> None:
         identity = Identity.of(document)
         if gone:
             self.states.trigger_is_gone(identity)
             return
         record = self.states.triggers.get(identity)
         before = record.document if record is not None else None
-        self.states.hear_of_trigger(document)
+        self.states.keep_trigger(document)
         # Not for what we wrote into its status ourselves.
         if before is None or _declared(before) != _declared(document):
             self.queue.enqueue(("Trigger", *identity))
 
-    def heard_of_service(self, document: Document) -> None:
+    def on_service(self, document: Document) -> None:
         """A Knative Service: one of ours, or somebody's subscriber."""
         namespace, name = Identity.of(document)
         for owner in document["metadata"].get("ownerReferences") or ():
@@ -206,7 +206,7 @@ class Operator:
         for trigger in self.states.subscribers.get(Identity(namespace, name), ()):
             self.queue.enqueue(("Trigger", *trigger))
 
-    def heard_of_receiver(self, pod: Document) -> None:
+    def on_receiver(self, pod: Document) -> None:
         """A pod of a receiver was just made: where there was none, an event is what made it."""
         metadata = pod["metadata"]
         label = metadata["namespace"], metadata["labels"].get(services.BROKER)

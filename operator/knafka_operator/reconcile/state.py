@@ -135,7 +135,7 @@ class States:
             record.uid = uid
         return record
 
-    def hear_of_trigger(self, document: Document) -> TriggerRecord:
+    def keep_trigger(self, document: Document) -> TriggerRecord:
         """Keep a Trigger as it is now stored."""
         identity, record = Identity.of(document), self.trigger(document)
         self._unlist(identity, record)

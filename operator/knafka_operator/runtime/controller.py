@@ -158,9 +158,9 @@ class Controller:
     def _on_change(self, document: Document) -> None:
         key = _key(document)
         if key[0] == "Broker":
-            self._operator.heard_of_broker(document, gone=False)
+            self._operator.on_broker(document, gone=False)
         else:
-            self._operator.heard_of_trigger(document, gone=False)
+            self._operator.on_trigger(document, gone=False)
         # Not for what was written into its status.
         declared = _declared(document)
         if self._declared.get(key) != declared:
@@ -172,9 +172,9 @@ class Controller:
         self._declared.pop(key, None)
         self._gone[key] = document
         if key[0] == "Broker":
-            self._operator.heard_of_broker(document, gone=True)
+            self._operator.on_broker(document, gone=True)
         else:
-            self._operator.heard_of_trigger(document, gone=True)
+            self._operator.on_trigger(document, gone=True)
         self._operator.queue.enqueue(key)
 
     def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
@@ -184,7 +184,7 @@ class Controller:
                 self._pods.add(metadata["uid"])
                 is_receiver = metadata["labels"].get(services.ROLE) == services.RECEIVER
                 if is_receiver and PODS in self._synced:
-                    self._operator.heard_of_receiver(pod)
+                    self._operator.on_receiver(pod)
             elif "deletionTimestamp" in metadata:
                 self._on_ending(pod)
         for pod in gone:
