@@ -162,7 +162,7 @@ class Operator:
         self.states.broker(document).state = None
         triggers = self.states.triggers_of(identity)
         for each in triggers:
-            await self.triggers.rest(each)
+            await self.triggers.stop_delivery(each)
         records = [self.states.triggers[each] for each in triggers if each in self.states.triggers]
         groups = [group for record in records for group in record.groups]
         await self.brokers.delete(document, groups)

@@ -79,5 +79,5 @@ async def test_nothing_is_kept_of_a_trigger_that_is_gone(monkeypatch: pytest.Mon
         await asyncio.sleep(10)
         assert isinstance(world, OperatorWorld)
         world.operator.on_trigger(world.document("Trigger", *WHO), gone=True)
-        await world.operator.triggers.rest(Identity(*WHO))
+        await world.operator.triggers.stop_delivery(Identity(*WHO))
         assert world.operator.states.triggers == {}

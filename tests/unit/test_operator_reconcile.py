@@ -593,7 +593,7 @@ async def test_a_trigger_that_goes_while_it_is_delivered_to_is_forgotten_when_it
     world.operator.on_trigger(world.document("Trigger", SHOP, "orders"), gone=True)
     states = world.operator.states
     assert Identity(SHOP, "orders") in states.triggers
-    await world.operator.triggers.rest(Identity(SHOP, "orders"))
+    await world.operator.triggers.stop_delivery(Identity(SHOP, "orders"))
     assert not states.triggers
     assert not states.groups
 

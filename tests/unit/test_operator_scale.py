@@ -168,7 +168,7 @@ async def test_a_topic_is_looked_at_while_any_trigger_reads_it(world: OperatorWo
     of_b1 = [f"t{number}" for number in range(1, TRIGGERS, BROKERS)]
     for each in of_b1:
         assert topic in side.watched
-        await operator.triggers.rest(Identity("shop", each))
+        await operator.triggers.stop_delivery(Identity("shop", each))
     assert topic not in side.watched
 
 
