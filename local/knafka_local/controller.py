@@ -143,7 +143,7 @@ class Controller:
             status = await reconcile(document) or {}
         except Exception as error:  # one that ended would be missed only when events wait
             log.exception("%s", name_of(document))
-            await operator.tell_failure(document, error)
+            await operator.publish_failure(document, error)
             return BACK_OFF
         ready = any(
             each["type"] == "Ready" and each["status"] == "True"

@@ -70,7 +70,7 @@ async def test_that_it_drains_is_written_at_once(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(70)
         for replicas in (1, 2, 0):
             scaled["replicas"] = replicas
-            await asyncio.sleep(1.1 * operator_module.TELL_INTERVAL)
+            await asyncio.sleep(1.1 * operator_module.PUBLISH_INTERVAL)
         assert [each["knafka.dev/replicas"] for each in written] == ["0", "1", "0"]
 
 

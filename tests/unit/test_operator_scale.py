@@ -79,7 +79,7 @@ async def test_a_scrape_of_metrics_builds_each_status_once(
 async def test_telling_what_the_scaler_knows_builds_each_status_once(
     world: OperatorWorld, statuses: Statuses
 ) -> None:
-    await world.operator._tell()
+    await world.operator._publish_statuses()
     assert statuses.built == TRIGGERS
 
 
@@ -94,11 +94,11 @@ async def test_others_get_their_turn_while_statuses_are_told(
             await asyncio.sleep(0)
 
     task = asyncio.create_task(others())
-    await world.operator._tell()
+    await world.operator._publish_statuses()
     task.cancel()
     built_by_turn.append(statuses.built)
     stretches = [after - before for before, after in pairwise(built_by_turn)]
-    assert max(stretches) <= operator_module.TOLD_AT_ONCE
+    assert max(stretches) <= operator_module.PUBLISHED_AT_ONCE
 
 
 async def test_a_trigger_comes_and_goes_without_a_look_at_the_others(world: OperatorWorld) -> None:

@@ -67,7 +67,7 @@ class TriggerRecord:
     """Names of consumer groups that are its own."""
     references: set[Identity] = field(default_factory=set)
     """What it refers to as its subscriber or dead letter sink."""
-    told: tuple[object, float] = (None, -math.inf)
+    published: tuple[object, float] = (None, -math.inf)
     """What its status says of its scaling, and since when by the event loop's clock."""
     gone: bool = False
     """It is stored no more, and is dropped when its drains are over."""

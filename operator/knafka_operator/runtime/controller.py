@@ -244,7 +244,7 @@ class Controller:
             raise
         except Exception as error:  # a bug, which its status tells of
             log.exception("%s", " ".join(key))
-            await operator.tell_failure(document, error)
+            await operator.publish_failure(document, error)
             return BACK_OFF
         if now is None:
             return RESYNC  # it is enqueued by what it waits for
