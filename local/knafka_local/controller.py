@@ -109,7 +109,7 @@ class Controller:
         async for event in self._cluster.watch(api_version, kind):
             document, gone = event.document, event.type == "DELETED"
             if kind == "Service":
-                self._operator.heard_of_service(document)
+                self._operator.on_service(document)
             else:
                 self._hear(document, gone=gone)
             self._heard.set()
@@ -117,9 +117,9 @@ class Controller:
     def _hear(self, document: Document, *, gone: bool) -> None:
         key, operator = _key(document), self._operator
         if document["kind"] == "Broker":
-            operator.heard_of_broker(document, gone=gone)
+            operator.on_broker(document, gone=gone)
         else:
-            operator.heard_of_trigger(document, gone=gone)
+            operator.on_trigger(document, gone=gone)
         if gone:
             self._cluster.forget(document)
         # Whether it is about to go, or a Broker whose class is ours now, only a look tells.
@@ -143,7 +143,7 @@ class Controller:
             status = await reconcile(document) or {}
         except Exception as error:  # one that ended would be missed only when events wait
             log.exception("%s", name_of(document))
-            await operator.tell_failure(document, error)
+            await operator.publish_failure(document, error)
             return BACK_OFF
         ready = any(
             each["type"] == "Ready" and each["status"] == "True"

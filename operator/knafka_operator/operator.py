@@ -43,14 +43,14 @@ log = logging.getLogger(__name__)
 DISPATCHERS: Final = {services.ROLE: services.DISPATCHER}
 """Labels of the Services that deliver, those for replays apart."""
 
-TELL_INTERVAL: Final = 5.0
+PUBLISH_INTERVAL: Final = 5.0
 """Seconds between two looks at what the scaler has to say of each Trigger."""
 
 LAG_INTERVAL: Final = 60.0
 """Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
 goes to every replica of etcd and to whoever watches. Metrics have the lag of now."""
 
-TOLD_AT_ONCE: Final = 20
+PUBLISHED_AT_ONCE: Final = 20
 """Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
 
 PREWARM_LIMIT: Final = 5
@@ -84,7 +84,9 @@ class Operator:
         self.triggers = Triggers(settings, cluster, self.brokers, self.states, _now)
         self.queue = WorkQueue()
         replays = Replays(settings, cluster, self.states)
-        self._tasks = [asyncio.create_task(each) for each in (self._keep_telling(), replays.run())]
+        self._tasks = [
+            asyncio.create_task(each) for each in (self._keep_publishing(), replays.run())
+        ]
 
     async def resume(self) -> int:
         """Go on with the drains of every Trigger that a Revision serves, as its Service says.
@@ -98,7 +100,7 @@ class Operator:
             self._cluster.list(SERVING, "Service", DISPATCHERS),
         )
         for each in brokers:
-            self.learn_class(each, gone=False)
+            self.remember_class(each, gone=False)
         ours = {Identity.of(each) for each in brokers if self._is_delivered(each)}
         wanted = [each for each in triggers if broker_of(each) in ours]
         resuming = Resuming(self._cluster, self._kafkas)
@@ -111,7 +113,7 @@ class Operator:
         services_ = await self._cluster.list(SERVING, "Service", DISPATCHERS)
         await Resuming(self._cluster, self._kafkas).connect(services_)
 
-    def learn_class(self, broker: Document, *, gone: bool) -> None:
+    def remember_class(self, broker: Document, *, gone: bool) -> None:
         """Keep in mind whose Broker it is; thread-safe."""
         if gone or self.brokers.is_ours(broker):
             self.states.foreign_brokers.discard(Identity.of(broker))
@@ -144,7 +146,7 @@ class Operator:
             if before != record.known():
                 self._wake_triggers(identity)
 
-    async def tell_failure(self, document: Document, error: Exception) -> None:
+    async def publish_failure(self, document: Document, error: Exception) -> None:
         """Put into its status that reconciling it ended in `error`, a bug; never raises."""
         identity = Identity.of(document)
         try:
@@ -162,7 +164,7 @@ class Operator:
         self.states.broker(document).state = None
         triggers = self.states.triggers_of(identity)
         for each in triggers:
-            await self.triggers.rest(each)
+            await self.triggers.stop_delivery(each)
         records = [self.states.triggers[each] for each in triggers if each in self.states.triggers]
         groups = [group for record in records for group in record.groups]
         await self.brokers.delete(document, groups)
@@ -171,14 +173,14 @@ class Operator:
         """It is gone, whatever is left of it in Kafka."""
         (self.brokers if document["kind"] == "Broker" else self.triggers).forget(document)
 
-    def heard_of_broker(self, document: Document, *, gone: bool) -> None:
+    def on_broker(self, document: Document, *, gone: bool) -> None:
         identity = Identity.of(document)
-        self.learn_class(document, gone=gone)
+        self.remember_class(document, gone=gone)
         if gone:
             self.brokers.forget(document)
             self._wake_triggers(identity)
         elif self.brokers.is_ours(document):
-            record = self.brokers.learn(document)
+            record = self.brokers.remember_topic(document)
             # Not for what was written into its status.
             if record.declared != (declared := _declared(document)):
                 record.declared = declared
@@ -186,19 +188,19 @@ class Operator:
         else:
             self._wake_triggers(identity)  # those that came before it were taken for ours
 
-    def heard_of_trigger(self, document: Document, *, gone: bool) -> None:
+    def on_trigger(self, document: Document, *, gone: bool) -> None:
         identity = Identity.of(document)
         if gone:
             self.states.trigger_is_gone(identity)
             return
         record = self.states.triggers.get(identity)
         before = record.document if record is not None else None
-        self.states.hear_of_trigger(document)
+        self.states.keep_trigger(document)
         # Not for what we wrote into its status ourselves.
         if before is None or _declared(before) != _declared(document):
             self.queue.enqueue(("Trigger", *identity))
 
-    def heard_of_service(self, document: Document) -> None:
+    def on_service(self, document: Document) -> None:
         """A Knative Service: one of ours, or somebody's subscriber."""
         namespace, name = Identity.of(document)
         for owner in document["metadata"].get("ownerReferences") or ():
@@ -206,7 +208,7 @@ class Operator:
         for trigger in self.states.subscribers.get(Identity(namespace, name), ()):
             self.queue.enqueue(("Trigger", *trigger))
 
-    def heard_of_receiver(self, pod: Document) -> None:
+    def on_receiver(self, pod: Document) -> None:
         """A pod of a receiver was just made: where there was none, an event is what made it."""
         metadata = pod["metadata"]
         label = metadata["namespace"], metadata["labels"].get(services.BROKER)
@@ -226,22 +228,22 @@ class Operator:
         for identity in self.states.triggers_of(broker):
             self.queue.enqueue(("Trigger", *identity))
 
-    async def _keep_telling(self) -> None:
-        await repeat("telling what the scaler knows", self._tell, TELL_INTERVAL)
+    async def _keep_publishing(self) -> None:
+        await repeat("telling what the scaler knows", self._publish_statuses, PUBLISH_INTERVAL)
 
-    async def _tell(self) -> None:
+    async def _publish_statuses(self) -> None:
         """Keep in each Trigger's status what the scaler knows."""
         for number, identity in enumerate(list(self.triggers.watched), 1):
-            if number % TOLD_AT_ONCE == 0:
+            if number % PUBLISHED_AT_ONCE == 0:
                 await asyncio.sleep(0)
             try:
-                await self._tell_of(identity)
+                await self._publish_status(identity)
             except KnafkaError as error:
                 log.warning("Trigger %s: %s", "/".join(identity), error)
             except Exception:  # whatever it is, the others' are told
                 log.exception("Trigger %s", "/".join(identity))
 
-    async def _tell_of(self, identity: Identity) -> None:
+    async def _publish_status(self, identity: Identity) -> None:
         record, scaled = self.states.triggers.get(identity), self.triggers.status(identity)
         document = record.document if record is not None else None
         if record is None or document is None or scaled is None:
@@ -251,13 +253,13 @@ class Operator:
             self.queue.enqueue(("Trigger", *identity))
             return
         now, state = asyncio.get_running_loop().time(), _state(scaled)
-        before, since = record.told
+        before, since = record.published
         if state == before and now - since < LAG_INTERVAL:
             return
         annotations, wanted = status.get("annotations") or {}, scaling(scaled)
         if any(annotations.get(key) != text for key, text in wanted.items()):
             await self._cluster.write_status(document, {"annotations": wanted})
-        record.told = state, now
+        record.published = state, now
 
 
 def _state(scaled: TriggerStatus) -> tuple[bool, bool]:

@@ -114,7 +114,7 @@ class World(OperatorWorld):
             await self.reconcile_broker(SHOP)
         else:
             document = self.document("Trigger", SHOP, TRIGGER)
-            self.operator.heard_of_trigger(document, gone=False)
+            self.operator.on_trigger(document, gone=False)
             await self.operator.triggers.reconcile(document)
 
     def edit(self, number: int) -> None:

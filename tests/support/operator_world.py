@@ -129,12 +129,12 @@ class OperatorWorld:
     async def reconcile_broker(self, namespace: str, name: str = "default") -> Mapping[str, Any]:
         """Its status after that."""
         document = self.document("Broker", namespace, name)
-        self.operator.heard_of_broker(document, gone=False)
+        self.operator.on_broker(document, gone=False)
         return await self.operator.reconcile_broker(document)
 
     async def reconcile_trigger(self, namespace: str, name: str) -> Mapping[str, Any]:
         document = self.document("Trigger", namespace, name)
-        self.operator.heard_of_trigger(document, gone=False)
+        self.operator.on_trigger(document, gone=False)
         status = await self.operator.triggers.reconcile(document)
         assert status is not None
         return status
@@ -145,14 +145,14 @@ class OperatorWorld:
         await self.operator.delete_broker(document)
         self.cluster.set_finalizers(EVENTING, "Broker", namespace, name)
         self.cluster.remove(EVENTING, "Broker", namespace, name)
-        self.operator.heard_of_broker(document, gone=True)
+        self.operator.on_broker(document, gone=True)
 
     async def delete_trigger(self, namespace: str, name: str) -> None:
         document = self.document("Trigger", namespace, name)
         await self.operator.triggers.delete(document)
         self.cluster.set_finalizers(EVENTING, "Trigger", namespace, name)
         self.cluster.remove(EVENTING, "Trigger", namespace, name)
-        self.operator.heard_of_trigger(document, gone=True)
+        self.operator.on_trigger(document, gone=True)
 
 
 def condition(status: Mapping[str, Any], type_: str) -> Mapping[str, str]:

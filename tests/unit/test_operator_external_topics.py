@@ -141,7 +141,7 @@ async def test_its_triggers_are_woken_when_it_is_stopped(
     world.allow("")
     await world.restart()
     woken: list[Key] = []
-    world.operator.heard_of_trigger(world.document("Trigger", "shop", "all"), gone=False)
+    world.operator.on_trigger(world.document("Trigger", "shop", "all"), gone=False)
     monkeypatch.setattr(world.operator.queue, "enqueue", woken.append)
     await _stopped(world, "shop")
     assert ("Trigger", "shop", "all") in woken

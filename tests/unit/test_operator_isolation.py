@@ -34,7 +34,7 @@ async def _two_triggers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Operat
             world.declare_trigger("shop", name)
             found = await world.reconcile_trigger("shop", name)
             assert condition(found, "Ready")["status"] == "True"
-            world.operator.heard_of_trigger(world.document("Trigger", "shop", name), gone=False)
+            world.operator.on_trigger(world.document("Trigger", "shop", name), gone=False)
         yield world
 
 
@@ -136,7 +136,7 @@ async def test_a_replay_that_cannot_begin_stops_no_later_one(
             case "unreadable":
                 world.declare_trigger("shop", "first", unknown=1)
                 document = world.document("Trigger", "shop", "first")
-                world.operator.heard_of_trigger(document, gone=False)
+                world.operator.on_trigger(document, gone=False)
             case _:
                 metadata = {"namespace": "shop", "name": "first-kn-replayer"}
                 service = {"apiVersion": "serving.knative.dev/v1", "kind": "Service"}
@@ -164,7 +164,7 @@ async def test_a_status_gives_a_trigger_no_group_but_its_own(
         }
         thief = world.document("Trigger", "shop", "first")
         await world.restart()
-        world.operator.heard_of_trigger(thief, gone=False)
+        world.operator.on_trigger(thief, gone=False)
         await world.reconcile_broker("shop")
         for name in ("first", "second"):
             found = await world.reconcile_trigger("shop", name)

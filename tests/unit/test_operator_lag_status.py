@@ -28,14 +28,14 @@ async def _ready(monkeypatch: pytest.MonkeyPatch, scaled: dict[str, Any]) -> Asy
         await world.reconcile_broker("shop")
         world.declare_trigger(*WHO)
         await world.reconcile_trigger(*WHO)
-        world.operator.heard_of_trigger(world.document("Trigger", *WHO), gone=False)
+        world.operator.on_trigger(world.document("Trigger", *WHO), gone=False)
         written: list[dict[str, str]] = []
         write = world.cluster.write_status
 
         async def written_status(document: Any, status: Any) -> None:
             written.append(status["annotations"])
             await write(document, status)
-            world.operator.heard_of_trigger(world.document("Trigger", *WHO), gone=False)
+            world.operator.on_trigger(world.document("Trigger", *WHO), gone=False)
 
         monkeypatch.setattr(world.cluster, "write_status", written_status)
 
@@ -70,7 +70,7 @@ async def test_that_it_drains_is_written_at_once(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(70)
         for replicas in (1, 2, 0):
             scaled["replicas"] = replicas
-            await asyncio.sleep(1.1 * operator_module.TELL_INTERVAL)
+            await asyncio.sleep(1.1 * operator_module.PUBLISH_INTERVAL)
         assert [each["knafka.dev/replicas"] for each in written] == ["0", "1", "0"]
 
 
@@ -78,6 +78,6 @@ async def test_nothing_is_kept_of_a_trigger_that_is_gone(monkeypatch: pytest.Mon
     async with _ready(monkeypatch, {}) as (world, _):
         await asyncio.sleep(10)
         assert isinstance(world, OperatorWorld)
-        world.operator.heard_of_trigger(world.document("Trigger", *WHO), gone=True)
-        await world.operator.triggers.rest(Identity(*WHO))
+        world.operator.on_trigger(world.document("Trigger", *WHO), gone=True)
+        await world.operator.triggers.stop_delivery(Identity(*WHO))
         assert world.operator.states.triggers == {}

@@ -384,7 +384,7 @@ async def test_a_trigger_that_came_before_a_foreign_broker_loses_our_status(
     world.declare_broker(SHOP, "theirs", {BROKER_CLASS: "MTChannelBasedBroker"})
     woken: list[Key] = []
     monkeypatch.setattr(world.operator.queue, "enqueue", woken.append)
-    world.operator.heard_of_broker(world.document("Broker", SHOP, "theirs"), gone=False)
+    world.operator.on_broker(world.document("Broker", SHOP, "theirs"), gone=False)
     assert woken == [("Trigger", SHOP, "orders")]
     trigger = world.document("Trigger", SHOP, "orders")
     assert not world.operator.may_be_ours(trigger)
@@ -531,7 +531,7 @@ async def test_two_brokers_whose_names_join_to_the_same_have_topics_of_their_own
     assert len(topics) == 2
     await world.restart()
     for namespace, name in (("a", "b-c"), ("a-b", "c")):  # in the other order
-        world.operator.heard_of_broker(world.document("Broker", namespace, name), gone=False)
+        world.operator.on_broker(world.document("Broker", namespace, name), gone=False)
     again = {
         (await world.reconcile_broker(*each))["annotations"]["default.topic"]
         for each in (("a", "b-c"), ("a-b", "c"))
@@ -590,10 +590,10 @@ async def test_a_trigger_that_goes_while_it_is_delivered_to_is_forgotten_when_it
     await world.reconcile_broker(SHOP)
     world.declare_trigger(SHOP, "orders")
     await world.reconcile_trigger(SHOP, "orders")
-    world.operator.heard_of_trigger(world.document("Trigger", SHOP, "orders"), gone=True)
+    world.operator.on_trigger(world.document("Trigger", SHOP, "orders"), gone=True)
     states = world.operator.states
     assert Identity(SHOP, "orders") in states.triggers
-    await world.operator.triggers.rest(Identity(SHOP, "orders"))
+    await world.operator.triggers.stop_delivery(Identity(SHOP, "orders"))
     assert not states.triggers
     assert not states.groups
 

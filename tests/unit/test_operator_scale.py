@@ -79,7 +79,7 @@ async def test_a_scrape_of_metrics_builds_each_status_once(
 async def test_telling_what_the_scaler_knows_builds_each_status_once(
     world: OperatorWorld, statuses: Statuses
 ) -> None:
-    await world.operator._tell()
+    await world.operator._publish_statuses()
     assert statuses.built == TRIGGERS
 
 
@@ -94,11 +94,11 @@ async def test_others_get_their_turn_while_statuses_are_told(
             await asyncio.sleep(0)
 
     task = asyncio.create_task(others())
-    await world.operator._tell()
+    await world.operator._publish_statuses()
     task.cancel()
     built_by_turn.append(statuses.built)
     stretches = [after - before for before, after in pairwise(built_by_turn)]
-    assert max(stretches) <= operator_module.TOLD_AT_ONCE
+    assert max(stretches) <= operator_module.PUBLISHED_AT_ONCE
 
 
 async def test_a_trigger_comes_and_goes_without_a_look_at_the_others(world: OperatorWorld) -> None:
@@ -109,7 +109,7 @@ async def test_a_trigger_comes_and_goes_without_a_look_at_the_others(world: Oper
     await world.reconcile_trigger("shop", "new")
     assert operator.triggers.status(Identity("shop", "new")) is not None
     await operator.triggers.delete(world.document("Trigger", "shop", "new"))
-    operator.heard_of_trigger(world.document("Trigger", "shop", "new"), gone=True)
+    operator.on_trigger(world.document("Trigger", "shop", "new"), gone=True)
     assert operator.triggers.status(Identity("shop", "new")) is None
 
 
@@ -118,10 +118,10 @@ async def test_a_broker_changes_and_goes_without_a_look_at_the_others(world: Ope
     for part in (operator, operator.states):
         only_look_ups(part)
     labels = {"knafka.dev/broker": "b1"}
-    operator.heard_of_receiver({"metadata": {"namespace": "shop", "name": "pod", "labels": labels}})
+    operator.on_receiver({"metadata": {"namespace": "shop", "name": "pod", "labels": labels}})
     await world.reconcile_broker("shop", "b1")
     await operator.delete_broker(world.document("Broker", "shop", "b1"))
-    operator.heard_of_broker(world.document("Broker", "shop", "b1"), gone=True)
+    operator.on_broker(world.document("Broker", "shop", "b1"), gone=True)
     assert operator.states.brokers.get(Identity("shop", "b1")) is None
 
 
@@ -131,14 +131,14 @@ async def test_only_the_triggers_of_a_broker_are_woken_with_it(
     operator = world.operator
     woken: list[Key] = []
     moved = {**world.document("Trigger", "shop", "t1"), "spec": {"broker": "b2"}}
-    operator.heard_of_trigger(moved, gone=False)
-    operator.heard_of_trigger(world.document("Trigger", "shop", "t11"), gone=True)
+    operator.on_trigger(moved, gone=False)
+    operator.on_trigger(world.document("Trigger", "shop", "t11"), gone=True)
     monkeypatch.setattr(operator.queue, "enqueue", woken.append)
-    operator.heard_of_broker(world.document("Broker", "shop", "b1"), gone=True)
+    operator.on_broker(world.document("Broker", "shop", "b1"), gone=True)
     of_b1 = {f"t{number}" for number in range(1, TRIGGERS, BROKERS)}
     assert sorted(woken) == sorted(("Trigger", "shop", each) for each in of_b1 - {"t1", "t11"})
     woken.clear()
-    operator.heard_of_broker(world.document("Broker", "shop", "b2"), gone=True)
+    operator.on_broker(world.document("Broker", "shop", "b2"), gone=True)
     assert ("Trigger", "shop", "t1") in woken
 
 
@@ -157,7 +157,7 @@ async def test_a_receivers_new_pod_wakes_the_triggers_of_its_own_broker(
     monkeypatch.setattr(scaler, "prewarm", lambda topic, _: expected.append(topic))
     for namespace in ("shop", "other"):
         pod = {"metadata": {"namespace": namespace, "name": "pod", "labels": labels}}
-        operator.heard_of_receiver(pod)
+        operator.on_receiver(pod)
     assert expected == [operator.brokers.found[Identity("shop", broker)].topic.name]
 
 
@@ -168,7 +168,7 @@ async def test_a_topic_is_looked_at_while_any_trigger_reads_it(world: OperatorWo
     of_b1 = [f"t{number}" for number in range(1, TRIGGERS, BROKERS)]
     for each in of_b1:
         assert topic in side.watched
-        await operator.triggers.rest(Identity("shop", each))
+        await operator.triggers.stop_delivery(Identity("shop", each))
     assert topic not in side.watched
 
 
@@ -184,9 +184,9 @@ async def test_nothing_is_kept_of_what_is_gone(world: OperatorWorld) -> None:
     for number in range(TRIGGERS):
         document = world.document("Trigger", "shop", f"t{number}")
         await operator.triggers.delete(document)
-        operator.heard_of_trigger(document, gone=True)
+        operator.on_trigger(document, gone=True)
     for number in range(BROKERS):
         document = world.document("Broker", "shop", f"b{number}")
         await operator.delete_broker(document)
-        operator.heard_of_broker(document, gone=True)
+        operator.on_broker(document, gone=True)
     assert {name: kept for name, kept in vars(operator.states).items() if kept} == {}

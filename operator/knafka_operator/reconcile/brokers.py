@@ -135,7 +135,7 @@ class Brokers:
         """It is gone, whatever is left of it in Kafka."""
         self.states.drop_broker(Identity.of(document))
 
-    def learn(self, document: Document) -> BrokerRecord:
+    def remember_topic(self, document: Document) -> BrokerRecord:
         """Keep in mind which topic a Broker has, before any other is reconciled."""
         record, topic = self.states.broker(document), topic_in_status(document)
         own = names.is_broker_topic(topic, *Identity.of(document))

@@ -67,7 +67,7 @@ class TriggerRecord:
     """Names of consumer groups that are its own."""
     references: set[Identity] = field(default_factory=set)
     """What it refers to as its subscriber or dead letter sink."""
-    told: tuple[object, float] = (None, -math.inf)
+    published: tuple[object, float] = (None, -math.inf)
     """What its status says of its scaling, and since when by the event loop's clock."""
     gone: bool = False
     """It is stored no more, and is dropped when its drains are over."""
@@ -135,7 +135,7 @@ class States:
             record.uid = uid
         return record
 
-    def hear_of_trigger(self, document: Document) -> TriggerRecord:
+    def keep_trigger(self, document: Document) -> TriggerRecord:
         """Keep a Trigger as it is now stored."""
         identity, record = Identity.of(document), self.trigger(document)
         self._unlist(identity, record)

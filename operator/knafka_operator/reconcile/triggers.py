@@ -162,7 +162,7 @@ class Triggers:
         Raises `LogError` while drains go on, `NotReady` while it isn't known where its Kafka is.
         """
         identity = Identity.of(document)
-        await self.rest(identity)
+        await self.stop_delivery(identity)
         if group := group_in_status(document):
             broker, record = broker_of(document), self.states.triggers.get(identity)
             state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
@@ -198,12 +198,12 @@ class Triggers:
         self.states.urls[str(identity)] = services.url(name, identity.namespace, self.settings)
         before = record.watched
         if before is not None and before.kafka is not watched.kafka:
-            await self.rest(identity)
+            await self.stop_delivery(identity)
         record.watched, record.kafka = watched, watched.kafka
         watched.kafka.watched.add(watched.egress.topic)
         await watched.kafka.scaler.watch(str(identity), watched.egress, watched.autoscaling)
 
-    async def rest(self, identity: Identity) -> None:
+    async def stop_delivery(self, identity: Identity) -> None:
         """Deliver nothing for now; returns when its drains are over."""
         record = self.states.triggers.get(Identity(*identity))
         watched = record.watched if record is not None else None
@@ -281,7 +281,7 @@ class Triggers:
         identity, record, state = acting.identity, acting.record, acting.broker
         match effect:
             case StopDelivery():
-                await self.rest(identity)
+                await self.stop_delivery(identity)
             case DeleteFunctions():
                 await self._delete_functions(acting.document)
             case ClaimGroup(group) if state is not None:

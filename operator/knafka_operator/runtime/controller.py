@@ -158,9 +158,9 @@ class Controller:
     def _on_change(self, document: Document) -> None:
         key = _key(document)
         if key[0] == "Broker":
-            self._operator.heard_of_broker(document, gone=False)
+            self._operator.on_broker(document, gone=False)
         else:
-            self._operator.heard_of_trigger(document, gone=False)
+            self._operator.on_trigger(document, gone=False)
         # Not for what was written into its status.
         declared = _declared(document)
         if self._declared.get(key) != declared:
@@ -172,9 +172,9 @@ class Controller:
         self._declared.pop(key, None)
         self._gone[key] = document
         if key[0] == "Broker":
-            self._operator.heard_of_broker(document, gone=True)
+            self._operator.on_broker(document, gone=True)
         else:
-            self._operator.heard_of_trigger(document, gone=True)
+            self._operator.on_trigger(document, gone=True)
         self._operator.queue.enqueue(key)
 
     def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
@@ -184,7 +184,7 @@ class Controller:
                 self._pods.add(metadata["uid"])
                 is_receiver = metadata["labels"].get(services.ROLE) == services.RECEIVER
                 if is_receiver and PODS in self._synced:
-                    self._operator.heard_of_receiver(pod)
+                    self._operator.on_receiver(pod)
             elif "deletionTimestamp" in metadata:
                 self._on_ending(pod)
         for pod in gone:
@@ -244,7 +244,7 @@ class Controller:
             raise
         except Exception as error:  # a bug, which its status tells of
             log.exception("%s", " ".join(key))
-            await operator.tell_failure(document, error)
+            await operator.publish_failure(document, error)
             return BACK_OFF
         if now is None:
             return RESYNC  # it is enqueued by what it waits for
@@ -305,7 +305,7 @@ class Controller:
     async def _forget(self, document: Document) -> None:
         """Deliver nothing to what is gone, and keep nothing of it."""
         if document["kind"] == "Trigger":
-            await self._operator.triggers.rest(Identity.of(document))
+            await self._operator.triggers.stop_delivery(Identity.of(document))
         self._operator.forget(document)
 
     # -- the finalizer

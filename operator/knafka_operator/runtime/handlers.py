@@ -40,8 +40,8 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 
 @kopf.on.event(*BROKERS, registry=REGISTRY)
-async def learn_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
-    memo.operator.learn_class(dict(body), gone=type == "DELETED")
+async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
+    memo.operator.remember_class(dict(body), gone=type == "DELETED")
 
 
 @kopf.on.mutate(*BROKERS, id="default-broker", **WEBHOOK)
