@@ -76,7 +76,8 @@ class LocalKnative:
         """Have what is declared, and nothing else; a receiver answers, whatever that is."""
         await self._controller.apply(declared)
         self._cluster.adopts = False
-        await self._receiver.serve(self.ingresses)
+        if not self.ingresses:
+            await self._receiver.serve(())  # nobody else has it started
 
     async def count(self) -> None:
         """Ask the receiver how it has answered, for the next snapshot."""

@@ -54,7 +54,7 @@ class ReceiverProcess:
 
         False: the process doesn't answer yet; asked again, it is looked at again.
         """
-        if self._process is not None and ingresses == self._ingresses:
+        if self._process is not None and list(ingresses) == list(self._ingresses):
             return await self._is_ready()
         old, self._ingresses = self._process, ingresses
         command = Command(

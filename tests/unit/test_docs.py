@@ -6,8 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from knafka_local.cli import app
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (
@@ -25,7 +29,10 @@ ROOT_PACKAGES = {"knafka_operator", "knafka_local", "knafka_jobs"}
 SPEC_ID = re.compile(
     r"\b(?:KN-[A-Z]+-\d+|CE-[HK]\d+|(?:FN|FF|UX|BRK|CHN|DSP)-\d+|BUS-S?\d+|[A-Z]{2}-\d\d)\b"
 )
-NO_REASONS = {"ConfigMap", "RuntimeDefault"}
+NO_REASONS = {
+    *("ConfigMap", "CustomResourceDefinition", "RuntimeDefault"),
+    *("PartialObjectMetadata", "PartialObjectMetadataList"),
+}
 """Words in the operator's code that look like a condition or a reason and are none."""
 
 
@@ -135,6 +142,23 @@ def test_conditions_and_reasons_are_those_of_the_code() -> None:
     told = names("conditions.md", r"(?:[A-Z][a-z]+)+")
     assert several_words - NO_REASONS - told == set()
     assert told - found == set()
+
+
+def test_commands_are_those_of_the_code() -> None:
+    def commands(command: Any, path: str) -> Iterator[str]:
+        if inner := getattr(command, "commands", None):
+            for name, each in inner.items():
+                yield from commands(each, f"{path} {name}")
+        elif not command.hidden:
+            yield path
+
+    known = set(commands(typer.main.get_command(app), "knafka"))
+    quoted = re.findall(
+        r"`(knafka [a-z][^`]*)`", (REFERENCE / "command-line.md").read_text().replace("\\|", "|")
+    )
+    shown = {(text, each) for text in quoted for each in known if f"{text} ".startswith(f"{each} ")}
+    assert {each for _, each in shown} == known
+    assert {text for text, _ in shown} == set(quoted)
 
 
 def test_ids_of_specifications_are_in_the_index() -> None:

@@ -138,7 +138,7 @@ async def test_records_of_one_key_that_are_in_flight_stay_with_one_producer(worl
     for each in world.opened.values():
         each.report()
     await until(lambda: world.writer.in_flight == 0)
-    assert world.writer._keys == {}
+    assert (world.writer._producer_of, world.writer._more_of) == ({}, {})
 
 
 async def test_all_reports_are_told_on_the_loop(world: World) -> None:

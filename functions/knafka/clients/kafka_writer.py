@@ -18,6 +18,7 @@ import contextlib
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -52,17 +53,6 @@ PURGE_TIMEOUT: Final = 0.5
 _Report: TypeAlias = tuple[Reported, KafkaError | None, Message, RecordHeaders, bytes | None]
 
 
-class _Held:
-    """The records of one key that are in flight: all with one producer, or they would overtake each
-    other."""
-
-    __slots__ = ("count", "producer")
-
-    def __init__(self, producer: ReplaceableProducer) -> None:
-        self.producer = producer
-        self.count = 1
-
-
 class KafkaWriter:
     """`LogWriter` on up to three producers; the first is there always, others when first needed."""
 
@@ -77,7 +67,11 @@ class KafkaWriter:
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
         self._in_flight = 0
-        self._keys: dict[bytes, _Held] = {}
+        self._producer_of: dict[bytes, ReplaceableProducer] = {}
+        """By key in flight: all records of one key are with one producer, or they would overtake
+        each other."""
+        self._more_of: dict[bytes, int] = {}
+        """How many of a key are in flight beside the first: mostly none is."""
         self._reports: deque[_Report] = deque()
         self._woken = False
         self._answered = False
@@ -110,24 +104,31 @@ class KafkaWriter:
         headers: RecordHeaders,
         reported: Reported,
     ) -> None:
-        def on_delivery(error: KafkaError | None, message: Message) -> None:
+        # Defaults cost less than what a closure captures.
+        def on_delivery(
+            error: KafkaError | None,
+            message: Message,
+            reported: Reported = reported,
+            headers: RecordHeaders = headers,
+            key: bytes | None = key,
+            add: Callable[[_Report], None] = self._reports.append,
+        ) -> None:
             # On whichever thread polls. What Kafka reports on has no headers any more.
-            reports.append((reported, error, message, headers, key))
+            add((reported, error, message, headers, key))
 
-        reports = self._reports
         if self._closed:
             raise LogError("the writer is closed")
-        held = None if key is None else self._keys.get(key)
-        if held is not None:
-            producer = held.producer
-        else:
+        held = None if key is None else self._producer_of.get(key)
+        producer = held
+        if producer is None:
             producer = self._gatherer() if self._are_many() else self._prompt
         producer.produce(topic, key, value, headers, on_delivery)
         self._in_flight += 1
-        if held is not None:
-            held.count += 1
-        elif key is not None:
-            self._keys[key] = _Held(producer)
+        if key is not None:
+            if held is None:
+                self._producer_of[key] = producer
+            else:
+                self._more_of[key] = self._more_of.get(key, 0) + 1
         if self._in_flight == 1:
             self._reachability.watch(lambda: self._in_flight)
 
@@ -135,10 +136,12 @@ class KafkaWriter:
         """One record less in flight."""
         self._in_flight -= 1
         if key is not None:
-            held = self._keys[key]
-            held.count -= 1
-            if not held.count:
-                del self._keys[key]
+            if not (more := self._more_of.get(key)):
+                del self._producer_of[key]
+            elif more == 1:
+                del self._more_of[key]
+            else:
+                self._more_of[key] = more - 1
 
     def _are_many(self) -> bool:
         now = self._loop.time()
@@ -229,7 +232,7 @@ class KafkaWriter:
         if self._alone is None:
             self._alone = self._open(0, **ALONE)
         if key is not None:
-            self._keys[key].producer = self._alone
+            self._producer_of[key] = self._alone
         self._poll_soon()
         try:
             self._alone.produce(
