@@ -260,6 +260,20 @@ async def test_only_a_status_that_differs_is_written_and_read_back_at_once(
     assert await cluster.get(EVENTING, "Broker", "shop", "default") == found
 
 
+async def test_an_answer_brings_nothing_back_that_is_gone_by_now(
+    api: Api, cluster: CachedCluster
+) -> None:
+    """The watch may be faster than the answer to a write."""
+    broker = api.put(_document(EVENTING, "Broker", "default"))
+    cluster.heard(BROKERS, (broker,), ())
+    cluster.heard(BROKERS, (), (broker,))
+    cluster.keep(broker)
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") is None
+    anew = {**broker, "metadata": {**broker["metadata"], "uid": "another"}}
+    cluster.heard(BROKERS, (anew,), ())
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") == anew
+
+
 async def test_nobody_is_told_of_what_was_written_here(api: Api, cluster: CachedCluster) -> None:
     told: list[Any] = []
     cluster.changed = told.append

@@ -21,11 +21,12 @@ from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
-from knafka_operator.runtime.controller import FINALIZER, Controller
+from knafka_operator.runtime.controller import FINALIZER, TRIGGERS, Controller
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +96,11 @@ class World:
     def is_ready(self, kind: str, name: str) -> bool:
         return self.condition(kind, name)[0] == "True"
 
+    def events(self) -> set[str]:
+        """Kind and reason of each Event."""
+        found = [each for path, each in list(self.server.objects.items()) if "/events/" in path]
+        return {f"{each['involvedObject']['kind']} {each['reason']}" for each in found}
+
     def calls(self, method: str, part: str = "") -> list[str]:
         return [each for each in self.server.calls if each.startswith(method) and part in each]
 
@@ -109,7 +115,7 @@ async def until(holds: Callable[[], bool], within: float = 10.0) -> float:
 
 
 @asynccontextmanager
-async def _leading(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+async def _leading() -> AsyncIterator[World]:
     with api_server() as (server, client):
         world = World(server, client)
         task = asyncio.create_task(world.controller.run())
@@ -123,8 +129,8 @@ async def _leading(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
 
 
 @pytest.fixture
-async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    async with _leading(monkeypatch) as world:
+async def world() -> AsyncIterator[World]:
+    async with _leading() as world:
         yield world
 
 
@@ -245,10 +251,26 @@ async def test_what_is_deleted_goes_with_its_group_and_topic(ready: World) -> No
     ready.server.remove(EVENTING, "Broker", "shop", "default")
     await until(lambda: ready.server.found(EVENTING, "Broker", "shop", "default") is None)
     assert topic not in await MemoryAdmin(ready.log).topics()
-    await until(lambda: len(ready.operator.queue) == 0)
     controller = ready.controller
-    for kept in (controller._declared, controller._gone, controller._deleting):
-        assert not kept
+    kept = (controller._declared, controller._gone, controller._deleting)
+    await until(lambda: not any(kept) and len(ready.operator.queue) == 0)
+
+
+async def test_one_that_is_made_anew_under_its_name_is_another_one(ready: World) -> None:
+    """What is forgotten with the one before is heard of anew."""
+    old = ready.server.found(EVENTING, "Trigger", "shop", "mail")
+    assert old is not None
+    ready.server.put(EVENTING, "Trigger", "shop", "mail", metadata={"finalizers": []})
+    ready.server.remove(EVENTING, "Trigger", "shop", "mail")
+    ready.server.remove(SERVING, "Service", "shop", "mail-kn-dispatcher")  # its owner is gone
+    ready.trigger()
+    new = ready.server.found(EVENTING, "Trigger", "shop", "mail")
+    assert new is not None
+    ready.controller.heard(TRIGGERS, (), (old,))
+    ready.controller.heard(TRIGGERS, (new,), ())  # before anything is reconciled
+    await until(lambda: not ready.controller._gone and ready.is_ready("Trigger", "mail"))
+    assert ready.operator.states.triggers_of(Identity("shop", "default"))
+    assert ready.operator.triggers.status(Identity("shop", "mail")) is not None
 
 
 async def test_a_kafka_that_is_away_does_not_block_a_deletion_for_ever(
@@ -263,13 +285,7 @@ async def test_a_kafka_that_is_away_does_not_block_a_deletion_for_ever(
         await until(lambda: ready.server.found(EVENTING, "Broker", "shop", "default") is None)
     finally:
         object.__setattr__(ready.operator.settings, "deletion_timeout", 60.0)
-
-    def told() -> set[str]:
-        """Events are posted beside what they tell of."""
-        objects = list(ready.server.objects.items())
-        return {each["reason"] for path, each in objects if "/events/" in path}
-
-    await until(lambda: "LeftInKafka" in told())
+    await until(lambda: "Broker LeftInKafka" in ready.events())
 
 
 async def test_a_trigger_of_a_foreign_broker_keeps_nothing_of_ours(world: World) -> None:
@@ -324,8 +340,4 @@ async def test_only_what_concerns_us_is_watched(ready: World) -> None:
 
 
 async def test_readiness_is_told_by_an_event(ready: World) -> None:
-    def told() -> set[str]:
-        events = [each for path, each in ready.server.objects.items() if "/events/" in path]
-        return {f"{each['involvedObject']['kind']} {each['reason']}" for each in events}
-
-    await until(lambda: {"Broker Ready", "Trigger Ready"} <= told())
+    await until(lambda: {"Broker Ready", "Trigger Ready"} <= ready.events())

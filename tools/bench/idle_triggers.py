@@ -27,7 +27,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -49,10 +49,10 @@ from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.runtime import controller
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import PAGE, Selection
 from knafka_operator.runtime.controller import FINALIZER, Controller
+from knafka_operator.runtime.memory_cluster import MemoryServing
 from knafka_operator.runtime.metrics import metrics
 
 NAMESPACE: Final = "load"
@@ -67,88 +67,11 @@ SAMPLE: Final = 50
 SCRAPES: Final = 9
 EVENT_TIMEOUT: Final = 60.0
 
-Key = tuple[str, str, str, str]
-
-
-class MemoryCluster:
-    """The API server's objects in memory; `heard` is called with every write, as by a watch."""
-
-    def __init__(self) -> None:
-        self._objects: dict[Key, Document] = {}
-        self.heard: Callable[[Document], None] = lambda document: None
-
-    def add(self, document: Document) -> None:
-        metadata = {"generation": 1, **document["metadata"]}
-        uid = "-".join(_key(document)[1:])
-        self._store({**document, "metadata": {"uid": uid, **metadata}})
-
-    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        return self._objects.get((api_version, kind, namespace, name))
-
-    async def list(
-        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
-    ) -> list[Document]:
-        return [
-            each
-            for key, each in self._objects.items()
-            if key[:2] == (api_version, kind)
-            and (labels or {}).items() <= each["metadata"].get("labels", {}).items()
-        ]
-
-    async def create(self, manifest: Document) -> bool:
-        if there := _key(manifest) in self._objects:
-            return not there
-        self._store(manifest)
-        return True
-
-    async def apply(self, manifest: Document) -> Document:
-        if self._objects.get(_key(manifest), {}).get("spec") != manifest["spec"]:
-            revision = f"{manifest['metadata']['name']}-00001"
-            status = {
-                "latestCreatedRevisionName": revision,
-                "latestReadyRevisionName": revision,
-                "conditions": [{"type": "Ready", "status": "True"}],
-            }
-            self._store({**manifest, "status": status})
-        return self._objects[_key(manifest)]
-
-    async def write_status(self, document: Document, status: Document) -> None:
-        if (found := self._objects.get(_key(document))) is not None:
-            self._store(_merged(found, {"status": status}))
-
-    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        self._objects.pop((api_version, kind, namespace, name), None)
-
-    def of(self, kind: str) -> Iterator[Document]:
-        return (each for key, each in self._objects.items() if key[1] == kind)
-
-    def _store(self, document: Document) -> None:
-        self._objects[_key(document)] = document
-        asyncio.get_running_loop().call_soon(self.heard, document)
-
-
-def _key(document: Document) -> Key:
-    metadata = document["metadata"]
-    return document["apiVersion"], document["kind"], metadata["namespace"], metadata["name"]
-
-
-def _merged(document: Document, patch: Document) -> dict[str, Any]:
-    """A JSON merge patch, applied."""
-    merged = dict(document)
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(value, Mapping):
-            merged[key] = _merged(merged.get(key) or {}, value)
-        else:
-            merged[key] = value
-    return merged
-
 
 class CountedApi:
     """What a controller asks of the API server, counted."""
 
-    def __init__(self, cluster: MemoryCluster) -> None:
+    def __init__(self, cluster: MemoryServing) -> None:
         self.cluster = cluster
         self.calls: Counter[str] = Counter()
         self.kinds: Any = None
@@ -172,6 +95,7 @@ class MemoryController(Controller):
     def __init__(self, operator: Operator, cached: CachedCluster, api: CountedApi) -> None:
         super().__init__(operator, cached, cast(Any, api))
         self._counted = api
+        self._following: list[asyncio.Task[None]] = []
 
     def _watch(self, of: Selection) -> None:
         found = [
@@ -184,21 +108,28 @@ class MemoryController(Controller):
             self.heard(of, found[at : at + PAGE], ())
         self.is_synced(of, True)
 
-    def hear(self, document: Document) -> None:
-        for of in controller.ALWAYS:
-            if (of.api_version, of.kind) == (document["apiVersion"], document["kind"]):
-                if of.matches(document):
-                    self.heard(of, (document,), ())
+        self._following.append(asyncio.create_task(self._follow(of)))
+
+    async def _follow(self, of: Selection) -> None:
+        async for event in self._counted.cluster.watch(of.api_version, of.kind):
+            if of.matches(event.document):
+                told = (event.document,)
+                self.heard(of, *(((), told) if event.type == "DELETED" else (told, ())))
+
+    async def close(self) -> None:
+        for task in self._following:
+            task.cancel()
+        if self._following:
+            await asyncio.wait(self._following)
 
 
 class Leader:
     """An operator and what it is run with."""
 
-    def __init__(self, cluster: MemoryCluster) -> None:
+    def __init__(self, cluster: MemoryServing) -> None:
         self.api = CountedApi(cluster)
         cached = CachedCluster(cast(Any, self.api))
-        self.operator = Operator(SETTINGS, cached, KafkaAdmin)
-        self.operator.brokers.probe = _answers
+        self.operator = Operator(SETTINGS, cached, KafkaAdmin, probe=_answers)
         self.controller = MemoryController(self.operator, cached, self.api)
         self._running: asyncio.Task[None] | None = None
 
@@ -209,6 +140,7 @@ class Leader:
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})
+        await self.controller.close()
         await self.operator.close()
 
 
@@ -218,10 +150,9 @@ class Load:
     def __init__(self, servers: str, options: argparse.Namespace) -> None:
         self._kafka = Kafka(bootstrap_servers=servers)
         self._options = options
-        self._cluster = MemoryCluster()
+        self._cluster = MemoryServing()
         self._leader = Leader(self._cluster)
         self._operator = self._leader.operator
-        self._cluster.heard = self._leader.controller.hear
 
     async def close(self) -> None:
         await self._leader.close()
@@ -234,7 +165,7 @@ class Load:
             "default.topic.partitions": str(options.partitions),
             "default.topic.replication.factor": "1",
         }
-        self._cluster.add(
+        self._cluster.put(
             {
                 "apiVersion": CORE,
                 "kind": "ConfigMap",
@@ -332,8 +263,7 @@ class Load:
                 producer.produce(names.broker_topic(NAMESPACE, f"b{number}"), b"{}")
             await asyncio.to_thread(producer.flush, EVENT_TIMEOUT)
             other = Leader(self._cluster)
-            self._cluster.heard = other.controller.hear
-            urls = other.operator.triggers.urls
+            urls = other.operator.states.urls
             began, cpu = time.monotonic(), time.process_time()
             count = await other.operator.resume()
             say(f"a restart: {count} Triggers are resumed after {time.monotonic() - began:.2f} s")
@@ -364,7 +294,7 @@ class Load:
             "finalizers": [FINALIZER],
         }
         heard = {"apiVersion": EVENTING, "kind": kind, "metadata": metadata, "spec": spec}
-        self._cluster.add(heard)
+        self._cluster.put(heard)
 
 
 async def _answers(url: str) -> None:

@@ -30,6 +30,9 @@ from knafka_operator.runtime.cluster import Selection
 APPLIED: Final = "knafka.dev/applied"
 """Annotation of what we apply: the digest of its manifest."""
 
+REMEMBERED: Final = 1000
+"""Objects that are gone of which each selection still knows the UID."""
+
 KindKey: TypeAlias = tuple[str, str]
 """apiVersion and kind."""
 Identity: TypeAlias = tuple[str, str]
@@ -55,6 +58,9 @@ class _Watched:
     versions: dict[Identity, str] = field(default_factory=dict)
     """The resourceVersion of each object of the selection; whole objects are in `documents`."""
     documents: dict[Identity, Document] = field(default_factory=dict)
+    gone: dict[Identity, str] = field(default_factory=dict)
+    """UIDs of the last objects that went: an answer that was slower than the watch brings none of
+    them back."""
 
     def found(self, identity: Identity) -> Document | None:
         """The object as it is stored now, if that is known."""
@@ -102,6 +108,7 @@ class CachedCluster:
         watched = self._of(of)
         for document in changed:
             identity = _identity(document)
+            watched.gone.pop(identity, None)
             known, version = watched.versions.get(identity), _version(document)
             if of.metadata_only:
                 watched.versions[identity] = version
@@ -113,6 +120,9 @@ class CachedCluster:
             identity = _identity(document)
             watched.versions.pop(identity, None)
             watched.documents.pop(identity, None)
+            watched.gone[identity] = document["metadata"].get("uid", "")
+            if len(watched.gone) > REMEMBERED:
+                del watched.gone[next(iter(watched.gone))]
             self.tell((of.api_version, of.kind, *identity))
 
     def is_synced(self, of: Selection, synced: bool) -> None:
@@ -140,7 +150,8 @@ class CachedCluster:
     def keep(self, document: Document) -> None:
         """What the API server answered to a write, or to a question."""
         for each in self._watched.get((document["apiVersion"], document["kind"]), ()):
-            if each.synced and each.of.matches(document):
+            is_gone = each.gone.get(_identity(document)) == document["metadata"].get("uid", "")
+            if each.synced and each.of.matches(document) and not is_gone:
                 each.keep(_slim(document))
 
     # -- who looks at what

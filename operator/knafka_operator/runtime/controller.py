@@ -216,10 +216,11 @@ class Controller:
         kind, namespace, name = key
         if kind not in ("Broker", "Trigger"):
             return GONE  # something else that owns a Knative Service
-        if (gone := self._gone.get(key)) is not None:
+        if (gone := self._gone.pop(key, None)) is not None:
             await self._forget(gone)
-            self._gone.pop(key, None)
         document = await self._cluster.get(EVENTING, kind, namespace, name)
+        if gone is not None and document is not None:
+            self._on_change(document)  # another one of its name, forgotten with it
         if document is None:
             self._cluster.forget(key)
             return GONE

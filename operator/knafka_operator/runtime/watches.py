@@ -167,9 +167,9 @@ class Watch:
         answer = self._open = self._api.follow(self.of, version, seconds, SILENCE)
         self._failures = 0
         try:
+            if self._closed.is_set():
+                return version  # before there was anything to shut down
             for line in _lines(answer):
-                if self._closed.is_set():
-                    break
                 event = json.loads(line)
                 document = event["object"]
                 if event["type"] == "ERROR":
