@@ -28,11 +28,13 @@ from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, SERVING
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Verdict
+from knafka_operator.reconcile.work_queue import GONE, Key, Verdict
 from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
 
+RETRY: Final = 3.0
+"""Seconds until what isn't Ready is looked at again: a person is waiting, and there are few."""
 RESYNC: Final = 300.0
 """Seconds until what is Ready is looked at again, a few more or less."""
 DELETE_AGAIN: Final = 0.5
@@ -127,7 +129,7 @@ class Controller:
             operator.queue.enqueue(key)
         (self._heard_of.discard if gone else self._heard_of.add)(key)
 
-    async def _look(self, key: Key) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
+    async def _look(self, key: Key) -> float | Literal[Verdict.GONE]:
         """One look at a Broker or Trigger, see `work_queue`."""
         document = self._cluster.find(EVENTING, *key)
         if document is None:
@@ -144,12 +146,12 @@ class Controller:
         except Exception as error:  # one that ended would be missed only when events wait
             log.exception("%s", name_of(document))
             await operator.publish_failure(document, error)
-            return BACK_OFF
+            return RETRY
         ready = any(
             each["type"] == "Ready" and each["status"] == "True"
             for each in status.get("conditions") or ()
         )
-        return RESYNC * random.uniform(0.8, 1.2) if ready else BACK_OFF
+        return RESYNC * random.uniform(0.8, 1.2) if ready else RETRY
 
     async def _finalize(self, key: Key, document: Document) -> float | Literal[Verdict.GONE]:
         """Have its topic or group deleted, and let it go; what Kafka keeps too long stays there."""
