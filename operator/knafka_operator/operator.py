@@ -34,7 +34,7 @@ from knafka_operator.reconcile.state import States, broker_of
 from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.drains import HttpDrains
-from knafka_operator.scale.kafkas import Kafkas, KafkaSide
+from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains
 
@@ -79,7 +79,7 @@ class Operator:
         self.states = States()
         self._cluster = cluster
         self._http = HttpDrains(self.states.urls)
-        self._kafkas = Kafkas(connect, drains or self._http, self._used_kafkas)
+        self._kafkas = KafkaClusters(connect, drains or self._http, self._used_kafkas)
         self.brokers = Brokers(settings, cluster, self._kafkas, self.states, probe, _now)
         self.triggers = Triggers(settings, cluster, self.brokers, self.states, _now)
         self.queue = WorkQueue()
@@ -216,7 +216,7 @@ class Operator:
         if broker is not None and (state := self.states.broker_state(broker)) is not None:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
-    def _used_kafkas(self) -> set[KafkaSide]:
+    def _used_kafkas(self) -> set[KafkaCluster]:
         """Those that a Broker or a Trigger uses, whether its config is still there or not."""
         brokers, triggers = self.states.brokers.values(), self.states.triggers.values()
         states = (each.state for each in brokers)

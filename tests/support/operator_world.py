@@ -48,7 +48,7 @@ class OperatorWorld:
         self.cluster = MemoryServing()
         self.log = MemoryLog()
         self.connected: list[Mapping[str, Any]] = []
-        """Configurations of the Kafkas that were connected to."""
+        """Configurations of the KafkaClusters that were connected to."""
         self.kafka_failures: dict[str, LogError] = {}
         """What Kafka answers, by the method that asks it."""
         self.probe_failure: NotReady | None = None

@@ -19,7 +19,7 @@ from knafka_operator.decide.delivery_status import LAG
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, GROUP_STATUS
 from knafka_operator.reconcile.work_queue import back_off
-from knafka_operator.scale import kafkas as kafkas_module
+from knafka_operator.scale import kafka_clusters as kafka_clusters_module
 
 pytestmark = pytest.mark.looptime
 
@@ -178,7 +178,7 @@ async def test_what_runs_goes_on_for_as_long_as_its_config_map_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After half an hour nothing was delivered any more, while it said Ready and Delivering."""
-    monkeypatch.setattr(kafkas_module, "FORGOTTEN", 60.0)
+    monkeypatch.setattr(kafka_clusters_module, "FORGOTTEN", 60.0)
     async with entered as world:
         world.configure("shop", "own", **{"bootstrap.servers": "own:9092"})
         config = {"apiVersion": "v1", "kind": "ConfigMap", "name": "own"}
@@ -188,7 +188,7 @@ async def test_what_runs_goes_on_for_as_long_as_its_config_map_is_missing(
         await world.reconcile_trigger("shop", "all")
         await world.cluster.delete("v1", "ConfigMap", "shop", "own")
         for _ in range(8):
-            await asyncio.sleep(kafkas_module.FORGOTTEN / 3)
+            await asyncio.sleep(kafka_clusters_module.FORGOTTEN / 3)
             await world.reconcile_broker("shop")
             found = await world.reconcile_broker("shop", "mine")
             assert condition(found, "Ready")["reason"] == "ConfigMapNotFound"
@@ -215,7 +215,7 @@ async def test_a_kafka_goes_with_the_last_that_used_it(
     entered: AbstractAsyncContextManager[OperatorWorld],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kafkas_module, "FORGOTTEN", 60.0)
+    monkeypatch.setattr(kafka_clusters_module, "FORGOTTEN", 60.0)
     async with entered as world:
         world.configure("shop", "own", **{"bootstrap.servers": "own:9092"})
         config = {"apiVersion": "v1", "kind": "ConfigMap", "name": "own"}
@@ -226,6 +226,6 @@ async def test_a_kafka_goes_with_the_last_that_used_it(
         await world.operator.delete_broker(document)
         await world.cluster.delete(EVENTING, "Broker", "shop", "mine")
         for _ in range(4):
-            await asyncio.sleep(kafkas_module.FORGOTTEN / 2)
+            await asyncio.sleep(kafka_clusters_module.FORGOTTEN / 2)
             await world.reconcile_broker("shop")
         assert len(world.operator._kafkas.all()) == 1

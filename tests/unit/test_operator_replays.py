@@ -1,4 +1,4 @@
-"""Which Triggers get a replayer, when Kafkas answer and when one doesn't."""
+"""Which Triggers get a replayer, when KafkaClusters answer and when one doesn't."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.replays import with_replays
 from knafka_operator.reconcile.state import Watched
-from knafka_operator.scale.kafkas import Kafkas, KafkaSide
+from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 
 class _Away(MemoryAdmin):
@@ -34,7 +34,7 @@ class _NoDrains:
         yield DrainProgress()
 
 
-def _watched(kafka: KafkaSide, trigger: str) -> Watched:
+def _watched(kafka: KafkaCluster, trigger: str) -> Watched:
     egress = Egress(
         namespace="shop",
         broker="default",
@@ -54,7 +54,7 @@ async def test_a_kafka_that_is_away_stops_the_replays_of_no_other() -> None:
         kind = _Away if configuration["bootstrap.servers"] == "away:1" else MemoryAdmin
         return kind(MemoryLog())
 
-    kafkas = Kafkas(connect, _NoDrains())
+    kafkas = KafkaClusters(connect, _NoDrains())
     away, there = kafkas.at("away:1", None), kafkas.at("there:1", None)
     await there.topics.ensure_topic(names.replay_topic("shop", "default", "replayed"), 1, 1, {})
     watched = {

@@ -61,7 +61,7 @@ from knafka_operator.reconcile.state import (
     States,
     topic_in_status,
 )
-from knafka_operator.scale.kafkas import Kafkas, KafkaSide
+from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 
 @dataclass(eq=False)
@@ -70,7 +70,7 @@ class Brokers:
 
     settings: Settings
     cluster: Cluster
-    kafkas: Kafkas
+    kafkas: KafkaClusters
     states: States
     probe: Callable[[str], Awaitable[None]]
     now: Callable[[], str]
@@ -188,7 +188,7 @@ class Brokers:
             sink = await observe_sink(self.cluster, declared, namespace, domain)
         return ObservedBroker(document, broker, connection, sink)
 
-    async def _connect(self, broker: Broker) -> tuple[Connection, KafkaSide]:
+    async def _connect(self, broker: Broker) -> tuple[Connection, KafkaCluster]:
         """The Broker's Kafka, by its ConfigMap over the installation's; raises `EXPECTED`."""
         base = await self._config_map(*self._installation)
         reference = desired.config_reference(broker)
@@ -236,7 +236,7 @@ class Brokers:
             return error
         return ObservedTopic(wanted, found)
 
-    async def _kafka_of(self, broker: Broker) -> KafkaSide:
+    async def _kafka_of(self, broker: Broker) -> KafkaCluster:
         """Where its topic is, also when its ConfigMap went before it did."""
         try:
             return (await self._connect(broker))[1]

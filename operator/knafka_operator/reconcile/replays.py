@@ -25,7 +25,7 @@ from knafka_operator.model.resources import Trigger
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.reconcile.state import States, Watched
-from knafka_operator.scale.kafkas import KafkaSide
+from knafka_operator.scale.kafka_clusters import KafkaCluster
 from knafka_operator.scale.repeat import repeat
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ async def with_replays(
     }
 
 
-async def _topics_of(kafka: KafkaSide) -> Collection[str] | None:
+async def _topics_of(kafka: KafkaCluster) -> Collection[str] | None:
     try:
         return await kafka.topics.topics()
     except LogError as error:

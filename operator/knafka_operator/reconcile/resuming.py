@@ -27,7 +27,7 @@ from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.reconcile.state import Watched, group_in_status
-from knafka_operator.scale.kafkas import Kafkas, KafkaSide
+from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Serving:
 class Resuming:
     """One look at everything; Secrets are read once each."""
 
-    def __init__(self, cluster: Cluster, kafkas: Kafkas) -> None:
+    def __init__(self, cluster: Cluster, kafkas: KafkaClusters) -> None:
         self._cluster = cluster
         self._kafkas = kafkas
         self._secrets: dict[tuple[str, str], asyncio.Task[Document | None]] = {}
@@ -119,7 +119,7 @@ class Resuming:
         async with self._at_once:
             return await self._cluster.get(SERVING, "Revision", metadata["namespace"], serving)
 
-    async def _kafka(self, serving: Serving, namespace: str) -> KafkaSide:
+    async def _kafka(self, serving: Serving, namespace: str) -> KafkaCluster:
         secret = None
         if serving.secret is not None:
             secret = await self._secret((namespace, serving.secret[0]))

@@ -18,11 +18,11 @@ from knafka.core import names
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
-from knafka_operator.scale.kafkas import KafkaSide
+from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 Document: TypeAlias = Mapping[str, Any]
-BrokerState: TypeAlias = deciding.BrokerState[KafkaSide]
-Watched: TypeAlias = deciding.Watched[KafkaSide]
+BrokerState: TypeAlias = deciding.BrokerState[KafkaCluster]
+Watched: TypeAlias = deciding.Watched[KafkaCluster]
 
 
 @dataclass(eq=False, slots=True)
@@ -36,7 +36,7 @@ class BrokerRecord:
     """Whether it was looked at since the operator began: before, having no state says nothing."""
     stopped: str | None = None
     """Why it may not use its external topic: then its Triggers don't deliver."""
-    kafka: KafkaSide | None = None
+    kafka: KafkaCluster | None = None
     """Where its topic is: its ConfigMap and Secret may go before it does."""
     topics: set[str] = field(default_factory=set)
     """Names of topics that are its own."""
@@ -60,7 +60,7 @@ class TriggerRecord:
     """None: nothing is delivered."""
     replaced: bool = False
     """Whether pods of an older Revision may still drain: those drain unasked."""
-    kafka: KafkaSide | None = None
+    kafka: KafkaCluster | None = None
     """Where its group is: what `kubectl delete -f` deletes goes in any order, and a group that
     stayed would be what a later Trigger of that name starts from."""
     groups: set[str] = field(default_factory=set)

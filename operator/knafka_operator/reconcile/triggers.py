@@ -67,7 +67,7 @@ from knafka_operator.reconcile.state import (
     broker_of,
     group_in_status,
 )
-from knafka_operator.scale.kafkas import KafkaSide
+from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class Triggers:
 
     # Observe.
 
-    async def _observe(self, document: Document) -> ObservedTrigger[KafkaSide]:
+    async def _observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
         """Raises `ClusterError`."""
         identity, broker = Identity.of(document), broker_of(document)
         record = self.states.trigger(document)

@@ -41,7 +41,7 @@ log = logging.getLogger("knafka")
 T = TypeVar("T")
 
 PREPARE_EVERY: Final = 300.0
-"""Seconds between two looks of a replica that waits at which Kafkas it would need."""
+"""Seconds between two looks of a replica that waits at which KafkaClusters it would need."""
 ASK_AGAIN: Final = 1.0
 WEBHOOKS_END: Final = 5.0
 

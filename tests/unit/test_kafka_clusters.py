@@ -15,7 +15,7 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale import kafkas as module
-from knafka_operator.scale.kafkas import Kafkas
+from knafka_operator.scale.kafka_clusters import KafkaClusters
 from knafka_operator.scale.scaler import Scaler
 
 SECRET = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "one"}
@@ -49,12 +49,12 @@ def log() -> MemoryLog:
     return MemoryLog()
 
 
-def _kafkas(log: MemoryLog, drains: Drains, seen: list[Mapping[str, Any]]) -> Kafkas:
+def _kafkas(log: MemoryLog, drains: Drains, seen: list[Mapping[str, Any]]) -> KafkaClusters:
     def connect(configuration: Mapping[str, Any]) -> MemoryAdmin:
         seen.append(configuration)
         return MemoryAdmin(log)
 
-    return Kafkas(connect, drains)
+    return KafkaClusters(connect, drains)
 
 
 @pytest.mark.looptime

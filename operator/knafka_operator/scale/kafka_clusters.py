@@ -1,4 +1,4 @@
-"""Kafkas: each Kafka that Brokers use, with its admin client and its scaler.
+"""KafkaClusters: each Kafka that Brokers use, with its admin client and its scaler.
 
 Brokers that reach the same servers with the same Secret share one. It stays for as long as one of
 them, or a Trigger, makes use of it, also while its ConfigMap is missing. Twice a second all topics
@@ -31,7 +31,7 @@ LOOK_TIMEOUT: Final = 10.0
 
 
 @dataclass(eq=False)
-class KafkaSide:
+class KafkaCluster:
     """One Kafka."""
 
     topics: Topics
@@ -60,22 +60,22 @@ class KafkaSide:
         self._ends = ends
 
 
-class Kafkas:
+class KafkaClusters:
     """Every Kafka that was asked for."""
 
     def __init__(
         self,
         connect: Callable[[Mapping[str, Any]], Topics],
         drains: Drains,
-        used: Callable[[], Collection[KafkaSide]] = tuple,
+        used: Callable[[], Collection[KafkaCluster]] = tuple,
     ) -> None:
         """`used` gives those that Brokers and Triggers use; it is asked seldom."""
         self._connect = connect
         self._drains = drains
         self._used = used
-        self._sides: dict[str, tuple[KafkaSide, asyncio.Task[None]]] = {}
+        self._sides: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
 
-    def at(self, bootstrap_servers: str, secret: Mapping[str, str] | None) -> KafkaSide:
+    def at(self, bootstrap_servers: str, secret: Mapping[str, str] | None) -> KafkaCluster:
         """The Kafka there; raises `InvalidDocument` for a Secret that can't work."""
         configuration = {
             "bootstrap.servers": bootstrap_servers,
@@ -85,7 +85,7 @@ class Kafkas:
         key = hashlib.sha256(text.encode()).hexdigest()
         if key not in self._sides:
             topics = self._connect(configuration)
-            side = KafkaSide(topics, Scaler(topics, self._drains))
+            side = KafkaCluster(topics, Scaler(topics, self._drains))
             self._sides[key] = side, asyncio.create_task(side.run())
         side, _ = self._sides[key]
         side.needed = asyncio.get_running_loop().time()
@@ -104,7 +104,7 @@ class Kafkas:
                 task.cancel()
                 del self._sides[key]
 
-    def all(self) -> list[KafkaSide]:
+    def all(self) -> list[KafkaCluster]:
         """Those that are kept."""
         return [side for side, _ in self._sides.values()]
 
