@@ -14,7 +14,7 @@ from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale import kafkas as module
+from knafka_operator.scale import kafka_clusters as module
 from knafka_operator.scale.kafka_clusters import KafkaClusters
 from knafka_operator.scale.scaler import Scaler
 
