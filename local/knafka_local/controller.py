@@ -34,7 +34,8 @@ from knafka_operator.scale.scaler import Drains
 log = logging.getLogger(__name__)
 
 RETRY: Final = 3.0
-"""Seconds until what isn't Ready is looked at again: a person is waiting, and there are few."""
+"""Seconds until what isn't Ready is looked at again. It doesn't grow: objects are few here, nobody
+tells of all that they wait for (Kafka, a dependency), and a person is watching."""
 RESYNC: Final = 300.0
 """Seconds until what is Ready is looked at again, a few more or less."""
 DELETE_AGAIN: Final = 0.5

@@ -12,6 +12,8 @@ from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog
 from knafka.core.contract import Egress, Ingress
 from knafka.core.drain import DrainProgress, DrainRequest
+from knafka.core.errors import LogError
+from knafka.ports.log import TopicDescription
 from knafka_local.cluster import LocalCluster
 from knafka_local.controller import Controller
 from knafka_local.kept_names import KeptNames
@@ -92,12 +94,13 @@ class LocalWorld:
         self.receiver = NoReceiver()
         self.serving = LocalServing(self.cluster, self.programs, self.receiver)
         self.said: list[str] = []
+        self.kafka_is_away = False
         self.controller = Controller(
             self.cluster, NoDrains(), self.serving.probe, self.said.append, self._connect
         )
 
     def _connect(self, configuration: Mapping[str, Any]) -> MemoryAdmin:
-        return MemoryAdmin(self.log)
+        return _Admin(self)
 
     async def apply(self, *documents: Document) -> None:
         """Have the files declare these and no others."""
@@ -131,6 +134,17 @@ class LocalWorld:
 
     def snapshot(self) -> Snapshot:
         return take(self.cluster, self.controller, Answered(), (), "kafka")
+
+
+class _Admin(MemoryAdmin):
+    def __init__(self, world: LocalWorld) -> None:
+        super().__init__(world.log)
+        self._world = world
+
+    async def describe_topic(self, topic: str) -> TopicDescription | None:
+        if self._world.kafka_is_away:
+            raise LogError("no answer within 15 s")
+        return await super().describe_topic(topic)
 
 
 @asynccontextmanager

@@ -395,3 +395,14 @@ async def test_replays_get_a_dispatcher_of_their_own() -> None:
         assert world.controller.scaled("default", "orders") is not None
         services = {each["metadata"]["name"] for each in world.cluster.of("Service")}
         assert "orders-kn-replayer" in services
+
+
+async def test_what_waits_for_kafka_goes_on_seconds_after_it_is_back() -> None:
+    async with running_locally() as world:
+        world.kafka_is_away = True
+        await world.apply(broker(), trigger())
+        assert world.reason("Broker", "shop").startswith("KafkaNotReachable: ")
+        await asyncio.sleep(600)
+        world.kafka_is_away = False
+        await asyncio.sleep(10)
+        assert world.reason("Broker", "shop") == world.reason("Trigger", "orders") == ""
