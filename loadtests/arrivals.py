@@ -2,7 +2,7 @@
 
 Events are numbered from 0 within a key, and a key's events are sent one after the other, each again
 until it is accepted. So the numbers say all: one that stays away was lost, one that comes again is
-a duplicate, one that comes after a higher one was reordered. Refused here: HTTP, and judging:
+a duplicate, one that comes after a higher one was reordered. Not here: HTTP, and judging:
 at-least-once allows duplicates, and only per-key order promises order.
 """
 

@@ -5,7 +5,7 @@
     SHAPE=soak    all of them, all the time
 
 SHAPE_USERS is 50 and SHAPE_SECONDS 60 unless set. Without SHAPE, locust's own -u, -r and -t count.
-Refused here: what a user does (see `locustfile`).
+Not here: what a user does (see `locustfile`).
 """
 
 from __future__ import annotations

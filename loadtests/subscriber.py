@@ -8,7 +8,7 @@
     GET  /_summary    the counts, as JSON
 
 An event's key is its `subject`, its number the extension `sequence`. One Trigger may deliver here:
-two would look like duplicates. Refused here: TLS, and replies.
+two would look like duplicates. Not here: TLS, and replies.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m knafka.receiver               on HOST and PORT
     python -m knafka.receiver --fd 3        on a listening socket that the parent opened
 
-The same functions start under functions-framework and func without any of this. Refused here: TLS
+The same functions start under functions-framework and func without any of this. Not here: TLS
 and more than one process; Knative has both.
 """
 

@@ -8,7 +8,7 @@
     KNAFKA_LOG_LEVEL   debug, info, warning (the default), error
     HOST, PORT         where to listen; PORT is set by Knative
 
-Refused here: defaults for the contract. A function without one says so and ends.
+Not here: defaults for the contract. A function without one says so and ends.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from typing import Any, Final, Literal
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.errors import KnafkaError
+from knafka.ports.log import LogAdmin
 from knafka_local import localize
 from knafka_local.children import Say
 from knafka_local.cluster import FOLDER, LocalCluster, name_of, ready_of
 from knafka_local.manifests import Declared
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.topics import Topics
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, SERVING
@@ -54,7 +54,7 @@ class Controller:
         drains: Drains,
         probe: Callable[[str], Awaitable[None]],
         say: Say,
-        connect: Callable[[Mapping[str, Any]], Topics] = KafkaAdmin,
+        connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
     ) -> None:
         self._cluster = cluster
         self._say = say

@@ -4,7 +4,7 @@ It is formatted when new, started, watched and stopped here, and dies with the p
 it. What was acknowledged survives `kill -9` of that node, since it lies in the page cache, and the
 node may move to another port from one start to the next. Everything lies in one directory:
 `topics/` (Kafka's), `kafka.log`, and the configuration, which is written anew at each start.
-Refused here: a port that is taken, a directory that isn't ours, restarting (a supervisor's
+Not here: a port that is taken, a directory that isn't ours, restarting (a supervisor's
 decision: see `wait`), and replicas: it is a development node. Local mode has it listen on loopback
 without TLS; tests give it listeners with security (tests/support/secure_kafka.py).
 """

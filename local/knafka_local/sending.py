@@ -1,6 +1,6 @@
 """Sending: events from the command line or a file, posted until each is accepted or given up.
 
-Refused here: hurrying a receiver that says 503. Its Retry-After is kept, and a 4xx is final.
+Not here: hurrying a receiver that says 503. Its Retry-After is kept, and a 4xx is final.
 """
 
 from __future__ import annotations

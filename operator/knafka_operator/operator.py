@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from knafka.core.errors import KnafkaError
+from knafka.ports.log import LogAdmin
 from knafka_operator.decide import services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.topics import Topics
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING
@@ -65,7 +65,7 @@ class Operator:
         self,
         settings: Settings,
         cluster: Cluster,
-        connect: Callable[[Mapping[str, Any]], Topics],
+        connect: Callable[[Mapping[str, Any]], LogAdmin],
         *,
         drains: Drains | None = None,
         probe: Callable[[str], Awaitable[None]] = probe,

@@ -8,7 +8,7 @@
 The table shows the run it was written by: a line is passed if every test of it was, and in that
 run. Registered by `pytest_plugins` in tests/conftest.py.
 
-Refused here: what a line asks (`conformance_lines`), and telling a line passed without a test.
+Not here: what a line asks (`conformance_lines`), and telling a line passed without a test.
 """
 
 from __future__ import annotations

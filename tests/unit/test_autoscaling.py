@@ -8,16 +8,9 @@ import pytest
 from support.scaling import SCALING
 
 from knafka.core.errors import InvalidDocument
-from knafka.ports.log import LogAdmin
 from knafka_operator.decide.scaling import Scale, decide
-from knafka_operator.decide.topics import Lags
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import AUTOSCALING
-
-
-def a_log_admin_is_a_lags(admin: LogAdmin) -> Lags:
-    """For mypy: the operator can't import the clients, so the seam is checked here."""
-    return admin
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,10 @@ import pytest
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog
+from knafka.ports.log import TopicDescription
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import CreateTopic, RecordTopic
-from knafka_operator.decide.topics import (
-    TOPIC_ID,
-    Description,
-    TopicRefused,
-    drift,
-    may_delete,
-    topic_effects,
-)
+from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, drift, may_delete, topic_effects
 from knafka_operator.model.resources import TOPIC_STATUS
 
 WANTED = Topic("orders", 4, 1, {"retention.ms": "1000"})
@@ -33,7 +27,7 @@ def _status(topic: str = WANTED.name, id_: str | None = None) -> dict[str, str]:
     return {} if id_ is None else {TOPIC_STATUS: topic, TOPIC_ID: id_}
 
 
-async def _found(admin: MemoryAdmin) -> Description:
+async def _found(admin: MemoryAdmin) -> TopicDescription:
     found = await admin.describe_topic(WANTED.name)
     assert found is not None
     return found

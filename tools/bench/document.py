@@ -1,7 +1,7 @@
 """Results as a person reads them: Markdown tables and one plot, put into docs/performance.md.
 
 The page has one block per case between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; what is
-around them is written by hand. Refused here: reading and writing files.
+around them is written by hand. Not here: reading and writing files.
 """
 
 from __future__ import annotations

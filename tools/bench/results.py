@@ -1,7 +1,7 @@
 """Results: what each run measured, and what it says: medians, spreads, ratios, verdicts.
 
 A `Row` is one thing measured on one target, once per run. Runs of different targets are
-interleaved, so the ratio to the floor is the median of the ratios of neighbours. Refused here:
+interleaved, so the ratio to the floor is the median of the ratios of neighbours. Not here:
 measuring.
 """
 

@@ -2,7 +2,7 @@
 
 `ours` and `floor` are started here. Anything else is somebody's that runs already, named on the
 command line by its URL (a receiver) or its topic and the sink it was told of (a dispatcher).
-Refused here: measuring.
+Not here: measuring.
 """
 
 from __future__ import annotations

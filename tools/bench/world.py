@@ -1,7 +1,7 @@
 """The world of a benchmark: a Kafka, a sink, kbench, and the processes that are measured.
 
 Everything it starts dies with it. With `bootstrap` given, Kafka is somebody else's, and so is its
-CPU unless its process is named. Refused here: knowing what is measured (`targets`, the cases).
+CPU unless its process is named. Not here: knowing what is measured (`targets`, the cases).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Our own, because the libraries cost more for one POST than the dispatcher may spend on one event
 (docs/decisions/0003). Below `post` there is one future per request and no task. The pool is in
-`http_pool`, a connection in `http_connection`. Refused here: pipelining, HTTP/2, redirects,
+`http_pool`, a connection in `http_connection`. Not here: pipelining, HTTP/2, redirects,
 proxies, cookies, content decoding, and retries, but for the one below.
 
 The keep-alive race: a server may close an idle connection while a request is on its way. When a

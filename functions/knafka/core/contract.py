@@ -4,7 +4,7 @@
 about one Trigger. The operator (or the local mode) writes them, the functions only read them, so
 a change of a Trigger is a new Revision. Field names are camelCase in JSON and snake_case here.
 
-Refused here: secrets (they are mounted as files, `Kafka.secret_path` names the folder), anything
+Not here: secrets (they are mounted as files, `Kafka.secret_path` names the folder), anything
 that changes while a Revision runs, and unresolved references: every URL is a URL already.
 """
 

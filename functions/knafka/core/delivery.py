@@ -2,7 +2,7 @@
 
     Outcome --judge--> Done | Retry(after) | DeadLetter(reason)
 
-Retry as data: `decide` decides, the dispatcher executes. Refused here: clocks (an HTTP date is
+Retry as data: `decide` decides, the dispatcher executes. Not here: clocks (an HTTP date is
 read against a `now` that comes in), sockets, and randomness: waits are exactly what the delivery
 spec says, never less.
 """

@@ -3,7 +3,7 @@
 The hot paths go from header bytes to header bytes. Reading has two ways: a fast one that only
 ever says yes, to a binary event whose header values stand for themselves, and a careful one that
 decodes, names every problem and judges all else; where the fast one says yes they agree.
-Refused here: sockets, status codes, and headers of the connection (host, content-length, prefer).
+Not here: sockets, status codes, and headers of the connection (host, content-length, prefer).
 """
 
 from __future__ import annotations

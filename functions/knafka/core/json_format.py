@@ -3,7 +3,7 @@
 Both bindings share it. JSON data cross it byte for byte: they are the very bytes between the
 document's other members, found by scanning and never written anew (CE-H10), so that whitespace,
 key order, big integers and NaN survive.
-Refused here: batches, other event formats, and any look inside the data.
+Not here: batches, other event formats, and any look inside the data.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Records are written in binary mode. The one exception is an event whose datacontenttype is itself
 that of a structured event or a batch: in binary mode a reader would mistake it (CE-K2).
-Refused here: Kafka clients, topics and partitions; record keys on the way out (CE-K4: a key says
+Not here: Kafka clients, topics and partitions; record keys on the way out (CE-K4: a key says
 nothing about the event); any percent-encoding (CE-K1).
 """
 

@@ -201,7 +201,21 @@ class TopicMaker(Protocol):
         ...
 
 
-class LogAdmin(TopicMaker, Protocol):
+class LagSource(Protocol):
+    """Source of consumer lag; every `LogAdmin` is one."""
+
+    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
+        """The lag of each group on one topic, with one look at the topic's offsets.
+
+        A partition without a leader counts as it was when it had one, as nothing is added to it;
+        0 if that was never seen. A `LogError` if nothing is known of any.
+        Cheap to ask often: groups that were at the end of a topic that hasn't grown are known to
+        be there still, and aren't asked for.
+        """
+        ...
+
+
+class LogAdmin(TopicMaker, LagSource, Protocol):
     """Topics and groups. Every method answers within a bounded time, and raises `LogError`."""
 
     async def cluster_id(self) -> str: ...
@@ -232,16 +246,6 @@ class LogAdmin(TopicMaker, Protocol):
         New is one that has no offset on any partition. Of one that has, a partition without came
         later: all of it is the group's, and that is where a reader begins without an offset. All
         are committed or none, so that no crash makes a new group look old.
-        """
-        ...
-
-    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        """The lag of each group on one topic, with one look at the topic's offsets.
-
-        A partition without a leader counts as it was when it had one, as nothing is added to it;
-        0 if that was never seen. A `LogError` if nothing is known of any.
-        Cheap to ask often: groups that were at the end of a topic that hasn't grown are known to
-        be there still, and aren't asked for.
         """
         ...
 

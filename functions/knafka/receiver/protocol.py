@@ -4,7 +4,7 @@ uvicorn runs it (`Config(http=...)`) and so keeps the sockets, the signals and t
 an event never passes through ASGI (docs/decisions/0005). One request is in memory at a time per
 connection unless the client pipelines; answers leave in order (`responses`).
 
-Refused here: HTTP/2, upgrades (a request that offers one is answered as if it hadn't), TLS (the
+Not here: HTTP/2, upgrades (a request that offers one is answered as if it hadn't), TLS (the
 mesh's or the ingress's), compressed requests, and those that outgrow `Limits` or arrive too slowly.
 """
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 from knafka.core.contract import Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired, services
 from knafka_operator.decide.credentials import Mount
 from knafka_operator.decide.desired import Defaults, Topic
@@ -30,13 +31,7 @@ from knafka_operator.decide.status import (
     no_dead_letter_sink,
     value,
 )
-from knafka_operator.decide.topics import (
-    TOPIC_ID,
-    Description,
-    TopicRefused,
-    drift,
-    topic_effects,
-)
+from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, drift, topic_effects
 from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.resources import TOPIC_STATUS, Broker, ConfigMap
 from knafka_operator.model.settings import Settings
@@ -61,7 +56,7 @@ class ObservedTopic:
     """A Broker's topic as it should be, and as it is."""
 
     wanted: Topic
-    found: Description | None = None
+    found: TopicDescription | None = None
     """As Kafka has it; None: there is none."""
 
 
@@ -163,7 +158,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         return decision()
 
     topic: ObservedTopic | None = None
-    found: Description | None = None
+    found: TopicDescription | None = None
     with conditions.step(TOPIC_READY):
         topic = value(seen.topic)
         assert topic is not None
@@ -195,7 +190,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     return decision(topic)
 
 
-def _kept(topic: Topic, found: Description, connection: Connection) -> Mapping[str, str]:
+def _kept(topic: Topic, found: TopicDescription, connection: Connection) -> Mapping[str, str]:
     """What must be kept of a topic in `status.annotations` (KN-BRK-19)."""
     return {
         TOPIC_STATUS: topic.name,
@@ -206,7 +201,7 @@ def _kept(topic: Topic, found: Description, connection: Connection) -> Mapping[s
     }
 
 
-def _as_declared(topic: Topic, found: Description) -> Condition:
+def _as_declared(topic: Topic, found: TopicDescription) -> Condition:
     different = drift(topic, found)
     if not different:
         return Condition(TOPIC_AS_DECLARED, Status.TRUE, severity=Severity.WARNING)

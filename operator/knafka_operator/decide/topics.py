@@ -9,75 +9,17 @@ Not here: changing a topic that exists. What has drifted is told, never mended b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from knafka.core.errors import KnafkaError
+from knafka.ports.log import TopicDescription
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import CreateTopic, RecordTopic
 from knafka_operator.model.resources import EXTERNAL_TOPIC, TOPIC_STATUS
 
 TOPIC_ID: Final = "knafka.dev/topic-id"
 """Key of a Broker's `status.annotations`: Kafka's id of the topic that is its own."""
-
-
-class Description(Protocol):
-    """A topic as Kafka has it; `knafka.ports.log.TopicDescription` is one."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def partitions(self) -> int: ...
-    @property
-    def replication(self) -> int: ...
-    @property
-    def config(self) -> Mapping[str, str]:
-        """What is set on this topic alone."""
-        ...
-
-
-class Lag(Protocol):
-    """How far a group is behind on a topic, in records; `knafka.ports.log.Lag` is one."""
-
-    @property
-    def by_partition(self) -> Mapping[int, int]: ...
-    @property
-    def total(self) -> int: ...
-    @property
-    def beyond_end(self) -> frozenset[int]:
-        """Partitions whose commit lies behind the log's end."""
-        ...
-
-
-class Lags(Protocol):
-    """Source of consumer lag; implemented by `knafka.ports.log.LogAdmin`."""
-
-    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]: ...
-
-
-class Topics(Lags, Protocol):
-    """What the operator asks of Kafka; every method raises `LogError`.
-
-    `knafka.clients.kafka_admin.KafkaAdmin` is one.
-    """
-
-    async def describe_topic(self, topic: str) -> Description | None: ...
-
-    async def ensure_topic(
-        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
-    ) -> bool: ...
-
-    async def delete_topic(self, topic: str) -> None: ...
-
-    async def ensure_committed(self, group: str, topic: str) -> None: ...
-
-    async def delete_group(self, group: str) -> None: ...
-
-    async def topics(self) -> Mapping[str, int]: ...
-
-    async def end_offsets_of_all(
-        self, topics: Collection[str]
-    ) -> Mapping[str, Mapping[int, int]]: ...
 
 
 class TopicRefused(KnafkaError):
@@ -89,7 +31,7 @@ class TopicRefused(KnafkaError):
 
 
 def topic_effects(
-    wanted: Topic, found: Description | None, annotations: Mapping[str, str]
+    wanted: Topic, found: TopicDescription | None, annotations: Mapping[str, str]
 ) -> tuple[RecordTopic | CreateTopic, ...]:
     """What is to be done before the Broker has its topic; raises `TopicRefused`.
 
@@ -121,7 +63,7 @@ def topic_effects(
 
 
 def _known_id(
-    wanted: Topic, found: Description | None, annotations: Mapping[str, str]
+    wanted: Topic, found: TopicDescription | None, annotations: Mapping[str, str]
 ) -> str | None:
     """The id that the status keeps of this topic; None: nothing is known of it."""
     known = annotations.get(TOPIC_ID)
@@ -132,12 +74,12 @@ def _known_id(
     return known if found is not None and found.id == known else None
 
 
-def may_delete(found: Description | None, known_id: str | None) -> bool:
+def may_delete(found: TopicDescription | None, known_id: str | None) -> bool:
     """Whether the topic under a Broker's name is the one that was made for it."""
     return found is not None and known_id is not None and known_id in ("", found.id)
 
 
-def drift(wanted: Topic, found: Description) -> Sequence[str]:
+def drift(wanted: Topic, found: TopicDescription) -> Sequence[str]:
     """What differs from what is declared, a sentence each; empty for an external topic."""
     if wanted.external:
         return ()

@@ -5,7 +5,7 @@
 A replica that can't renew in time doesn't wind up: its process ends, so that nothing of it acts
 when another begins. A thread of its own sees to that, whatever the event loop does.
 
-Refused here: what is done by who leads.
+Not here: what is done by who leads.
 """
 
 from __future__ import annotations

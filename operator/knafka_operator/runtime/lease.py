@@ -9,7 +9,7 @@ we saw it change. A write only succeeds on what was observed, so of two that cla
     the leader sends a renewal          | leads for RENEW_WITHIN     |
     the others see it, never earlier         | wait DURATION or more               |
 
-Refused here: reading, writing and waiting (`leadership`).
+Not here: reading, writing and waiting (`leadership`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     :9090/metrics    :8080/healthz    :8080/readyz
 
-Refused here: keeping anything; the scaler's counts are asked when somebody asks us.
+Not here: keeping anything; the scaler's counts are asked when somebody asks us.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The certificate is our own: one for all replicas, kept in a Secret and made anew before it expires.
 kopf registers the webhooks. They fail open: what slips through is a condition in the status.
 
-Refused here: any check; and certificates of others, which a mesh or cert-manager may put into the
+Not here: any check; and certificates of others, which a mesh or cert-manager may put into the
 same Secret.
 """
 

@@ -3,7 +3,7 @@
 The request that is held open is what Knative scales on: one each, so one pod each. Its response
 streams progress, and its body stays open for the line that ends the drain; hanging up doesn't.
 
-Refused here: how many, and trying again (`scaler`).
+Not here: how many, and trying again (`scaler`).
 """
 
 from __future__ import annotations

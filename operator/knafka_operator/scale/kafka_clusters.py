@@ -5,7 +5,7 @@ them, or a Trigger, makes use of it, also while its ConfigMap is missing. Twice 
 of a Kafka are asked for their ends, in one request: those that moved wake their Triggers. So an
 idle Trigger costs nothing by itself.
 
-Refused here: which Broker uses which Kafka, and connecting (`connect` comes in from outside).
+Not here: which Broker uses which Kafka, and connecting (`connect` comes in from outside).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from knafka.core.kafka_secret import for_librdkafka
-from knafka_operator.decide.topics import Topics
+from knafka.ports.log import LogAdmin
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains, Scaler
 
@@ -34,10 +34,10 @@ LOOK_TIMEOUT: Final = 10.0
 class KafkaCluster:
     """One Kafka."""
 
-    topics: Topics
+    topics: LogAdmin
     scaler: Scaler
     watched: set[str] = field(default_factory=set)
-    """Topics whose new events wake somebody."""
+    """LogAdmin whose new events wake somebody."""
     needed: float = 0.0
     """When it was asked for or seen in use last, by the event loop's clock."""
     _ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class KafkaClusters:
 
     def __init__(
         self,
-        connect: Callable[[Mapping[str, Any]], Topics],
+        connect: Callable[[Mapping[str, Any]], LogAdmin],
         drains: Drains,
         used: Callable[[], Collection[KafkaCluster]] = tuple,
     ) -> None:

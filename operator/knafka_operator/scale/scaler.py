@@ -7,8 +7,8 @@ nearly spent, and those of a Trigger that changes or goes at once. What merely e
 process, ends no drain: dispatchers go on, and whoever scales next holds them. Time is the event
 loop's.
 
-Not here: the decision (`decide.scaling`), Kafka and HTTP. `Lags` and `Drains` bring those in, so
-the operator (Knative Services) and the local mode (processes) share this loop. One Scaler serves
+Not here: the decision (`decide.scaling`), Kafka and HTTP. `LagSource` and `Drains` bring those in,
+so the operator (Knative Services) and the local mode (processes) share this loop. One Scaler serves
 one Kafka.
 """
 
@@ -23,8 +23,8 @@ from typing import Final, Protocol
 
 from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.ports.log import Lag, LagSource
 from knafka_operator.decide.scaling import Scale, TriggerStatus, decide
-from knafka_operator.decide.topics import Lag, Lags
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.scaled_trigger import ScaledTrigger, sum_progress
 
@@ -75,7 +75,7 @@ class _Topic:
 class Scaler:
     """Looks at lags and holds drains; all methods belong to the event loop that runs `run`."""
 
-    def __init__(self, lags: Lags, drains: Drains, *, budget: float = BUDGET) -> None:
+    def __init__(self, lags: LagSource, drains: Drains, *, budget: float = BUDGET) -> None:
         self._lags = lags
         self._drains = drains
         self._budget = budget
