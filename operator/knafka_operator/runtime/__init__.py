@@ -1,1 +1,1 @@
-"""What ties the operator to Kubernetes: kopf handlers, API client, webhooks, Lease, metrics."""
+"""What ties the operator to Kubernetes: watches, cache, API client, webhooks, Lease, metrics."""
