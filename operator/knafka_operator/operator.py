@@ -79,10 +79,12 @@ class Operator:
         self.states = States()
         self._cluster = cluster
         self._http = HttpDrains(self.states.urls)
-        self._kafkas = KafkaClusters(connect, drains or self._http, self._used_kafkas)
+        self.queue = WorkQueue()
+        self._kafkas = KafkaClusters(
+            connect, drains or self._http, self._used_kafkas, self.queue.retry_failed
+        )
         self.brokers = Brokers(settings, cluster, self._kafkas, self.states, probe, _now)
         self.triggers = Triggers(settings, cluster, self.brokers, self.states, _now)
-        self.queue = WorkQueue()
         replays = Replays(settings, cluster, self.states)
         self._tasks = [
             asyncio.create_task(each) for each in (self._keep_publishing(), replays.run())

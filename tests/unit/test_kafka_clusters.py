@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
-from knafka.core.errors import InvalidDocument
+from knafka.core.errors import InvalidDocument, LogError
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale import kafka_clusters as module
 from knafka_operator.scale.kafka_clusters import KafkaClusters
@@ -122,6 +122,33 @@ async def test_an_event_that_comes_before_the_first_look_at_a_topic_is_no_later_
     _append(log, "orders")
     await asyncio.sleep(2)
     assert drains.held[0] == "shop/all"
+    await kafkas.close()
+
+
+@pytest.mark.looptime
+async def test_who_waits_for_a_kafka_is_told_once_when_it_answers_again(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a Broker stays not Ready for its back-off, up to five minutes, after an outage."""
+    returned: list[bool] = []
+    kafkas = KafkaClusters(
+        lambda _: MemoryAdmin(log), Drains(), on_return=lambda: returned.append(True)
+    )
+    side = kafkas.at("a:1", None)
+    await side.topics.ensure_topic("orders", 1, 1, {})
+    side.watched.add("orders")
+    await asyncio.sleep(2)
+    assert returned == []
+
+    async def away(topics: Collection[str]) -> Mapping[str, Mapping[int, int]]:
+        raise LogError("no answer within 10 s")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(side.topics, "end_offsets_of_all", away)
+        await asyncio.sleep(60)
+        assert returned == []
+    await asyncio.sleep(2)
+    assert returned == [True]
     await kafkas.close()
 
 

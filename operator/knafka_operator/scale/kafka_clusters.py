@@ -37,10 +37,13 @@ class KafkaCluster:
     topics: LogAdmin
     scaler: Scaler
     watched: set[str] = field(default_factory=set)
-    """LogAdmin whose new events wake somebody."""
+    """Topics whose new events wake somebody."""
     needed: float = 0.0
     """When it was asked for or seen in use last, by the event loop's clock."""
+    on_return: Callable[[], None] = lambda: None
+    """Called when it answers again after it didn't."""
     _ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    _is_away: bool = False
 
     async def run(self) -> None:
         """Scale, and wake by new events, until cancelled."""
@@ -51,8 +54,12 @@ class KafkaCluster:
     async def _look(self) -> None:
         if not (wanted := frozenset(self.watched)):
             return
+        was_away, self._is_away = self._is_away, True
         async with asyncio.timeout(LOOK_TIMEOUT):
             ends = await self.topics.end_offsets_of_all(wanted)
+        self._is_away = False
+        if was_away:
+            self.on_return()
         for topic, now in ends.items():
             # Also at the first look: what came since the scaler's own is not to wait for the next.
             if self._ends.get(topic) != now:
@@ -68,11 +75,14 @@ class KafkaClusters:
         connect: Callable[[Mapping[str, Any]], LogAdmin],
         drains: Drains,
         used: Callable[[], Collection[KafkaCluster]] = tuple,
+        on_return: Callable[[], None] = lambda: None,
     ) -> None:
-        """`used` gives those that Brokers and Triggers use; it is asked seldom."""
+        """`used` gives those that Brokers and Triggers use; it is asked seldom. `on_return` is
+        called when a Kafka answers again: what waits for it need not wait for its back-off."""
         self._connect = connect
         self._drains = drains
         self._used = used
+        self._on_return = on_return
         self._sides: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
 
     def at(self, bootstrap_servers: str, secret: Mapping[str, str] | None) -> KafkaCluster:
@@ -85,7 +95,8 @@ class KafkaClusters:
         key = hashlib.sha256(text.encode()).hexdigest()
         if key not in self._sides:
             topics = self._connect(configuration)
-            side = KafkaCluster(topics, Scaler(topics, self._drains))
+            scaler = Scaler(topics, self._drains)
+            side = KafkaCluster(topics, scaler, on_return=self._on_return)
             self._sides[key] = side, asyncio.create_task(side.run())
         side, _ = self._sides[key]
         side.needed = asyncio.get_running_loop().time()
