@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import kubernetes
 import pytest
 from support.cluster import Cluster as RealCluster
 from support.cluster_contract import ClusterContract
@@ -13,11 +14,6 @@ from knafka_operator.runtime.cluster import ApiCluster
 
 class TestKubernetes(ClusterContract):
     @pytest.fixture
-    def tested(
-        self,
-        cluster: RealCluster,
-        installed: Installation,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> Cluster:
-        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-        return ApiCluster.from_environment()
+    def tested(self, cluster: RealCluster, installed: Installation) -> Cluster:
+        path = str(cluster.kubeconfig)
+        return ApiCluster(kubernetes.config.new_client_from_config(path))  # type: ignore[no-untyped-call]

@@ -50,7 +50,7 @@ def blocked_by(main: Callable[[], Awaitable[None]]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("compute", "0.1"), ("sleep", "it slept")], ids=["computes", "sleeps"]
+    ("name", "why"), [("compute", "0."), ("sleep", "it slept")], ids=["computes", "sleeps"]
 )
 def test_a_call_that_takes_long_is_told_with_its_stack(
     ours: dict[str, Busy], name: str, why: str

@@ -141,8 +141,6 @@ async def test_reading_stops_while_the_client_does_not_read(
         await until(expired)
 
 
-# 256 KiB of such small requests, which come in one read, take 100 ms on a busy machine.
-@pytest.mark.blocks_the_loop
 async def test_a_client_that_reads_late_still_gets_every_answer(server: Server) -> None:
     ask = b"GET /ns/broker HTTP/1.1\r\nhost: x\r\n\r\n"
     async with server.connect() as wire:
