@@ -33,7 +33,7 @@ jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark (
 
 test: lint types unit ## Check style, types and imports, and run all tests (most of an hour)
 
-test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (under a minute)
+test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute)
 	$(BIN)/python -m pytest $(PURE) -q -m "not slow" $(ARGS)
 
 lint: $(VENV)/.dev
