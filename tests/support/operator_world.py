@@ -6,6 +6,7 @@ Knative Services are Ready as soon as they are applied; nothing runs in them.
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import LogError
 from knafka_operator.decide.status import NotReady
-from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING
+from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.memory_cluster import MemoryServing
@@ -92,6 +93,19 @@ class OperatorWorld:
         """Have the installation allow these external topics."""
         given = {"bootstrap.servers": "kafka:9092", "external.topics": patterns}
         self.configure(*INSTALLATION, **given)
+
+    def declare_service(self, namespace: str, name: str, status: Mapping[str, Any]) -> None:
+        """A Knative Service of somebody else's, as a subscriber."""
+        metadata = {"namespace": namespace, "name": name}
+        self.cluster.put(
+            {"apiVersion": SERVING, "kind": "Service", "metadata": metadata, "status": status}
+        )
+
+    def declare_secret(self, namespace: str, name: str, **data: str) -> None:
+        encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
+        metadata = {"namespace": namespace, "name": name}
+        secret = {"apiVersion": CORE, "kind": "Secret", "metadata": metadata, "data": encoded}
+        self.cluster.put(secret)
 
     def declare_broker(
         self,

@@ -182,7 +182,7 @@ class Triggers:
         """What the scaler knows of it; None: it isn't scaled."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
-        return watched.kafka.scaler.status("/".join(identity)) if watched else None
+        return watched.kafka.scaler.status(str(identity)) if watched else None
 
     async def resume(self, trigger: Document, watched: Watched) -> None:
         """Deliver what a Service of this Trigger's says, before it is reconciled."""
@@ -205,17 +205,17 @@ class Triggers:
 
     async def stop_delivery(self, identity: Identity) -> None:
         """Deliver nothing for now; returns when its drains are over."""
-        record = self.states.triggers.get(Identity(*identity))
+        record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
         if record is None or watched is None:
             return
         record.watched = None
-        await watched.kafka.scaler.forget("/".join(identity))
+        await watched.kafka.scaler.forget(str(identity))
         topic = watched.egress.topic
         if not watched.kafka.scaler.has_triggers(topic):
             watched.kafka.watched.discard(topic)
         if record.gone and record.watched is None:
-            self.states.drop_trigger(Identity(*identity))
+            self.states.drop_trigger(identity)
 
     # Observe.
 
