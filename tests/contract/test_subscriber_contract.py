@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import pytest
+from support.loopback import LoopbackServer
 
 from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.core.errors import DeliveryError
@@ -38,19 +39,9 @@ class World:
 
 @asynccontextmanager
 async def open_world(answer: Answer) -> AsyncIterator[World]:
-    handlers: set[asyncio.Task[None]] = set()
-
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        handlers.add(task)
-        try:
-            while await respond(reader, writer):
-                pass
-        except (asyncio.IncompleteReadError, asyncio.CancelledError):
+        while await respond(reader, writer):
             pass
-        finally:
-            writer.close()
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         start, host, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
@@ -74,15 +65,11 @@ async def open_world(answer: Answer) -> AsyncIterator[World]:
         writer.write(b"\r\n" + outcome.body)
         return True
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    world = World(HttpSubscriber(), Target.parse(f"http://127.0.0.1:{port}/path?q=1"))
-    yield world
-    await world.subscriber.close()
-    server.close()
-    for task in handlers:
-        task.cancel()
-    await asyncio.gather(*handlers)
+    async with LoopbackServer(handle) as server:
+        target = Target.parse(f"http://127.0.0.1:{server.port}/path?q=1")
+        world = World(HttpSubscriber(), target)
+        yield world
+        await world.subscriber.close()
 
 
 @pytest.mark.conformance("KN-DP-06")

@@ -19,6 +19,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Final, Self
 
+from support.loopback import LoopbackServer
+
 from knafka_local.children import free_port
 from knafka_local.kafka_server import CLIENTS, HOST
 
@@ -55,7 +57,7 @@ class FaultProxy:
         self.faults: deque[Fault] = deque()
         self.produced = 0
         """Produce requests so far."""
-        self._connections: set[asyncio.Task[None]] = set()
+        self._server = LoopbackServer(self._connected)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -71,35 +73,19 @@ class FaultProxy:
         self.faults.extend(faults)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, HOST, 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self._server.__aenter__()
+        self.port = self._server.port
         return self
 
     async def __aexit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
-        self._server.close()
-        for each in self._connections:
-            each.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._server.__aexit__()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            kafka_reader, kafka_writer = await asyncio.open_connection(HOST, self.kafka_port)
-        except OSError:
-            writer.close()
-            return
-        finally:
-            self._connections.discard(task)
-        connection = _Connection(self, (reader, writer), (kafka_reader, kafka_writer))
-        self._connections.add(task)
-        try:
-            await connection.run()
-        finally:
-            self._connections.discard(task)
+        with suppress(OSError):
+            to_kafka = await asyncio.open_connection(HOST, self.kafka_port)
+            await _Connection(self, (reader, writer), to_kafka).run()
 
 
 class _Connection:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import pytest
 import uvloop
+from support.loopback import LoopbackServer
 
 from knafka.clients import http_connection
 from knafka.clients.http_subscriber import HttpSubscriber
@@ -102,12 +103,8 @@ class Server:
         self.most_open = 0
         self.finished = 0
         self.changed = asyncio.Condition()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         script = self.scripts[min(self.accepted, len(self.scripts) - 1)]
         self.accepted += 1
         self.open += 1
@@ -115,8 +112,6 @@ class Server:
         await self._tell()
         try:
             await script(Connection(reader, writer))
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
         finally:
             self.open -= 1
             self.finished += 1
@@ -136,11 +131,6 @@ class Server:
         async with self.changed:
             await self.changed.wait_for(lambda: self.finished >= connections)
 
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks)
-
 
 class Post:
     """The client's side: every post goes to the one server."""
@@ -159,19 +149,15 @@ async def serving(
 ) -> AsyncIterator[tuple[Server, Post]]:
     """A scripted server, and a client for it."""
     server = Server(*scripts)
-    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0, ssl=tls)
-    port = listener.sockets[0].getsockname()[1]
     ca_certs = options.pop("ca_certs", None)
     scheme = options.pop("scheme", "https" if tls else "http")
-    client = HttpSubscriber(**options)
-    target = Target.parse(f"{scheme}://127.0.0.1:{port}/sink", ca_certs)
-
-    try:
-        yield server, Post(client, target)
-    finally:
-        await client.close()
-        listener.close()
-        await server.stop()
+    async with LoopbackServer(server.handle, tls=tls) as loopback:
+        client = HttpSubscriber(**options)
+        target = Target.parse(f"{scheme}://127.0.0.1:{loopback.port}/sink", ca_certs)
+        try:
+            yield server, Post(client, target)
+        finally:
+            await client.close()
 
 
 def answering(*parts: bytes) -> Script:

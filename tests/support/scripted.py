@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from support.loopback import LoopbackServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +52,19 @@ class ScriptedServer:
         self.script = script
         self.arrivals: list[Arrival] = []
         self.answered: list[str] = []
-        self._mistakes: list[Exception] = []
+        self._server = LoopbackServer(self._serve, backlog=500)
 
     async def __aenter__(self) -> ScriptedServer:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=500)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
-        self._connections = set[asyncio.Task[None]]()
+        await self._server.__aenter__()
+        self.url = f"http://127.0.0.1:{self._server.port}/"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections)
-        for mistake in self._mistakes:
-            raise mistake
+        await self._server.__aexit__()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            # Not passed on when cancelled: asyncio's streams would log it as an error.
-            gone = (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError)
-            with contextlib.suppress(*gone):
-                while await self._answer(reader, writer):
-                    pass
-        except Exception as mistake:
-            self._mistakes.append(mistake)
-        finally:
-            writer.close()
-            self._connections.discard(task)
+        while await self._answer(reader, writer):
+            pass
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

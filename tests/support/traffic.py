@@ -8,10 +8,11 @@ delays as its `behave` says.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+
+from support.loopback import LoopbackServer
 
 from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.core.errors import DeliveryError
@@ -60,31 +61,20 @@ class CountingSubscriber:
         self.arrivals = Arrivals()
         self.attempts = 0
         self._behave = behave
+        self._server = LoopbackServer(self._serve)
 
     async def __aenter__(self) -> CountingSubscriber:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
-        self._connections = set[asyncio.Task[None]]()
+        await self._server.__aenter__()
+        self.url = f"http://127.0.0.1:{self._server.port}/"
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for connection in list(self._connections):
-            connection.cancel()
-        await asyncio.gather(*list(self._connections), return_exceptions=True)
+        await self._server.__aexit__()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                while True:
-                    status = await self._answer(await reader.readuntil(b"\r\n\r\n"), reader)
-                    writer.write(b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status)
-        finally:
-            writer.close()
-            self._connections.discard(task)
+        while True:
+            status = await self._answer(await reader.readuntil(b"\r\n\r\n"), reader)
+            writer.write(b"HTTP/1.1 %d x\r\ncontent-length: 0\r\n\r\n" % status)
 
     async def _answer(self, head: bytes, reader: asyncio.StreamReader) -> int:
         lines = (line.partition(b":") for line in head.split(b"\r\n")[1:])

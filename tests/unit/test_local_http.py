@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
+from support.loopback import LoopbackServer
 
 from knafka_local.http import get, post_for_lines
 
@@ -17,24 +18,15 @@ Write = Callable[[bytes], Awaitable[None]]
 async def serving(*parts: bytes, wait: asyncio.Event | None = None) -> AsyncIterator[int]:
     """A server that answers with these parts, the last one when `wait` is set, and hangs up."""
 
-    handlers = []
-
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        handlers.append(asyncio.current_task())
         await reader.readuntil(b"\r\n\r\n")
         for number, part in enumerate(parts):
             if wait is not None and number == len(parts) - 1:
                 await wait.wait()
             writer.write(part)
-        writer.close()
-        await writer.wait_closed()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-        if wait is not None:
-            wait.set()
-        await asyncio.gather(*(each for each in handlers if each), return_exceptions=True)
+    async with LoopbackServer(answer) as server:
+        yield server.port
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

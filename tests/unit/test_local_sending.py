@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from support.loopback import LoopbackServer
 
 from knafka.core.errors import InvalidDocument
 from knafka_local import sending
@@ -22,22 +23,16 @@ BAD = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 3\r\n\r\nwhy"
 async def answering(*answers: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A Broker's URL that gives these answers in turn, then the last one; and the requests."""
     requests: list[bytes] = []
-    handlers = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        handlers.append(asyncio.current_task())
         while head := await _head(reader):
             answer = answers[min(len(requests), len(answers) - 1)]
             length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             requests.append(head + await reader.readexactly(length))
             writer.write(answer)
-        writer.close()
-        await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/default/shop", requests
-        await asyncio.gather(*(each for each in handlers if each), return_exceptions=True)
+    async with LoopbackServer(serve) as server:
+        yield f"http://127.0.0.1:{server.port}/default/shop", requests
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
