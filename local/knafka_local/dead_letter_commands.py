@@ -17,9 +17,10 @@ from rich.console import Console
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.core.delivery import Reason
+from knafka_jobs.options import SELECTION
 from knafka_local import dead_letter_jobs, dead_letters, replaying
 from knafka_local.installation import DEFAULT_DATA, Installation, NotRunning
+from knafka_local.job_options import Asked, arguments_of, taking
 from knafka_local.options import (
     FAILED,
     DataDir,
@@ -40,26 +41,10 @@ Tables = Annotated[
     str | None,
     typer.Option(help="The tables' folder or URI, if not dead-letters in the data folder."),
 ]
-Broker = Annotated[str | None, typer.Option(help="Only this Broker: NAMESPACE/NAME.")]
-KeepHours = Annotated[
-    float,
-    typer.Option(min=0, help="Hours that a dead letter stays in its topic once it is tabled."),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
-
-TriggerName = Annotated[str | None, typer.Option(help="Only of the Trigger of this name.")]
-Destination = Annotated[str | None, typer.Option(help="Only what failed at this URL.")]
-WhatReason = Annotated[Reason | None, typer.Option(help="Only what failed for this reason.")]
-Code = Annotated[int | None, typer.Option(help="Only what failed with this HTTP status.")]
-EventType = Annotated[str | None, typer.Option(help="Only events of this type.")]
-Source = Annotated[str | None, typer.Option(help="Only events of this source.")]
-EventId = Annotated[str | None, typer.Option("--id", help="Only the event of this id.")]
-Since = Annotated[str | None, typer.Option(help="Only what last failed then or later (ISO 8601).")]
-Until = Annotated[str | None, typer.Option(help="Only what last failed before then.")]
-Where = Annotated[str | None, typer.Option(help="Only what fits this SQL predicate.")]
-
-SAFETY_WINDOW: Final = 24.0
-"""Hours; the job's own default, which can't be imported without Spark."""
+FIELDS: Final = ("destination", "reason", "code", "type", "source")
+"""Options that ask for a field of a dead letter, as it lies in its topic."""
+OF_TABLES: Final = ("since", "until", "where", "replay-id", "rate")
+"""Options that only the job knows, which needs Spark."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -117,19 +102,10 @@ def show_letters(
         typer.echo(f"{egress.namespace}/{egress.trigger} has no dead letters")
 
 
-def compact(
-    broker: Broker = None,
-    keep_hours: KeepHours = SAFETY_WINDOW,
-    tables: Tables = None,
-    data_dir: DataDir = DEFAULT_DATA,
-) -> None:
+@taking("broker", "keep-hours")
+def compact(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
     """Take the dead letters from their topics into tables: durable, counted, small."""
-    done = _run(
-        "compact",
-        _place(data_dir, tables),
-        _kafka(data_dir),
-        {"broker": broker, "keep-hours": keep_hours},
-    )
+    done = _run("compact", _place(data_dir, tables), _kafka(data_dir), asked)
     typer.echo(
         f"{done['records']} new dead letters in {done['topics']} topics; {done['deleted']} deleted"
     )
@@ -137,9 +113,9 @@ def compact(
         typer.echo(f"{done['missed']} were deleted by somebody else before they were read")
 
 
+@taking("broker", "days")
 def report(
-    broker: Broker = None,
-    days: Annotated[float, typer.Option(min=0.01, help="How far back the timeline goes.")] = 30.0,
+    asked: Asked,
     html: Annotated[Path | None, typer.Option(help="The page; report.html in the tables.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="The JSON; report.json in the tables.")
@@ -158,8 +134,8 @@ def report(
         kafka = {**_kafka(data_dir), "compact": True}
     except NotRunning:
         kafka = {}
-    options = {"broker": broker, "days": days, "html": page, "json": document}
-    done = _run("report", _place(data_dir, tables), kafka, options)
+    files = {"html": page, "json": document}
+    done = _run("report", _place(data_dir, tables), kafka, asked, files)
     changes = ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in done["changes"].items() if count
     )
@@ -171,28 +147,13 @@ def report(
         webbrowser.open(page.absolute().as_uri())
 
 
+@taking(*(each for each in SELECTION if each != "id"), "dry-run", "replay-id", "rate")
 def replay(
-    broker: Broker = None,
-    trigger: TriggerName = None,
-    destination: Destination = None,
-    reason: WhatReason = None,
-    code: Code = None,
-    event_type: Annotated[
-        str | None, typer.Option("--type", help="Only events of this type.")
-    ] = None,
-    source: Source = None,
+    asked: Asked,
     ids: Annotated[
         list[str] | None,
         typer.Option("--id", help="Only the event of this id; can be repeated. Needs no Spark."),
     ] = None,
-    since: Since = None,
-    until: Until = None,
-    where: Where = None,
-    dry_run: DryRun = False,
-    replay_id: Annotated[
-        str | None, typer.Option(help="Continue the replay of this id, which was cut short.")
-    ] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Events a second at most.")] = None,
     tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
@@ -202,36 +163,21 @@ def replay(
     taken straight from their topics, without Spark, where there are no tables yet or they don't
     know them; a later report doesn't know of that.
     """
-    fields = {
-        "destination": destination,
-        "reason": None if reason is None else reason.value,
-        "code": None if code is None else str(code),
-        "type": event_type,
-        "source": source,
-    }
-    only_tables = (since, until, where, replay_id, rate, tables)
-    direct = bool(ids) and all(each is None for each in only_tables)
+    dry_run = asked["dry-run"]
+    needs_tables = tables is not None or any(asked[name] is not None for name in OF_TABLES)
+    direct = bool(ids) and not needs_tables
     place = _place(data_dir, tables)
-    if direct and not (Path(place["tables"]).exists() and dead_letter_jobs.are_available()):
-        _replay_directly(data_dir, broker, trigger, ids or [], fields, dry_run=dry_run)
+    if ids and direct and not (Path(place["tables"]).exists() and dead_letter_jobs.are_available()):
+        _replay_directly(data_dir, asked, ids)
         return
-    selection = _selection(
-        broker,
-        trigger,
-        destination,
-        reason,
-        code,
-        event_type,
-        source,
-        ids[0] if ids and len(ids) == 1 else None,
-        since,
-        until,
-        where if not ids or len(ids) == 1 else _any_of(ids, where),
-    )
-    options = {"dry-run": dry_run, "replay-id": replay_id, "rate": rate}
-    done = _run("replay", place, _kafka(data_dir), {**selection, **options})
-    if direct and not done["would_send" if dry_run else "sent"]:
-        _replay_directly(data_dir, broker, trigger, ids or [], fields, dry_run=dry_run)
+    wanted = dict(asked)
+    if ids and len(ids) > 1:
+        wanted["where"] = _any_of(ids, asked["where"])
+    elif ids:
+        wanted["id"] = ids[0]
+    done = _run("replay", place, _kafka(data_dir), wanted)
+    if ids and direct and not done["would_send" if dry_run else "sent"]:
+        _replay_directly(data_dir, asked, ids)
         return
     if not dry_run:
         typer.echo(f"{done['sent']} events sent again by the replay {done['replay']}")
@@ -254,22 +200,15 @@ def _any_of(ids: Sequence[str], where: str | None) -> str:
     return one_of if where is None else f"({where}) AND {one_of}"
 
 
-def _replay_directly(
-    data_dir: Path,
-    broker: str | None,
-    trigger: str | None,
-    ids: Sequence[str],
-    fields: Mapping[str, str | None],
-    *,
-    dry_run: bool,
-) -> None:
+def _replay_directly(data_dir: Path, asked: Asked, ids: Sequence[str]) -> None:
     running = Installation(data_dir).running()
+    dry_run, broker, trigger = asked["dry-run"], asked["broker"], asked["trigger"]
     egresses = [
         each
         for each in running.egresses
         if broker in (None, f"{each.namespace}/{each.broker}") and trigger in (None, each.trigger)
     ]
-    wanted = {name: value for name, value in fields.items() if value is not None}
+    wanted = {name: asked[name] for name in FIELDS if asked[name] is not None}
 
     async def replayed(admin: KafkaAdmin) -> tuple[Sequence[replaying.Chosen], str]:
         found = await replaying.choose(admin, egresses, ids, wanted)
@@ -294,73 +233,12 @@ def _replay_directly(
     typer.echo(f"{events} would be sent" if dry_run else f"{events} sent again{by}")
 
 
-def purge(
-    broker: Broker = None,
-    trigger: TriggerName = None,
-    destination: Destination = None,
-    reason: WhatReason = None,
-    code: Code = None,
-    event_type: Annotated[
-        str | None, typer.Option("--type", help="Only events of this type.")
-    ] = None,
-    source: Source = None,
-    event_id: EventId = None,
-    since: Since = None,
-    until: Until = None,
-    where: Where = None,
-    unresolved: Annotated[
-        bool, typer.Option("--unresolved", help="Also what is not resolved: it is given up.")
-    ] = False,
-    dry_run: DryRun = False,
-    tables: Tables = None,
-    data_dir: DataDir = DEFAULT_DATA,
-) -> None:
+@taking(*SELECTION, "unresolved", "dry-run")
+def purge(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
     """Forget resolved failures and their events, for good."""
-    selection = _selection(
-        broker,
-        trigger,
-        destination,
-        reason,
-        code,
-        event_type,
-        source,
-        event_id,
-        since,
-        until,
-        where,
-    )
-    options = {**selection, "unresolved": unresolved, "dry-run": dry_run}
-    done = _run("purge", _place(data_dir, tables), {}, options)
+    done = _run("purge", _place(data_dir, tables), asked)
     for what, count in done.items():
         typer.echo(f"{count} failures {what.replace('_', ' ')}")
-
-
-def _selection(
-    broker: str | None,
-    trigger: str | None,
-    destination: str | None,
-    reason: Reason | None,
-    code: int | None,
-    event_type: str | None,
-    source: str | None,
-    event_id: str | None,
-    since: str | None,
-    until: str | None,
-    where: str | None,
-) -> dict[str, Any]:
-    return {
-        "broker": broker,
-        "trigger": trigger,
-        "destination": destination,
-        "reason": None if reason is None else reason.value,
-        "code": code,
-        "type": event_type,
-        "source": source,
-        "id": event_id,
-        "since": since,
-        "until": until,
-        "where": where,
-    }
 
 
 def _place(data_dir: Path, tables: str | None) -> dict[str, Any]:
@@ -369,18 +247,6 @@ def _place(data_dir: Path, tables: str | None) -> dict[str, Any]:
 
 def _kafka(data_dir: Path) -> dict[str, Any]:
     return {"bootstrap-servers": Installation(data_dir).running().bootstrap_servers}
-
-
-def arguments_of(options: Mapping[str, Any]) -> list[str]:
-    """A job's arguments; what is None or False is left out."""
-    arguments = []
-    for name, value in options.items():
-        if value is True:
-            arguments.append(f"--{name}")
-        elif value is not None and value is not False:
-            # With the equals sign, a value may begin with a dash.
-            arguments.append(f"--{name}={value}")
-    return arguments
 
 
 def _run(command: str, *options: Mapping[str, Any]) -> dict[str, Any]:

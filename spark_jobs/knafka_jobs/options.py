@@ -98,6 +98,12 @@ def _positive(kind: Callable[[str], N]) -> Callable[[str], N]:
     return number
 
 
+def _not_negative(text: str) -> float:
+    if not (found := float(text)) >= 0:
+        raise argparse.ArgumentTypeError("want 0 or more")
+    return found
+
+
 def _moment(text: str) -> datetime:
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -113,7 +119,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "keep-hours": {
         "help": "hours that a dead letter stays in its topic though the table has it "
         "(default: %(default)s)",
-        "type": float,
+        "type": _not_negative,
         "default": KEEP_HOURS,
     },
     "batch-records": {
@@ -131,14 +137,14 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "compact": {"help": "compact first (needs --bootstrap-servers)", "action": "store_true"},
     "dry-run": {"help": "only say what would be done", "action": "store_true"},
     "replay-id": {
-        "help": "continue the replay of this id; a new one if not given",
+        "help": "continue the replay of this id, which was cut short",
         "type": _replay_id,
     },
     "rate": {"help": "events a second at most", "type": _positive(float)},
     "by": {"help": "who replays, for the record; the user if not given"},
-    "unresolved": {"help": "also what is not resolved", "action": "store_true"},
+    "unresolved": {"help": "also what is not resolved: it is given up", "action": "store_true"},
     # What follows selects failures; all that is given must fit.
-    "broker": {"help": "only of this Broker: NAMESPACE/NAME", "type": _broker},
+    "broker": {"help": "only this Broker: NAMESPACE/NAME", "type": _broker},
     "trigger": {"help": "only of the Trigger of this name"},
     "destination": {"help": "only what failed at this URL"},
     "reason": {
@@ -156,7 +162,8 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Every option of any command, as `add_argument` takes it."""
 
-_SELECTION: Final = " ".join(each.name for each in fields(Selection))
+SELECTION: Final = tuple(each.name for each in fields(Selection))
+"""The options that select failures."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "compact": (
@@ -169,11 +176,11 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "replay": (
         "Send failed events again to the Trigger that failed them.",
-        f"tables! bootstrap-servers! secret dry-run replay-id rate by {_SELECTION}",
+        f"tables! bootstrap-servers! secret dry-run replay-id rate by {' '.join(SELECTION)}",
     ),
     "purge": (
         "Forget resolved failures and their records.",
-        f"tables! unresolved dry-run {_SELECTION}",
+        f"tables! unresolved dry-run {' '.join(SELECTION)}",
     ),
 }
 """What each command does, and its options; `!` marks what it can't do without."""

@@ -242,6 +242,25 @@ def test_send_refuses_what_contradicts_itself(options: list[str]) -> None:
     assert code == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["purge", "--reason", "boredom"], "--reason"),
+        (["purge", "--broker", "main"], "NAMESPACE/NAME"),
+        (["replay", "--rate", "0"], "more than 0"),
+        (["replay", "--since", "soon"], "--since"),
+        (["compact", "--keep-hours", "-1"], "0 or more"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_what_a_job_can_not_be_asked_is_refused_before_it_starts(
+    options: list[str], says: str
+) -> None:
+    code, output = run("dead-letters", *options)
+    assert code == 2
+    assert says in output
+
+
 def test_a_url_that_is_none_is_exit_code_2() -> None:
     code, output = run("send", "--url", "not a url")
     assert code == 2
