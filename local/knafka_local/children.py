@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import ClassVar, Final, Protocol, TypeAlias
 
 from knafka.core.errors import KnafkaError
-from knafka_local.http import HOST
 from knafka_local.processes import die_with_parent
 
+HOST: Final = "127.0.0.1"
 STOP_TIMEOUT: Final = 10.0
 """Seconds from SIGTERM to SIGKILL: what a receiver or a dispatcher may take to finish."""
 FIRST_BACKOFF: Final = 0.2

@@ -1,7 +1,7 @@
 """Dispatchers as child processes: one for each drain that is held.
 
 The local mode's `Drains`: where a cluster has Knative start a pod for a request, we start a
-process, ask it to drain, pass on its progress, and end it. A request whose budget is spent ends no
+process, ask it as the operator does there, and end it. A request whose budget is spent ends no
 drain: its process waits for the next one.
 Not here: starting one again; a drain that fails is the scaler's to reopen.
 """
@@ -11,18 +11,22 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias, cast
+
+import aiohttp
 
 from knafka import settings
-from knafka.core import documents, drain
+from knafka.core import documents
 from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
-from knafka_local import http
-from knafka_local.children import Child, Command, ended, listen, port_of
+from knafka_local.children import HOST, Child, Command, ended, listen, port_of
+from knafka_operator.scale.drains import HttpDrains
+
+Progress: TypeAlias = AsyncGenerator[DrainProgress, None]
 
 HANDOVER: Final = 5.0
 """Seconds that a process waits for its next request; the scaler takes none to make it."""
@@ -47,26 +51,26 @@ class DispatcherProcesses:
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain in a process of its own; leaving the iterator ends it cleanly.
 
-        Raises `OSError` if the process can't be started, or dies (`kill -9`).
+        Raises `OSError` if the process can't be started, or dies (`kill -9`), and what `HttpDrains`
+        raises.
         """
         log = self._logs / f"dispatcher-{egress.namespace}-{egress.trigger}.log"
         dispatcher = self._take(egress) or await self._start(egress, log)
         child = dispatcher.child
-        body = json.dumps(documents.dump(request)).encode()
-        stopping = asyncio.create_task(_stop_when(stop, child))
+        drains = HttpDrains({trigger_id: f"http://{HOST}:{dispatcher.port}"})
         goes_on = False
         try:
-            async with aclosing(http.post_for_lines(dispatcher.port, drain.PATH, body)) as lines:
-                async for line in lines:
-                    progress = documents.parse_json(DrainProgress, line.decode())
+            held = cast(Progress, drains.hold(trigger_id, egress, request, stop))
+            async with aclosing(held):
+                async for progress in held:
                     goes_on = progress.ended is Ended.BUDGET
                     yield progress
-        except OSError as error:
+        except aiohttp.ClientError as error:
             await child.stop()
             how = ended(await child.wait())
             raise ChildProcessError(f"the dispatcher {how} ({error}): see {log}") from error
         finally:
-            stopping.cancel()
+            await drains.close()
             if goes_on:
                 self._keep(egress, dispatcher)
             else:
@@ -110,8 +114,3 @@ class DispatcherProcesses:
         kept = self._waiting[documents.digest(egress)]
         kept[:] = [each for each in kept if each[0] is not dispatcher]
         await dispatcher.child.stop()
-
-
-async def _stop_when(stop: asyncio.Event, child: Child) -> None:
-    await stop.wait()
-    child.terminate()

@@ -20,8 +20,7 @@ from typing import Final, TypeAlias
 from watchfiles import awatch
 
 from knafka.core.errors import InvalidDocument
-from knafka_local.children import Child, Command, Say, Supervised, ended, free_port
-from knafka_local.http import HOST
+from knafka_local.children import HOST, Child, Command, Say, Supervised, ended, free_port
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.resources import LOCAL_COMMAND, Service, annotation_path
 

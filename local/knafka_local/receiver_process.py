@@ -13,16 +13,18 @@ import re
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import aiohttp
+
 from knafka import settings
 from knafka.core import documents
 from knafka.core.contract import Ingress
-from knafka_local import http
-from knafka_local.children import Child, Command, Say, Supervised, port_of
+from knafka_local.children import HOST, Child, Command, Say, Supervised, port_of
 
 READY_TIMEOUT: Final = 30.0
 """Seconds until a new receiver answers; it takes one on an idle machine."""
@@ -81,32 +83,28 @@ class ReceiverProcess:
         return True
 
     async def _is_ready(self) -> bool:
-        try:
-            status, _ = await http.get(port_of(self._listener), "/health/readiness", ASK_TIMEOUT)
-        except OSError:
-            return False
-        if status != HTTPStatus.OK:
+        if await self._ask("/health/readiness") is None:
             return False
         return all([await self.answers(each.path) for each in self._ingresses])
 
     async def answers(self, path: str) -> bool:
         """Whether the Broker at this path takes events now."""
-        port = port_of(self._listener)
-        try:
-            status, _ = await http.get(port, path, ASK_TIMEOUT, k_network_probe="probe")
-        except OSError:
-            return False
-        return status == HTTPStatus.OK
+        return await self._ask(path, {"k-network-probe": "probe"}) is not None
 
     async def answered(self) -> Answered:
         """What was answered since we started; the last known figures while nobody answers."""
-        try:
-            status, body = await http.get(port_of(self._listener), "/metrics", ASK_TIMEOUT)
-        except OSError:
+        if (metrics := await self._ask("/metrics")) is None:
             return self._tally.total
-        if status != HTTPStatus.OK:
-            return self._tally.total
-        return self._tally.add(Counter(dict(_samples(body.decode()))))
+        return self._tally.add(Counter(dict(_samples(metrics))))
+
+    async def _ask(self, path: str, headers: Mapping[str, str] | None = None) -> str | None:
+        """What a GET is answered with 200; None: nobody answers so."""
+        url = f"http://{HOST}:{port_of(self._listener)}{path}"
+        timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with aiohttp.request("GET", url, headers=headers, timeout=timeout) as response:
+                return await response.text() if response.status == HTTPStatus.OK else None
+        return None
 
     async def stop(self) -> None:
         if self._process is not None:

@@ -26,8 +26,7 @@ from knafka.clients.kafka_connection import connection
 from knafka.core.contract import Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka_local import kafka_distribution
-from knafka_local.children import Child, Supervised, listen
-from knafka_local.http import HOST
+from knafka_local.children import HOST, Child, Supervised, listen
 from knafka_local.installation import Installation, State
 from knafka_local.kafka_server import KafkaServer
 from knafka_local.kept_names import KeptNames

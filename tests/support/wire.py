@@ -77,3 +77,10 @@ async def connected(port: int) -> AsyncIterator[Wire]:
         yield Wire(reader, writer)
     finally:
         writer.transport.abort()
+
+
+async def get(port: int) -> bytes:
+    """The body that comes of a GET."""
+    async with connected(port) as wire:
+        wire.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        return (await wire.response()).body

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from support.waiting import until
+from support.wire import get
 
 from knafka_local import children
 from knafka_local.children import Child, Command, Supervised, listen, port_of
-from knafka_local.http import get
 
 SERVER = """
 import os, socket, sys
@@ -125,10 +125,10 @@ async def test_connections_wait_while_a_killed_child_is_replaced(
         )
         supervised = Supervised("the server", lambda: Child.start(command), said.append)
         try:
-            _, first = await get(port_of(listener), "/", 20)
+            first = await get(port_of(listener))
             os.kill(int(first), signal.SIGKILL)
             await until(lambda: len(said) == 1)
-            _, second = await get(port_of(listener), "/", 20)
+            second = await get(port_of(listener))
         finally:
             await supervised.stop()
     assert first != second

@@ -24,11 +24,13 @@ listener = socket.socket(fileno=int(sys.argv[1]))
 while True:
     connection, _ = listener.accept()
     connection.recv(65536)
+    if "ENDED" == "killed":
+        os.kill(os.getpid(), 9)
     body = b'{"read": %d, "ended": "ENDED"}\\n' % os.getpid()
     connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: %d\\r\\n\\r\\n%b" % (len(body), body))
     connection.close()
 """
-"""Ends each request at once, and tells its pid as what it has read."""
+"""Ends each request at once, and tells its pid as what it has read; or dies."""
 
 EGRESS = Egress(
     namespace="default",
@@ -46,7 +48,7 @@ ANOTHER = EGRESS.model_copy(update={"group": "another"})
 class Processes(DispatcherProcesses):
     """Real processes of a dispatcher that needs no Kafka, and ends its requests as `ends` says."""
 
-    ends = Ended.BUDGET
+    ends: str = Ended.BUDGET
 
     async def _start(self, egress: Egress, log: Path) -> dispatchers._Dispatcher:
         code = DISPATCHER.replace("ENDED", self.ends)
@@ -94,6 +96,13 @@ async def test_a_process_ends_with_its_drain(tmp_path: Path) -> None:
     async with processes(tmp_path) as it:
         it.ends = Ended.IDLE
         assert not runs(await it.pid())
+
+
+async def test_a_process_that_dies_is_an_error_with_its_signal_and_its_log(tmp_path: Path) -> None:
+    async with processes(tmp_path) as it:
+        it.ends = "killed"
+        with pytest.raises(OSError, match=r"was ended by SIGKILL .*: see .*default-orders\.log"):
+            await it.pid()
 
 
 async def test_a_process_that_nobody_asks_again_ends(

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from support.waiting import until
+from support.wire import get
 
 from knafka.core.errors import InvalidDocument
 from knafka_local import children
-from knafka_local.http import get
 from knafka_local.programs import Identity, Program, Programs, program_of
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.resources import Service
@@ -91,7 +91,7 @@ class Told:
 
     async def answer(self) -> bytes:
         port = int(self.programs.url(WHO).rstrip("/").rpartition(":")[2])
-        return (await get(port, "/", 20))[1]
+        return await get(port)
 
 
 @asynccontextmanager
