@@ -66,7 +66,10 @@ class Child:
     """Every child of this process, for whoever has to end in a hurry."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, output: asyncio.Task[None], patience: float
+        self,
+        process: asyncio.subprocess.Process,
+        output: asyncio.Task[None] | None,
+        patience: float,
     ) -> None:
         self._process = process
         self._output = output
@@ -75,15 +78,21 @@ class Child:
         self.running.add(self)
 
     @staticmethod
-    async def start(command: Command, show: Say = lambda line: None) -> Child:
-        """Raises `OSError` if the program can't be run."""
+    async def start(command: Command, show: Say | None = None) -> Child:
+        """Raises `OSError` if the program can't be run.
+
+        The thread that starts it must live as long as it does (see `die_with_parent`).
+        """
         command.log.parent.mkdir(parents=True, exist_ok=True)
         if command.log.exists() and command.log.stat().st_size > MAX_LOG_BYTES:
             command.log.replace(command.log.with_suffix(".old.log"))
-        # A pipe of our own: asyncio's would make `wait` wait for whoever else holds it.
-        reading, writing = os.pipe()
-        output = asyncio.create_task(_forward(reading, command.log, show))
-        with command.log.open("ab") as log, os.fdopen(writing, "wb") as printed:
+        with command.log.open("ab") as log, contextlib.ExitStack() as stack:
+            printed, output = log, None
+            if show is not None:
+                # A pipe of our own: asyncio's would make `wait` wait for whoever else holds it.
+                reading, writing = os.pipe()
+                output = asyncio.create_task(_forward(reading, command.log, show))
+                printed = stack.enter_context(os.fdopen(writing, "wb"))
             process = await asyncio.create_subprocess_exec(
                 *command.arguments,
                 env={**os.environ, **_PYTHON, **command.environment},
@@ -97,27 +106,28 @@ class Child:
             )
         return Child(process, output, command.patience)
 
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
     async def wait(self) -> int:
         """Wait until it ends; the exit code, negative for a signal."""
         return await self._process.wait()
 
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL to the whole group if it takes too long or leaves some behind."""
-        if self._process.returncode is None:
-            self.terminate()
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience):
                     await self._process.wait()
         self.kill()
         await self._process.wait()
-        await asyncio.wait({self._output}, timeout=LAST_WORDS)
-        self._output.cancel()
+        if self._output is not None:
+            await asyncio.wait({self._output}, timeout=LAST_WORDS)
+            self._output.cancel()
         self.running.discard(self)
-
-    def terminate(self) -> None:
-        """SIGTERM; `wait` tells when it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
 
     def kill(self) -> None:
         """SIGKILL to what is left of the group, its own children included."""
@@ -230,3 +240,13 @@ def free_port() -> int:
             probe.bind((HOST, port))
             return port
     raise OSError(errno.EADDRINUSE, "a hundred ports were tried and none is free")
+
+
+async def accepts(host: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    writer.close()
+    return True

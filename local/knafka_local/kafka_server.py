@@ -15,11 +15,9 @@ import asyncio
 import contextlib
 import errno
 import fcntl
-import os
 import secrets
 import socket
 import time
-from asyncio.subprocess import STDOUT, Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -27,11 +25,9 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from knafka_local.children import free_port
+from knafka_local.children import HOST, Child, Command, accepts, free_port
 from knafka_local.kafka_distribution import KafkaDistribution, LocalKafkaError
-from knafka_local.processes import die_with_parent
 
-HOST: Final = "127.0.0.1"
 NODE_ID: Final = "1"
 CLIENTS: Final = "CLIENTS"
 CONTROLLER: Final = "CONTROLLER"
@@ -118,7 +114,7 @@ class KafkaServer:
         self._protocols = {CLIENTS: "PLAINTEXT", **(listeners or {}), CONTROLLER: "PLAINTEXT"}
         self._properties = properties or {}
         self._format_arguments = format_arguments
-        self._process: Process | None = None
+        self._node: Child | None = None
         self.directory = directory.resolve()
         self.log_file = self.directory / "kafka.log"
         self.cluster_id = ""
@@ -136,9 +132,7 @@ class KafkaServer:
     @property
     def pid(self) -> int | None:
         """The running node's process id, None while there is none."""
-        if self._process is None or self._process.returncode is not None:
-            return None
-        return self._process.pid
+        return self._node.pid if self._node is not None and self._node.is_running else None
 
     async def start(self) -> None:
         """Start, again if need be, and return once the node takes requests.
@@ -156,23 +150,23 @@ class KafkaServer:
         if not self._formatted():
             await self._format(log_start)
         self.cluster_id = _read_properties(self._meta)["cluster.id"]
-        self._process = await self._java("kafka.Kafka", str(self._server_properties))
+        self._node = await self._java("kafka.Kafka", str(self._server_properties))
         try:
-            await self._until_ready(self._process, log_start)
+            await self._until_ready(self._node, log_start)
         except BaseException:
             await asyncio.shield(self.stop())
             raise
 
     async def stop(self) -> None:
         """Stop cleanly, or by SIGKILL after `STOP_TIMEOUT`; nothing to do if it doesn't run."""
-        if self._process is not None:
-            await _end(self._process)
+        if self._node is not None:
+            await self._node.stop()
 
     async def wait(self) -> int:
         """Wait until the node ends, wanted or not, and return its exit code (143 after `stop`)."""
-        if self._process is None:
+        if self._node is None:
             raise LocalKafkaError(f"Kafka was never started on {self.directory}")
-        return await self._process.wait()
+        return await self._node.wait()
 
     @property
     def _topics(self) -> Path:
@@ -203,7 +197,7 @@ class KafkaServer:
         foreign = [
             entry.name
             for entry in self.directory.iterdir()
-            if entry.name not in ours and not entry.name.startswith(self.log_file.name)
+            if entry.name not in ours and not entry.name.startswith(f"{self.log_file.stem}.")
         ]
         if foreign:
             raise LocalKafkaError(
@@ -252,7 +246,7 @@ class KafkaServer:
         self._log4j_properties.write_text(_LOGGING.format(log=self.log_file))
 
     async def _format(self, log_start: int) -> None:
-        process = await self._java(
+        formatting = await self._java(
             "kafka.tools.StorageTool",
             "format",
             f"--cluster-id={secrets.token_urlsafe(16)}",  # `=`, since it may begin with a dash
@@ -262,32 +256,21 @@ class KafkaServer:
         )
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                code = await process.wait()
+                code = await formatting.wait()
         finally:
-            await asyncio.shield(_end(process))
+            await asyncio.shield(formatting.stop())
         if code:
             raise self._failure(f"Kafka could not format {self._topics}", log_start)
 
-    async def _java(self, main_class: str, *arguments: str) -> Process:
+    async def _java(self, main_class: str, *arguments: str) -> Child:
         """Start a JVM from this thread, which must outlive it (see `die_with_parent`)."""
-        with self.log_file.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                self._distribution.java,
-                *JVM_FLAGS,
-                f"-Dlog4j2.configurationFile={self._log4j_properties}",
-                main_class,
-                *arguments,
-                env={**os.environ, "CLASSPATH": self._distribution.class_path},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=STDOUT,
-                # Ctrl-C goes to a whole process group; only our parent decides when Kafka stops.
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
+        logging = f"-Dlog4j2.configurationFile={self._log4j_properties}"
+        words = (str(self._distribution.java), *JVM_FLAGS, logging, main_class, *arguments)
+        environment = {"CLASSPATH": self._distribution.class_path}
+        return await Child.start(Command(words, self.log_file, environment, patience=STOP_TIMEOUT))
 
-    async def _until_ready(self, process: Process, log_start: int) -> None:
-        ended = asyncio.create_task(process.wait())
+    async def _until_ready(self, node: Child, log_start: int) -> None:
+        ended = asyncio.create_task(node.wait())
         ready = asyncio.create_task(await_cluster(self.bootstrap_servers, self.cluster_id))
         try:
             await asyncio.wait(
@@ -313,9 +296,10 @@ class KafkaServer:
 
 async def await_cluster(bootstrap_servers: str, cluster_id: str) -> None:
     """Wait until a broker answers there; raise `LocalKafkaError` if it is of another cluster."""
+    host, _, port = bootstrap_servers.rpartition(":")
     found = None
     while found is None:
-        if await _accepts(bootstrap_servers):
+        if await accepts(host, int(port)):
             found = await asyncio.to_thread(_ask_cluster_id, bootstrap_servers)
         if found is None:
             await asyncio.sleep(PROBE_PAUSE)
@@ -326,16 +310,6 @@ async def await_cluster(bootstrap_servers: str, cluster_id: str) -> None:
         )
 
 
-async def _accepts(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        _, writer = await asyncio.open_connection(host, int(port))
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
 def _ask_cluster_id(bootstrap_servers: str) -> str | None:
     """The cluster id once the broker is registered and takes requests, None before."""
     client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
@@ -344,18 +318,6 @@ def _ask_cluster_id(bootstrap_servers: str) -> str | None:
     except KafkaException:
         return None
     return str(cluster.cluster_id) if cluster.brokers else None
-
-
-async def _end(process: Process) -> None:
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 def _take_ports(host: str, wanted: Mapping[str, int]) -> dict[str, int]:

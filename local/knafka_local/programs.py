@@ -9,7 +9,6 @@ that is where one sees events arrive; what it prints to stderr lies in its log f
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import Final, TypeAlias
 from watchfiles import awatch
 
 from knafka.core.errors import InvalidDocument
-from knafka_local.children import HOST, Child, Command, Say, Supervised, ended, free_port
+from knafka_local.children import HOST, Child, Command, Say, Supervised, accepts, ended, free_port
 from knafka_operator.model.conditions import Status
 from knafka_operator.model.resources import LOCAL_COMMAND, Service, annotation_path
 
@@ -190,17 +189,9 @@ class _Running:
         await self._child.stop()
 
     async def _tell_once_open(self, port: int) -> None:
-        while not await _is_open(port):  # noqa: ASYNC110  # nobody else knows when
+        while not await accepts(HOST, port):  # noqa: ASYNC110  # nobody else knows when
             await asyncio.sleep(PAUSE)
         await self._report(self._who, Status.TRUE, "")
-
-
-async def _is_open(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        _, writer = await asyncio.open_connection(HOST, port)
-        writer.close()
-        return True
-    return False
 
 
 async def _tell_nobody(who: Identity, serves: Status, why_not: str) -> None:

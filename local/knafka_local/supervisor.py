@@ -12,14 +12,13 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
@@ -33,9 +32,6 @@ from knafka_local.kept_names import KeptNames
 from knafka_local.manifests import Declared, Manifests
 from knafka_local.snapshot import Snapshot
 from knafka_local.view import View
-
-if TYPE_CHECKING:
-    pass
 
 LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks at the receiver's counters."""
@@ -124,8 +120,6 @@ class Supervisor:
         """End every process at once, for somebody who won't wait."""
         for child in Child.running:
             child.kill()
-        if self._server is not None and self._server.pid is not None:
-            os.kill(self._server.pid, signal.SIGKILL)
 
     def snapshot(self) -> Snapshot:
         """How everything stands."""
