@@ -8,47 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Final
 
-from knafka.core.cesql.functions import resolve
+from knafka.core.cesql.functions import names, resolve
 from knafka.core.cesql.parser import parse
 from knafka.core.cesql.syntax import Call, Chain, Node, Unary
-from knafka.core.contract import CESQL, All, Any_, Filter, Not
-
-FUNCTIONS: Final = (
-    *("ABS", "BOOL", "CONCAT", "CONCAT_WS", "INT", "IS_BOOL", "IS_INT", "LEFT", "LENGTH"),
-    *("LOWER", "RIGHT", "STRING", "SUBSTRING", "TRIM", "UPPER"),
-)
-"""Those of CESQL 1.0, §3.4."""
-MOST_ARGUMENTS: Final = 4
-"""More than any of them needs."""
+from knafka.core.contract import Filter
+from knafka.core.filters import expressions
 
 
 def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
     """A sentence for each call of a function that there is not, or not with so many arguments."""
-    for index, each in enumerate(filters):
-        yield from _of(each, f"{path}[{index}]")
-
-
-def _of(spec: Filter, path: str) -> Iterator[str]:
-    match spec:
-        case All(all=inner):
-            yield from missing_functions(inner, f"{path}.all")
-        case Any_(any=inner):
-            yield from missing_functions(inner, f"{path}.any")
-        case Not(not_=inner_filter):
-            yield from _of(inner_filter, f"{path}.not")
-        case CESQL(cesql=text):
-            for call in _calls(parse(text)):
-                if resolve(call.name, len(call.arguments)) is None:
-                    yield f"{path}.cesql: {_problem(call)}"
+    for where, text in expressions(filters, path):
+        for call in _calls(parse(text)):
+            if resolve(call.name, len(call.arguments)) is None:
+                yield f"{where}: {_problem(call)}"
 
 
 def _problem(call: Call) -> str:
-    if any(resolve(call.name, count) for count in range(MOST_ARGUMENTS + 1)):
+    if call.name in names():
         return f"the function {call.name} does not take {len(call.arguments)} arguments"
-    close = get_close_matches(call.name, FUNCTIONS, 1)
-    meant = f"did you mean {close[0]}?" if close else f"there is {', '.join(FUNCTIONS)}"
+    close = get_close_matches(call.name, names(), 1)
+    meant = f"did you mean {close[0]}?" if close else f"there is {', '.join(names())}"
     return f"there is no function {call.name}; {meant}"
 
 

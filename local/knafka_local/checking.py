@@ -17,13 +17,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
 from knafka_local.cesql_calls import missing_functions
 from knafka_local.impossible import impossible
-from knafka_local.manifests import Manifests, Place, documents
+from knafka_local.manifests import Identity, Manifests, Place, Unreadable, documents, identity_of
 from knafka_operator.decide import admission, desired
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.model.resources import (
@@ -76,9 +74,6 @@ CONFIG_KEYS: Final = (
 )
 """What a Broker's ConfigMap may hold besides `default.topic.config.`…"""
 
-Who = tuple[str, str, str]
-"""Kind, namespace, name."""
-
 
 class Severity(Enum):
     ERROR = "error"
@@ -126,15 +121,14 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> Checked:
     for file in Manifests(paths).files():
         try:
             found += documents(file)
-        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-            text = f"can't be read: {' '.join(str(error).split())}"
-            findings.append(Finding(Place(file), "", Severity.ERROR, text))
+        except Unreadable as error:
+            findings.append(Finding(Place(file), "", Severity.ERROR, str(error)))
     known = _known(found)
     objects = 0
-    first: dict[Who, Place] = {}
+    first: dict[Identity, Place] = {}
     for place, document in found:
-        who = _who(document)
-        name = f"{who[0]} {who[1]}/{who[2]}" if who else ""
+        who = identity_of(document)
+        name = str(who or "")
         if (judged := _judge(document, known, partial)) is None:
             continue
         objects += 1
@@ -149,7 +143,7 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> Checked:
 
 
 def _judge(
-    document: Any, known: Mapping[Who, Any], partial: bool
+    document: Any, known: Mapping[Identity, Any], partial: bool
 ) -> list[tuple[Severity, str]] | None:
     """What is wrong with one document; None: it is none of our kinds."""
     errors: list[str] = []
@@ -198,7 +192,7 @@ def _refused(kind: str, document: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _of_broker(broker: Broker, known: Mapping[Who, Any]) -> tuple[list[str], list[str]]:
+def _of_broker(broker: Broker, known: Mapping[Identity, Any]) -> tuple[list[str], list[str]]:
     """What it refers to and isn't there; what is doubtful."""
     given = broker.metadata.annotations.get(BROKER_CLASS, "")
     if given not in BROKER_CLASSES | {""}:
@@ -209,12 +203,12 @@ def _of_broker(broker: Broker, known: Mapping[Who, Any]) -> tuple[list[str], lis
         return [str(error)], []
     if reference is None:
         return [], []
-    config = known.get(("ConfigMap", *reference))
+    wanted = Identity("ConfigMap", *reference)
+    config = known.get(wanted)
     if config is None:
-        what = f"ConfigMap {'/'.join(reference)}"
-        if reference[0] != broker.metadata.namespace:
-            return [], [f"spec.config: {what} isn't among the files: it has to be in the cluster"]
-        return [_missing("spec.config", "ConfigMap", reference, known)], []
+        if wanted.namespace != broker.metadata.namespace:
+            return [], [f"spec.config: {wanted} isn't among the files: it has to be in the cluster"]
+        return [_missing("spec.config", wanted, known)], []
     return _of_config(config) if isinstance(config, ConfigMap) else ([], [])
 
 
@@ -237,13 +231,13 @@ def _of_config(config: ConfigMap) -> tuple[list[str], list[str]]:
     ]
 
 
-def _of_trigger(trigger: Trigger, known: Mapping[Who, Any]) -> tuple[list[str], list[str]]:
+def _of_trigger(trigger: Trigger, known: Mapping[Identity, Any]) -> tuple[list[str], list[str]]:
     """What it refers to and isn't there; what is doubtful."""
     missing = []
     doubts = []
-    broker = trigger.metadata.namespace, trigger.spec.broker
-    if ("Broker", *broker) not in known:
-        missing.append(_missing("spec.broker", "Broker", broker, known))
+    broker = Identity("Broker", trigger.metadata.namespace, trigger.spec.broker)
+    if broker not in known:
+        missing.append(_missing("spec.broker", broker, known))
     destinations = {
         "spec.subscriber": trigger.spec.subscriber,
         "spec.delivery.deadLetterSink": trigger.spec.delivery.dead_letter_sink,
@@ -251,27 +245,26 @@ def _of_trigger(trigger: Trigger, known: Mapping[Who, Any]) -> tuple[list[str], 
     for path, destination in destinations.items():
         if (wanted := _referred(destination, trigger.metadata.namespace)) is None:
             continue
-        kind, namespace, name = wanted
         if wanted not in known:
-            missing.append(_missing(f"{path}.ref", kind, (namespace, name), known))
-        elif kind == "Broker" and (namespace, name) == broker and path == "spec.subscriber":
+            missing.append(_missing(f"{path}.ref", wanted, known))
+        elif wanted == broker and path == "spec.subscriber":
             doubts.append(f"{path}.ref: its own Broker: every event that it gets comes back to it")
     return missing, doubts
 
 
-def _referred(destination: Destination | None, namespace: str) -> Who | None:
+def _referred(destination: Destination | None, namespace: str) -> Identity | None:
     """The Knative Service or Broker that a destination names; others may be of any kind."""
     if destination is None or destination.ref is None:
         return None
     ref = destination.ref
     if (ref.api_version, ref.kind) not in ((SERVING, "Service"), (EVENTING, "Broker")):
         return None
-    return ref.kind, ref.namespace or namespace, ref.name
+    return Identity(ref.kind, ref.namespace or namespace, ref.name)
 
 
-def _missing(path: str, kind: str, name: tuple[str, str], known: Mapping[Who, Any]) -> str:
-    names = [each for of, namespace, each in known if (of, namespace) == (kind, name[0])]
-    text = f"{path}: {kind} {'/'.join(name)} isn't among the files{_meant(name[1], names)}"
+def _missing(path: str, wanted: Identity, known: Mapping[Identity, Any]) -> str:
+    names = [each.name for each in known if each[:2] == wanted[:2]]
+    text = f"{path}: {wanted} isn't among the files{_meant(wanted.name, names)}"
     return f"{text} (--partial, if it is in the cluster already)"
 
 
@@ -288,11 +281,11 @@ def _meant(given: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _known(found: Iterable[tuple[Place, Any]]) -> dict[Who, Any]:
+def _known(found: Iterable[tuple[Place, Any]]) -> dict[Identity, Any]:
     """Every object of our kinds that has a name, the first of each; broken ones count as there."""
-    known: dict[Who, Any] = {}
+    known: dict[Identity, Any] = {}
     for _, document in found:
-        if (who := _who(document)) is not None:
+        if (who := identity_of(document)) is not None:
             try:
                 known.setdefault(who, parse_resource(document))
             except InvalidDocument:
@@ -302,13 +295,6 @@ def _known(found: Iterable[tuple[Place, Any]]) -> dict[Who, Any]:
 
 class _Broken:
     """An object that is there and can't be read: what refers to it is right."""
-
-
-def _who(document: object) -> Who | None:
-    match document:
-        case {"kind": str(kind), "metadata": {"name": str(name), **rest}}:
-            return kind, str(rest.get("namespace") or "default"), name
-    return None
 
 
 def _class_of(document: Mapping[str, Any]) -> str:

@@ -20,11 +20,12 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka_jobs.options import SELECTION
 from knafka_local import dead_letter_jobs, dead_letters, replaying
 from knafka_local.installation import DEFAULT_DATA, Installation, NotRunning
-from knafka_local.job_options import Asked, arguments_of, taking
+from knafka_local.job_options import Asked, taking
 from knafka_local.options import (
     FAILED,
     DataDir,
     add,
+    arguments_of,
     egress_of,
     kafka_of,
     print_table,

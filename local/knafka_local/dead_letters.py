@@ -12,12 +12,11 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
 from knafka.core import names
 from knafka.core.contract import Egress
-from knafka.core.dead_letter import ATTRIBUTE_PREFIX, OMITTED
+from knafka.core.dead_letter import ATTRIBUTE_PREFIX, OMITTED, timestamp
 from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, Record
 
@@ -156,7 +155,7 @@ def letter(record: Record, replayed: int | None = None) -> DeadLetter:
         name.removeprefix("ce_"): (value or b"").decode(errors="replace")
         for name, value in record.headers() or ()
     }
-    written = _moment(record.timestamp()[1])
+    written = timestamp(record.timestamp()[1] / 1000)
     where = [
         found.get(f"{ATTRIBUTE_PREFIX}{part}", "?") for part in ("topic", "partition", "offset")
     ]
@@ -178,13 +177,8 @@ def letter(record: Record, replayed: int | None = None) -> DeadLetter:
         data=shown((record.value() or b"")[: 4 * PREVIEW].decode(errors="replace")),
         omitted=text(OMITTED),
         position=shown("/".join(where)),
-        replayed="" if replayed is None else _moment(replayed),
+        replayed="" if replayed is None else timestamp(replayed / 1000),
     )
-
-
-def _moment(milliseconds: int) -> str:
-    moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _decoded(text: str) -> str:

@@ -87,11 +87,11 @@ class Installation:
 
     def write(self, state: State) -> None:
         """Tell the other commands; they see the old state or the new one, never half of it."""
-        _replace(self._state, state.model_dump_json(by_alias=True, indent=2))
+        replace_file(self._state, state.model_dump_json(by_alias=True, indent=2))
 
     def write_status(self, text: str) -> None:
         """The same for how everything stands, as JSON."""
-        _replace(self._status, text)
+        replace_file(self._status, text)
 
     def running(self) -> State:
         """What runs on this data; raises `NotRunning`."""
@@ -138,7 +138,8 @@ def _lock(descriptor: int) -> bool:
     return False
 
 
-def _replace(file: Path, text: str) -> None:
+def replace_file(file: Path, text: str) -> None:
+    """Write it so that whoever reads it sees the old text or the new one."""
     unfinished = file.with_suffix(".new")
     unfinished.write_text(text)
     unfinished.replace(file)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any, TypeAlias
 
@@ -70,15 +70,3 @@ def _checked(read: Callable[[str], Any]) -> Callable[[str], str]:
         return text
 
     return check
-
-
-def arguments_of(options: Mapping[str, Any]) -> list[str]:
-    """A job's arguments; what is None or False is left out."""
-    arguments = []
-    for name, value in options.items():
-        if value is True:
-            arguments.append(f"--{name}")
-        elif value is not None and value is not False:
-            # With the equals sign, a value may begin with a dash.
-            arguments.append(f"--{name}={value}")
-    return arguments

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from knafka_local.installation import replace_file
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 
@@ -48,6 +49,4 @@ class KeptNames:
 
     def _write(self) -> None:
         if self._file is not None:
-            unfinished = self._file.with_suffix(".new")
-            unfinished.write_text(json.dumps(self._clusters, indent=2, sort_keys=True))
-            unfinished.replace(self._file)
+            replace_file(self._file, json.dumps(self._clusters, indent=2, sort_keys=True))

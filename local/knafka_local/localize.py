@@ -18,6 +18,7 @@ from knafka.core import names
 from knafka_operator.decide import admission, desired
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS
 from knafka_operator.decide.topics import TOPIC_ID
+from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import (
     AUTOSCALING,
     CORE,
@@ -40,8 +41,6 @@ SCALING: Final[Mapping[str, str]] = {
 
 PARTITIONS: Final = "10"
 """Upstream's default number, so that a Trigger scales here as it does there."""
-
-Document = Mapping[str, Any]
 
 
 def localized(document: Document) -> dict[str, Any]:

@@ -17,18 +17,21 @@ import yaml
 from watchfiles import Change, awatch
 
 from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import Broker, ConfigMap, Service, Trigger, parse_resource
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 """What is read in a folder; a file that is named itself may have any suffix."""
 
 Resource: TypeAlias = Broker | Trigger | ConfigMap | Service
-Document: TypeAlias = Mapping[str, Any]
-"""As it is written."""
 
 
 class NoManifests(KnafkaError):
     """A path that was asked for isn't there."""
+
+
+class Unreadable(KnafkaError):
+    """A file is no YAML, or can't be read at all."""
 
 
 class Identity(NamedTuple):
@@ -153,28 +156,26 @@ def _read(
     file: Path, before: Mapping[Identity, _Found], problems: list[Problem]
 ) -> dict[Identity, _Found]:
     try:
-        documents = list(yaml.load_all(file.read_text(), _Loader))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        problems.append(Problem(Place(file), f"can't be read: {' '.join(str(error).split())}"))
+        there = documents(file)
+    except Unreadable as error:
+        problems.append(Problem(Place(file), str(error)))
         return dict(before)
     found: dict[Identity, _Found] = {}
-    for number, document in enumerate(documents, start=1):
-        place = Place(file, number)
-        for each in _items(document):
-            who = _identity(each)
-            try:
-                resource = parse_resource(each)
-                if who is None:
-                    raise InvalidDocument("metadata.name", "missing: want a name")
-                if resource is None or not isinstance(each, dict):
-                    raise InvalidDocument("kind", "none of those that run here, so it is left out")
-                if who in found:
-                    raise InvalidDocument("metadata.name", "stands in this file already")
-                found[who] = _Found(resource, place, each)
-            except InvalidDocument as error:
-                problems.append(Problem(place, f"{who}: {error}" if who else str(error)))
-                if who is not None and who in before:
-                    found.setdefault(who, before[who])
+    for place, each in there:
+        who = identity_of(each)
+        try:
+            resource = parse_resource(each)
+            if who is None:
+                raise InvalidDocument("metadata.name", "missing: want a name")
+            if resource is None or not isinstance(each, dict):
+                raise InvalidDocument("kind", "none of those that run here, so it is left out")
+            if who in found:
+                raise InvalidDocument("metadata.name", "stands in this file already")
+            found[who] = _Found(resource, place, each)
+        except InvalidDocument as error:
+            problems.append(Problem(place, f"{who}: {error}" if who else str(error)))
+            if who is not None and who in before:
+                found.setdefault(who, before[who])
     return found
 
 
@@ -187,7 +188,7 @@ def _items(document: object) -> Iterator[object]:
         yield document
 
 
-def _identity(document: object) -> Identity | None:
+def identity_of(document: object) -> Identity | None:
     """What a document is about, however broken the rest of it is."""
     match document:
         case {"kind": str(kind), "metadata": {"name": str(name), **rest}}:
@@ -206,9 +207,14 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def documents(file: Path) -> Iterator[tuple[Place, object]]:
-    """Every object in a file as it is written, with its place, for whoever judges more than what
-    runs here. Raises `yaml.YAMLError`, `UnicodeDecodeError` and `OSError`."""
-    for number, document in enumerate(yaml.load_all(file.read_text(), _Loader), start=1):
-        for each in _items(document):
-            yield Place(file, number), each
+def documents(file: Path) -> list[tuple[Place, object]]:
+    """Every object in a file as it is written, with its place. Raises `Unreadable`."""
+    try:
+        found = list(yaml.load_all(file.read_text(), _Loader))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise Unreadable(f"can't be read: {' '.join(str(error).split())}") from None
+    return [
+        (Place(file, number), each)
+        for number, document in enumerate(found, start=1)
+        for each in _items(document)
+    ]

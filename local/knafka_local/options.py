@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -147,6 +147,18 @@ def with_kafka(running: State, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T
             await admin.close()
 
     return asyncio.run(asked())
+
+
+def arguments_of(options: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line; what is None or False is left out."""
+    arguments = []
+    for name, value in options.items():
+        if value is True:
+            arguments.append(f"--{name}")
+        elif value is not None and value is not False:
+            # With the equals sign, a value may begin with a dash.
+            arguments.append(f"--{name}={value}")
+    return arguments
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], otherwise: str) -> None:

@@ -7,18 +7,18 @@ the one Trigger that failed it. The tables don't know of it, so a later report g
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
 
 from knafka.core import names
 from knafka.core.contract import Egress
-from knafka.core.dead_letter import OMITTED, restored
+from knafka.core.dead_letter import OMITTED, REPLAY_TOPIC, restored
 from knafka.core.delivery import Reason
-from knafka.core.errors import KnafkaError, LogError
+from knafka.core.errors import KnafkaError
+from knafka.core.kafka_binding import Draft
+from knafka.dispatcher.appending import append
 from knafka.ports.log import LogAdmin, LogWriter, Record
 from knafka_local.dead_letters import (
     READ_AT_MOST,
@@ -28,12 +28,6 @@ from knafka_local.dead_letters import (
     replayed_at,
     replays,
 )
-
-TOPIC: Final[Mapping[str, str]] = {
-    "cleanup.policy": "delete",
-    "retention.ms": str(30 * 24 * 3600 * 1000),
-}
-"""Of a replay topic; the Spark job makes it so too."""
 
 
 class NotSent(KnafkaError):
@@ -105,13 +99,7 @@ async def send(admin: LogAdmin, writer: LogWriter, chosen: Sequence[Chosen]) -> 
         marked = restored(
             record.headers() or (), f"{replay}/{record.partition()}-{record.offset()}"
         )
-        done: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
-        try:
-            writer.append(topic, record.key(), record.value(), marked, done.set_result)
-            error = await done
-        except LogError as refused:
-            error = refused
-        if error is not None:
+        if error := await append(writer, topic, Draft(record.key(), marked, record.value())):
             raise NotSent(f"{each.about} was not sent: {error}")
     return replay
 
@@ -126,6 +114,6 @@ async def _topic(admin: LogAdmin, egress: Egress) -> str:
             name,
             max(there.get(egress.topic, 1), there.get(egress.dead_letter_topic, 1)),
             -1 if dead_letters is None else dead_letters.replication,
-            TOPIC,
+            REPLAY_TOPIC,
         )
     return name

@@ -10,7 +10,7 @@ import typer
 
 from knafka_local import detached, view
 from knafka_local.installation import DEFAULT_DATA, Installation
-from knafka_local.options import DataDir, Files, add
+from knafka_local.options import DataDir, Files, add, arguments_of
 from knafka_local.supervisor import Options
 from knafka_local.up import up as run_until_stopped
 
@@ -61,9 +61,8 @@ def up(
         asyncio.run(run_until_stopped(options, view.choose(plain), send_file))
         return
     arguments = [f"--file={each}" for each in manifests]
-    arguments += [f"--data-dir={data_dir}", f"--port={port}", f"--kafka-port={kafka_port}"]
-    arguments += [] if bootstrap_servers is None else [f"--bootstrap-servers={bootstrap_servers}"]
-    arguments += [] if send_file is None else [f"--send={send_file}"]
+    others = {"data-dir": data_dir, "port": port, "kafka-port": kafka_port, "send": send_file}
+    arguments += arguments_of({**others, "bootstrap-servers": bootstrap_servers})
     pid = detached.start(arguments, Installation(data_dir), typer.echo)
     typer.echo(
         f"knafka runs in the background (pid {pid}); "

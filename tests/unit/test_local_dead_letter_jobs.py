@@ -11,8 +11,8 @@ import pytest
 from knafka_local import dead_letter_jobs
 from knafka_local.dead_letter_commands import _any_of
 from knafka_local.dead_letter_jobs import JobFailed, java_home, run
-from knafka_local.job_options import arguments_of
 from knafka_local.kafka_distribution import pinned_jars
+from knafka_local.options import arguments_of
 
 
 def java(folder: Path, modules: str) -> Path:

@@ -11,14 +11,14 @@ import pytest
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import Egress, Kafka, Sink
-from knafka.core.dead_letter import REPLAY, Failure, Origin, dead_letter_of, stub_of
+from knafka.core.dead_letter import REPLAY, REPLAY_TOPIC, Failure, Origin, dead_letter_of, stub_of
 from knafka.core.delivery import Reason
 from knafka.core.errors import LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Draft, RecordHeaders, to_record
 from knafka.core.names import replay_topic
 from knafka_local.dead_letters import PREVIEW, letter, letters, overview, shown
-from knafka_local.replaying import TOPIC, NotSent, choose, send
+from knafka_local.replaying import NotSent, choose, send
 
 ORIGIN = Origin("default", "shop", "orders", "topic", 2, 42)
 FAILURE = Failure("http://127.0.0.1:1/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no\x1b[2J\nbank")
@@ -139,7 +139,7 @@ async def test_an_event_is_sent_again_as_it_was_to_the_trigger_that_failed_it() 
     failed(memory, "1", b'{"n": 1}')
     assert await replayed(memory, "1") == [""]
     assert len(memory.topics[REPLAYS]) == 4, "as many partitions as the Broker's topic"
-    assert memory.descriptions[REPLAYS].config == TOPIC
+    assert memory.descriptions[REPLAYS].config == REPLAY_TOPIC
     ((record,),) = [each for each in memory.topics[REPLAYS] if each]
     was = to_record(Event({**EVENT.attributes, "id": "1"}, b'{"n": 1}'))
     (*headers, (name, marked)) = record.headers() or []
@@ -189,13 +189,6 @@ async def test_a_letter_that_kafka_does_not_take_is_told() -> None:
     memory.fail(LogError("no space"))
     with pytest.raises(NotSent, match=r"order 1 from /shop .* was not sent: no space"):
         await replayed(memory, "1")
-
-
-def test_the_replay_topic_is_made_as_the_spark_job_makes_it() -> None:
-    pytest.importorskip("pyspark")
-    from knafka_jobs.replay.run import RETENTION
-
-    assert TOPIC == RETENTION
 
 
 def test_a_stub_says_what_is_missing() -> None:

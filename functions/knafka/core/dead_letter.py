@@ -53,6 +53,9 @@ _NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{each}" for each in
 FAILURE_HEADERS: Final = frozenset(f"ce_{name}" for name in _NAMES)
 """The record headers that a dead letter adds to its event."""
 
+REPLAY_TOPIC: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 24 * 3600 * 1000)}
+"""The configuration of every replay topic: a month is enough to deliver an event again."""
+
 REPLAY: Final = "knafka-replay"
 """Header of a record that was sent again: replay id, a slash, failure id. No attribute."""
 
@@ -119,8 +122,8 @@ def dead_letter_of(
         "knativeerrordata": base64.b64encode(_beginning(failure.body)).decode(),
         f"{ATTRIBUTE_PREFIX}reason": failure.reason.value,
         f"{ATTRIBUTE_PREFIX}attempts": str(failure.attempts),
-        f"{ATTRIBUTE_PREFIX}firsttime": _timestamp(failure.first_attempt),
-        f"{ATTRIBUTE_PREFIX}lasttime": _timestamp(failure.last_attempt),
+        f"{ATTRIBUTE_PREFIX}firsttime": timestamp(failure.first_attempt),
+        f"{ATTRIBUTE_PREFIX}lasttime": timestamp(failure.last_attempt),
         f"{ATTRIBUTE_PREFIX}namespace": origin.namespace,
         f"{ATTRIBUTE_PREFIX}broker": origin.broker,
         f"{ATTRIBUTE_PREFIX}trigger": origin.trigger,
@@ -181,6 +184,7 @@ def _beginning(body: bytes) -> bytes:
     return body[:ERROR_DATA_BYTES]
 
 
-def _timestamp(seconds: float) -> str:
+def timestamp(seconds: float) -> str:
+    """Unix time as RFC 3339 has it, in UTC, to the millisecond."""
     moment = datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -6,7 +6,7 @@ A predicate is compiled once and called per event; it never raises. Not Kafka's,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, assert_never
 
 from knafka.core import cesql
@@ -70,25 +70,31 @@ def compile_filter(spec: Filter, failed: CountError = _ignore) -> Predicate:
             assert_never(spec)
 
 
-def never_true(filters: tuple[Filter, ...], path: str) -> Iterator[tuple[str, str]]:
+def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
     """Path and a sentence for each expression that is true of no event: its type isn't Boolean."""
+    for where, text in expressions(filters, path):
+        returns = cesql.compile_expression(text).returns
+        if returns is not bool:
+            returned = "a string" if returns is str else "an integer"
+            yield where, f"{text} returns {returned}, which no filter takes for true"
+
+
+def expressions(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
+    """Path and text of each CESQL expression, wherever it stands in filters at `path`."""
     for index, each in enumerate(filters):
-        yield from _never_true(each, f"{path}[{index}]")
+        yield from _expressions(each, f"{path}[{index}]")
 
 
-def _never_true(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
+def _expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
     match spec:
         case All(all=inner):
-            yield from never_true(inner, f"{path}.all")
+            yield from expressions(inner, f"{path}.all")
         case Any_(any=inner):
-            yield from never_true(inner, f"{path}.any")
+            yield from expressions(inner, f"{path}.any")
         case Not(not_=inner_filter):
-            yield from _never_true(inner_filter, f"{path}.not")
+            yield from _expressions(inner_filter, f"{path}.not")
         case CESQL(cesql=text):
-            returns = cesql.compile_expression(text).returns
-            if returns is not bool:
-                returned = "a string" if returns is str else "an integer"
-                yield f"{path}.cesql", f"{text} returns {returned}, which no filter takes for true"
+            yield f"{path}.cesql", text
 
 
 def why_not(

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from knafka.core import names
 from knafka.core.contract import MAX_RECORD_BYTES
+from knafka.core.dead_letter import REPLAY_TOPIC
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
@@ -25,9 +26,6 @@ from knafka_jobs.replay.plan import dead_letters, replayable, select
 from knafka_jobs.replay.send import FailedEvent, Sent, already_sent, send
 from knafka_jobs.schema import REPLAYS, SENT, TRIGGER
 from knafka_jobs.topics import Topic
-
-RETENTION: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 24 * 3600 * 1000)}
-"""Of a replay topic: the table has each event, so a month is enough to deliver it."""
 
 ROWS_AT_ONCE: Final = 50_000
 """Rows of `sent` that are written at once: some megabytes."""
@@ -142,7 +140,7 @@ def replay_topic(kafka: KafkaClient, namespace: str, broker: str, trigger: str) 
     partitions = max(len(each.spans) for each in found.values())
     # Never below librdkafka's batches, which it fills whatever the topic takes.
     size = {} if limit is None else {MAX_MESSAGE_BYTES: str(max(limit, MAX_RECORD_BYTES))}
-    return kafka.create(name, partitions, found[dead_letter_topic].replication, RETENTION | size)
+    return kafka.create(name, partitions, found[dead_letter_topic].replication, REPLAY_TOPIC | size)
 
 
 def _by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:

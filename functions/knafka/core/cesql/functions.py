@@ -7,7 +7,7 @@ functions, and results that no 32-bit integer holds: they are math errors, never
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,6 +38,11 @@ class Function:
     parameters: tuple[Cast, ...]
     returns: type[str] | type[int] | type[bool]
     rest: Cast | None = None
+
+
+def names() -> Sequence[str]:
+    """Of all functions that there are (§3.4)."""
+    return sorted(_BUILT_IN)
 
 
 def resolve(name: str, arity: int) -> Function | None:
