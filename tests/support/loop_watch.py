@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,20 +31,21 @@ LOOK_INTERVAL: Final = 0.025
 
 _ROOT: Final = f"{Path(__file__).parents[2]}/"
 _OURS: Final = tuple(f"{_ROOT}{source}/" for source in ("functions", "operator"))
+_CALLBACK: Final = asyncio.Handle._run.__code__
+"""What every callback of a loop runs in."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """A call into our packages, since the second thread first saw it in this callback."""
+    """A call into our packages, since the second thread first saw it."""
 
-    callback: int
     call: FrameType
+    callback: FrameType
     cpu: float
     """Of the loop's thread at the first look."""
     place: object = None
     """Where it sleeps; None: it doesn't."""
     asleep_since: float = 0.0
-    is_told: bool = False
 
 
 class LoopWatch:
@@ -56,9 +57,6 @@ class LoopWatch:
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._kernel = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
-        self._callback = 0
-        """The number of the callback that runs now, or ran last."""
-        self._is_running = False
         self._collected = 0.0
         """Seconds of CPU time that the garbage collector has taken."""
         self._collecting_from = 0.0
@@ -67,46 +65,30 @@ class LoopWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch for as long as the context is open."""
-        run: Callable[[asyncio.Handle], None] = asyncio.Handle._run
         looking = threading.Thread(target=self._look, name="loop-watch", daemon=True)
         looking.start()
         gc.callbacks.append(self._on_collection)
-        setattr(asyncio.Handle, "_run", lambda handle: self._run(run, handle))  # noqa: B010
         try:
             yield
         finally:
-            setattr(asyncio.Handle, "_run", run)  # noqa: B010  # mypy lets nobody assign a method
             gc.callbacks.remove(self._on_collection)
             self._ended.set()
             looking.join()
 
-    def _run(self, run: Callable[[asyncio.Handle], None], handle: asyncio.Handle) -> None:
-        if threading.get_ident() != self._thread:
-            run(handle)
-            return
-        self._callback += 1
-        self._is_running = True
-        try:
-            run(handle)
-        finally:
-            self._is_running = False
-
-    # The second thread
-
     def _look(self) -> None:
         seen: _Seen | None = None
+        told: FrameType | None = None
         while not self._ended.wait(LOOK_INTERVAL):
-            callback = self._callback
-            frame = sys._current_frames().get(self._thread) if self._is_running else None
-            call = None if frame is None else call_of_ours(frame)
-            if frame is None or call is None:
+            frame = sys._current_frames()[self._thread]
+            call, callback = call_of_ours(frame)
+            if call is None or callback is None or callback is told:
                 seen = None
                 continue
             cpu = time.clock_gettime(self._clock) - self._collected
-            if seen is None or seen.callback != callback or seen.call is not call:
-                seen = _Seen(callback, call, cpu)
-            if not seen.is_told and (problem := self._problem(seen, frame, cpu)):
-                seen.is_told = True
+            if seen is None or seen.callback is not callback or seen.call is not call:
+                seen = _Seen(call, callback, cpu)
+            if problem := self._problem(seen, frame, cpu):
+                told = callback
                 stack = "".join(traceback.format_stack(frame)[-8:])
                 self.blocked.append(f"{problem} in one callback\n{stack}")
 
@@ -134,17 +116,19 @@ class LoopWatch:
                 self._collected += time.thread_time() - self._collecting_from
 
 
-def call_of_ours(frame: FrameType) -> FrameType | None:
-    """The call into our packages that runs, if it is they who run, and no import."""
+def call_of_ours(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
+    """The call into our packages that runs, if it is they who run, and no import; and the loop's
+    callback in which it does, if it is one."""
     call: FrameType | None = None
+    is_known = False
     each: FrameType | None = frame
-    while each is not None:
+    while each is not None and each.f_code is not _CALLBACK:
         name = each.f_code.co_filename
         if "importlib" in name:
-            return None
-        if name.startswith(_OURS):
+            return None, None
+        if name.startswith(_OURS) and not is_known:
             call = each
         elif name.startswith(_ROOT):
-            return call  # a test called them; or they called what is a test's
+            is_known = True  # a test called them; or they called what is a test's
         each = each.f_back
-    return call
+    return call, each
