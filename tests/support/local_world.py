@@ -160,3 +160,35 @@ async def running_locally(
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+def document(kind: str, name: str, spec: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
+    group = "serving" if kind == "Service" else "eventing"
+    return {
+        "apiVersion": f"{group}.knative.dev/v1",
+        "kind": kind,
+        "metadata": {"name": name, **metadata},
+        "spec": spec,
+    }
+
+
+def broker(name: str = "shop", **metadata: Any) -> dict[str, Any]:
+    return document("Broker", name, {}, **metadata)
+
+
+def trigger(
+    name: str = "orders", subscriber: Any = None, spec: Any = None, **metadata: Any
+) -> dict[str, Any]:
+    subscriber = subscriber or {"uri": "http://127.0.0.1:1/"}
+    own = {"broker": "shop", "subscriber": subscriber, **(spec or {})}
+    return document("Trigger", name, own, **metadata)
+
+
+def service(command: str | None = "worker --port 1", name: str = "worker") -> dict[str, Any]:
+    annotations = {} if command is None else {"local.knafka.dev/command": command}
+    return document("Service", name, {"template": {"metadata": {"annotations": annotations}}})
+
+
+def config_map(name: str = "config", **data: str) -> dict[str, Any]:
+    data = {key.replace("_", "."): value for key, value in data.items()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.local_world import FOLDER, PROGRAM, URL, running_locally
+from support.local_world import (
+    FOLDER,
+    PROGRAM,
+    URL,
+    broker,
+    config_map,
+    running_locally,
+    service,
+    trigger,
+)
 from support.waiting import until
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
-from knafka_local.kept_names import KeptNames
 from knafka_operator.model.resources import TOPIC_STATUS
 from knafka_operator.reconcile.replays import LOOK_INTERVAL
 
@@ -22,38 +26,6 @@ pytestmark = pytest.mark.looptime
 
 TOPIC = "knative-broker-default-shop"
 SERVICE = {"apiVersion": "serving.knative.dev/v1", "kind": "Service", "name": "worker"}
-
-
-def document(kind: str, name: str, spec: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
-    group = "serving" if kind == "Service" else "eventing"
-    return {
-        "apiVersion": f"{group}.knative.dev/v1",
-        "kind": kind,
-        "metadata": {"name": name, **metadata},
-        "spec": spec,
-    }
-
-
-def broker(name: str = "shop", **metadata: Any) -> dict[str, Any]:
-    return document("Broker", name, {}, **metadata)
-
-
-def trigger(
-    name: str = "orders", subscriber: Any = None, spec: Any = None, **metadata: Any
-) -> dict[str, Any]:
-    subscriber = subscriber or {"uri": "http://127.0.0.1:1/"}
-    own = {"broker": "shop", "subscriber": subscriber, **(spec or {})}
-    return document("Trigger", name, own, **metadata)
-
-
-def service(command: str | None = "worker --port 1", name: str = "worker") -> dict[str, Any]:
-    annotations = {} if command is None else {"local.knafka.dev/command": command}
-    return document("Service", name, {"template": {"metadata": {"annotations": annotations}}})
-
-
-def config_map(name: str = "config", **data: str) -> dict[str, Any]:
-    data = {key.replace("_", "."): value for key, value in data.items()}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
 def configured_by(name: str, **more: str) -> dict[str, Any]:
@@ -309,70 +281,6 @@ async def test_scaling_is_quicker_here_unless_an_annotation_says_otherwise() -> 
             prefix + "cooldown-period": "60",
             prefix + "polling-interval": "1",
         }
-
-
-async def test_what_leaves_the_files_goes_with_its_topic_and_its_group() -> None:
-    async with running_locally() as world:
-        await world.apply(broker(), trigger())
-        egress = world.egress()
-        assert egress is not None
-        assert egress.group in world.log.groups
-        await world.apply(broker())
-        assert egress.group not in world.log.groups
-        assert world.egress() is None
-        assert TOPIC in world.log.topics
-        await world.apply()
-        assert TOPIC not in world.log.topics
-        assert list(world.receiver.ingresses) == []
-        assert world.snapshot().brokers == ()
-
-
-async def test_a_second_start_recognises_its_topics_and_groups(tmp_path: Path) -> None:
-    """KN-BRK-19: and events that came meanwhile are delivered."""
-    log, file = MemoryLog(), tmp_path / "names.json"
-    async with running_locally(log, KeptNames(file, "cluster")) as world:
-        await world.apply(broker(), trigger())
-        egress = world.egress()
-        assert egress is not None
-    committed = dict(log.group(egress.group).committed)
-    log.store(TOPIC, b"key", b"value", [])
-    async with running_locally(log, KeptNames(file, "cluster")) as world:
-        await world.apply(broker(), trigger())
-        assert world.reason("Broker", "shop") == world.reason("Trigger", "orders") == ""
-        assert world.egress() == egress
-        assert log.group(egress.group).committed == committed, "the event that waits still does"
-
-
-async def test_what_is_in_no_file_at_a_start_keeps_its_data(tmp_path: Path) -> None:
-    log, file = MemoryLog(), tmp_path / "names.json"
-    for declared in ((broker(),), (broker("other"),), (broker(),)):
-        async with running_locally(log, KeptNames(file, "cluster")) as world:
-            await world.apply(*declared)
-            assert TOPIC in log.topics
-            assert world.snapshot().brokers[0].refused == ""
-
-
-async def test_a_topic_of_its_name_that_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
-    """As with another Kafka, whose names are kept apart."""
-    log, file = MemoryLog(), tmp_path / "names.json"
-    async with running_locally(log, KeptNames(file, "cluster")) as world:
-        await world.apply(broker())
-    async with running_locally(log, KeptNames(file, "another")) as world:
-        await world.apply(broker())
-        assert world.reason("Broker", "shop").startswith("TopicNotOurs: ")
-
-
-async def test_data_from_before_names_were_kept_is_taken_over() -> None:
-    log = MemoryLog()
-    log.create(TOPIC, 2)
-    group = names.trigger_group("default", "orders")
-    await MemoryAdmin(log).ensure_committed(group, TOPIC)
-    log.store(TOPIC, b"key", b"value", [])
-    committed = dict(log.group(group).committed)
-    async with running_locally(log, adopt=True) as world:
-        await world.apply(broker(), trigger())
-        assert world.reason("Broker", "shop") == world.reason("Trigger", "orders") == ""
-        assert log.group(group).committed == committed, "the event that waits still does"
 
 
 async def test_what_the_api_server_shows_of_an_object_does_not_come_from_files() -> None:

@@ -9,22 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.operator_world import INSTALLATION, OperatorWorld, condition, running_operator
 
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import NotAllowed
-from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
-    BROKER_CLASS,
     CORE,
     EVENTING,
     EXTERNAL_TOPIC,
     SERVING,
 )
-from knafka_operator.reconcile.work_queue import Key
 
 pytestmark = pytest.mark.looptime
 
@@ -358,80 +354,6 @@ async def test_who_may_not_be_read_is_told_with_what_would_allow_it(world: Opera
     ]
     assert "Inbox shop/mail (example.com/v1)" in message
     assert 'duck.knative.dev/addressable: "true"' in message
-
-
-async def test_a_trigger_that_came_before_a_foreign_broker_loses_our_status(
-    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """kopf takes our finalizer off with the event that this write makes."""
-    world.declare_trigger(SHOP, "orders", broker="theirs")
-    status = await world.reconcile_trigger(SHOP, "orders")
-    assert condition(status, "BrokerReady")["reason"] == "BrokerDoesNotExist"
-    world.declare_broker(SHOP, "theirs", {BROKER_CLASS: "MTChannelBasedBroker"})
-    woken: list[Key] = []
-    monkeypatch.setattr(world.operator.queue, "enqueue", woken.append)
-    world.operator.on_broker(world.document("Broker", SHOP, "theirs"), gone=False)
-    assert woken == [("Trigger", SHOP, "orders")]
-    trigger = world.document("Trigger", SHOP, "orders")
-    assert not world.operator.may_be_ours(trigger)
-    assert await world.operator.triggers.reconcile(trigger) is None
-    assert world.document("Trigger", SHOP, "orders")["status"] == {"annotations": {}}
-
-
-async def test_what_a_foreign_broker_wrote_into_a_triggers_status_stays(
-    world: OperatorWorld,
-) -> None:
-    world.declare_broker(SHOP, "theirs", {BROKER_CLASS: "MTChannelBasedBroker"})
-    world.declare_trigger(SHOP, "orders", broker="theirs")
-    types = ("Ready", "BrokerReady", "SubscriptionReady", "OIDCIdentityCreated")
-    theirs = {
-        "conditions": [{"type": each, "status": "True"} for each in types],
-        "subscriberUri": "http://there/",
-        "annotations": {"group.id": "theirs"},
-    }
-    world.cluster.objects[EVENTING, "Trigger", SHOP, "orders"]["status"] = theirs
-    await world.operator.triggers.reconcile(world.document("Trigger", SHOP, "orders"))
-    assert world.document("Trigger", SHOP, "orders")["status"] == theirs
-
-
-async def test_a_broker_that_declares_no_delivery_has_that_of_its_class_and_namespace(
-    world: OperatorWorld,
-) -> None:
-    """Upstream's `config-br-defaults`; a Trigger's own wins over it, as over a Broker's."""
-    sink = {"uri": "http://dead/"}
-    defaults = {
-        "clusterDefault": {"brokerClass": "kafka", "delivery": {"retry": 3}},
-        "namespaceDefaults": {
-            SHOP: {"brokerClass": "kafka", "delivery": {"retry": 7, "deadLetterSink": sink}}
-        },
-    }
-    text = yaml.safe_dump(defaults)
-    world.configure("knative-eventing", "config-br-defaults", **{"default-br-config": text})
-    for namespace, retry in ((SHOP, 7), ("other", 3)):
-        world.declare_broker(namespace)
-        status = await world.reconcile_broker(namespace)
-        assert condition(status, "Ready")["status"] == "True"
-        assert status["deadLetterSinkUri"] == ("http://dead/" if namespace == SHOP else None)
-        world.declare_trigger(namespace, "orders")
-        status = await world.reconcile_trigger(namespace, "orders")
-        assert status["deadLetterSinkUri"] == ("http://dead/" if namespace == SHOP else None)
-        egress = world.operator.triggers.watched[Identity(namespace, "orders")].egress
-        assert egress.delivery.retry == retry
-    world.declare_trigger(SHOP, "orders", delivery={"retry": 0})
-    assert (await world.reconcile_trigger(SHOP, "orders"))["deadLetterSinkUri"] is None
-
-
-async def test_defaults_that_cannot_be_read_are_named_in_the_condition(
-    world: OperatorWorld,
-) -> None:
-    text = yaml.safe_dump({"clusterDefault": {"delivery": {"retry": "many"}}})
-    world.configure("knative-eventing", "config-br-defaults", **{"default-br-config": text})
-    world.declare_broker(SHOP)
-    found = condition(await world.reconcile_broker(SHOP), "ConfigParsed")
-    assert found["reason"] == "Invalid"
-    assert "knative-eventing/config-br-defaults" in found["message"]
-    world.declare_broker(SHOP, delivery={"retry": 1})
-    assert condition(await world.reconcile_broker(SHOP), "Ready")["status"] == "True"
 
 
 async def test_a_trigger_waits_for_pods_of_the_revision_before_that_drain_unasked(
