@@ -3,10 +3,11 @@
     KNAFKA_NAMESPACE        where the operator and its ConfigMaps are (required)
     KNAFKA_IMAGE            the functions' image (required)
     KNAFKA_BROKER_CLASSES   classes that are ours, comma-separated ("Kafka,kafka")
-    KNAFKA_DEFAULT_CLASS    one of them, which webhooks give to a new Broker that names none ("")
+    KNAFKA_DEFAULT_CLASS    one of them, which webhooks give to a new Broker that names none ("":
+                            what KNAFKA_BROKER_DEFAULTS says, if that is one of them)
     KNAFKA_CONFIG           ConfigMap with the defaults for all Brokers ("kafka-broker-config")
-    KNAFKA_BROKER_DEFAULTS  ConfigMap with the delivery of Brokers that declare none, in upstream's
-                            format ("knative-eventing/config-br-defaults")
+    KNAFKA_BROKER_DEFAULTS  ConfigMap with class and delivery of Brokers that declare none, in
+                            upstream's format ("knative-eventing/config-br-defaults")
     KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
                             the Broker's namespace ("false")
     KNAFKA_CLUSTER_DOMAIN   ("cluster.local")
@@ -48,10 +49,10 @@ class Settings:
     the same: the one before it is dead. Elsewhere nobody else's."""
     broker_classes: frozenset[str] = BROKER_CLASSES
     default_class: str = ""
-    """Empty: whose a Broker without a class is, is for others to say."""
+    """Empty: `broker_defaults` may name it."""
     config: str = "kafka-broker-config"
     broker_defaults: str = BROKER_DEFAULTS
-    """Namespace and name of the ConfigMap with the delivery of Brokers that declare none."""
+    """Namespace and name of the ConfigMap with class and delivery of Brokers that declare none."""
     project_secrets: bool = False
     cluster_domain: str = "cluster.local"
     pods: FunctionPods = field(default_factory=FunctionPods)
