@@ -21,7 +21,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
 
@@ -101,30 +100,13 @@ def counted(cluster: Cluster) -> Iterator[None]:
         cluster.kubectl("delete", "flowschemas", *names, "--ignore-not-found", check=False)
 
 
-@contextmanager
-def initial_scale(installed: Installation, scale: str) -> Iterator[None]:
-    """Have new Revisions start with so many pods."""
-
-    def set_to(value: str) -> None:
-        installed.cluster.kubectl(
-            "set", "env", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator",
-            f"KNAFKA_INITIAL_SCALE{value}",
-        )  # fmt: skip
-        installed.until_running()
-
-    set_to(f"={scale}")
-    try:
-        yield
-    finally:
-        set_to("-")
-
-
 @pytest.mark.usefixtures("brokers_go", "counted")
 def test_many_triggers_made_at_once_are_all_ready(installed: Installation, namespace: str) -> None:
     cluster = installed.cluster
     subscriber = installed.subscriber(namespace)
     installed.configure("default-kafka", namespace)
-    with initial_scale(installed, INITIAL_SCALE), Pods(cluster, namespace) as pods:
+    scale = installed.settings(KNAFKA_INITIAL_SCALE=INITIAL_SCALE)
+    with scale, Pods(cluster, namespace) as pods:
         before, cpu = requests(cluster), operator_cpu(cluster)
         progress = Progress(cluster, namespace)
         try:
@@ -155,21 +137,6 @@ def test_many_triggers_made_at_once_are_all_ready(installed: Installation, names
         "the Triggers are gone",
     )
     print(f"all gone {time.monotonic() - began:.0f} s after their deletion")
-
-
-@pytest.mark.usefixtures("brokers_go")
-def test_a_trigger_whose_function_has_never_run_is_ready_and_delivers(
-    installed: Installation, namespace: str
-) -> None:
-    """What KNAFKA_INITIAL_SCALE=0 promises."""
-    cluster = installed.cluster
-    with initial_scale(installed, "0"):
-        subscriber = installed.subscriber(namespace)
-        address = installed.broker(namespace)
-        installed.trigger(namespace, "orders", subscriber.ref)
-        assert cluster.pods(namespace, "orders-kn-dispatcher") == []
-        assert installed.send(address, "one").status_code == 202
-        subscriber.wait_for(1)
 
 
 class Progress:
