@@ -1,4 +1,4 @@
-"""The quickstart on a cluster: `kubectl apply -f examples/quickstart` (issue 4, item 1).
+"""The quickstart on a cluster, as docs/how-to/install.md applies it (issue 4, item 1).
 
 Then what a user does next: an event from a pod to the Broker's address, and subscribers of every
 sort on the same Broker.
@@ -89,7 +89,8 @@ def quickstart(cluster: Cluster, installed: Installation) -> Iterator[Quickstart
         "create", "configmap", "quickstart-kafka", "-n", namespace, f"--from-literal={bootstrap}"
     )
     began = time.monotonic()
-    cluster.apply(QUICKSTART, namespace=namespace)
+    manifests = (QUICKSTART / "quickstart.yaml").read_text()
+    cluster.apply(installed.located(manifests, "knafka-quickstart"), namespace=namespace)
     installed.until_ready("broker", "default", namespace)
     print(f"\nthe Broker is Ready after {time.monotonic() - began:.1f} s")
     for name in SERVICES:

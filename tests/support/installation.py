@@ -95,15 +95,18 @@ class Installation:
     def install(self) -> None:
         """Everything of operator/deploy, with our images and our Kafka; returns when it runs."""
         kubectl = self.cluster.kubectl
-        self.cluster.apply(ROOT / "operator" / "deploy")
+        deploy = kubectl("kustomize", str(ROOT / "operator" / "deploy"))
+        self.cluster.apply(self.located(deploy, "knafka", "knafka-operator"))
         self.configure("kafka-broker-config", OPERATOR_NAMESPACE)
-        environment = f"KNAFKA_IMAGE={self.cluster.image('knafka')}"
-        kubectl("set", "env", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator", environment)
-        image = f"operator={self.cluster.image('knafka-operator')}"
-        kubectl("set", "image", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator", image)
         # The image's tag is the one of the run before, so nothing else says that it has changed.
         kubectl("rollout", "restart", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator")
         self.until_running()
+
+    def located(self, manifests: str, *images: str) -> str:
+        """The manifests with our images where they are; files of the repository don't know it."""
+        for name in images:
+            manifests = manifests.replace(f": {name}:latest\n", f": {self.cluster.image(name)}\n")
+        return manifests
 
     def until_running(self) -> None:
         self.cluster.kubectl(
@@ -140,6 +143,18 @@ class Installation:
             yield
         finally:
             self.configure("kafka-broker-config", OPERATOR_NAMESPACE)
+
+    @contextmanager
+    def settings(self, **values: str) -> Iterator[None]:
+        """Have the operator run with these variables meanwhile."""
+        command = ("set", "env", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator")
+        self.cluster.kubectl(*command, *(f"{key}={value}" for key, value in values.items()))
+        self.until_running()
+        try:
+            yield
+        finally:
+            self.cluster.kubectl(*command, *(f"{key}-" for key in values))
+            self.until_running()
 
     def touch(self, kind: str, name: str, namespace: str) -> None:
         """Have it looked at now, as docs/how-to/connect-to-kafka.md says."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from kopf import Body, Memo, Patch
 from support.admitted import (
     CONFIG,
@@ -22,12 +23,14 @@ from knafka_operator.decide.admission import (
     defaulted_broker,
     defaulted_trigger,
 )
+from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.resources import (
     BROKER_CLASS,
 )
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.runtime.handlers import default_broker
+from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 
 @pytest.mark.conformance("KN-TRG-12")
@@ -148,6 +151,41 @@ def test_defaults_reach_the_api_server_through_kopf() -> None:
     }
 
 
+def config_map(**entries: Any) -> dict[str, Any]:
+    """`config-br-defaults` as the API server has it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"namespace": "knative-eventing", "name": "config-br-defaults"},
+        "data": {"default-br-config": yaml.safe_dump(entries)},
+    }
+
+
+async def filled_in_by_webhook(
+    annotations: dict[str, str],
+    default_class: str = "",
+    defaults: dict[str, Any] | None = None,
+    old: Any = None,
+    error: Exception | None = None,
+) -> tuple[dict[str, Any], int]:
+    """A Broker of the namespace `shop` as it is stored; how often the cluster was asked."""
+    missing: Any = None
+    settings = Settings(namespace="knafka", image="knafka", default_class=default_class)
+    brokers = Brokers(settings, missing, missing, missing, missing, missing)
+    cluster = MemoryCluster()
+    if defaults is not None:
+        cluster.put(defaults)
+    if error is not None:
+        cluster.refuse("get", error=error)
+    memo = Memo(operator=SimpleNamespace(brokers=brokers), cluster=cluster)
+    document: Any = broker(annotations, config=CONFIG)
+    webhook: Any = default_broker  # kopf hands over more than it asks for
+    await webhook(body=Body(document), patch=(patch := Patch()), memo=memo, old=old)
+    for fill_in in patch.fns:
+        fill_in(document)
+    return document, cluster.requests["get"]
+
+
 @pytest.mark.parametrize(
     ("annotations", "default", "then"),
     [
@@ -157,18 +195,69 @@ def test_defaults_reach_the_api_server_through_kopf() -> None:
         ({BROKER_CLASS: "MTChannelBasedBroker"}, "kafka", {BROKER_CLASS: "MTChannelBasedBroker"}),
     ],
 )
-def test_the_webhook_makes_a_broker_ours_that_is_nobody_elses(
+async def test_the_webhook_makes_a_broker_ours_that_is_nobody_elses(
     annotations: dict[str, str], default: str, then: dict[str, str]
 ) -> None:
-    missing: Any = None
-    settings = Settings(namespace="knafka", image="knafka", default_class=default)
-    brokers = Brokers(settings, missing, missing, missing, missing, missing)
-    memo = Memo(operator=SimpleNamespace(brokers=brokers))
-    document: Any = broker(annotations, config=CONFIG)
-    webhook: Any = default_broker  # kopf hands over more than it asks for
-    webhook(body=Body(document), patch=(patch := Patch()), memo=memo)
-    for fill_in in patch.fns:
-        fill_in(document)
+    document, _ = await filled_in_by_webhook(annotations, default)
     assert document["metadata"]["annotations"] == then
     ours = then.get(BROKER_CLASS, "").lower() == "kafka"
     assert ("namespace" in document["spec"]["config"]) == ours, "others' are left as they are"
+
+
+KAFKA, OTHER = {"brokerClass": "kafka"}, {"brokerClass": "MTChannelBasedBroker"}
+
+
+@pytest.mark.conformance("KN-BRK-04")
+@pytest.mark.parametrize(
+    ("defaults", "then"),
+    [
+        ({"clusterDefault": KAFKA}, "kafka"),
+        ({"clusterDefault": OTHER, "namespaceDefaults": {"shop": KAFKA}}, "kafka"),
+        ({"clusterDefault": KAFKA, "namespaceDefaults": {"shop": {"delivery": {}}}}, "kafka"),
+        ({"clusterDefault": KAFKA, "namespaceDefaults": {"other": OTHER}}, "kafka"),
+        ({"clusterDefault": KAFKA, "namespaceDefaults": {"shop": OTHER}}, None),
+        ({"clusterDefault": {"delivery": {"retry": 3}}}, None),
+        ({"clusterDefault": {"brokerClass": ["kafka"]}, "namespaceDefaults": "kafka"}, None),
+    ],
+    ids=[
+        "the cluster's", "the namespace's wins", "the namespace says nothing",
+        "another namespace", "another implementation's", "none", "nonsense",
+    ],
+)  # fmt: skip
+async def test_a_new_broker_without_a_class_gets_that_of_config_br_defaults(
+    defaults: dict[str, Any], then: str | None
+) -> None:
+    """KN-BRK-04."""
+    document, _ = await filled_in_by_webhook({}, defaults=config_map(**defaults))
+    assert document["metadata"]["annotations"].get(BROKER_CLASS) == then
+
+
+async def test_the_operators_own_default_class_wins_over_config_br_defaults() -> None:
+    defaults = config_map(clusterDefault={"brokerClass": "Kafka"})
+    document, asked = await filled_in_by_webhook({}, "kafka", defaults)
+    assert document["metadata"]["annotations"] == {BROKER_CLASS: "kafka"}
+    assert asked == 0
+
+
+async def test_defaults_are_looked_up_for_new_brokers_without_a_class_alone() -> None:
+    """A class can't be changed, and most Brokers name theirs."""
+    defaults = config_map(clusterDefault=KAFKA)
+    _, asked = await filled_in_by_webhook({BROKER_CLASS: "kafka"}, defaults=defaults)
+    assert asked == 0
+    old = broker(annotations={})
+    document, asked = await filled_in_by_webhook({}, defaults=defaults, old=old)
+    assert (document["metadata"]["annotations"], asked) == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("[", None), ("", ClusterError("the API server is away"))],
+    ids=["no YAML", "no answer"],
+)
+async def test_a_broker_is_admitted_though_its_default_class_cannot_be_found_out(
+    text: str, error: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    defaults = {**config_map(), "data": {"default-br-config": text}}
+    document, _ = await filled_in_by_webhook({}, defaults=defaults, error=error)
+    assert document["metadata"]["annotations"] == {}
+    assert "without a class" in caplog.text

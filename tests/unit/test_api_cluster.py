@@ -11,7 +11,7 @@ import pytest
 from support.api_server import ApiServer, api_server
 
 from knafka_operator.decide.resolving import Unresolved, resolve
-from knafka_operator.model.cluster import ClusterError
+from knafka_operator.model.cluster import ClusterError, Rejected
 from knafka_operator.model.resources import CORE, EVENTING, SERVING, Destination, KReference
 from knafka_operator.runtime import kinds
 from knafka_operator.runtime.cluster import ApiCluster
@@ -212,3 +212,23 @@ async def test_without_knative_serving_an_apply_is_a_cluster_error(
     service = {"apiVersion": SERVING, "kind": "Service", "metadata": {"name": "x"}}
     with pytest.raises(ClusterError, match="no kind Service"):
         await cluster.apply(service)
+
+
+@pytest.mark.parametrize("status", [400, 422], ids=["by a webhook", "by the schema"])
+async def test_an_object_that_is_refused_as_it_is_is_told_from_a_server_that_is_away(
+    served: Served, cluster: ApiCluster, status: int
+) -> None:
+    server, _ = served
+    path = server.path(SERVING, "Service", "shop", "mail")
+    manifest = {
+        "apiVersion": SERVING,
+        "kind": "Service",
+        "metadata": {"namespace": "shop", "name": "mail"},
+    }
+    server.refused[path] = status
+    with pytest.raises(Rejected, match="can't apply Service mail"):
+        await cluster.apply(manifest)
+    server.refused[path] = 503
+    with pytest.raises(ClusterError) as away:
+        await cluster.apply(manifest)
+    assert not isinstance(away.value, Rejected)

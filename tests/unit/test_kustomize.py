@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 import yaml
 from support.gate import IN_CI
 
+from knafka_operator.model.settings import Settings
+
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
@@ -18,8 +22,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def built(folder: str) -> dict[tuple[str, str], dict[str, Any]]:
-    """Manifests by kind and name."""
+Manifests = dict[tuple[str, str], dict[str, Any]]
+"""By kind and name."""
+
+
+def pod(manifests: Manifests) -> dict[str, Any]:
+    """The operator's."""
+    spec: dict[str, Any] = manifests["Deployment", "knafka-operator"]["spec"]["template"]["spec"]
+    return spec
+
+
+def environment(manifests: Manifests) -> dict[str, str]:
+    """The operator's; what the pod's own fields say is a placeholder."""
+    (container,) = pod(manifests)["containers"]
+    return {each["name"]: each.get("value", "field") for each in container["env"]}
+
+
+def built(folder: str | Path) -> Manifests:
     command = ["kubectl", "kustomize", str(ROOT / folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     manifests = yaml.safe_load_all(done.stdout)
@@ -31,15 +50,52 @@ def test_the_example_changes_what_is_the_users_and_leaves_the_rest() -> None:
     changed = {key for key in base if base[key] != mine[key]}
     assert base.keys() == mine.keys()
     assert changed == {("Deployment", "knafka-operator"), ("ConfigMap", "kafka-broker-config")}
-    assert "registry.local" not in yaml.safe_dump(mine["Deployment", "knafka-operator"])
+    (container,) = pod(mine)["containers"]
+    assert container["image"] == "registry.example.com/team/knafka-operator:1.0.0"
+    assert environment(mine)["KNAFKA_IMAGE"] == "registry.example.com/team/knafka:1.0.0"
 
 
-def test_the_example_keeps_the_settings_that_the_base_has() -> None:
-    before, after = (
-        built(folder)["Deployment", "knafka-operator"]["spec"]["template"]["spec"]
-        for folder in ("operator/deploy", "examples/kustomize")
-    )
-    names = [{each["name"] for each in pod["containers"][0]["env"]} for pod in (before, after)]
-    assert names[0] == names[1]
+def test_the_example_adds_to_the_settings_that_the_base_has() -> None:
+    base, mine = built("operator/deploy"), built("examples/kustomize")
+    before, after = pod(base), pod(mine)
+    of_functions = {"KNAFKA_POD", "KNAFKA_RECEIVER_RESOURCES", "KNAFKA_DISPATCHER_RESOURCES"}
+    assert environment(mine).keys() == environment(base).keys() | of_functions
     assert after["containers"][0]["securityContext"] == before["containers"][0]["securityContext"]
     assert {"imagePullSecrets", "nodeSelector", "tolerations"} <= after.keys()
+
+
+def test_the_operator_takes_what_the_example_says_of_the_functions_pods() -> None:
+    pods = Settings.from_environment(environment(built("examples/kustomize"))).pods
+    assert pods.spec["imagePullSecrets"] == [{"name": "my-registry"}]
+    assert {"nodeSelector", "tolerations"} < pods.spec.keys()
+    assert pods.receiver_resources["limits"] == {"memory": "512Mi"}
+
+
+@pytest.mark.parametrize("component", [False, True], ids=["alone", "with its component"])
+def test_a_kustomization_elsewhere_builds_upon_the_base(tmp_path: Path, component: bool) -> None:
+    """As the published base is used: a folder of one's own names it, and where the images are."""
+    deploy = os.path.relpath(ROOT / "operator" / "deploy", tmp_path.resolve())
+    mine: dict[str, Any] = {
+        "resources": [deploy],
+        "images": [{"name": "knafka-operator", "newName": "mine/operator", "newTag": "2"}],
+    }
+    if component:
+        mine["components"] = [f"{deploy}/project-secrets"]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+    found = built(tmp_path)
+    assert pod(found)["containers"][0]["image"] == "mine/operator:2"
+    assert ("KNAFKA_PROJECT_SECRETS" in environment(found)) is component
+    assert (("ClusterRole", "knafka-project-secrets") in found) is component
+
+
+@pytest.mark.parametrize("file", ["operator/deploy/operator.yaml", "examples", "func.yaml"])
+def test_no_registry_is_named_but_that_of_the_docs(file: str) -> None:
+    """Images have bare names: who installs them says where they are."""
+    path = ROOT / file
+    files = path.rglob("*.yaml") if path.is_dir() else [path]
+    registries = {
+        found
+        for each in files
+        for found in re.findall(r"([\w.-]+(?:\.[\w-]+|:\d+)/[\w./-]*knafka)", each.read_text())
+    }
+    assert registries <= {"registry.example.com/team/knafka"}

@@ -29,7 +29,7 @@ TOPIC = names.broker_topic(SHOP, "default")
 RECEIVER, DISPATCHER = "default-kn-receiver", "orders-kn-dispatcher"
 ROOT = Path(__file__).resolve().parents[2]
 TRIED_ELSEWHERE = {
-    *("TopicDrifted", "OldRevisionDelivers", "InternalError"),
+    *("TopicDrifted", "OldRevisionDelivers", "InternalError", "FunctionRejected"),
     *("DrainFailed", "SubscriberUnavailable", "CommittedBeyondEnd"),
 }
 MISSING = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}

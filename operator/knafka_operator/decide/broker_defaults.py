@@ -1,13 +1,14 @@
-"""Broker defaults: the delivery of Brokers that declare none, by namespace and class. Pure.
+"""Broker defaults: what holds for Brokers that declare no class or no delivery. Pure.
 
+    ConfigMap `config-br-defaults`, namespace        -> class
     ConfigMap `config-br-defaults`, namespace, class -> DeliverySpec
 
 The format is upstream's: key `default-br-config`, YAML with `clusterDefault` and
-`namespaceDefaults`; each may have a `delivery`, and others for `brokerClasses`. Upstream writes it
-into a new Broker; here it holds where a Broker declares no delivery, and so also for old ones.
+`namespaceDefaults`; each may have a `brokerClass` and a `delivery`, and others for `brokerClasses`.
+Upstream writes both into a new Broker. Here the class is written by the webhook, as it can't change
+later (KN-BRK-05), and the delivery holds where a Broker declares none, and so also for old ones.
 
-Not here: `brokerClass` and references to a config. Upstream's webhook fills these in where Knative
-Eventing is installed, KNAFKA_DEFAULT_CLASS and KNAFKA_CONFIG are ours.
+Not here: references to a config; KNAFKA_CONFIG is ours.
 """
 
 from __future__ import annotations
@@ -26,27 +27,49 @@ _CONFIG_FIELDS: Final = frozenset({"apiVersion", "kind", "name", "namespace", "d
 """With any of these an entry says what its class is configured with."""
 
 
+def default_class(namespace: str, defaults: ConfigMap | None) -> str:
+    """The class of a new Broker that names none (KN-BRK-04); empty: none is named here either.
+
+    The namespace's own, else the cluster's. Raises `InvalidDocument` that names the ConfigMap.
+    """
+    entries = _entries(defaults)
+    of_namespace = _mapping(_mapping(entries.get("namespaceDefaults")).get(namespace))
+    for entry in (of_namespace, _mapping(entries.get("clusterDefault"))):
+        if isinstance(class_ := entry.get("brokerClass"), str) and class_:
+            return class_
+    return ""
+
+
 def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
     """The Broker with the delivery that applies to it; its own is never mixed with a default.
 
     Raises `InvalidDocument` that names the ConfigMap.
     """
-    if broker.spec.delivery.is_set or defaults is None or not defaults.data.get(KEY, "").strip():
+    if broker.spec.delivery.is_set or defaults is None:
         return broker
-    where = f"data.{KEY} of ConfigMap {defaults.id}"
-    try:
-        entry = yaml.safe_load(defaults.data[KEY])
-    except yaml.YAMLError as error:
-        raise InvalidDocument(where, f"no YAML: {error!s:.300}") from None
     class_ = broker.metadata.annotations.get(BROKER_CLASS, "")
-    declared = _config(_mapping(entry), broker.metadata.namespace, class_).get("delivery")
+    declared = _config(_entries(defaults), broker.metadata.namespace, class_).get("delivery")
     if declared is None:
         return broker
     try:
         delivery = parse(DeliverySpec, declared)
     except InvalidDocument as error:
-        raise InvalidDocument(where, f"delivery of {class_:.100}: {error}") from None
+        raise InvalidDocument(_where(defaults), f"delivery of {class_:.100}: {error}") from None
     return broker.model_copy(update={"spec": broker.spec.model_copy(update={"delivery": delivery})})
+
+
+def _entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
+    """`clusterDefault` and `namespaceDefaults`, as they stand there."""
+    if defaults is None:
+        return {}
+    try:
+        return _mapping(yaml.safe_load(defaults.data.get(KEY, "")))
+    except yaml.YAMLError as error:
+        raise InvalidDocument(_where(defaults), f"no YAML: {error!s:.300}") from None
+
+
+def _where(defaults: ConfigMap) -> str:
+    return f"data.{KEY} of ConfigMap {defaults.id}"
 
 
 def _config(defaults: Mapping[str, Any], namespace: str, class_: str) -> Mapping[str, Any]:

@@ -101,6 +101,7 @@ def receiver_service(
             "KNAFKA_INGRESSES": _json([documents.dump(ingress)]),
         },
         secret=secret,
+        resources=settings.pods.receiver_resources,
         settings=settings,
     )
 
@@ -155,6 +156,7 @@ def dispatcher_service(
         annotations={_KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()},
         environment=environment,
         secret=secret,
+        resources=settings.pods.dispatcher_resources,
         settings=settings,
         concurrency=1,
     )
@@ -206,6 +208,7 @@ def _service(
     annotations: Mapping[str, str],
     environment: Mapping[str, str],
     secret: tuple[str, str] | None,
+    resources: Mapping[str, Any],
     settings: Settings,
     concurrency: int = 0,
 ) -> Manifest:
@@ -218,7 +221,7 @@ def _service(
         ],
         "readinessProbe": {"httpGet": {"path": "/health/readiness"}, "successThreshold": 1},
         "livenessProbe": LIVENESS_PROBE,
-        "resources": {"requests": {"cpu": "25m", "memory": "64Mi"}},
+        "resources": dict(resources),
         "securityContext": {
             "runAsNonRoot": True,
             "allowPrivilegeEscalation": False,
@@ -228,6 +231,7 @@ def _service(
         },
     }
     pod: Manifest = {
+        **settings.pods.spec,
         "containerConcurrency": concurrency,
         "timeoutSeconds": TIMEOUT_SECONDS,
         "enableServiceLinks": False,

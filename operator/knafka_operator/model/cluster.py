@@ -22,6 +22,10 @@ class ClusterError(KnafkaError):
     """The API server refused, or did not answer."""
 
 
+class Rejected(ClusterError):
+    """The object is refused as it is, by the schema or by a webhook such as Knative's."""
+
+
 class NotAllowed(ClusterError):
     """Our roles don't allow it: trying again changes nothing until somebody grants it."""
 

@@ -3,13 +3,17 @@
     KNAFKA_NAMESPACE        where the operator and its ConfigMaps are (required)
     KNAFKA_IMAGE            the functions' image (required)
     KNAFKA_BROKER_CLASSES   classes that are ours, comma-separated ("Kafka,kafka")
-    KNAFKA_DEFAULT_CLASS    one of them, which webhooks give to a new Broker that names none ("")
+    KNAFKA_DEFAULT_CLASS    one of them, which webhooks give to a new Broker that names none ("":
+                            what KNAFKA_BROKER_DEFAULTS says, if that is one of them)
     KNAFKA_CONFIG           ConfigMap with the defaults for all Brokers ("kafka-broker-config")
-    KNAFKA_BROKER_DEFAULTS  ConfigMap with the delivery of Brokers that declare none, in upstream's
-                            format ("knative-eventing/config-br-defaults")
+    KNAFKA_BROKER_DEFAULTS  ConfigMap with class and delivery of Brokers that declare none, in
+                            upstream's format ("knative-eventing/config-br-defaults")
     KNAFKA_PROJECT_SECRETS  "true": a Secret named by a ConfigMap of another namespace is copied to
                             the Broker's namespace ("false")
     KNAFKA_CLUSTER_DOMAIN   ("cluster.local")
+    KNAFKA_POD              fields for the pods of functions, as YAML ("")
+    KNAFKA_RECEIVER_RESOURCES, KNAFKA_DISPATCHER_RESOURCES
+                            of their containers, as YAML: see `function_pods`
     KNAFKA_INITIAL_SCALE    pods with which a new Revision starts, "0" where Knative allows it ("1")
     KNAFKA_DELETION_TIMEOUT seconds after which a deletion no longer waits for Kafka ("60")
     KNAFKA_WEBHOOKS         "true": serve admission webhooks ("false")
@@ -22,11 +26,12 @@ Not here: what a Broker is configured with, which is in ConfigMaps that users ma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
 from knafka.core.errors import InvalidDocument
+from knafka_operator.model.function_pods import FunctionPods
 from knafka_operator.model.resources import BROKER_CLASSES, whole_number
 
 BROKER_DEFAULTS: Final = "knative-eventing/config-br-defaults"
@@ -44,12 +49,13 @@ class Settings:
     the same: the one before it is dead. Elsewhere nobody else's."""
     broker_classes: frozenset[str] = BROKER_CLASSES
     default_class: str = ""
-    """Empty: whose a Broker without a class is, is for others to say."""
+    """Empty: `broker_defaults` may name it."""
     config: str = "kafka-broker-config"
     broker_defaults: str = BROKER_DEFAULTS
-    """Namespace and name of the ConfigMap with the delivery of Brokers that declare none."""
+    """Namespace and name of the ConfigMap with class and delivery of Brokers that declare none."""
     project_secrets: bool = False
     cluster_domain: str = "cluster.local"
+    pods: FunctionPods = field(default_factory=FunctionPods)
     initial_scale: int = 1
     deletion_timeout: float = 60.0
     webhooks: bool = False
@@ -96,6 +102,7 @@ class Settings:
             broker_defaults=environment.get("KNAFKA_BROKER_DEFAULTS", BROKER_DEFAULTS),
             project_secrets=flag("KNAFKA_PROJECT_SECRETS"),
             cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),
+            pods=FunctionPods.from_environment(environment),
             initial_scale=number("KNAFKA_INITIAL_SCALE", 1),
             deletion_timeout=number("KNAFKA_DELETION_TIMEOUT", 60),
             webhooks=flag("KNAFKA_WEBHOOKS"),

@@ -7,7 +7,8 @@ from typing import Any
 
 from knafka_operator.decide import services, status
 from knafka_operator.decide.status import NotReady
-from knafka_operator.model.cluster import Cluster
+from knafka_operator.model.cluster import Cluster, NotAllowed, Rejected
+from knafka_operator.model.function_pods import needed_features
 from knafka_operator.model.resources import SERVING, Resource
 
 
@@ -24,7 +25,11 @@ async def apply_service(cluster: Cluster, manifest: Mapping[str, Any], owner: Re
             f"Knative Service {metadata['namespace']}/{metadata['name']} exists and was not made "
             f"for this {owner.kind}: delete or rename it",
         )
-    stored = await cluster.apply(manifest)
+    try:
+        stored = await cluster.apply(manifest)
+    except (Rejected, NotAllowed) as error:
+        told = " - ".join(filter(None, (str(error), needed_features(str(error)))))
+        raise NotReady("FunctionRejected", told) from error
     reported = stored.get("status") or {}
     revision = reported.get("latestReadyRevisionName")
     if not status.is_ready(stored) or revision != reported.get("latestCreatedRevisionName"):

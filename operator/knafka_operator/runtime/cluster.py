@@ -20,15 +20,17 @@ from typing import Any, Final, TypeVar
 import kubernetes
 from kubernetes.client.exceptions import ApiException
 from kubernetes.dynamic.exceptions import (
+    BadRequestError,
     ConflictError,
     DynamicApiError,
     ForbiddenError,
     NotFoundError,
     ResourceNotFoundError,
+    UnprocessibleEntityError,
 )
 from urllib3.exceptions import HTTPError
 
-from knafka_operator.model.cluster import ClusterError, Document, NotAllowed
+from knafka_operator.model.cluster import ClusterError, Document, NotAllowed, Rejected
 from knafka_operator.runtime.kinds import Kinds
 
 MANAGER: Final = "knafka-operator"
@@ -272,6 +274,8 @@ class ApiCluster:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except ForbiddenError as error:
             raise NotAllowed(f"can't {what}: {_told(error)}") from error
+        except (BadRequestError, UnprocessibleEntityError) as error:
+            raise Rejected(f"can't {what}: {_told(error)}") from error
         except DynamicApiError as error:
             raise ClusterError(f"can't {what}: {_told(error)}") from error
         except (ApiException, HTTPError, OSError, ValueError, ResourceNotFoundError) as error:

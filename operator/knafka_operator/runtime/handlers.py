@@ -6,14 +6,19 @@ done with Brokers and Triggers (`controller`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
 import kopf
 
+from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import admission
-from knafka_operator.model.cluster import Document
+from knafka_operator.decide import admission, broker_defaults
+from knafka_operator.model.cluster import ClusterError, Document
+from knafka_operator.model.resources import BROKER_CLASS, CORE, ConfigMap
+
+log = logging.getLogger(__name__)
 
 BROKERS: Final = ("eventing.knative.dev", "v1", "brokers")
 TRIGGERS: Final = ("eventing.knative.dev", "v1", "triggers")
@@ -45,15 +50,17 @@ async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_
 
 
 @kopf.on.mutate(*BROKERS, id="default-broker", **WEBHOOK)
-def default_broker(
+async def default_broker(
     body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
 ) -> None:
-    brokers = memo.operator.brokers
+    names_one = old or BROKER_CLASS in (body.metadata.annotations or {})
     filled_in = admission.defaulted_broker(
-        dict(body), old and dict(old), default_class=brokers.settings.default_class
+        dict(body),
+        old and dict(old),
+        default_class="" if names_one else await _default_class(dict(body), memo),
     )
     # One without a class is ours by now, if the default is.
-    if brokers.is_ours(old or filled_in):
+    if memo.operator.brokers.is_ours(old or filled_in):
         patch.fns.append(lambda raw: _become(raw, filled_in))
 
 
@@ -76,6 +83,24 @@ def check_trigger(
     if memo.operator.may_be_ours(old or body):
         _admit(admission.check_trigger, dict(body), old and dict(old))
         warnings.extend(admission.trigger_warnings(dict(body)))
+
+
+async def _default_class(broker: Document, memo: kopf.Memo) -> str:
+    """The class of a new Broker that names none; empty: none, or another implementation's.
+
+    The ConfigMap is read from the API server, since a replica that waits keeps no cache.
+    """
+    settings = memo.operator.brokers.settings
+    if settings.default_class:
+        return str(settings.default_class)
+    try:
+        found = await memo.cluster.get(CORE, "ConfigMap", *settings.broker_defaults.split("/", 1))
+        defaults = None if found is None else parse(ConfigMap, found)
+        class_ = broker_defaults.default_class(broker["metadata"].get("namespace", ""), defaults)
+    except (ClusterError, InvalidDocument) as error:
+        log.warning("a Broker without a class is left without one: %s", error)
+        return ""
+    return class_ if class_ in settings.broker_classes else ""
 
 
 def _become(raw: Any, document: Document) -> None:

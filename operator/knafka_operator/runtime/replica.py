@@ -170,7 +170,7 @@ async def _webhooks(
                 kopf.operator(
                     registry=handlers.REGISTRY,
                     settings=settings,
-                    memo=kopf.Memo(operator=operator),
+                    memo=kopf.Memo(operator=operator, cluster=cluster),
                     clusterwide=True,
                     standalone=True,
                     stop_flag=stop,

@@ -1,0 +1,119 @@
+"""Function pods: what an installation adds to the pods of receivers and dispatchers. Pure.
+
+    KNAFKA_POD                   fields of the pod's spec, as YAML
+    KNAFKA_RECEIVER_RESOURCES    requests and limits of the receiver's container, as YAML
+    KNAFKA_DISPATCHER_RESOURCES  the same of the dispatcher's
+
+The fields have Kubernetes' names and are passed on as they are. Knative Serving takes
+`imagePullSecrets` and resources as they come, and the others once its ConfigMap `config-features`
+allows them (`FEATURES`); what it doesn't take is a condition of the Broker or Trigger.
+
+Not here: fields that our functions need as they are (containers, volumes, service account).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from knafka.core.errors import InvalidDocument
+
+POD: Final = "KNAFKA_POD"
+RECEIVER_RESOURCES: Final = "KNAFKA_RECEIVER_RESOURCES"
+DISPATCHER_RESOURCES: Final = "KNAFKA_DISPATCHER_RESOURCES"
+
+FEATURES: Final[Mapping[str, str]] = {
+    "affinity": "kubernetes.podspec-affinity",
+    "nodeSelector": "kubernetes.podspec-nodeselector",
+    "priorityClassName": "kubernetes.podspec-priorityclassname",
+    "runtimeClassName": "kubernetes.podspec-runtimeclassname",
+    "schedulerName": "kubernetes.podspec-schedulername",
+    "tolerations": "kubernetes.podspec-tolerations",
+    "topologySpreadConstraints": "kubernetes.podspec-topologyspreadconstraints",
+}
+"""Fields of a pod, and the key of `config-features` that allows each to be used."""
+
+_TYPES: Final[Mapping[str, type]] = {
+    **dict.fromkeys(("imagePullSecrets", "tolerations", "topologySpreadConstraints"), list),
+    **dict.fromkeys(("affinity", "nodeSelector"), dict),
+    **dict.fromkeys(("priorityClassName", "runtimeClassName", "schedulerName"), str),
+}
+_NAMES: Final[Mapping[type, str]] = {list: "a list of objects", dict: "an object", str: "a string"}
+_RESOURCES: Final = ("requests", "limits")
+
+DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {"requests": {"cpu": "25m", "memory": "64Mi"}}
+"""What a function takes while it does nothing; without a limit, a burst takes what is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionPods:
+    """The same for all functions of an installation; resources apart, as dispatchers are many."""
+
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the pod, as in Kubernetes."""
+    receiver_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_RESOURCES)
+    dispatcher_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_RESOURCES)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> FunctionPods:
+        """Raises `InvalidDocument` that names the variable and the field."""
+        spec = _mapping(environment, POD)
+        for key, value in spec.items():
+            if key not in _TYPES:
+                wanted = ", ".join(sorted(_TYPES))
+                raise InvalidDocument(POD, f"unknown field {key!s:.80}: want {wanted}")
+            _check(f"{POD}.{key}", value, _TYPES[key])
+        return cls(
+            spec,
+            _resources(environment, RECEIVER_RESOURCES),
+            _resources(environment, DISPATCHER_RESOURCES),
+        )
+
+
+def needed_features(message: str) -> str:
+    """What would allow the fields that Knative Serving says must not be set; empty: it names none.
+
+    It says `must not set the field(s): spec.template.spec.tolerations`.
+    """
+    named = [feature for name, feature in FEATURES.items() if f"spec.{name}" in message]
+    if "must not set the field" not in message or not named:
+        return ""
+    keys = ", ".join(sorted(named))
+    return f"set {keys} to enabled in ConfigMap config-features of Knative Serving, or change {POD}"
+
+
+def _mapping(environment: Mapping[str, str], name: str) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(environment.get(name, "")) or {}
+    except yaml.YAMLError as error:
+        raise InvalidDocument(name, f"no YAML: {error!s:.300}") from None
+    _check(name, found, dict)
+    return dict(found)
+
+
+def _resources(environment: Mapping[str, str], name: str) -> Mapping[str, Any]:
+    if not environment.get(name, "").strip():
+        return DEFAULT_RESOURCES
+    found = _mapping(environment, name)
+    for key, amounts in found.items():
+        if key not in _RESOURCES:
+            wanted = ", ".join(_RESOURCES)
+            raise InvalidDocument(name, f"unknown field {key!s:.80}: want {wanted}")
+        _check(f"{name}.{key}", amounts, dict)
+        for resource, amount in amounts.items():
+            if isinstance(amount, bool) or not isinstance(amount, str | int | float):
+                where = f"{name}.{key}.{resource!s:.80}"
+                raise InvalidDocument(where, "want a quantity, such as 100m or 128Mi")
+    return found
+
+
+def _check(where: str, value: object, type_: type) -> None:
+    fits = isinstance(value, type_) and value
+    if fits and isinstance(value, list):
+        fits = all(isinstance(each, dict) for each in value)
+    # An empty object is what an empty variable means, and no field of it.
+    if not fits and not (value == {} and "." not in where):
+        raise InvalidDocument(where, f"invalid value: {value!s:.80}: want {_NAMES[type_]}")
