@@ -41,9 +41,9 @@ REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request: Kafka elects another leader in less."""
 PARTITIONS_REMEMBERED: Final = 10.0
 """Seconds for which `end_offsets_of_all` counts on a topic's number of partitions."""
-ENDS_REMEMBERED: Final = 1.0
+ENDS_REMEMBERED: Final = 5.0
 """Seconds for which `lags` believes the ends that `end_offsets_of_all` has read: whoever asks for
-those again and again finds what comes later himself."""
+those again and again, as the operator does every other second at least, finds what comes later."""
 
 _EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 _LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
@@ -161,19 +161,24 @@ class KafkaAdmin:
             if not self._seen:
                 raise
             described = {}  # of the others the ends can still be had
-        for topic, found in described.items():
-            self._seen[topic] = _Seen(now, found.id, _asking(found.partitions, _LATEST))
+        for topic, each in described.items():
+            self._seen[topic] = _Seen(now, each.id, _asking(each.partitions, _LATEST))
         wanted = [
             each for topic in topics if topic in self._seen for each in self._seen[topic].partitions
         ]
         asked = time.monotonic()
         ends: dict[str, dict[int, int]] = {}
-        for each, offset in (await self._list(wanted, some=True)).items():
-            ends.setdefault(each.topic, {})[each.partition] = offset
+        for partition, offset in (await self._list(wanted, some=True)).items():
+            ends.setdefault(partition.topic, {})[partition.partition] = offset
         self._ends = {
-            topic: _Ends(asked, seen.id, ends[topic])
-            for topic, seen in self._seen.items()
-            if len(ends.get(topic, ())) == len(seen.partitions)
+            topic: before
+            for topic, before in self._ends.items()
+            # One of these that can't be read now must not be taken for what it was.
+            if asked - before.at < ENDS_REMEMBERED and topic not in topics
+        } | {
+            topic: _Ends(asked, self._seen[topic].id, found)
+            for topic, found in ends.items()
+            if len(found) == len(self._seen[topic].partitions)
         }
         return ends
 
@@ -256,6 +261,9 @@ class KafkaAdmin:
                 group
             ],
         )
+        self._groups.forget(group)
+
+    def forget_group(self, group: str) -> None:
         self._groups.forget(group)
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
