@@ -145,20 +145,23 @@ async def test_lags_are_told_without_a_question_where_nothing_has_come_since_the
 
     async def is_asked(ends: Positions, topic_id: str = "id", ago: float = 0.0) -> bool:
         admin._ends = {"topic": _Ends(time.monotonic() - ago, topic_id, ends)}
+        before = len(groups.asked)
         try:
             lags = await admin.lags(GROUPS, "topic")
         except LogError:
             return True
         assert lags.keys() == set(GROUPS)
         assert {each.total for each in lags.values()} == {0}
-        return False
+        return len(groups.asked) > before
 
     assert not await is_asked(ENDS)
+    admin.forget_group(GROUPS[7])
+    assert await is_asked(ENDS)
+    assert asked == []  # of a group at the ends nothing else has to be known
+    assert groups.asked[-1] == GROUPS[7]
     assert await is_asked({0: 11, 1: 0})
     assert await is_asked(ENDS, topic_id="made anew")
     assert await is_asked(ENDS, ago=1.1 * ENDS_REMEMBERED)
-    groups.forget(GROUPS[7])
-    assert await is_asked(ENDS)
     await admin.close()
 
 

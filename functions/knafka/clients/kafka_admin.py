@@ -12,12 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    TopicCollection,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaError, TopicCollection, TopicPartition
 from confluent_kafka.admin._cluster import DescribeClusterResult
 from confluent_kafka.admin._config import ConfigResource, ConfigSource
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -31,6 +26,7 @@ from knafka.core.errors import LogError
 from knafka.ports.log import (
     Commits,
     Lag,
+    OffsetAndMetadata,
     Positions,
     Record,
     TopicDescription,
@@ -48,6 +44,7 @@ those again and again, as the operator does every other second at least, finds w
 _EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 _LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
 
+_NONE: Final = OffsetAndMetadata(0)
 _GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 _ANOTHER: Final = _GONE | {KafkaError._UNKNOWN_PARTITION}
 """The topic was deleted meanwhile, or made anew with fewer partitions."""
@@ -192,16 +189,20 @@ class KafkaAdmin:
         )
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        if (known := self._no_lags(groups, topic)) is not None:
-            return known
+        committed: Mapping[str, Commits] = {}
+        if (read := self._lately_read(topic)) is not None:
+            ends = read.by_partition
+            places = [TopicPartition(topic, number) for number in ends]
+            committed = await self._groups.behind(groups, read.topic_id, places, ends)
+            if all(_are_at(ends, each) for each in committed.values()):
+                return dict.fromkeys(groups, Lag(dict.fromkeys(ends, 0)))
         found = await self._existing(topic)
-        ranges, _ = await self._ranges_of(topic, found)
-        ends = {number: end for number, (_, end) in ranges.items()}
-        committed = await self._groups.behind(groups, found.id, found.partitions, ends)
-        fresh: Collection[int] = ()
-        if any(_beyond(commits, ranges) for commits in committed.values()):
-            # Most are beyond an end that has moved since it was asked for.
-            ranges, fresh = await self._ranges_of(topic, found)
+        if read is None or read.topic_id != found.id:
+            id_, before = self._ranges.get(topic, ("", {}))
+            ends = {number: end for number, (_, end) in before.items()} if id_ == found.id else {}
+            committed = await self._groups.behind(groups, found.id, found.partitions, ends)
+        # After the groups: none of them is beyond an end that has only moved since.
+        ranges, fresh = await self._ranges_of(topic, found)
         return {
             group: Lag(
                 dict.fromkeys((each.partition for each in found.partitions), 0)
@@ -216,16 +217,10 @@ class KafkaAdmin:
             )
         }
 
-    def _no_lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag] | None:
-        """The same without a question: nothing has come since all of them were at the end. None:
-        that isn't known."""
+    def _lately_read(self, topic: str) -> _Ends | None:
+        """The ends that `end_offsets_of_all` found, if that can be believed."""
         ends = self._ends.get(topic)
-        if ends is None or time.monotonic() - ends.at > ENDS_REMEMBERED:
-            return None
-        if not self._groups.are_at_ends(groups, ends.topic_id, ends.by_partition):
-            return None
-        none = Lag(dict.fromkeys(ends.by_partition, 0), frozenset())
-        return dict.fromkeys(groups, none)
+        return ends if ends and time.monotonic() - ends.at <= ENDS_REMEMBERED else None
 
     async def _ranges_of(
         self, topic: str, found: _Found
@@ -378,6 +373,10 @@ class KafkaAdmin:
 
 def _asking(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
     return [TopicPartition(each.topic, each.partition, which) for each in partitions]
+
+
+def _are_at(ends: Positions, commits: Commits) -> bool:
+    return all(end == commits.get(number, _NONE).offset for number, end in ends.items())
 
 
 def _beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:

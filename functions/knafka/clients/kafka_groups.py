@@ -39,12 +39,15 @@ class _Known:
     topic_id: str
     """A topic that was made anew has other offsets."""
     committed: Commits
+    positions: Positions
+    """The same of all partitions, 0 where nothing is committed."""
     until: float
     """Of `time.monotonic`."""
 
-    def offset(self, partition: int) -> int:
-        found = self.committed.get(partition)
-        return 0 if found is None else found.offset
+    def is_at(self, topic_id: str, ends: Positions, now: float) -> bool:
+        """Whether it has committed these ends, as far as can be known without a question."""
+        known = self.topic_id == topic_id and now < self.until and bool(ends)
+        return known and ends.items() <= self.positions.items()
 
 
 def remembered(groups: int) -> float:
@@ -94,19 +97,21 @@ class KafkaGroups:
         committed: dict[str, Commits] = {}
         unsure = []
         for group in groups:
-            known = self._at_ends(group, topic_id, ends, now)
-            if known is not None:
-                committed[group] = known
+            known = self._known.get(group)
+            if known is not None and known.is_at(topic_id, ends, now):
+                committed[group] = known.committed
             else:
                 unsure.append(group)
         waiting = iter(unsure)
 
         async def ask() -> None:
             for group in waiting:
-                committed[group] = await self.committed(group, partitions)
+                found = committed[group] = await self.committed(group, partitions)
+                positions = {each.partition: 0 for each in partitions}
+                positions |= {number: each.offset for number, each in found.items()}
                 # Not all at one time, so that they aren't asked again all at one time.
                 until = now + remembered(len(self._known)) * random.uniform(0.5, 1)
-                self._known[group] = _Known(topic_id, committed[group], until)
+                self._known[group] = _Known(topic_id, found, positions, until)
 
         tasks = [asyncio.create_task(ask()) for _ in unsure[:THREADS]]
         try:
@@ -115,19 +120,6 @@ class KafkaGroups:
             for task in tasks:
                 task.cancel()
         return committed
-
-    def are_at_ends(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
-        """Whether all these groups are known to have committed these ends."""
-        now = time.monotonic()
-        return all(self._at_ends(each, topic_id, ends, now) is not None for each in groups)
-
-    def _at_ends(self, group: str, topic_id: str, ends: Positions, now: float) -> Commits | None:
-        """What it has committed, if that is known and these ends."""
-        known = self._known.get(group)
-        if known is None or known.topic_id != topic_id or known.until <= now:
-            return None
-        at_ends = all(known.offset(number) == end for number, end in ends.items())
-        return known.committed if at_ends else None
 
     def forget(self, group: str) -> None:
         """Ask anew what this group has committed."""
