@@ -61,7 +61,6 @@ class Controller:
         self._operator = Operator(localize.SETTINGS, cluster, connect, drains=drains, probe=probe)
         self._deleting: dict[Key, float] = {}
         """Since when each deletion is being tried, on the event loop's clock."""
-        self._heard_of: set[Key] = set()
         self._heard = asyncio.Event()
         """Of a change of anything."""
 
@@ -114,21 +113,10 @@ class Controller:
             if kind == "Service":
                 self._operator.on_service(document)
             else:
-                self._hear(document, gone=gone)
+                self._operator.on_change(document, gone=gone)
+                if gone:
+                    self._cluster.forget(document)
             self._heard.set()
-
-    def _hear(self, document: Document, *, gone: bool) -> None:
-        key, operator = _key(document), self._operator
-        if document["kind"] == "Broker":
-            operator.on_broker(document, gone=gone)
-        else:
-            operator.on_trigger(document, gone=gone)
-        if gone:
-            self._cluster.forget(document)
-        # Whether it is about to go, or a Broker whose class is ours now, only a look tells.
-        if "deletionTimestamp" in document["metadata"] or key not in self._heard_of:
-            operator.queue.enqueue(key)
-        (self._heard_of.discard if gone else self._heard_of.add)(key)
 
     async def _look(self, key: Key) -> float | Literal[Verdict.GONE]:
         """One look at a Broker or Trigger, see `work_queue`."""

@@ -81,7 +81,11 @@ class Operator:
         self._http = HttpDrains(self.states.urls)
         self.queue = WorkQueue()
         self._kafkas = KafkaClusters(
-            connect, drains or self._http, self._used_kafkas, self.queue.retry_failed
+            connect,
+            drains or self._http,
+            self._used_kafkas,
+            self.queue.retry_failed,
+            self.states.resting,
         )
         self.brokers = Brokers(settings, cluster, self._kafkas, self.states, probe, _now)
         self.triggers = Triggers(settings, cluster, self.brokers, self.states, _now)
@@ -175,32 +179,43 @@ class Operator:
         """It is gone, whatever is left of it in Kafka."""
         (self.brokers if document["kind"] == "Broker" else self.triggers).forget(document)
 
+    def on_change(self, document: Document, *, gone: bool) -> None:
+        """A Broker or Trigger as it is now, or was last; it is reconciled unless only its status
+        has changed."""
+        (self.on_broker if document["kind"] == "Broker" else self.on_trigger)(document, gone=gone)
+
     def on_broker(self, document: Document, *, gone: bool) -> None:
-        identity = Identity.of(document)
+        identity, ours = Identity.of(document), self.brokers.is_ours(document)
         self.remember_class(document, gone=gone)
         if gone:
             self.brokers.forget(document)
+        elif ours:
+            self.brokers.remember_topic(document)
+        # Triggers that came before one that isn't ours were taken for ours.
+        if self._is_news(document, gone=gone) and (gone or not ours):
             self._wake_triggers(identity)
-        elif self.brokers.is_ours(document):
-            record = self.brokers.remember_topic(document)
-            # Not for what was written into its status.
-            if record.declared != (declared := _declared(document)):
-                record.declared = declared
-                self.queue.enqueue(("Broker", *identity))
-        else:
-            self._wake_triggers(identity)  # those that came before it were taken for ours
 
     def on_trigger(self, document: Document, *, gone: bool) -> None:
         identity = Identity.of(document)
         if gone:
             self.states.trigger_is_gone(identity)
-            return
+        else:
+            self.states.keep_trigger(document)
         record = self.states.triggers.get(identity)
-        before = record.document if record is not None else None
-        self.states.keep_trigger(document)
-        # Not for what we wrote into its status ourselves.
-        if before is None or _declared(before) != _declared(document):
-            self.queue.enqueue(("Trigger", *identity))
+        if self._is_news(document, gone=gone) and record is not None and record.watched is not None:
+            # Whoever set its group back may have annotated it, to have that noticed at once.
+            record.watched.kafka.topics.forget_group(record.watched.egress.group)
+
+    def _is_news(self, document: Document, *, gone: bool) -> bool:
+        """Whether more than its status has changed; then it is reconciled."""
+        key, now = (document["kind"], *Identity.of(document)), None if gone else _declared(document)
+        before = self.states.declared.pop(key, None)
+        if now is not None:
+            self.states.declared[key] = now
+        if now is not None and now == before:
+            return False
+        self.queue.enqueue(key)
+        return True
 
     def on_service(self, document: Document) -> None:
         """A Knative Service: one of ours, or somebody's subscriber."""
@@ -210,12 +225,10 @@ class Operator:
         for trigger in self.states.subscribers.get(Identity(namespace, name), ()):
             self.queue.enqueue(("Trigger", *trigger))
 
-    def on_receiver(self, pod: Document) -> None:
-        """A pod of a receiver was just made: where there was none, an event is what made it."""
-        metadata = pod["metadata"]
-        label = metadata["namespace"], metadata["labels"].get(services.BROKER)
-        broker = self.states.brokers_by_label.get(label)
-        if broker is not None and (state := self.states.broker_state(broker)) is not None:
+    def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
+        """A pod of a receiver; where a `new` one is made and there was none, an event made it."""
+        state = self.states.broker_of_receiver(pod, gone=gone)
+        if state is not None and new and not gone:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaCluster]:
@@ -269,9 +282,10 @@ def _state(scaled: TriggerStatus) -> tuple[bool, bool]:
     return scaled.lag is None, scaled.replicas > 0
 
 
-def _declared(document: Document) -> tuple[Any, Any, Any]:
-    metadata = document["metadata"]
-    return metadata.get("uid"), document.get("spec"), metadata.get("annotations")
+def _declared(document: Document) -> Document:
+    """All of an object but its status."""
+    metadata = {**document["metadata"], "resourceVersion": None, "managedFields": None}
+    return {**document, "metadata": metadata, "status": None}
 
 
 def _now() -> str:

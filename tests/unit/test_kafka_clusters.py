@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from knafka.clients.memory_log import MemoryLog
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import InvalidDocument, LogError
+from knafka.ports.log import Positions
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale import kafka_clusters as module
 from knafka_operator.scale.kafka_clusters import KafkaClusters
@@ -121,6 +123,103 @@ async def test_an_event_that_comes_before_the_first_look_at_a_topic_is_no_later_
     assert drains.held == []
     _append(log, "orders")
     await asyncio.sleep(2)
+    assert drains.held[0] == "shop/all"
+    await kafkas.close()
+
+
+class Looks(MemoryAdmin):
+    """Counts the looks at each topic's ends."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        super().__init__(log)
+        self.counts: Counter[str] = Counter()
+
+    async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
+        self.counts.update(topics)
+        return await super().end_offsets_of_all(topics)
+
+    async def within(self, seconds: float) -> Counter[str]:
+        self.counts.clear()
+        await asyncio.sleep(seconds)
+        return Counter(self.counts)
+
+
+TWICE_A_SECOND = pytest.approx(20, abs=1)
+"""Looks in ten seconds."""
+IN_TURNS = pytest.approx(20 / module.TURNS, abs=1)
+
+
+@pytest.mark.looptime
+async def test_topics_to_which_nothing_writes_are_looked_at_in_turns(log: MemoryLog) -> None:
+    """Issue 14, 4: at 1,000 idle Triggers it was half of what they cost."""
+    topics, resting = [f"topic-{number}" for number in range(40)], set[str]()
+    admin, drains = Looks(log), Drains()
+    kafkas = KafkaClusters(lambda _: admin, drains, resting=lambda kafka: resting)
+    side = kafkas.at("a:1", None)
+    for topic in topics:
+        await admin.ensure_topic(topic, 1, 1, {})
+    side.watched.update(topics)
+    await asyncio.sleep(2 * module.REST_AFTER)
+    assert all(
+        each == TWICE_A_SECOND for each in (await admin.within(10)).values()
+    )  # anything may write to them
+    resting.update(topics[1:])
+    counts = await admin.within(10)
+    assert counts.pop(topics[0]) == TWICE_A_SECOND
+    assert all(each == IN_TURNS for each in counts.values())
+    assert len(counts) == len(topics) - 1
+
+    _append(log, topics[1])
+    await asyncio.sleep(module.TURNS * module.LOOK_INTERVAL)
+    assert (await admin.within(10))[topics[1]] == TWICE_A_SECOND  # it has moved lately
+    await asyncio.sleep(module.REST_AFTER)
+    assert (await admin.within(10))[topics[1]] == IN_TURNS
+    side.watched.clear()
+    await asyncio.sleep(1)
+    assert side._ends == side._moved == {}
+    await kafkas.close()
+
+
+@pytest.mark.looptime
+async def test_a_topic_that_is_drained_does_not_rest(log: MemoryLog) -> None:
+    """Its dispatchers' replies go there, however late they come."""
+
+    class Held(Drains):
+        async def hold(
+            self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
+        ) -> AsyncIterator[DrainProgress]:
+            await stop.wait()
+            yield DrainProgress(ended=Ended.STOPPED)
+
+    admin = Looks(log)
+    kafkas = KafkaClusters(lambda _: admin, Held(), resting=lambda kafka: {"orders"})
+    side = kafkas.at("a:1", None)
+    await admin.ensure_topic("orders", 1, 1, {})
+    side.watched.add("orders")
+    await side.scaler.watch("shop/all", EGRESS, Autoscaling(min_scale=1))
+    await asyncio.sleep(2 * module.REST_AFTER)
+    assert (await admin.within(10))["orders"] == TWICE_A_SECOND
+    await side.scaler.watch("shop/all", EGRESS, Autoscaling(min_scale=0))
+    await side.scaler.forget("shop/all")
+    assert (await admin.within(10))["orders"] == IN_TURNS
+    await kafkas.close()
+
+
+@pytest.mark.looptime
+async def test_an_event_in_a_topic_that_rests_wakes_its_triggers_within_two_seconds(
+    log: MemoryLog,
+) -> None:
+    admin, drains = Looks(log), Drains()
+    kafkas = KafkaClusters(lambda _: admin, drains, resting=lambda kafka: {"orders"})
+    side = kafkas.at("a:1", None)
+    await admin.ensure_topic("orders", 1, 1, {})
+    await admin.ensure_committed("group", "orders")
+    side.watched.add("orders")
+    await side.scaler.watch("shop/all", EGRESS, Autoscaling(polling_interval=1000.0))
+    await asyncio.sleep(2 * module.REST_AFTER)
+    assert drains.held == []
+    _append(log, "orders")
+    await asyncio.sleep(module.TURNS * module.LOOK_INTERVAL + 0.3)
     assert drains.held[0] == "shop/all"
     await kafkas.close()
 

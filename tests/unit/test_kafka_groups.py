@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 from confluent_kafka import TopicPartition
 from support.lookups import only_look_ups
 
-from knafka.clients.kafka_admin import ENDS_REMEMBERED, KafkaAdmin, _Ends
-from knafka.clients.kafka_groups import REMEMBERED, KafkaGroups
+from knafka.clients.kafka_admin import ENDS_REMEMBERED, KafkaAdmin, _Ends, _Found
+from knafka.clients.kafka_groups import MAX_REMEMBERED, KafkaGroups, remembered
 from knafka.clients.kafka_requests import AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
@@ -82,12 +82,23 @@ async def test_nobody_is_believed_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
     """Somebody may set a group back by hand; then it isn't all of them that are asked at once."""
     groups = Asked()
     await groups.look()
+    for group in GROUPS:  # the first were asked when they were few
+        groups.forget(group)
+        await groups.look()
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + REMEMBERED * 0.6)
+    monkeypatch.setattr(time, "monotonic", lambda: now + remembered(len(GROUPS)) * 0.6)
     asked = await groups.look()
     assert 0 < len(asked) < len(GROUPS) / 2
-    monkeypatch.setattr(time, "monotonic", lambda: now + REMEMBERED * 2)
+    monkeypatch.setattr(time, "monotonic", lambda: now + remembered(len(GROUPS)) * 2)
     assert await groups.look() == sorted(GROUPS)
+
+
+def test_few_groups_are_asked_often_and_many_cost_no_more() -> None:
+    """A group that is set back by hand is noticed within this time, and its lag's interval."""
+    assert remembered(1) == 15
+    assert remembered(300) == 450
+    assert remembered(1000) == 1500
+    assert remembered(5000) == MAX_REMEMBERED == 1800
 
 
 async def test_what_is_known_of_other_groups_is_not_looked_at() -> None:
@@ -102,7 +113,7 @@ async def test_nothing_is_kept_of_groups_that_are_gone(monkeypatch: pytest.Monke
     groups = Asked()
     await groups.look()
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + REMEMBERED * 1.01)
+    monkeypatch.setattr(time, "monotonic", lambda: now + MAX_REMEMBERED * 1.01)
     await groups.behind([], "id", PARTITIONS, ENDS)
     assert groups._known == {}
 
@@ -134,18 +145,46 @@ async def test_lags_are_told_without_a_question_where_nothing_has_come_since_the
 
     async def is_asked(ends: Positions, topic_id: str = "id", ago: float = 0.0) -> bool:
         admin._ends = {"topic": _Ends(time.monotonic() - ago, topic_id, ends)}
+        before = len(groups.asked)
         try:
             lags = await admin.lags(GROUPS, "topic")
         except LogError:
             return True
         assert lags.keys() == set(GROUPS)
         assert {each.total for each in lags.values()} == {0}
-        return False
+        return len(groups.asked) > before
 
     assert not await is_asked(ENDS)
+    admin.forget_group(GROUPS[7])
+    assert await is_asked(ENDS)
+    assert asked == []  # of a group at the ends nothing else has to be known
+    assert groups.asked[-1] == GROUPS[7]
     assert await is_asked({0: 11, 1: 0})
     assert await is_asked(ENDS, topic_id="made anew")
     assert await is_asked(ENDS, ago=1.1 * ENDS_REMEMBERED)
-    groups.forget(GROUPS[7])
-    assert await is_asked(ENDS)
+    await admin.close()
+
+
+async def test_ends_are_remembered_of_topics_that_another_look_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Topics that rest are looked at in turns; one that can't be read now is not what it was."""
+    admin = KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"})
+    partitions = {name: [TopicPartition(name, 0), TopicPartition(name, 1)] for name in ("a", "b")}
+    unread: set[TopicPartition] = set()
+
+    async def described(topics: Collection[str], *, some: bool) -> dict[str, _Found]:
+        return {each: _Found(each, partitions[each], 1) for each in topics}
+
+    async def listed(wanted: list[TopicPartition], *, some: bool) -> dict[TopicPartition, int]:
+        return {each: 7 for each in wanted if each not in unread}
+
+    monkeypatch.setattr(admin, "_describe", described)
+    monkeypatch.setattr(admin, "_list", listed)
+    await admin.end_offsets_of_all({"a", "b"})
+    await admin.end_offsets_of_all({"b"})
+    assert admin._ends.keys() == {"a", "b"}
+    unread.add(partitions["b"][1])
+    assert await admin.end_offsets_of_all({"b"}) == {"b": {0: 7}}
+    assert admin._ends.keys() == {"a"}
     await admin.close()

@@ -32,7 +32,7 @@ async def test_a_trigger_that_came_before_a_foreign_broker_loses_our_status(
     woken: list[Key] = []
     monkeypatch.setattr(world.operator.queue, "enqueue", woken.append)
     world.operator.on_broker(world.document("Broker", SHOP, "theirs"), gone=False)
-    assert woken == [("Trigger", SHOP, "orders")]
+    assert ("Trigger", SHOP, "orders") in woken
     trigger = world.document("Trigger", SHOP, "orders")
     assert not world.operator.may_be_ours(trigger)
     assert await world.operator.triggers.reconcile(trigger) is None

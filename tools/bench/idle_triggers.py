@@ -36,7 +36,7 @@ from confluent_kafka import Producer
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
-from knafka.clients.kafka_groups import REMEMBERED
+from knafka.clients.kafka_groups import remembered
 from knafka.core import drain, names
 from knafka.core.contract import Kafka
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
@@ -54,6 +54,7 @@ from knafka_operator.runtime.cluster import PAGE, Selection
 from knafka_operator.runtime.controller import FINALIZER, Controller
 from knafka_operator.runtime.memory_cluster import MemoryServing
 from knafka_operator.runtime.metrics import metrics
+from knafka_operator.scale.kafka_clusters import REST_AFTER
 
 NAMESPACE: Final = "load"
 SETTINGS: Final = Settings(namespace="knafka", image="unused")
@@ -194,16 +195,18 @@ class Load:
 
     async def idle(self) -> None:
         seconds = self._options.seconds
+        say(f"resting for {REST_AFTER:g} s: what moved lately is looked at more often ...")
+        await asyncio.sleep(REST_AFTER)
         say(f"idle for {seconds:g} s ...")
         began, cpu = time.monotonic(), time.process_time()
         await asyncio.sleep(seconds)
         used = (time.process_time() - cpu) / (time.monotonic() - began)
         asked = await self._cost_of_asking()
-        # Remembered for 0.5 to 1 of that, which this Triggers' first minutes don't show.
-        again = asked * self._options.triggers / (0.75 * REMEMBERED)
+        # Remembered for 0.5 to 1 of that, which these Triggers' first minutes don't show.
+        every = 0.75 * remembered(self._options.triggers)
         say(f"CPU: {used:.2%} of one core")
-        say(f"     + {again:.2%}: each group asked again every {0.75 * REMEMBERED:.0f} s")
-        say(f"       on average, {asked * 1e3:.1f} ms each")
+        say(f"     + {asked * self._options.triggers / every:.2%}: each group asked again")
+        say(f"       every {every:.0f} s on average, {asked * 1e3:.1f} ms each")
 
     async def _cost_of_asking(self) -> float:
         """Seconds of CPU to find out what one group has committed."""

@@ -12,12 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    TopicCollection,
-    TopicPartition,
-)
+from confluent_kafka import Consumer, KafkaError, TopicCollection, TopicPartition
 from confluent_kafka.admin._cluster import DescribeClusterResult
 from confluent_kafka.admin._config import ConfigResource, ConfigSource
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -31,6 +26,7 @@ from knafka.core.errors import LogError
 from knafka.ports.log import (
     Commits,
     Lag,
+    OffsetAndMetadata,
     Positions,
     Record,
     TopicDescription,
@@ -41,13 +37,14 @@ REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request: Kafka elects another leader in less."""
 PARTITIONS_REMEMBERED: Final = 10.0
 """Seconds for which `end_offsets_of_all` counts on a topic's number of partitions."""
-ENDS_REMEMBERED: Final = 1.0
+ENDS_REMEMBERED: Final = 5.0
 """Seconds for which `lags` believes the ends that `end_offsets_of_all` has read: whoever asks for
-those again and again finds what comes later himself."""
+those again and again, as the operator does every other second at least, finds what comes later."""
 
 _EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 _LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
 
+_NONE: Final = OffsetAndMetadata(0)
 _GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 _ANOTHER: Final = _GONE | {KafkaError._UNKNOWN_PARTITION}
 """The topic was deleted meanwhile, or made anew with fewer partitions."""
@@ -161,19 +158,24 @@ class KafkaAdmin:
             if not self._seen:
                 raise
             described = {}  # of the others the ends can still be had
-        for topic, found in described.items():
-            self._seen[topic] = _Seen(now, found.id, _asking(found.partitions, _LATEST))
+        for topic, each in described.items():
+            self._seen[topic] = _Seen(now, each.id, _asking(each.partitions, _LATEST))
         wanted = [
             each for topic in topics if topic in self._seen for each in self._seen[topic].partitions
         ]
         asked = time.monotonic()
         ends: dict[str, dict[int, int]] = {}
-        for each, offset in (await self._list(wanted, some=True)).items():
-            ends.setdefault(each.topic, {})[each.partition] = offset
+        for partition, offset in (await self._list(wanted, some=True)).items():
+            ends.setdefault(partition.topic, {})[partition.partition] = offset
         self._ends = {
-            topic: _Ends(asked, seen.id, ends[topic])
-            for topic, seen in self._seen.items()
-            if len(ends.get(topic, ())) == len(seen.partitions)
+            topic: before
+            for topic, before in self._ends.items()
+            # One of these that can't be read now must not be taken for what it was.
+            if asked - before.at < ENDS_REMEMBERED and topic not in topics
+        } | {
+            topic: _Ends(asked, self._seen[topic].id, found)
+            for topic, found in ends.items()
+            if len(found) == len(self._seen[topic].partitions)
         }
         return ends
 
@@ -187,16 +189,20 @@ class KafkaAdmin:
         )
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        if (known := self._no_lags(groups, topic)) is not None:
-            return known
+        committed: Mapping[str, Commits] = {}
+        if (read := self._lately_read(topic)) is not None:
+            ends = read.by_partition
+            places = [TopicPartition(topic, number) for number in ends]
+            committed = await self._groups.behind(groups, read.topic_id, places, ends)
+            if all(_are_at(ends, each) for each in committed.values()):
+                return dict.fromkeys(groups, Lag(dict.fromkeys(ends, 0)))
         found = await self._existing(topic)
-        ranges, _ = await self._ranges_of(topic, found)
-        ends = {number: end for number, (_, end) in ranges.items()}
-        committed = await self._groups.behind(groups, found.id, found.partitions, ends)
-        fresh: Collection[int] = ()
-        if any(_beyond(commits, ranges) for commits in committed.values()):
-            # Most are beyond an end that has moved since it was asked for.
-            ranges, fresh = await self._ranges_of(topic, found)
+        if read is None or read.topic_id != found.id:
+            id_, before = self._ranges.get(topic, ("", {}))
+            ends = {number: end for number, (_, end) in before.items()} if id_ == found.id else {}
+            committed = await self._groups.behind(groups, found.id, found.partitions, ends)
+        # After the groups: none of them is beyond an end that has only moved since.
+        ranges, fresh = await self._ranges_of(topic, found)
         return {
             group: Lag(
                 dict.fromkeys((each.partition for each in found.partitions), 0)
@@ -211,16 +217,10 @@ class KafkaAdmin:
             )
         }
 
-    def _no_lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag] | None:
-        """The same without a question: nothing has come since all of them were at the end. None:
-        that isn't known."""
+    def _lately_read(self, topic: str) -> _Ends | None:
+        """The ends that `end_offsets_of_all` found, if that can be believed."""
         ends = self._ends.get(topic)
-        if ends is None or time.monotonic() - ends.at > ENDS_REMEMBERED:
-            return None
-        if not self._groups.are_at_ends(groups, ends.topic_id, ends.by_partition):
-            return None
-        none = Lag(dict.fromkeys(ends.by_partition, 0), frozenset())
-        return dict.fromkeys(groups, none)
+        return ends if ends and time.monotonic() - ends.at <= ENDS_REMEMBERED else None
 
     async def _ranges_of(
         self, topic: str, found: _Found
@@ -256,6 +256,9 @@ class KafkaAdmin:
                 group
             ],
         )
+        self._groups.forget(group)
+
+    def forget_group(self, group: str) -> None:
         self._groups.forget(group)
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
@@ -370,6 +373,10 @@ class KafkaAdmin:
 
 def _asking(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
     return [TopicPartition(each.topic, each.partition, which) for each in partitions]
+
+
+def _are_at(ends: Positions, commits: Commits) -> bool:
+    return all(end == commits.get(number, _NONE).offset for number, end in ends.items())
 
 
 def _beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:

@@ -4,8 +4,9 @@ A group's offsets are asked as a consumer of that group which never joins it, si
 admin client crashes the process when a coordinator is loading or has moved (2.16.1:
 `rd_kafka_handle_OffsetFetch` without a group), and that is normal life. Such a consumer costs 4 ms
 of CPU, so what a group committed is remembered: it only moves on, so a group that was at the end
-and has nothing new behind it still is. One that somebody sets back by hand is noticed within
-`REMEMBERED`. Why not one request for many groups: docs/decisions/0015-operator-caches.md.
+and has nothing new behind it still is. One that somebody sets back by hand is noticed after
+`remembered` seconds at the latest, or by `forget`. Why not one request for many groups:
+docs/decisions/0015-operator-caches.md.
 
 Not here: topics. See `kafka_admin`.
 """
@@ -25,8 +26,12 @@ from knafka.clients.kafka_client import Connection, open_client
 from knafka.clients.kafka_requests import THREADS, AdminCalls
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
 
-REMEMBERED: Final = 300.0
-"""Seconds, at most, for which a group at the end of its topic isn't asked again."""
+REMEMBERED: Final = 1.5
+"""Seconds for each group for which those at the end of their topic aren't asked again: asking costs
+a quarter of a percent of a core then, however many there are."""
+MIN_REMEMBERED: Final = 15.0
+MAX_REMEMBERED: Final = 1800.0
+"""The same for all together, at least and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,20 @@ class _Known:
     topic_id: str
     """A topic that was made anew has other offsets."""
     committed: Commits
+    positions: Positions
+    """The same of all partitions, 0 where nothing is committed."""
     until: float
     """Of `time.monotonic`."""
 
-    def offset(self, partition: int) -> int:
-        found = self.committed.get(partition)
-        return 0 if found is None else found.offset
+    def is_at(self, topic_id: str, ends: Positions, now: float) -> bool:
+        """Whether it has committed these ends, as far as can be known without a question."""
+        known = self.topic_id == topic_id and now < self.until and bool(ends)
+        return known and ends.items() <= self.positions.items()
+
+
+def remembered(groups: int) -> float:
+    """Seconds, at most, for which one of so many groups at the end of its topic isn't asked."""
+    return min(max(REMEMBERED * groups, MIN_REMEMBERED), MAX_REMEMBERED)
 
 
 class KafkaGroups:
@@ -80,23 +93,25 @@ class KafkaGroups:
         now = time.monotonic()
         if now >= self._forget_old:
             self._known = {key: each for key, each in self._known.items() if each.until > now}
-            self._forget_old = now + REMEMBERED
+            self._forget_old = now + MAX_REMEMBERED / 6
         committed: dict[str, Commits] = {}
         unsure = []
         for group in groups:
-            known = self._at_ends(group, topic_id, ends, now)
-            if known is not None:
-                committed[group] = known
+            known = self._known.get(group)
+            if known is not None and known.is_at(topic_id, ends, now):
+                committed[group] = known.committed
             else:
                 unsure.append(group)
         waiting = iter(unsure)
 
         async def ask() -> None:
             for group in waiting:
-                committed[group] = await self.committed(group, partitions)
+                found = committed[group] = await self.committed(group, partitions)
+                positions = {each.partition: 0 for each in partitions}
+                positions |= {number: each.offset for number, each in found.items()}
                 # Not all at one time, so that they aren't asked again all at one time.
-                until = now + REMEMBERED * random.uniform(0.5, 1)
-                self._known[group] = _Known(topic_id, committed[group], until)
+                until = now + remembered(len(self._known)) * random.uniform(0.5, 1)
+                self._known[group] = _Known(topic_id, found, positions, until)
 
         tasks = [asyncio.create_task(ask()) for _ in unsure[:THREADS]]
         try:
@@ -105,19 +120,6 @@ class KafkaGroups:
             for task in tasks:
                 task.cancel()
         return committed
-
-    def are_at_ends(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
-        """Whether all these groups are known to have committed these ends."""
-        now = time.monotonic()
-        return all(self._at_ends(each, topic_id, ends, now) is not None for each in groups)
-
-    def _at_ends(self, group: str, topic_id: str, ends: Positions, now: float) -> Commits | None:
-        """What it has committed, if that is known and these ends."""
-        known = self._known.get(group)
-        if known is None or known.topic_id != topic_id or known.until <= now:
-            return None
-        at_ends = all(known.offset(number) == end for number, end in ends.items())
-        return known.committed if at_ends else None
 
     def forget(self, group: str) -> None:
         """Ask anew what this group has committed."""

@@ -75,6 +75,8 @@ class MemoryAdmin:
             raise LogError(f"the group {group} has members")
         self._memory.groups.pop(group, None)
 
+    def forget_group(self, group: str) -> None: ...
+
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         records = [
             record

@@ -254,6 +254,10 @@ class LogAdmin(TopicMaker, LagSource, Protocol):
         somebody reads."""
         ...
 
+    def forget_group(self, group: str) -> None:
+        """Somebody else may have set it back: the next `lags` doesn't go by what is known of it."""
+        ...
+
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         """The last `limit` records of a topic, oldest first, without joining a group."""
         ...

@@ -115,6 +115,8 @@ async def with_replays(
     kafkas = list({each.kafka for each in watched.values()})
     # At once, as one that is away takes its time to say so.
     topics = dict(zip(kafkas, await asyncio.gather(*map(_topics_of, kafkas)), strict=True))
+    if not followed and not any(topics.values()):
+        return {}
     return {
         who: each
         for who, each in watched.items()
@@ -123,8 +125,10 @@ async def with_replays(
 
 
 async def _topics_of(kafka: KafkaCluster) -> Collection[str] | None:
+    """Those for replays; None: it doesn't say."""
     try:
-        return await kafka.topics.topics()
+        topics = await kafka.topics.topics()
+        return {each for each in topics if each.startswith(names.REPLAYS)}
     except LogError as error:
         log.warning("looking for replays: %s", error)
     except Exception:

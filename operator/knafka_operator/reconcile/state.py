@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from knafka.core import names
+from knafka_operator.decide import services
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
@@ -40,8 +41,6 @@ class BrokerRecord:
     """Where its topic is: its ConfigMap and Secret may go before it does."""
     topics: set[str] = field(default_factory=set)
     """Names of topics that are its own."""
-    declared: object = None
-    """What was declared, as it was last heard of."""
 
     def known(self) -> tuple[object, ...]:
         """What its Triggers go by."""
@@ -81,6 +80,9 @@ class States:
         self.triggers: dict[Identity, TriggerRecord] = {}
         self.foreign_brokers: set[Identity] = set()
         """Brokers of other classes."""
+        self.declared: dict[tuple[str, str, str], Document] = {}
+        """Each Broker and Trigger as it was last heard of, without its status, by kind, namespace
+        and name."""
         self.topics: dict[str, str] = {}
         """UID of the Broker that has each topic's name; external topics are nobody's."""
         self.groups: dict[str, str] = {}
@@ -90,6 +92,10 @@ class States:
         """Namespace, and the label of its receivers' pods -> the Broker."""
         self.subscribers: dict[Identity, set[Identity]] = {}
         """What is referred to -> the Triggers that do."""
+        self.receivers: dict[tuple[str, str], set[str]] = {}
+        """Namespace, and the label of its receivers' pods -> UIDs of those that there are."""
+        self.receivers_known = False
+        """Whether those are all: while nobody tells of pods, any Broker may have a receiver."""
         self.urls: dict[str, str] = {}
         """Where each Trigger's dispatcher is, by the scaler's id: what drains are asked of."""
 
@@ -109,6 +115,30 @@ class States:
         """Of a Broker that has its topic."""
         record = self.brokers.get(identity)
         return None if record is None else record.state
+
+    def broker_of_receiver(self, pod: Document, *, gone: bool) -> BrokerState | None:
+        """Keep in mind whether this receiver's pod is there; gives its Broker."""
+        metadata = pod["metadata"]
+        label = metadata["namespace"], (metadata.get("labels") or {}).get(services.BROKER, "")
+        pods = self.receivers.setdefault(label, set())
+        (pods.discard if gone else pods.add)(metadata.get("uid", ""))
+        if not pods:
+            del self.receivers[label]
+        broker = self.brokers_by_label.get(label)
+        return None if broker is None else self.broker_state(broker)
+
+    def resting(self, kafka: KafkaCluster) -> set[str]:
+        """Topics that are a Broker's own, to which nothing writes while it has no receiver."""
+        if not self.receivers_known:
+            return set()
+        return {
+            state.topic.name
+            for label, broker in self.brokers_by_label.items()
+            if label not in self.receivers
+            and (state := self.broker_state(broker)) is not None
+            and state.kafka is kafka
+            and not state.topic.external
+        }
 
     def claim_topic(self, record: BrokerRecord, topic: str) -> None:
         """This Broker has a topic of this name; no other Broker gets it."""

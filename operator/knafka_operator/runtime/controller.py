@@ -102,7 +102,6 @@ class Controller:
         self._watches: dict[Selection, Watch] = {}
         self._synced: set[Selection] = set()
         self._all_synced = asyncio.Event()
-        self._declared: dict[Key, object] = {}
         self._gone: dict[Key, Document] = {}
         """What was deleted, and isn't forgotten yet."""
         self._deleting: dict[Key, float] = {}
@@ -138,9 +137,10 @@ class Controller:
         self._cluster.heard(of, changed, gone)
         if of in (BROKERS, TRIGGERS):
             for document in changed:
-                self._on_change(document)
+                self._operator.on_change(document, gone=False)
             for document in gone:
-                self._on_gone(document)
+                self._gone[_key(document)] = document
+                self._operator.on_change(document, gone=True)
         elif of is PODS:
             self._on_pods(changed, gone)
         elif of is DEFINITIONS and of in self._synced:
@@ -151,44 +151,25 @@ class Controller:
     def is_synced(self, of: Selection, synced: bool) -> None:
         """See `watches.Listener`."""
         self._cluster.is_synced(of, synced)
+        if of is PODS:
+            self._operator.states.receivers_known = synced
         (self._synced.add if synced else self._synced.discard)(of)
         if self._synced.issuperset(ALWAYS):
             self._all_synced.set()
-
-    def _on_change(self, document: Document) -> None:
-        key = _key(document)
-        if key[0] == "Broker":
-            self._operator.on_broker(document, gone=False)
-        else:
-            self._operator.on_trigger(document, gone=False)
-        # Not for what was written into its status.
-        declared = _declared(document)
-        if self._declared.get(key) != declared:
-            self._declared[key] = declared
-            self._operator.queue.enqueue(key)
-
-    def _on_gone(self, document: Document) -> None:
-        key = _key(document)
-        self._declared.pop(key, None)
-        self._gone[key] = document
-        if key[0] == "Broker":
-            self._operator.on_broker(document, gone=True)
-        else:
-            self._operator.on_trigger(document, gone=True)
-        self._operator.queue.enqueue(key)
 
     def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         for pod in changed:
             metadata = pod["metadata"]
             if metadata["uid"] not in self._pods:
                 self._pods.add(metadata["uid"])
-                is_receiver = metadata["labels"].get(services.ROLE) == services.RECEIVER
-                if is_receiver and PODS in self._synced:
-                    self._operator.on_receiver(pod)
+                if _is_receiver(pod):
+                    self._operator.on_receiver(pod, new=PODS in self._synced)
             elif "deletionTimestamp" in metadata:
                 self._on_ending(pod)
         for pod in gone:
             self._pods.discard(pod["metadata"].get("uid", ""))
+            if _is_receiver(pod):
+                self._operator.on_receiver(pod, gone=True)
             self._on_ending(pod)
 
     def _on_ending(self, pod: Document) -> None:
@@ -220,7 +201,9 @@ class Controller:
             await self._forget(gone)
         document = await self._cluster.get(EVENTING, kind, namespace, name)
         if gone is not None and document is not None:
-            self._on_change(document)  # another one of its name, forgotten with it
+            self._operator.on_change(
+                document, gone=False
+            )  # another one of its name, forgotten with it
         if document is None:
             self._cluster.forget(key)
             return GONE
@@ -346,11 +329,8 @@ def _key(document: Document) -> Key:
     return document["kind"], metadata["namespace"], metadata["name"]
 
 
-def _declared(document: Document) -> object:
-    """What an object is reconciled for when it changes: all but its status."""
-    metadata = document["metadata"]
-    fields = ("uid", "generation", "annotations", "labels", "finalizers", "deletionTimestamp")
-    return *(metadata.get(each) for each in fields), document.get("spec")
+def _is_receiver(pod: Document) -> bool:
+    return (pod["metadata"].get("labels") or {}).get(services.ROLE) == services.RECEIVER
 
 
 def _finalizers(document: Document) -> list[str]:

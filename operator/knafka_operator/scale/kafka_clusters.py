@@ -1,9 +1,12 @@
 """KafkaClusters: each Kafka that Brokers use, with its admin client and its scaler.
 
 Brokers that reach the same servers with the same Secret share one. It stays for as long as one of
-them, or a Trigger, makes use of it, also while its ConfigMap is missing. Twice a second all topics
-of a Kafka are asked for their ends, in one request: those that moved wake their Triggers. So an
-idle Trigger costs nothing by itself.
+them, or a Trigger, makes use of it, also while its ConfigMap is missing. Twice a second a Kafka is
+asked for the ends of its topics, in one request: those that moved wake their Triggers. So an idle
+Trigger costs nothing by itself. A topic that rests is asked for in every fourth of these looks, each
+in a quarter of them:
+
+    rests    nothing writes to it (`resting`), nobody drains it, and it hasn't moved for a minute
 
 Not here: which Broker uses which Kafka, and connecting (`connect` comes in from outside).
 """
@@ -23,7 +26,11 @@ from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains, Scaler
 
 LOOK_INTERVAL: Final = 0.5
-"""Seconds between two looks at the ends of all topics."""
+"""Seconds between two looks at the ends of topics."""
+TURNS: Final = 4
+"""Looks of which one is at a topic that rests."""
+REST_AFTER: Final = 60.0
+"""Seconds without anything new after which a topic may rest."""
 FORGOTTEN: Final = 1800.0
 """Seconds after which a Kafka that nobody asked for is let go, if nobody uses it either."""
 LOOK_TIMEOUT: Final = 10.0
@@ -42,7 +49,12 @@ class KafkaCluster:
     """When it was asked for or seen in use last, by the event loop's clock."""
     on_return: Callable[[], None] = lambda: None
     """Called when it answers again after it didn't."""
-    _ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    resting: Callable[[KafkaCluster], Collection[str]] = lambda _: ()
+    """Topics here to which nothing writes, as far as is known; asked before each look."""
+    _ends: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    _moved: dict[str, float] = field(default_factory=dict)
+    """When each topic was seen first, or to have grown, by the event loop's clock."""
+    _turn: int = 0
     _is_away: bool = False
 
     async def run(self) -> None:
@@ -52,7 +64,7 @@ class KafkaCluster:
             group.create_task(repeat("looking at the ends of topics", self._look, LOOK_INTERVAL))
 
     async def _look(self) -> None:
-        if not (wanted := frozenset(self.watched)):
+        if not (wanted := self._due()):
             return
         was_away, self._is_away = self._is_away, True
         async with asyncio.timeout(LOOK_TIMEOUT):
@@ -63,8 +75,25 @@ class KafkaCluster:
         for topic, now in ends.items():
             # Also at the first look: what came since the scaler's own is not to wait for the next.
             if self._ends.get(topic) != now:
+                self._ends[topic] = now
+                self._moved[topic] = asyncio.get_running_loop().time()
                 self.scaler.wake(topic)
-        self._ends = ends
+
+    def _due(self) -> frozenset[str]:
+        """Topics to look at now."""
+        self._turn = (self._turn + 1) % TURNS
+        now, resting = asyncio.get_running_loop().time(), self.resting(self)
+        for topic in self._moved.keys() - self.watched:
+            del self._moved[topic]
+            self._ends.pop(topic, None)
+        return frozenset(
+            topic
+            for topic in self.watched
+            if hash(topic) % TURNS == self._turn
+            or topic not in resting
+            or now - self._moved.setdefault(topic, now) < REST_AFTER
+            or self.scaler.is_drained(topic)
+        )
 
 
 class KafkaClusters:
@@ -76,13 +105,16 @@ class KafkaClusters:
         drains: Drains,
         used: Callable[[], Collection[KafkaCluster]] = tuple,
         on_return: Callable[[], None] = lambda: None,
+        resting: Callable[[KafkaCluster], Collection[str]] = lambda _: (),
     ) -> None:
         """`used` gives those that Brokers and Triggers use; it is asked seldom. `on_return` is
-        called when a Kafka answers again: what waits for it need not wait for its back-off."""
+        called when a Kafka answers again: what waits for it need not wait for its back-off.
+        `resting` is each `KafkaCluster`'s."""
         self._connect = connect
         self._drains = drains
         self._used = used
         self._on_return = on_return
+        self._resting = resting
         self._sides: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
 
     def at(self, bootstrap_servers: str, secret: Mapping[str, str] | None) -> KafkaCluster:
@@ -96,7 +128,7 @@ class KafkaClusters:
         if key not in self._sides:
             topics = self._connect(configuration)
             scaler = Scaler(topics, self._drains)
-            side = KafkaCluster(topics, scaler, on_return=self._on_return)
+            side = KafkaCluster(topics, scaler, on_return=self._on_return, resting=self._resting)
             self._sides[key] = side, asyncio.create_task(side.run())
         side, _ = self._sides[key]
         side.needed = asyncio.get_running_loop().time()
