@@ -3,8 +3,7 @@
 Brokers that reach the same servers with the same Secret share one. It stays for as long as one of
 them, or a Trigger, makes use of it, also while its ConfigMap is missing. Twice a second a Kafka is
 asked for the ends of its topics, in one request: those that moved wake their Triggers. So an idle
-Trigger costs nothing by itself. A topic that rests is asked for in every fourth of these looks, each
-in a quarter of them:
+Trigger costs nothing by itself. A topic that rests is asked for in one of four of these looks:
 
     rests    nothing writes to it (`resting`), nobody drains it, and it hasn't moved for a minute
 

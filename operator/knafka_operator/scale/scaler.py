@@ -258,7 +258,7 @@ class Scaler:
         trigger.scale = decide(lag.total, partitions, trigger.autoscaling, len(trigger.holds))
         if not trigger.scale.replicas and asyncio.get_running_loop().time() >= trigger.join_by:
             trigger.scale = Scale(
-                min(1, partitions), f"{trigger.scale.reason}, to keep its offsets"
+                min(1, partitions), f"{trigger.scale.reason}, one to keep its offsets"
             )
         if trigger.id in self._ending:
             return
