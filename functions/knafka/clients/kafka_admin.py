@@ -26,7 +26,6 @@ from knafka.core.errors import LogError
 from knafka.ports.log import (
     Commits,
     Lag,
-    OffsetAndMetadata,
     Positions,
     Record,
     TopicDescription,
@@ -44,7 +43,6 @@ those again and again, as the operator does every other second at least, finds w
 _EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 _LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
 
-_NONE: Final = OffsetAndMetadata(0)
 _GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 _ANOTHER: Final = _GONE | {KafkaError._UNKNOWN_PARTITION}
 """The topic was deleted meanwhile, or made anew with fewer partitions."""
@@ -194,7 +192,7 @@ class KafkaAdmin:
             ends = read.by_partition
             places = [TopicPartition(topic, number) for number in ends]
             committed = await self._groups.behind(groups, read.topic_id, places, ends)
-            if all(_are_at(ends, each) for each in committed.values()):
+            if self._groups.are_at(groups, read.topic_id, ends):
                 return dict.fromkeys(groups, Lag(dict.fromkeys(ends, 0)))
         found = await self._existing(topic)
         if read is None or read.topic_id != found.id:
@@ -373,10 +371,6 @@ class KafkaAdmin:
 
 def _asking(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
     return [TopicPartition(each.topic, each.partition, which) for each in partitions]
-
-
-def _are_at(ends: Positions, commits: Commits) -> bool:
-    return all(end == commits.get(number, _NONE).offset for number, end in ends.items())
 
 
 def _beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:

@@ -81,7 +81,8 @@ class KafkaCluster:
     def _due(self) -> frozenset[str]:
         """Topics to look at now."""
         self._turn = (self._turn + 1) % TURNS
-        now, resting = asyncio.get_running_loop().time(), self.resting(self)
+        now = asyncio.get_running_loop().time()
+        resting = set(self.resting(self)) - self.scaler.drained()
         for topic in self._moved.keys() - self.watched:
             del self._moved[topic]
             self._ends.pop(topic, None)
@@ -91,7 +92,6 @@ class KafkaCluster:
             if hash(topic) % TURNS == self._turn
             or topic not in resting
             or now - self._moved.setdefault(topic, now) < REST_AFTER
-            or self.scaler.is_drained(topic)
         )
 
 

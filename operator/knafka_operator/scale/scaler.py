@@ -165,10 +165,9 @@ class Scaler:
         """Whether any Trigger of this topic is scaled."""
         return topic in self._topics
 
-    def is_drained(self, topic: str) -> bool:
-        """Whether any Trigger of this topic has a drain, whose replies may go there."""
-        found = self._topics.get(topic)
-        return found is not None and any(each.holds for each in found.triggers.values())
+    def drained(self) -> set[str]:
+        """Topics whose Triggers have drains; replies may go there."""
+        return {each.egress.topic for each in self._triggers.values() if each.holds}
 
     def statuses(self) -> Mapping[str, TriggerStatus]:
         """Of all Triggers, by id."""
