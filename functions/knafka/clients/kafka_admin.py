@@ -34,7 +34,7 @@ from knafka.ports.log import (
 
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request: Kafka elects another leader in less."""
-PARTITIONS_REMEMBERED: Final = 10.0
+PARTITIONS_REMEMBERED: Final = 30.0
 """Seconds for which `end_offsets_of_all` counts on a topic's number of partitions."""
 ENDS_REMEMBERED: Final = 5.0
 """Seconds for which `lags` believes the ends that `end_offsets_of_all` has read: whoever asks for
@@ -128,7 +128,8 @@ class KafkaAdmin:
         return TopicDescription(found.id, len(found.partitions), found.replication, config)
 
     async def delete_topic(self, topic: str) -> None:
-        self._ranges.pop(topic, None)
+        for known in (self._seen, self._ends, self._ranges):
+            cast(dict[str, object], known).pop(topic, None)
         await self._unless(
             KafkaError.UNKNOWN_TOPIC_OR_PART,
             lambda timeout: self._admin.delete_topics([topic], request_timeout=timeout)[topic],

@@ -36,7 +36,7 @@ LOOK_TIMEOUT: Final = 10.0
 """Seconds after which a look is given up; the next one follows."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class KafkaCluster:
     """One Kafka."""
 
