@@ -50,6 +50,10 @@ TRIGGER: Final = {
 """A Trigger's."""
 
 
+PAUSED: Final = {**TRIGGER, "Delivering": "False Paused"}
+"""A Trigger's that is paused: it is Ready, as its events are kept."""
+
+
 class World(Protocol):
     """A namespace in which an operator reconciles what is applied."""
 

@@ -141,7 +141,8 @@ class LocalWorld:
     def _rows(self) -> list[BrokerRow | TriggerRow]:
         now = self._machine.snapshot()
         mine = f"{self.namespace}/"
-        return [each for each in (*now.brokers, *now.triggers) if each.name.startswith(mine)]
+        rows: list[BrokerRow | TriggerRow] = [*now.brokers, *now.triggers]
+        return [each for each in rows if each.name.startswith(mine)]
 
     def _row(self, kind: str, name: str) -> BrokerRow | TriggerRow | None:
         of = BrokerRow if kind == "Broker" else TriggerRow

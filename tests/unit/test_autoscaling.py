@@ -26,6 +26,7 @@ from knafka_operator.model.resources import AUTOSCALING
         (0, 10, Autoscaling(min_scale=2), 0, Scale(2, "no lag, min-scale 2")),
         (1, 10, Autoscaling(min_scale=2), 0, Scale(2, "lag 1, 100 per drain, min-scale 2")),
         (0, 1, Autoscaling(min_scale=2), 0, Scale(1, "no lag, min-scale 2")),
+        (120, 10, Autoscaling(min_scale=2, paused=True), 2, Scale(0, "paused, lag 120")),
         (5, 0, SCALING, 0, Scale(0, "lag 5, 100 per drain, partitions 0")),
         (
             5,

@@ -36,14 +36,17 @@ class TriggerStatus:
     """What went wrong last and hasn't gone right since."""
     beyond_end: frozenset[int] = frozenset()
     """Partitions of which it has committed what isn't there (any more)."""
+    paused: bool = False
 
 
 def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Scale:
     """How many drains a Trigger needs now; `held` are open already.
 
     ceil(lag / lag-threshold), within min-scale, max-scale and the number of partitions. Fewer than
-    `held` means only that those which end aren't opened again.
+    `held` means only that those which end aren't opened again. None while it is paused.
     """
+    if autoscaling.paused:
+        return Scale(0, f"paused, lag {lag}")
     needed = -(-lag // autoscaling.lag_threshold)
     reason = f"lag {lag}, {autoscaling.lag_threshold} per drain"
     if lag == 0:

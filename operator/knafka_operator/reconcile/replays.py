@@ -49,7 +49,11 @@ class Replays:
 
     async def _look(self) -> None:
         records = self._states.triggers.items()
-        watched = {who: each.watched for who, each in records if each.watched is not None}
+        watched = {
+            who: each.watched
+            for who, each in records
+            if each.watched is not None and not each.watched.autoscaling.paused
+        }
         wanted = await with_replays(watched, self._followed)
         changed = [
             *(
