@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any
 
 from knafka_local.cluster import FOLDER, LocalCluster, name_of
 from knafka_local.controller import Controller
 from knafka_local.receiver_process import Answered
 from knafka_local.serving import most_replicas
 from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_operator.decide.delivery_status import PAUSED
 from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.decide.status import DELIVERING
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.conditions import READY
+from knafka_operator.model.conditions import READY, Severity
 from knafka_operator.model.resources import BROKER_CLASS
-
-DELIVERING: Final = "Delivering"
-"""The condition of a Trigger that warns of what goes wrong though it is Ready."""
 
 
 def take(
@@ -79,6 +78,7 @@ def _trigger(document: Document, cluster: LocalCluster, controller: Controller) 
         row,
         refused=_why_not(document),
         error=_warning(document),
+        paused=_condition(document, DELIVERING).get("reason") == PAUSED.reason,
         most_replicas=most_replicas(cluster, namespace, name),
         **_told(document),
     )
@@ -116,7 +116,8 @@ def _why_not(document: Document) -> str:
 
 def _warning(document: Document) -> str:
     found = _condition(document, DELIVERING)
-    return _said(found) if found.get("status") == "False" else ""
+    warns = found.get("severity") == Severity.WARNING and found.get("status") == "False"
+    return _said(found) if warns else ""
 
 
 def _condition(document: Document, type_: str) -> Document:

@@ -50,6 +50,7 @@ class TriggerRow:
     decision: str = ""
     """The scaler's last, with its reason."""
     error: str = ""
+    paused: bool = False
     refused: str = ""
     conditions: tuple[ConditionRow, ...] = ()
     observed_generation: int = 0

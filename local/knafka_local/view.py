@@ -119,6 +119,8 @@ def _changes_of(before: TriggerRow | None, now: TriggerRow) -> Iterator[str]:
     name = f"Trigger {now.name}"
     if before is None or before.refused != now.refused:
         yield f"{name} is not ready: {now.refused}" if now.refused else f"{name} is ready"
+    if now.paused != (before is not None and before.paused):
+        yield f"{name} is paused: its events wait" if now.paused else f"{name} goes on"
     if before is not None and before.replicas != now.replicas:
         why = in_words(now.decision)
         yield f"{name}: {now.replicas} of {now.most_replicas} dispatchers ({why})"
@@ -215,6 +217,8 @@ def _state(row: TriggerRow) -> Text:
         return Text(f"not ready: {row.refused}", style="red")
     if row.error:
         return Text(row.error, style="yellow")
+    if row.paused:
+        return Text("paused: its events wait", style="yellow")
     decision = in_words(row.decision)
     if decision == AT_REST:  # the figures say so, and the table stays short
         return Text()
@@ -224,6 +228,7 @@ def _state(row: TriggerRow) -> Text:
 AT_REST: Final = "nothing waits"
 _WORDS: Final = (
     (re.compile(r"\bno lag\b"), AT_REST),
+    (re.compile(r"\bpaused, lag (\d+)"), r"paused, \1 waiting"),
     (re.compile(r"\blag 1\b, "), "1 event waiting; "),
     (re.compile(r"\blag (\d+), "), r"\1 events waiting; "),
     (re.compile(r"\b(\d+) per drain\b"), r"one dispatcher per \1"),

@@ -9,6 +9,7 @@ from support.behaviour import (
     broker,
     expect,
     message,
+    only_in,
     trigger,
     until_arrived,
 )
@@ -37,7 +38,7 @@ def _is_paused_and_goes_on(world: World, annotations: dict[str, str]) -> None:
     expect(world, "Trigger", "others", TRIGGER)
     world.send("shop", "before")
     until_arrived(world, "mail", "before")
-    world.apply(trigger(mail, annotations=annotations | PAUSE))
+    world.pause("orders")
     expect(world, "Trigger", "orders", PAUSED)
     told = message(world, "Trigger", "orders", "Delivering")
     assert told == (
@@ -47,7 +48,7 @@ def _is_paused_and_goes_on(world: World, annotations: dict[str, str]) -> None:
     world.send("shop", "meanwhile-1", "meanwhile-2")
     until_arrived(world, "other", "meanwhile-1", "meanwhile-2")
     assert world.arrived("mail") == ["before"]
-    world.apply(trigger(mail, annotations=annotations | {resources.PAUSED: "false"}))
+    world.pause("orders", paused=False)
     expect(world, "Trigger", "orders", TRIGGER)
     until_arrived(world, "mail", "meanwhile-1", "meanwhile-2")
     assert sorted(world.arrived("mail")) == ["before", "meanwhile-1", "meanwhile-2"]

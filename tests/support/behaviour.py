@@ -63,6 +63,10 @@ class World(Protocol):
         """As `kubectl apply` does; returns before it is reconciled."""
         ...
 
+    def pause(self, trigger: str, *, paused: bool = True) -> None:
+        """As a user does here; not `paused`: have it go on."""
+        ...
+
     def delete(self, kind: str, name: str) -> None:
         """Returns when it is gone."""
         ...

@@ -22,6 +22,7 @@ from support.kafka import names_in
 from support.listener import Listener
 
 from knafka_operator.model.conditions import Condition
+from knafka_operator.model.resources import PAUSED
 
 T = TypeVar("T")
 
@@ -50,6 +51,11 @@ class ClusterWorld:
     def apply(self, *documents: Mapping[str, Any]) -> None:
         items = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
         self._cluster.apply(items, namespace=self.namespace)
+
+    def pause(self, trigger: str, *, paused: bool = True) -> None:
+        annotation = f"{PAUSED}=true" if paused else f"{PAUSED}-"
+        where = ("-n", self.namespace, "--overwrite")
+        self._cluster.kubectl("annotate", "trigger", trigger, annotation, *where)
 
     def delete(self, kind: str, name: str) -> None:
         self._cluster.kubectl("delete", kind, name, "-n", self.namespace, "--timeout=90s")

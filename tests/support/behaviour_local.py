@@ -29,6 +29,7 @@ from knafka_local.installation import Installation, NotRunning
 from knafka_local.kafka_distribution import KafkaDistribution
 from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
 from knafka_operator.model.conditions import Condition
+from knafka_operator.model.resources import PAUSED
 
 T = TypeVar("T")
 
@@ -78,6 +79,13 @@ class LocalWorld:
             self._documents[key] = {**each, "metadata": metadata}
             self._generations[key] += each.get("spec") != before.get("spec")
         self._write()
+
+    def pause(self, trigger: str, *, paused: bool = True) -> None:
+        command = "pause" if paused else "resume"
+        answer = self._machine.up.knafka("trigger", command, f"{self.namespace}/{trigger}")
+        assert answer.returncode == 0, answer.stderr
+        metadata = self._documents["Trigger", trigger]["metadata"]
+        metadata["annotations"] = {**metadata["annotations"], PAUSED: str(paused).lower()}
 
     def delete(self, kind: str, name: str) -> None:
         del self._documents[kind, name], self._generations[kind, name]

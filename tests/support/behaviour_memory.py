@@ -29,7 +29,7 @@ from knafka.core.kafka_binding import to_record
 from knafka.dispatcher.drain import Drain
 from knafka_operator.decide import admission
 from knafka_operator.model.conditions import Condition
-from knafka_operator.model.resources import CORE, EVENTING, SERVING
+from knafka_operator.model.resources import CORE, EVENTING, PAUSED, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.runtime import controller as controllers
@@ -121,6 +121,12 @@ class MemoryWorld:
             assert not (refusal := self.refusal(each)), refusal
             self._world.cluster.put(self._defaulted(each))
         self._run(asyncio.sleep(0))
+
+    def pause(self, trigger: str, *, paused: bool = True) -> None:
+        stored = self._world.cluster.objects[EVENTING, "Trigger", self.namespace, trigger]
+        metadata = {**stored["metadata"]}
+        metadata["annotations"] = {**metadata["annotations"], PAUSED: str(paused).lower()}
+        self.apply({**stored, "metadata": metadata})
 
     def delete(self, kind: str, name: str) -> None:
         key = (EVENTING, kind, self.namespace, name)

@@ -50,6 +50,7 @@ def test_a_change_of_scale_is_said_with_its_reason() -> None:
             "lag 4, activation-lag-threshold 5",
             "4 events waiting; it starts when more than 5 wait",
         ),
+        ("paused, lag 3", "paused, 3 waiting"),
         ("no lag, min-scale 2", "nothing waits, at least 2 (min-scale)"),
         ("an event is on its way", "an event is on its way"),
     ],
@@ -64,6 +65,13 @@ def test_a_trigger_that_cannot_run_says_why_and_then_that_it_can() -> None:
     refused = with_trigger(refused="no address")
     assert list(changes(NOW, refused)) == ["Trigger default/orders is not ready: no address"]
     assert list(changes(refused, NOW)) == ["Trigger default/orders is ready"]
+
+
+def test_a_trigger_that_is_paused_says_so_and_that_it_goes_on() -> None:
+    paused = with_trigger(paused=True, decision="paused, lag 3")
+    assert list(changes(NOW, paused)) == ["Trigger default/orders is paused: its events wait"]
+    assert list(changes(paused, NOW)) == ["Trigger default/orders goes on"]
+    assert "paused: its events wait" in drawn(paused, 80)
 
 
 def test_problems_in_files_come_and_go() -> None:
