@@ -72,9 +72,3 @@ def test_a_paused_trigger_stays_so_when_the_operator_starts_again(world: World) 
     world.apply(trigger(mail))
     expect(world, "Trigger", "orders", TRIGGER)
     until_arrived(world, "mail", "first", "second")
-
-
-def test_another_value_than_true_or_false_is_refused(world: World) -> None:
-    refusal = world.refusal(trigger(world.subscriber("mail"), annotations={resources.PAUSED: "1"}))
-    assert "metadata.annotations[knafka.dev/paused]" in refusal
-    assert 'want "true" or "false"' in refusal

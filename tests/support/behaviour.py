@@ -71,8 +71,8 @@ class World(Protocol):
         """Returns when it is gone."""
         ...
 
-    def refusal(self, document: Mapping[str, Any]) -> str:
-        """What a user is answered who applies it: empty if it is accepted."""
+    def refusal(self, *documents: Mapping[str, Any]) -> str:
+        """What a user is answered who applies these: empty if they are accepted."""
         ...
 
     def conditions(self, kind: str, name: str) -> list[Condition]:

@@ -60,10 +60,11 @@ class ClusterWorld:
     def delete(self, kind: str, name: str) -> None:
         self._cluster.kubectl("delete", kind, name, "-n", self.namespace, "--timeout=90s")
 
-    def refusal(self, document: Mapping[str, Any]) -> str:
+    def refusal(self, *documents: Mapping[str, Any]) -> str:
+        items = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
         answer = self._cluster.kubectl(
             *("apply", "-n", self.namespace, "--dry-run=server", "-f-"),
-            text=json.dumps(document),
+            text=json.dumps(items),
             check=False,
         )
         return answer if "denied the request" in answer else ""

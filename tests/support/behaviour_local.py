@@ -92,11 +92,10 @@ class LocalWorld:
         self._write()
         self.until(lambda: self._row(kind, name) is None, lambda: f"{kind} {name} is still there")
 
-    def refusal(self, document: Mapping[str, Any]) -> str:
+    def refusal(self, *documents: Mapping[str, Any]) -> str:
         """What `knafka check` says."""
-        metadata = {**document["metadata"], "namespace": self.namespace}
         file = self._machine.files.parent / "checked.yaml"
-        file.write_text(json.dumps({**document, "metadata": metadata}))
+        file.write_text("\n---\n".join(map(json.dumps, documents)))
         answer = self._machine.up.command("check", "--partial", str(file))
         return answer.stdout + answer.stderr if answer.returncode else ""
 

@@ -135,7 +135,10 @@ class MemoryWorld:
             lambda: key not in self._world.cluster.objects, lambda: f"{kind} {name} is still there"
         )
 
-    def refusal(self, document: Mapping[str, Any]) -> str:
+    def refusal(self, *documents: Mapping[str, Any]) -> str:
+        return "\n".join(filter(None, map(self._refusal, documents)))
+
+    def _refusal(self, document: Mapping[str, Any]) -> str:
         new = self._defaulted(document)
         key = new["apiVersion"], new["kind"], self.namespace, new["metadata"]["name"]
         check: Any = {"Broker": admission.check_broker, "Trigger": admission.check_trigger}.get(
