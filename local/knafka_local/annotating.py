@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import yaml
 
 from knafka.core.errors import KnafkaError
 from knafka_local.manifests import Identity, identity_of, items_of
 
-ANNOTATIONS = "annotations"
+ANNOTATIONS: Final = "annotations"
 
 
 class NotAnnotated(KnafkaError):
@@ -109,5 +110,5 @@ def _value(mapping: yaml.MappingNode, key: str) -> yaml.Node | None:
     return next((value for name, value in mapping.value if name.value == key), None)
 
 
-def _documents(text: str) -> list[object]:
+def _documents(text: str) -> list[Any]:
     return [each for document in yaml.safe_load_all(text) for each in items_of(document)]
