@@ -11,7 +11,7 @@ CLUSTER := PYTHONPATH=tools $(PYTHON) -m testcluster
 BUILD_IMAGES := $(BIN)/python tools/images/build.py
 TAG ?= latest
 # What is pure: no Kafka, no cluster, no Spark (marked slow).
-PURE := tests/unit tests/property
+PURE := tests/unit tests/property tests/behaviour
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
 COVERED := 99
 

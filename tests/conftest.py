@@ -21,7 +21,12 @@ pytest_plugins = [
     "support.receiving",
     "support.scaling",
     "support.spark",
-    "support.conformance_world",  # after what it imports, so that asserts there are rewritten
+    # After what they import, so that asserts there are rewritten:
+    "support.conformance_world",
+    "support.behaviour",
+    "support.behaviour_memory",
+    "support.behaviour_local",
+    "support.behaviour_cluster",
 ]
 
 

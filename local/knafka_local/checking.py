@@ -33,6 +33,7 @@ from knafka_operator.model.resources import (
     EXTERNAL_TOPIC,
     LOCAL_COMMAND,
     MAX_IN_FLIGHT,
+    PAUSED,
     SERVING,
     Broker,
     ConfigMap,
@@ -46,6 +47,7 @@ ANNOTATIONS: Final = frozenset(
         EXTERNAL_TOPIC,
         DELIVERY_ORDER,
         MAX_IN_FLIGHT,
+        PAUSED,
         LOCAL_COMMAND,
         *(
             AUTOSCALING + each

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.core.contract import Egress
 from knafka.core.errors import KnafkaError
 from knafka.ports.log import LogAdmin
 from knafka_local import localize
@@ -102,6 +103,10 @@ class Controller:
             case "Trigger":
                 return self._operator.may_be_ours(document)
         return True
+
+    def egresses(self) -> list[Egress]:
+        """How each Trigger is delivered, or will be once it isn't paused any more."""
+        return [each.egress for each in self._operator.triggers.watched.values()]
 
     def scaled(self, namespace: str, name: str) -> TriggerStatus | None:
         """What the scaler knows of a Trigger; None: it isn't scaled."""

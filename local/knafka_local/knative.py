@@ -26,7 +26,7 @@ from knafka_local.manifests import Declared
 from knafka_local.observing import take
 from knafka_local.programs import Programs
 from knafka_local.receiver_process import Answered, ReceiverProcess
-from knafka_local.serving import LocalServing, egresses_of, ingresses_of
+from knafka_local.serving import LocalServing, ingresses_of
 from knafka_local.snapshot import Snapshot
 from knafka_local.view import View
 
@@ -93,7 +93,7 @@ class LocalKnative:
 
     @property
     def egresses(self) -> tuple[Egress, ...]:
-        return tuple(egresses_of(self._cluster))
+        return tuple(self._controller.egresses())
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -179,7 +179,7 @@ def _read(
     return found
 
 
-def _items(document: object) -> Iterator[object]:
+def items_of(document: object) -> Iterator[object]:
     """The objects of one document: itself, those of a List, none of an empty one."""
     if isinstance(document, dict) and document.get("kind") == "List":
         items = document.get("items")
@@ -216,5 +216,5 @@ def documents(file: Path) -> list[tuple[Place, object]]:
     return [
         (Place(file, number), each)
         for number, document in enumerate(found, start=1)
-        for each in _items(document)
+        for each in items_of(document)
     ]

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Final
+from typing import Any
 
 from knafka_local.cluster import FOLDER, LocalCluster, name_of
 from knafka_local.controller import Controller
 from knafka_local.receiver_process import Answered
 from knafka_local.serving import most_replicas
-from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
+from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_operator.decide.delivery_status import PAUSED
 from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.decide.status import DELIVERING
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.conditions import READY
+from knafka_operator.model.conditions import READY, Severity
 from knafka_operator.model.resources import BROKER_CLASS
-
-DELIVERING: Final = "Delivering"
-"""The condition of a Trigger that warns of what goes wrong though it is Ready."""
 
 
 def take(
@@ -54,7 +53,7 @@ def _broker(document: Document, is_ours: bool, answered: Answered) -> BrokerRow:
         class_ = (metadata.get("annotations") or {}).get(BROKER_CLASS)
         return BrokerRow(name, refused=f"its class {class_} is another implementation's")
     if refused := _why_not(document):
-        return BrokerRow(name, refused=refused)
+        return BrokerRow(name, refused=refused, **_told(document))
     ours = {
         code: count
         for (namespace, broker, code), count in answered.items()
@@ -66,6 +65,7 @@ def _broker(document: Document, is_ours: bool, answered: Answered) -> BrokerRow:
         ours.get(HTTPStatus.ACCEPTED, 0),
         # A probe (200) or a handshake is neither.
         sum(count for code, count in ours.items() if code >= HTTPStatus.BAD_REQUEST),
+        **_told(document),
     )
 
 
@@ -78,7 +78,9 @@ def _trigger(document: Document, cluster: LocalCluster, controller: Controller) 
         row,
         refused=_why_not(document),
         error=_warning(document),
+        paused=_condition(document, DELIVERING).get("reason") == PAUSED.reason,
         most_replicas=most_replicas(cluster, namespace, name),
+        **_told(document),
     )
     status = controller.scaled(namespace, name)
     return row if status is None else _with_counts(row, status)
@@ -114,11 +116,23 @@ def _why_not(document: Document) -> str:
 
 def _warning(document: Document) -> str:
     found = _condition(document, DELIVERING)
-    return _said(found) if found.get("status") == "False" else ""
+    warns = found.get("severity") == Severity.WARNING and found.get("status") == "False"
+    return _said(found) if warns else ""
 
 
 def _condition(document: Document, type_: str) -> Document:
     return next((each for each in _conditions(document) if each["type"] == type_), {})
+
+
+def _told(document: Document) -> dict[str, Any]:
+    """Its conditions, and what they are about."""
+    fields = ("type", "status", "reason", "message", "severity")
+    rows = tuple(
+        ConditionRow(**{each: found[each] for each in fields if each in found})
+        for found in _conditions(document)
+    )
+    observed = (document.get("status") or {}).get("observedGeneration", 0)
+    return {"conditions": rows, "observed_generation": observed}
 
 
 def _conditions(document: Document) -> Sequence[Document]:

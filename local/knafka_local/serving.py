@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 from knafka import settings
 from knafka.core import names
-from knafka.core.contract import Egress, Ingress, parse_ingresses
-from knafka.core.documents import parse, parse_json
+from knafka.core.contract import Ingress, parse_ingresses
+from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_local.cluster import FOLDER, SERVES, LocalCluster, role_of, service_status
 from knafka_local.programs import Identity, Programs, program_of
@@ -139,15 +139,6 @@ def ingresses_of(cluster: LocalCluster) -> list[Ingress]:
         for each in parse_ingresses(_environment(document)[settings.INGRESSES])
     ]
     return sorted(found, key=lambda each: (each.namespace, each.broker))
-
-
-def egresses_of(cluster: LocalCluster) -> list[Egress]:
-    """What the dispatchers' Services deliver, those of replays left out."""
-    return [
-        parse_json(Egress, _environment(document)[services.EGRESS])
-        for document in cluster.of("Service")
-        if role_of(document) == services.DISPATCHER
-    ]
 
 
 def most_replicas(cluster: LocalCluster, namespace: str, trigger: str) -> int:

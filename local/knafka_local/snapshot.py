@@ -9,6 +9,17 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class ConditionRow:
+    """One condition, as `kubectl` shows it, but for its time."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    severity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerRow:
     """One Broker; `refused` says why it isn't Ready."""
 
@@ -17,6 +28,9 @@ class BrokerRow:
     accepted: int = 0
     rejected: int = 0
     refused: str = ""
+    conditions: tuple[ConditionRow, ...] = ()
+    observed_generation: int = 0
+    """What its conditions are about: 1 as it was declared first, and 1 more for each change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +50,11 @@ class TriggerRow:
     decision: str = ""
     """The scaler's last, with its reason."""
     error: str = ""
+    paused: bool = False
     refused: str = ""
+    conditions: tuple[ConditionRow, ...] = ()
+    observed_generation: int = 0
+    """What its conditions are about: 1 as it was declared first, and 1 more for each change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
-"""`knafka trigger list|test|match|rewind`: what Triggers want, and taking one back in time."""
+"""`knafka trigger list|test|match|pause|resume|rewind`: what Triggers want, and having one wait or
+go back in time."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress
-from knafka_local import rewinding, triggers
+from knafka_local import annotating, rewinding, triggers
 from knafka_local.installation import DEFAULT_DATA, Installation
 from knafka_local.options import (
     FAILED,
@@ -25,7 +27,7 @@ from knafka_local.options import (
     usage,
     with_kafka,
 )
-from knafka_operator.model.resources import Trigger
+from knafka_operator.model.resources import PAUSED, Trigger
 
 EventArgument = Annotated[
     str, typer.Argument(help="A structured CloudEvent: a JSON file, - for stdin, or the JSON.")
@@ -37,6 +39,8 @@ def add_to(app: typer.Typer) -> None:
     add(app, "list", list_triggers, "knafka trigger list -f examples/quickstart")
     add(app, "test", would_match, "knafka trigger test orders event.json -f examples/quickstart")
     add(app, "match", match, "knafka trigger match event.json --broker default")
+    add(app, "pause", pause, "knafka trigger pause orders")
+    add(app, "resume", resume, "knafka trigger resume orders")
     add(app, "rewind", rewind, "knafka trigger rewind orders --to 2h --dry-run")
 
 
@@ -103,6 +107,7 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
     if not files:
         running = Installation(data_dir).running()
         lags = with_kafka(running, lambda admin: _lags(admin, running.egresses))
+    some_paused = any(map(triggers.is_paused, declared.all(Trigger)))
     columns = ["TRIGGER", "BROKER", "FILTERS", "SUBSCRIBER", "ORDER"]
     rows = [
         [
@@ -112,12 +117,28 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
             triggers.subscriber_in_short(each.spec.subscriber),
             triggers.order_in_short(each),
             *([str(lags.get(each.id, "?"))] if lags else []),
+            *(["paused" if triggers.is_paused(each) else ""] if some_paused else []),
         ]
         for each in declared.all(Trigger)
     ]
-    print_table([*columns, *(["WAITING"] if lags else [])], rows, "no Trigger is declared")
+    columns += [*(["WAITING"] if lags else []), *(["STATE"] if some_paused else [])]
+    print_table(columns, rows, "no Trigger is declared")
     if files and declared.problems:
         raise typer.Exit(FAILED)
+
+
+def pause(trigger: TriggerName, files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """Deliver nothing to a Trigger's subscriber until `resume`: its events wait.
+
+    Writes the annotation knafka.dev/paused into the file that declares it, as `kubectl annotate`
+    does on a cluster; what is being delivered is finished.
+    """
+    _annotate(trigger, files, data_dir, "is paused", paused=True)
+
+
+def resume(trigger: TriggerName, files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
+    """Have a paused Trigger go on from where it was."""
+    _annotate(trigger, files, data_dir, "goes on", paused=False)
 
 
 def rewind(
@@ -150,6 +171,21 @@ def rewind(
         # A group at the end is asked now and then only (`kafka_groups`).
         when = "it begins with the next event, or within a minute"
         typer.echo(f"{name} reads {count} records again; {when}")
+
+
+def _annotate(
+    trigger: str, files: list[Path] | None, data_dir: Path, state: str, *, paused: bool
+) -> None:
+    with usage():
+        declared = declared_in(files, data_dir)
+        who = triggers.named(trigger, "Trigger")
+        found = triggers.find(declared, trigger)
+    if triggers.is_paused(found) is paused:
+        typer.echo(f"{found.id} {state} already")
+        return
+    file = declared.resources[who][1].file
+    annotating.annotate(file, who, PAUSED, str(paused).lower())
+    typer.echo(f"{found.id} {state}: written into {file}")
 
 
 async def _lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from knafka.core.errors import KnafkaError
 from knafka.core.event import Event
 from knafka.core.filters import why_not
 from knafka_local.manifests import Declared, Identity
-from knafka_operator.model.resources import DELIVERY_ORDER, Destination, Trigger
+from knafka_operator.model.resources import DELIVERY_ORDER, PAUSED, Destination, Trigger
 
 
 class Unknown(KnafkaError):
@@ -97,6 +97,11 @@ def subscriber_in_short(destination: Destination) -> str:
         return destination.uri or ""
     where = f"{destination.ref.kind} {destination.ref.name}"
     return f"{where} {destination.uri}" if destination.uri else where
+
+
+def is_paused(trigger: Trigger) -> bool:
+    """Whether it declares that nothing is to be delivered for now."""
+    return trigger.metadata.annotations.get(PAUSED) == "true"
 
 
 def order_in_short(trigger: Trigger) -> str:

@@ -121,6 +121,8 @@ def _changes_of(before: TriggerRow | None, now: TriggerRow) -> Iterator[str]:
     name = f"Trigger {now.name}"
     if before is None or before.refused != now.refused:
         yield f"{name} is not ready: {now.refused}" if now.refused else f"{name} is ready"
+    if now.paused != (before is not None and before.paused):
+        yield f"{name} is paused: its events wait" if now.paused else f"{name} goes on"
     if before is not None and before.replicas != now.replicas:
         yield f"{name}: {now.replicas} of {now.most_replicas} dispatchers ({now.decision})"
     if now.error and (before is None or before.error != now.error):
@@ -216,6 +218,8 @@ def _state(row: TriggerRow) -> Text:
         return Text(f"not ready: {row.refused}", style="red")
     if row.error:
         return Text(row.error, style="yellow")
+    if row.paused:
+        return Text("paused: its events wait", style="yellow")
     if row.decision == AT_REST:  # the figures say so, and the table stays short
         return Text()
     return Text(row.decision, style="green" if row.replicas else "dim")

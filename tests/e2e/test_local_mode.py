@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.kafka import Kafka
+from support.up import KNAFKA, WITHIN, Up, command_line
 
 from knafka_local.children import free_port
 from knafka_local.kafka_distribution import KafkaDistribution
@@ -24,9 +24,6 @@ pytestmark = [
 ]
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
-KNAFKA = Path(sys.executable).with_name("knafka")
-WITHIN = 60.0
-"""Seconds for anything to happen on a busy machine."""
 
 SUBSCRIBER = """
 import os, time
@@ -85,62 +82,6 @@ spec:
   subscriber: {ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: worker}}
   delivery: {retry: 5, backoffDelay: PT0.1S}
 """
-
-
-class Up:
-    """A running `knafka up`; `output` is all that it printed."""
-
-    def __init__(self, manifests: Path, data: Path, *options: str | Path) -> None:
-        self.data = data
-        self._log = data.with_suffix(".out")
-        arguments = ["-f", manifests, "--data", data, "--port", free_port(), "--plain", *options]
-        began = time.monotonic()
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [KNAFKA, "up", *map(str, arguments)], stdout=log, stderr=subprocess.STDOUT
-            )
-        self.wait_for("up after")
-        self.seconds_to_start = time.monotonic() - began
-
-    @property
-    def output(self) -> str:
-        return self._log.read_text(errors="replace")
-
-    def wait_for(self, pattern: str) -> None:
-        self.until(lambda: re.search(pattern, self.output) is not None, pattern)
-
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WITHIN
-        while not condition():
-            ended = self.process.poll()
-            assert ended is None, f"ended with {ended} before {what}:\n{self.output}"
-            assert time.monotonic() < deadline, f"waited in vain for {what}:\n{self.output}"
-            time.sleep(0.05)
-
-    def arrived(self) -> set[str]:
-        """The ids of all events that reached the subscriber `worker`."""
-        return set(re.findall(r"^worker \| (\S+)$", self.output, re.MULTILINE))
-
-    def knafka(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Another command that talks to this installation."""
-        command = [str(KNAFKA), *arguments, "--installation", str(self.data)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    def pids(self, what: str) -> list[int]:
-        """Our children whose command line holds `what`."""
-        main = self.process.pid
-        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
-        return [int(pid) for pid in children if what in _command_line(pid)]
-
-    def stop(self, how: signal.Signals = signal.SIGINT) -> int:
-        self.process.send_signal(how)
-        return self.process.wait(WITHIN)
-
-
-def _command_line(pid: str) -> str:
-    with contextlib.suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    return ""
 
 
 @pytest.fixture
@@ -332,4 +273,4 @@ def test_nothing_survives_the_death_of_the_supervisor(
     again = up(folder, *options)
     assert again.knafka("send", "--id", "again").returncode == 0
     again.until(lambda: "again" in again.arrived(), "the event")
-    assert not any(_command_line(str(pid)) for pid in children)
+    assert not any(command_line(str(pid)) for pid in children)

@@ -18,7 +18,7 @@ from support.operator_world import OperatorWorld, condition
 from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import EVENTING, GROUP_STATUS, SERVING
+from knafka_operator.model.resources import EVENTING, GROUP_STATUS, PAUSED, SERVING
 
 EFFECTS = frozenset(
     {
@@ -118,9 +118,10 @@ class World(OperatorWorld):
             await self.operator.triggers.reconcile(document)
 
     def edit(self, number: int) -> None:
-        """Another filter, and now and then another scale, subscriber or none that there is."""
+        """Another filter; now and then another scale, a pause, or a subscriber that is missing."""
         missing = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
         scale = {"autoscaling.eventing.knative.dev/min-scale": str(number % 2)}
+        scale[PAUSED] = "true" if number % 3 == 2 else "false"
         spec: dict[str, Any] = {"filter": {"attributes": {"type": f"t{number}"}}}
         if number % 4 == 3:
             spec["subscriber"] = missing

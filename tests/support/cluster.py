@@ -243,7 +243,8 @@ def pytest_runtest_makereport(
 
 
 def _needs_cluster(item: pytest.Item) -> bool:
-    return "cluster" in getattr(item, "fixturenames", ())
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return "cluster" in (*getattr(item, "fixturenames", ()), parameters.get("world"))
 
 
 def _shown(config: pytest.Config) -> Any:

@@ -29,7 +29,11 @@ class MemoryApi:
         key = document["apiVersion"], document["kind"], mine["namespace"], mine["name"]
         stored = self._cluster.objects.get(key)
         if stored is not None:
-            stored["metadata"] |= metadata
+            given = dict(metadata)
+            finalizers = given.pop("finalizers", None)
+            stored["metadata"] |= given
+            if finalizers is not None:  # an object that is going goes with its last
+                self._cluster.set_finalizers(*key, *finalizers)
         found: Document | None = await self._cluster.get(*key)
         return found
 

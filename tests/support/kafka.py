@@ -138,3 +138,10 @@ def fill(bootstrap_servers: str, topic: str, keys: int, per_key: int) -> None:
             producer.produce(topic, draft.value, draft.key, headers=headers)
         producer.poll(0)
     assert producer.flush(60) == 0
+
+
+def names_in(admin: AdminClient) -> set[str]:
+    """Of all topics and consumer groups."""
+    topics = admin.list_topics(timeout=30).topics
+    groups = admin.list_consumer_groups(request_timeout=30).result().valid
+    return {*topics, *(each.group_id for each in groups)}

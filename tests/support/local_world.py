@@ -22,7 +22,7 @@ from knafka_local.observing import take
 from knafka_local.programs import Identity as ServiceIdentity
 from knafka_local.programs import Program, Programs
 from knafka_local.receiver_process import Answered
-from knafka_local.serving import LocalServing, egresses_of, ingresses_of
+from knafka_local.serving import LocalServing, ingresses_of
 from knafka_local.snapshot import Snapshot
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Status
@@ -113,7 +113,7 @@ class LocalWorld:
 
     def egress(self, name: str = "orders", namespace: str = "default") -> Egress | None:
         """How a Trigger is delivered; None: it isn't."""
-        found = {(each.namespace, each.trigger): each for each in egresses_of(self.cluster)}
+        found = {(each.namespace, each.trigger): each for each in self.controller.egresses()}
         return found.get((namespace, name))
 
     def ingress(self, name: str = "shop", namespace: str = "default") -> Ingress | None:

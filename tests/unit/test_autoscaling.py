@@ -40,6 +40,7 @@ EACH = "one dispatcher per 100"
             Scale(2, f"1 event waiting; {EACH}, at least 2 (min-scale)"),
         ),
         (0, 1, Autoscaling(min_scale=2), 0, Scale(1, "nothing waits, at least 2 (min-scale)")),
+        (120, 10, Autoscaling(min_scale=2, paused=True), 2, Scale(0, "paused; 120 events waiting")),
         (
             5,
             0,

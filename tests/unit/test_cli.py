@@ -37,6 +37,8 @@ COMMANDS = [
     ["trigger", "test"],
     ["trigger", "match"],
     ["trigger", "list"],
+    ["trigger", "pause"],
+    ["trigger", "resume"],
     ["trigger", "rewind"],
     ["dead-letters"],
     ["dead-letters", "list"],

@@ -54,6 +54,13 @@ def test_a_trigger_that_cannot_run_says_why_and_then_that_it_can() -> None:
     assert list(changes(refused, NOW)) == ["Trigger default/orders is ready"]
 
 
+def test_a_trigger_that_is_paused_says_so_and_that_it_goes_on() -> None:
+    paused = with_trigger(paused=True, decision="paused; 3 events waiting")
+    assert list(changes(NOW, paused)) == ["Trigger default/orders is paused: its events wait"]
+    assert list(changes(paused, NOW)) == ["Trigger default/orders goes on"]
+    assert "paused: its events wait" in drawn(paused, 80)
+
+
 def test_problems_in_files_come_and_go() -> None:
     broken = Snapshot(NOW.kafka, NOW.brokers, NOW.triggers, ("shop.yaml: broken",))
     assert list(changes(NOW, broken)) == ["shop.yaml: broken"]

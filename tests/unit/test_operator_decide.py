@@ -25,6 +25,7 @@ from knafka_operator.decide.effects import (
     ClaimGroup,
     CommitOffsets,
     CreateTopic,
+    DeleteFunctions,
     DeleteGroup,
     ProbeReceiver,
     ProjectSecret,
@@ -35,6 +36,7 @@ from knafka_operator.decide.effects import (
     StopDelivery,
     StopReceiver,
 )
+from knafka_operator.decide.resolving import Unresolved
 from knafka_operator.decide.trigger import BrokerState, ObservedTrigger, Watched
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import Broker, ConfigMap, Trigger
@@ -159,11 +161,14 @@ def _watched(**changed: Any) -> Watched[None]:
     """What a Trigger of ours is delivered as, or nearly so."""
     watched = _trigger().watched
     assert watched is not None
-    scale = Autoscaling(min_scale=changed.pop("min_scale", 0))
+    scale = Autoscaling(min_scale=changed.pop("min_scale", 0), paused=changed.pop("paused", False))
     egress = watched.egress.model_copy(update=changed)
     return Watched(watched.kafka, egress, scale, watched.partitions, watched.secret)
 
 
+PAUSE = {"knafka.dev/paused": "true"}
+STAYS_PAUSED = [DeleteFunctions, ClaimGroup, PromiseGroup, AwaitReplacement]
+PAUSING = [DeleteFunctions, ClaimGroup, PromiseGroup, StartDelivery, AwaitReplacement]
 NEW = [ClaimGroup, DeleteGroup, CommitOffsets, PromiseGroup, ApplyDispatcher, StartDelivery]
 
 
@@ -193,6 +198,17 @@ NEW = [ClaimGroup, DeleteGroup, CommitOffsets, PromiseGroup, ApplyDispatcher, St
             {"watched": _watched(topic="another")},
             [StopDelivery, ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery],
         ),
+        # Paused: what is in flight is settled first, then no function is left.
+        ({}, PAUSE, {}, [DeleteFunctions, *NEW[:4], StartDelivery, AwaitReplacement]),
+        (PROMISED, PAUSE, {"watched": _watched(min_scale=2)}, [StopDelivery, *PAUSING]),
+        (PROMISED, PAUSE, {"watched": _watched(paused=True)}, STAYS_PAUSED),
+        (PROMISED, PAUSE, {"subscriber": None, "broker": None}, [StopDelivery, DeleteFunctions]),
+        (
+            PROMISED,
+            {},
+            {"watched": _watched(paused=True)},
+            [ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery],
+        ),
         (PROMISED, {}, {"subscriber": None, "broker": None}, [StopDelivery]),
         (PROMISED, {}, {"broker": None, "stored_broker": BROKER_DOCUMENT}, []),
     ],
@@ -215,6 +231,28 @@ def test_offsets_of_an_external_topic_are_looked_after_again_each_time() -> None
     assert CommitOffsets(GROUP, "legacy") in _trigger(PROMISED, broker=state).effects
 
 
+def test_offsets_of_a_paused_trigger_are_never_written_over() -> None:
+    """Kafka may have forgotten them meanwhile: what waits would be passed over."""
+    external = Topic("legacy", 4, 1, external=True)
+    state = BrokerState(BROKER, external, 4, DEFAULTS, None, kafka=None, ready="True")
+    paused = _trigger(PROMISED, PAUSE, broker=state)
+    assert CommitOffsets(GROUP, "legacy") not in paused.effects
+    again = _trigger(PROMISED, broker=state, watched=paused.watched)
+    assert CommitOffsets(GROUP, "legacy") not in again.effects
+
+
+NO_SUBSCRIBER = {"subscriber": Unresolved("NotFound", "it does not exist")}
+
+
+@pytest.mark.parametrize("seen", [{}, NO_SUBSCRIBER, {"broker": None}], ids=str)
+def test_a_paused_trigger_says_so_whatever_else_is_wrong(seen: dict[str, Any]) -> None:
+    decision = _trigger(PROMISED, PAUSE, **seen)
+    found = decision.conditions.conditions((), "2026-11-23T01:00:00Z")
+    (delivering,) = (each for each in found if each["type"] == "Delivering")
+    assert (delivering["reason"], delivering["severity"]) == ("Paused", "Info")
+    assert DeleteFunctions() in decision.effects
+
+
 BROKER_WINDOWS: list[tuple[type, type]] = [
     (StopReceiver, CreateTopic),
     (RecordTopic, CreateTopic),
@@ -223,6 +261,7 @@ BROKER_WINDOWS: list[tuple[type, type]] = [
     (ProbeReceiver, PublishStatus),
 ]
 TRIGGER_WINDOWS: list[tuple[type, type]] = [
+    (StopDelivery, DeleteFunctions),
     (StopDelivery, CommitOffsets),
     (ClaimGroup, DeleteGroup),
     (DeleteGroup, CommitOffsets),

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.looptime
 WHO = Identity("shop", "orders")
 SERVICE = "orders-kn-dispatcher"
 MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "2"}
+PAUSE = {"knafka.dev/paused": "true"}
 ALWAYS = {"autoscaling.eventing.knative.dev/class": "disabled"}
 
 
@@ -102,6 +103,34 @@ async def test_a_trigger_is_ready_only_when_unasked_pods_of_the_revision_before_
     assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "Unknown"
     pod["status"]["containerStatuses"][1]["state"] = {"terminated": {}}
     assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "True"
+
+
+async def test_a_paused_trigger_has_no_function_also_with_min_scale(world: OperatorWorld) -> None:
+    """Those pods would drain unasked; the scaler knows of it, for its lag."""
+    assert (await _declare(world, MIN_SCALE))["status"] == "True"
+    assert (await _declare(world, MIN_SCALE | PAUSE))["status"] == "True"
+    assert SERVICE not in world.cluster.services()
+    status = world.operator.triggers.status(WHO)
+    assert status is not None
+    assert (status.paused, status.replicas) == (True, 0)
+    assert (await _declare(world, MIN_SCALE))["status"] == "True"
+    template = world.cluster.objects[SERVING, "Service", "shop", SERVICE]["spec"]["template"]
+    assert template["metadata"]["annotations"]["autoscaling.knative.dev/min-scale"] == "2"
+
+
+async def test_a_trigger_that_was_paused_while_no_operator_ran_is_not_resumed(
+    world: OperatorWorld,
+) -> None:
+    """Its Service is still there, and somebody's events wait."""
+    await _declare(world)
+    world.log.store(_delivers(world).topic, None, b"data", [])
+    world.declare_trigger(*WHO, annotations=PAUSE)
+    await world.restart()
+    await world.operator.resume()
+    await asyncio.sleep(60)
+    status = world.operator.triggers.status(WHO)
+    assert status is not None
+    assert (status.lag, status.replicas, status.scale.reason) == (1, 0, "paused; 1 event waiting")
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def test_ready_means_ready_for_what_is_declared_now(
             "10 attempts in a row failed",
         ),
         ({"beyond_end": frozenset({3, 1})}, "CommittedBeyondEnd", "partitions 1, 3"),
+        ({"paused": True, "error": "no route"}, "Paused", "its events wait"),
         ({}, "", ""),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from support.lookups import LookUps
@@ -10,6 +11,7 @@ from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running,
 
 from knafka.core.drain import DrainProgress
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.scaled_trigger import KEPT_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET, LAG_TIMEOUT, STOP_TIMEOUT
 
 pytestmark = pytest.mark.looptime
@@ -219,3 +221,28 @@ async def test_its_status_tells_of_congestion(lags: FakeLags, drains: FakeDrains
         drains.open[0].lines.put_nowait(DrainProgress(congestion="10 attempts failed"))
         await asyncio.sleep(1)
         assert scaler.statuses()["mail"].counts.congestion == "10 attempts failed"
+
+
+async def test_a_pause_ends_all_drains_and_nothing_opens_one_until_it_is_over(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """Neither lag, nor an event on its way, nor offsets that must be kept."""
+    drains.clean_end = 3.0
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 150
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        start = now()
+        paused = replace(SCALING, min_scale=1, paused=True)
+        await scaler.watch("mail", egress(), paused)
+        assert since(start, [drain.over or 0 for drain in drains.all]) == [3, 3]
+        assert all(drain.told_to_stop for drain in drains.all)
+        scaler.wake("orders")
+        scaler.prewarm("orders", limit=2)
+        await asyncio.sleep(KEPT_WITHOUT_DRAIN + 60)
+        assert len(drains.all) == 2
+        status = scaler.statuses()["mail"]
+        assert (status.lag, status.paused, status.scale.reason) == (150, True, "paused; 150 events waiting")
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        assert len(drains.open) == 2

@@ -6,12 +6,22 @@ from typing import Final
 
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import DELIVERING
+from knafka_operator.model import resources
 from knafka_operator.model.conditions import Condition, Severity, Status
 
 LAG: Final = "knafka.dev/lag"
 REPLICAS: Final = "knafka.dev/replicas"
 SCALING: Final = "knafka.dev/scaling"
 """Keys of `status.annotations`: the scaler's view, and its last decision with the reason."""
+
+PAUSED: Final = Condition(
+    DELIVERING,
+    Status.FALSE,
+    "Paused",
+    f'its annotation {resources.PAUSED} is "true": nothing is delivered, and its events wait in '
+    "Kafka",
+    Severity.INFO,
+)
 
 
 def scaling(scaled: TriggerStatus | None) -> dict[str, str | None]:
@@ -31,6 +41,8 @@ def delivering(scaled: TriggerStatus) -> Condition:
     def warning(reason: str, message: str) -> Condition:
         return Condition(DELIVERING, Status.FALSE, reason, message[:1000], Severity.WARNING)
 
+    if scaled.paused:
+        return PAUSED
     if scaled.error is not None:
         return warning("DrainFailed", scaled.error)
     if scaled.counts.congestion is not None:

@@ -41,16 +41,20 @@ class TriggerStatus:
     """What went wrong last and hasn't gone right since."""
     beyond_end: frozenset[int] = frozenset()
     """Partitions of which it has committed what isn't there (any more)."""
+    paused: bool = False
 
 
 def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Scale:
     """How many drains a Trigger needs now; `held` are open already.
 
     ceil(lag / lag-threshold), within min-scale, max-scale and the number of partitions. Fewer than
-    `held` means only that those which end aren't opened again.
+    `held` means only that those which end aren't opened again. None while it is paused.
     """
+    waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
+    if autoscaling.paused:
+        return Scale(0, f"paused; {waiting}")
     needed = -(-lag // autoscaling.lag_threshold)
-    reason = f"{lag} {'event' if lag == 1 else 'events'} waiting; "
+    reason = f"{waiting}; "
     if lag == 0:
         reason = NOTHING_WAITS
     elif held == 0 and lag <= autoscaling.activation_lag_threshold:

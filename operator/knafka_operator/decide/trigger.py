@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from knafka.core.contract import Egress, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decide import admission, desired, services
+from knafka_operator.decide import admission, delivery_status, desired, services
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import (
     ApplyDispatcher,
@@ -44,7 +44,7 @@ from knafka_operator.decide.status import (
 )
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import READY, Condition, Status
-from knafka_operator.model.resources import GROUP_STATUS, Broker, Trigger
+from knafka_operator.model.resources import GROUP_STATUS, PAUSED, Broker, Trigger
 from knafka_operator.model.settings import Settings
 
 DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
@@ -59,7 +59,7 @@ OURS: Final = "knafka.dev/"
 DEFAULT_AUTOSCALING: Final = Autoscaling()
 
 STOP: Final[tuple[Effect, ...]] = (StopDelivery(), DeleteFunctions())
-"""Comes first where the Broker may not use its topic, whatever the Trigger says."""
+"""Nothing drains, not even unasked: the Broker may not use its topic, or the Trigger is paused."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,10 @@ def decide(
         conditions.fail(SUBSCRIPTION_READY, seen.trigger)
         return TriggerDecision((), conditions, status)
     trigger, broker = seen.trigger, seen.broker
+    paused = trigger.metadata.annotations.get(PAUSED) == "true"
+    stop = STOP if paused else (StopDelivery(),)
+    if paused:
+        conditions.set(delivery_status.PAUSED)
     with conditions.step(BROKER_READY):
         _check_broker(trigger.spec.broker, seen)
     with conditions.step(DEPENDENCY_READY):
@@ -159,8 +163,8 @@ def decide(
         status["subscriberUri"] = subscriber.url
     if broker is None:
         conditions.set(_waiting("it has no Broker that could send it events"))
-        goes_on = seen.watched is None or seen.stored_broker is not None
-        return TriggerDecision(() if goes_on else (StopDelivery(),), conditions, status)
+        goes_on = not paused and (seen.watched is None or seen.stored_broker is not None)
+        return TriggerDecision(() if goes_on else stop, conditions, status)
 
     with conditions.step(DEAD_LETTER_SINK_RESOLVED):
         if desired.dead_letter_destination(trigger, broker.broker) is None:
@@ -170,7 +174,7 @@ def decide(
     needed = DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
     if subscriber is None or not conditions.holds(*needed):
         conditions.set(_waiting("it has no subscriber to deliver to: its events wait in Kafka"))
-        return TriggerDecision((StopDelivery(),), conditions, status)
+        return TriggerDecision(stop, conditions, status)
 
     with conditions.step(SUBSCRIPTION_READY):
         autoscaling = Autoscaling.from_annotations(
@@ -188,7 +192,7 @@ def decide(
         watched = Watched(broker.kafka, egress, autoscaling, broker.partitions, broker.secret)
         effects = _effects(trigger, broker.topic, watched, seen, settings)
         return TriggerDecision(effects, conditions, status, watched)
-    return TriggerDecision((), conditions, status)
+    return TriggerDecision(STOP if paused else (), conditions, status)
 
 
 def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
@@ -216,35 +220,44 @@ def _effects(
     seen: ObservedTrigger[K],
     settings: Settings,
 ) -> tuple[Effect, ...]:
-    """Offsets, Service, scaler: from the end of this on, no event is missed (KN-TRG-06)."""
+    """Offsets, Service, scaler: from the end of this on, no event is missed (KN-TRG-06).
+
+    One that is paused has no Service: no pod of min-scale drains, and none goes on by itself. The
+    scaler knows of it, for its lag.
+    """
     egress, before = watched.egress, seen.watched
+    paused = watched.autoscaling.paused
     promised = ((seen.document.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
     effects: list[Effect] = []
-    if before is not None and before.offsets() != watched.offsets():
+    if before is not None and (
         # Its offsets are other ones, which can't be written while a group has members.
+        before.offsets() != watched.offsets()
+        # Before its function goes: what is in flight is settled.
+        or (paused and not before.autoscaling.paused)
+    ):
         effects.append(StopDelivery())
         before = None
+    if paused:
+        effects.append(DeleteFunctions())
     effects.append(ClaimGroup(egress.group))
     if before is None:
         if promised is None:
             effects.append(DeleteGroup(egress.group))
-        if promised != egress.group or topic.external:
+        if promised != egress.group or (topic.external and not paused):
             effects.append(CommitOffsets(egress.group, egress.topic))
         # Else it was promised every event: should Kafka have no offsets of it any more, since its
         # Broker was made anew or it rested for a week, it begins at the beginning.
     effects.append(PromiseGroup(egress.group, egress.dead_letter_topic))
-    effects.append(
-        ApplyDispatcher(
-            services.dispatcher_service(
-                trigger, egress, watched.autoscaling, watched.partitions, watched.secret, settings
-            )
+    if not paused:
+        manifest = services.dispatcher_service(
+            trigger, egress, watched.autoscaling, watched.partitions, watched.secret, settings
         )
-    )
+        effects.append(ApplyDispatcher(manifest))
     replaces = seen.replaced
     if before != watched:
         replaces = replaces or (before is not None and bool(before.autoscaling.min_scale))
         effects.append(StartDelivery(replaces))
-    if watched.autoscaling.min_scale or replaces:
+    if watched.autoscaling.min_scale or replaces or paused:
         effects.append(AwaitReplacement(services.dispatcher_name(trigger)))
     return tuple(effects)
 

@@ -1,6 +1,8 @@
-"""Autoscaling: what a Trigger's `autoscaling.eventing.knative.dev/` annotations declare.
+"""Autoscaling: what a Trigger's annotations declare of how it scales, and whether it does.
 
-    min-scale, max-scale, lag-threshold, activation-lag-threshold, polling-interval, cooldown-period
+    autoscaling.eventing.knative.dev/   min-scale, max-scale, lag-threshold,
+                                        activation-lag-threshold, polling-interval, cooldown-period
+    knafka.dev/paused                   no drains at all
 
 Not here: how many drains follow from that (`decide.scaling`).
 """
@@ -12,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.model.resources import AUTOSCALING, annotation_path, whole_number
+from knafka_operator.model.resources import AUTOSCALING, PAUSED, annotation_path, whole_number
 
 KEDA_CLASS: Final = "keda.autoscaling.knative.dev"
 """Upstream's default class: scaling on lag by these annotations, which is what we do."""
@@ -45,10 +47,12 @@ class Autoscaling:
     """Seconds between two looks at the lag."""
     cooldown_period: float = 30.0
     """Seconds without anything to do after which a drain ends."""
+    paused: bool = False
+    """No drains, whatever the rest says."""
 
     @classmethod
     def from_annotations(cls, annotations: Mapping[str, str], defaults: Autoscaling) -> Autoscaling:
-        """What `autoscaling.eventing.knative.dev/...` says, else `defaults`.
+        """What the annotations say, else `defaults`.
 
         The class `disabled` holds one drain, always. Raises `InvalidDocument`.
         """
@@ -57,7 +61,7 @@ class Autoscaling:
             if (text := annotations.get(AUTOSCALING + key)) is not None:
                 path = annotation_path(AUTOSCALING + key)
                 given[name] = whole_number(text, path, minimum, 2**31 - 1)
-        autoscaling = replace(defaults, **given)
+        autoscaling = replace(defaults, **given, paused=_is_paused(annotations))
         if autoscaling.min_scale > autoscaling.max_scale:
             raise InvalidDocument(
                 annotation_path(AUTOSCALING + "min-scale"),
@@ -73,3 +77,13 @@ class Autoscaling:
         if scaled_by == DISABLED:
             return replace(autoscaling, min_scale=1, max_scale=1)
         return autoscaling
+
+
+def _is_paused(annotations: Mapping[str, str]) -> bool:
+    """Raises `InvalidDocument`."""
+    text = annotations.get(PAUSED, "false")
+    if text not in ("true", "false"):
+        raise InvalidDocument(
+            annotation_path(PAUSED), f'invalid value: {text:.80}: want "true" or "false"'
+        )
+    return text == "true"

@@ -32,6 +32,8 @@ AUTOSCALING: Final = "autoscaling.eventing.knative.dev/"
 """Prefix of `class`, `min-scale`, `max-scale`, `lag-threshold` and so on: see `scaler`."""
 MAX_IN_FLIGHT: Final = "knafka.dev/max-in-flight"
 """On a Trigger: attempts under way at once in one dispatcher. Ours, so in our domain."""
+PAUSED: Final = "knafka.dev/paused"
+"""On a Trigger: `true` has nothing delivered until it is `false` or gone; its events wait."""
 LOCAL_COMMAND: Final = "local.knafka.dev/command"
 """On a Knative Service: what the local mode runs in place of its image."""
 

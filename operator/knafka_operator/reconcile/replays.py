@@ -54,8 +54,7 @@ class Replays:
     async def _look(self) -> None:
         """Begin to look at each Kafka, and at each on its own: one that is away, or a Trigger whose
         replayer can't start, makes nobody else wait."""
-        records = self._states.triggers.items()
-        watched = {who: each.watched for who, each in records if each.watched is not None}
+        watched = {who: each for who in self._states.triggers if (each := self._delivered(who))}
         triggers: dict[KafkaCluster, list[Identity]] = {}
         for who, each in (self._followed | watched).items():
             triggers.setdefault(each.kafka, []).append(who)
@@ -65,8 +64,7 @@ class Replays:
     async def _look_at(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
         topics = await _topics_of(kafka)
         for who in triggers:
-            record, before = self._states.triggers.get(who), self._followed.get(who)
-            wanted = record.watched if record is not None else None
+            wanted, before = self._delivered(who), self._followed.get(who)
             if wanted is not None and wanted.kafka is not kafka:
                 continue  # it moved while that was asked
             if wanted is not None and topics is not None:
@@ -74,6 +72,12 @@ class Replays:
             # Of a Kafka that doesn't say, those that are followed stay so.
             if wanted != before and (topics is not None or before is not None):
                 self._begin(who, self._change, who, wanted)
+
+    def _delivered(self, who: Identity) -> Watched | None:
+        """How a Trigger is delivered; None: it isn't, or it is paused."""
+        record = self._states.triggers.get(who)
+        watched = record.watched if record is not None else None
+        return None if watched is None or watched.autoscaling.paused else watched
 
     def _begin(self, what: object, work: Callable[..., Awaitable[None]], *of: Any) -> None:
         """Do this, unless it is still being done since a look before."""

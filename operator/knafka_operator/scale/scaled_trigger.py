@@ -60,6 +60,7 @@ class ScaledTrigger:
             counts=sum_progress([self.ended], self.open.values()) if self.open else self.ended,
             error=self.drain_error or self.lag_error,
             beyond_end=self.beyond_end,
+            paused=self.autoscaling.paused,
         )
 
 

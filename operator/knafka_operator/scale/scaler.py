@@ -109,7 +109,7 @@ class Scaler:
     async def watch(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> None:
         """Scale this Trigger from now on, or by what has changed.
 
-        A changed egress ends its drains; returns when they are over. Its counts go on.
+        A changed egress and a pause end its drains; returns when they are over. Its counts go on.
         """
         trigger = self._triggers.get(trigger_id)
         if trigger is None:
@@ -121,6 +121,8 @@ class Scaler:
             trigger.egress = egress
             trigger.lag = trigger.drain_error = None
         trigger.autoscaling = autoscaling
+        if autoscaling.paused:
+            self._stop(trigger)
         topic = self._topics.get(egress.topic)
         if topic is None:
             topic = self._topics[egress.topic] = _Topic(egress.topic)
@@ -140,7 +142,9 @@ class Scaler:
     def wake(self, topic: str) -> None:
         """There are new events: look at this topic now, if any of its Triggers is at zero."""
         found = self._topics.get(topic)
-        if found and any(not trigger.holds for trigger in found.triggers.values()):
+        if found and any(
+            not (trigger.holds or trigger.autoscaling.paused) for trigger in found.triggers.values()
+        ):
             self._soon(topic)
 
     def prewarm(self, topic: str, limit: int) -> None:
@@ -150,7 +154,11 @@ class Scaler:
         """
         found = self._topics.get(topic)
         triggers = found.triggers.values() if found else ()
-        asleep = [each for each in triggers if not each.holds and each.id not in self._ending]
+        asleep = [
+            each
+            for each in triggers
+            if not (each.holds or each.autoscaling.paused or each.id in self._ending)
+        ]
         if len(asleep) <= limit:
             for trigger in asleep:
                 trigger.scale = Scale(1, "an event is on its way")
@@ -255,7 +263,8 @@ class Scaler:
         trigger.beyond_end = lag.beyond_end
         trigger.floor = decide(0, partitions, trigger.autoscaling, 0).replicas
         trigger.scale = decide(lag.total, partitions, trigger.autoscaling, len(trigger.holds))
-        if not trigger.scale.replicas and asyncio.get_running_loop().time() >= trigger.join_by:
+        due = asyncio.get_running_loop().time() >= trigger.join_by
+        if due and not trigger.scale.replicas and not trigger.autoscaling.paused:
             trigger.scale = Scale(
                 min(1, partitions), f"{trigger.scale.reason}, one to keep its offsets"
             )

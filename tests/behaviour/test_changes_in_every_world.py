@@ -1,0 +1,80 @@
+"""Triggers that are edited, and what is left when Brokers and Triggers go, in every world."""
+
+from __future__ import annotations
+
+import pytest
+from support.behaviour import BROKER, TRIGGER, World, broker, expect, trigger, until_arrived
+
+WAITING = "Unknown Waiting"
+
+
+@pytest.mark.conformance("KN-TRG-05", "KN-TRG-06")
+def test_an_edited_trigger_delivers_by_what_it_says_now_from_ready_on(world: World) -> None:
+    mail, fax = world.subscriber("mail"), world.subscriber("fax")
+    world.apply(broker(), trigger(mail, filters=[{"exact": {"type": "order"}}]))
+    expect(world, "Trigger", "orders", TRIGGER)
+    world.send("shop", "other-1", type_="other")
+    world.send("shop", "order-1", type_="order")
+    until_arrived(world, "mail", "order-1")
+    world.apply(trigger(fax, filters=[{"cesql": "type LIKE 'in%'"}]))
+    world.until(lambda: world.observes_newest("Trigger", "orders"), lambda: "the edit is seen")
+    expect(world, "Trigger", "orders", TRIGGER)
+    world.send("shop", "order-2", type_="order")
+    world.send("shop", "invoice-1", type_="invoice")
+    until_arrived(world, "fax", "invoice-1")
+    assert world.arrived("mail") == ["order-1"]
+    assert world.arrived("fax") == ["invoice-1"]
+
+
+@pytest.mark.conformance("KN-TRG-03")
+def test_a_trigger_whose_subscriber_goes_stops_and_misses_nothing(world: World) -> None:
+    mail = world.subscriber("mail")
+    world.apply(broker(), trigger(mail))
+    expect(world, "Trigger", "orders", TRIGGER)
+    nobody = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "nobody"}}
+    world.apply(trigger(nobody))
+    lost = {"SubscriberResolved": "False NotFound", "SubscriptionReady": "Unknown Waiting"}
+    expected = {each: said for each, said in TRIGGER.items() if each != "Delivering"}
+    expect(world, "Trigger", "orders", {**expected, **lost, "Ready": "False NotFound"})
+    world.send("shop", "waits")
+    world.apply(trigger(mail))
+    expect(world, "Trigger", "orders", TRIGGER)
+    until_arrived(world, "mail", "waits")
+
+
+@pytest.mark.parametrize("first", ["Broker", "Trigger"])
+def test_nothing_is_left_in_kafka_in_whatever_order_broker_and_trigger_go(
+    world: World, first: str
+) -> None:
+    world.apply(broker(), trigger(world.subscriber("mail")))
+    expect(world, "Trigger", "orders", TRIGGER)
+    world.send("shop", "first")
+    until_arrived(world, "mail", "first")
+    assert world.kept_in_kafka()
+    if first == "Trigger":
+        world.delete("Trigger", "orders")
+        world.delete("Broker", "shop")
+    else:
+        world.delete("Broker", "shop")
+        without = {"BrokerReady": "False BrokerDoesNotExist", "DeadLetterSinkResolved": WAITING}
+        without |= {"SubscriptionReady": WAITING, "Ready": "False BrokerDoesNotExist"}
+        expected = {each: said for each, said in TRIGGER.items() if each != "Delivering"}
+        expect(world, "Trigger", "orders", {**expected, **without})
+        world.delete("Trigger", "orders")
+    world.until(lambda: not world.kept_in_kafka(), lambda: f"left: {world.kept_in_kafka()}")
+
+
+def test_what_comes_back_under_its_name_is_another_one(world: World) -> None:
+    """Its topic is a new one, so that nothing of the first Broker is delivered again."""
+    mail = world.subscriber("mail")
+    world.apply(broker(), trigger(mail))
+    expect(world, "Trigger", "orders", TRIGGER)
+    world.send("shop", "first")
+    until_arrived(world, "mail", "first")
+    world.delete("Broker", "shop")
+    world.apply(broker())
+    expect(world, "Broker", "shop", BROKER)
+    expect(world, "Trigger", "orders", TRIGGER)
+    world.send("shop", "second")
+    until_arrived(world, "mail", "second")
+    assert world.arrived("mail") == ["first", "second"]

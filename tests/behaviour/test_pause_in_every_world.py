@@ -1,0 +1,74 @@
+"""A Trigger that is paused and goes on, in every world."""
+
+from __future__ import annotations
+
+from support.behaviour import (
+    PAUSED,
+    TRIGGER,
+    World,
+    broker,
+    expect,
+    message,
+    only_in,
+    trigger,
+    until_arrived,
+)
+
+from knafka_operator.model import resources
+
+PAUSE = {resources.PAUSED: "true"}
+MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "1"}
+
+
+def test_a_paused_trigger_gets_nothing_until_it_goes_on_from_where_it_was(world: World) -> None:
+    _is_paused_and_goes_on(world, {})
+
+
+@only_in("memory", "cluster")
+def test_a_trigger_with_min_scale_is_paused_like_any_other(world: World) -> None:
+    """On one machine no process drains unasked."""
+    _is_paused_and_goes_on(world, MIN_SCALE)
+
+
+def _is_paused_and_goes_on(world: World, annotations: dict[str, str]) -> None:
+    """A second Trigger shows that what was sent has been delivered by all that deliver."""
+    mail, other = world.subscriber("mail"), world.subscriber("other")
+    world.apply(broker(), trigger(mail, annotations=annotations), trigger(other, "others"))
+    expect(world, "Trigger", "orders", TRIGGER)
+    expect(world, "Trigger", "others", TRIGGER)
+    world.send("shop", "before")
+    until_arrived(world, "mail", "before")
+    world.pause("orders")
+    expect(world, "Trigger", "orders", PAUSED)
+    told = message(world, "Trigger", "orders", "Delivering")
+    assert told == (
+        'its annotation knafka.dev/paused is "true": nothing is delivered, and its events wait in '
+        "Kafka"
+    )
+    world.send("shop", "meanwhile-1", "meanwhile-2")
+    until_arrived(world, "other", "meanwhile-1", "meanwhile-2")
+    assert world.arrived("mail") == ["before"]
+    world.pause("orders", paused=False)
+    expect(world, "Trigger", "orders", TRIGGER)
+    until_arrived(world, "mail", "meanwhile-1", "meanwhile-2")
+    assert sorted(world.arrived("mail")) == ["before", "meanwhile-1", "meanwhile-2"]
+
+
+@only_in("memory", "cluster")
+def test_a_paused_trigger_stays_so_when_the_operator_starts_again(world: World) -> None:
+    """Also one that was made paused: its events are kept from the moment it is Ready."""
+    mail, other = world.subscriber("mail"), world.subscriber("other")
+    world.apply(broker(), trigger(mail, annotations=PAUSE), trigger(other, "others"))
+    expect(world, "Trigger", "orders", PAUSED)
+    expect(world, "Trigger", "others", TRIGGER)
+    world.send("shop", "first")
+    until_arrived(world, "other", "first")
+    world.restart()
+    expect(world, "Trigger", "others", TRIGGER)
+    expect(world, "Trigger", "orders", PAUSED)
+    world.send("shop", "second")
+    until_arrived(world, "other", "first", "second")
+    assert world.arrived("mail") == []
+    world.apply(trigger(mail))
+    expect(world, "Trigger", "orders", TRIGGER)
+    until_arrived(world, "mail", "first", "second")
