@@ -9,7 +9,7 @@ Sound, not complete: what is found can't match; CESQL and `not` are looked at on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,20 +61,13 @@ def _contradictions(
 def _demands(spec: Filter, path: str) -> Iterator[_Demand]:
     """What must hold of single attributes for the filter to match."""
     match spec:
-        case Exact(exact=wanted):
-            dialect = "exact"
-        case Prefix(prefix=wanted):
-            dialect = "prefix"
-        case Suffix(suffix=wanted):
-            dialect = "suffix"
+        case Exact() | Prefix() | Suffix():
+            for dialect, wanted in spec:  # its only field
+                for attribute, value in wanted.items():
+                    yield _Demand(f"{path}.{dialect}.{attribute}", dialect, attribute, value)
         case All(all=inner):
             for index, each in enumerate(inner):
                 yield from _demands(each, f"{path}.all[{index}]")
-            return
-        case _:
-            return
-    for attribute, value in wanted.items():
-        yield _Demand(f"{path}.{dialect}.{attribute}", dialect, attribute, value)
 
 
 def _choices(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequence[Filter]]]:
@@ -88,16 +81,9 @@ def _choices(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequen
 
 def _together(one: _Demand, other: _Demand) -> bool:
     """Whether one value can meet both."""
-    match one.dialect, other.dialect:
-        case "exact", _:
-            return _meets(one.value, other)
-        case _, "exact":
-            return _meets(other.value, one)
-        case "prefix", "prefix":
-            return one.value.startswith(other.value) or other.value.startswith(one.value)
-        case "suffix", "suffix":
-            return one.value.endswith(other.value) or other.value.endswith(one.value)
-    return True  # any beginning goes with any end
+    if {one.dialect, other.dialect} == {"prefix", "suffix"}:
+        return True  # any beginning goes with any end
+    return _meets(one.value, other) or _meets(other.value, one)
 
 
 def _possible_version(demand: _Demand) -> bool:
@@ -105,10 +91,11 @@ def _possible_version(demand: _Demand) -> bool:
 
 
 def _meets(value: str, demand: _Demand) -> bool:
-    match demand.dialect:
-        case "exact":
-            return value == demand.value
-        case "prefix":
-            return value.startswith(demand.value)
-        case _:
-            return value.endswith(demand.value)
+    return _TESTS[demand.dialect](value, demand.value)
+
+
+_TESTS: Final[Mapping[str, Callable[[str, str], bool]]] = {
+    "exact": str.__eq__,
+    "prefix": str.startswith,
+    "suffix": str.endswith,
+}

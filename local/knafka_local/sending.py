@@ -10,7 +10,7 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
@@ -148,16 +148,18 @@ async def send(
         raise InvalidDocument("", target.problem)
     subscriber = HttpSubscriber(limit=connections)
     summary = Summary()
-    source = _paced(events, rate)
+    source = enumerate(events)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
 
     async def work() -> None:
-        # One generator feeds all workers; they take turns, as it never runs in two at once.
-        while (event := await _next(source, turn)) is not None:
+        for number, event in source:  # all workers take from it, in turn
+            if rate is not None:
+                await asyncio.sleep(began + number / rate - loop.time())
             answer = await _post(subscriber, target, event, RETRIES if retry else 0)
             summary.statuses[answer.status] += 1
             show(answer)
 
-    turn = asyncio.Lock()
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(connections):
@@ -167,20 +169,6 @@ async def send(
     finally:
         await subscriber.close()
     return summary
-
-
-async def _next(source: AsyncIterator[Event], turn: asyncio.Lock) -> Event | None:
-    async with turn:
-        return await anext(source, None)
-
-
-async def _paced(events: Iterable[Event], rate: float | None) -> AsyncIterator[Event]:
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    for number, event in enumerate(events):
-        if rate is not None:
-            await asyncio.sleep(began + number / rate - loop.time())
-        yield event
 
 
 async def _post(subscriber: Subscriber, target: Target, event: Event, retries: int) -> Answer:

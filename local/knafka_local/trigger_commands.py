@@ -168,8 +168,7 @@ def rewind(
     elif dry_run:
         typer.echo(f"{name} would read {count} records again")
     else:
-        # A group at the end is asked now and then: where there are few, every quarter of a minute
-        # (`kafka_groups`).
+        # A group at the end is asked now and then only (`kafka_groups`).
         when = "it begins with the next event, or within a minute"
         typer.echo(f"{name} reads {count} records again; {when}")
 

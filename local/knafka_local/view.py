@@ -6,7 +6,6 @@ Lines say each change of state once, and a summary now and then; they are for lo
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,9 @@ from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
 SUMMARY_INTERVAL: Final = 5.0
 """Seconds between two summaries, if there is something new."""
 LOOK_INTERVAL: Final = 0.5
+AT_REST: Final = "nothing waits"
+"""The scaler's reason (`decide.scaling.NOTHING_WAITS`, whose import would take longer than a whole
+command) where the figures say it already."""
 COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue")
 
 Snap = Callable[[], Snapshot]
@@ -122,8 +124,7 @@ def _changes_of(before: TriggerRow | None, now: TriggerRow) -> Iterator[str]:
     if now.paused != (before is not None and before.paused):
         yield f"{name} is paused: its events wait" if now.paused else f"{name} goes on"
     if before is not None and before.replicas != now.replicas:
-        why = in_words(now.decision)
-        yield f"{name}: {now.replicas} of {now.most_replicas} dispatchers ({why})"
+        yield f"{name}: {now.replicas} of {now.most_replicas} dispatchers ({now.decision})"
     if now.error and (before is None or before.error != now.error):
         yield f"{name}: {now.error}"
 
@@ -219,31 +220,9 @@ def _state(row: TriggerRow) -> Text:
         return Text(row.error, style="yellow")
     if row.paused:
         return Text("paused: its events wait", style="yellow")
-    decision = in_words(row.decision)
-    if decision == AT_REST:  # the figures say so, and the table stays short
+    if row.decision == AT_REST:  # the figures say so, and the table stays short
         return Text()
-    return Text(decision, style="green" if row.replicas else "dim")
-
-
-AT_REST: Final = "nothing waits"
-_WORDS: Final = (
-    (re.compile(r"\bno lag\b"), AT_REST),
-    (re.compile(r"\bpaused, lag (\d+)"), r"paused, \1 waiting"),
-    (re.compile(r"\blag 1\b, "), "1 event waiting; "),
-    (re.compile(r"\blag (\d+), "), r"\1 events waiting; "),
-    (re.compile(r"\b(\d+) per drain\b"), r"one dispatcher per \1"),
-    (re.compile(r"\bactivation-lag-threshold (\d+)"), r"it starts when more than \1 wait"),
-    (re.compile(r", min-scale (\d+)"), r", at least \1 (min-scale)"),
-    (re.compile(r", max-scale (\d+)"), r", at most \1 (max-scale)"),
-    (re.compile(r", partitions (\d+)"), r", at most \1 (its topic's partitions)"),
-)
-
-
-def in_words(decision: str) -> str:
-    """The scaler's reason in words that need no glossary; what isn't known stays as it is."""
-    for pattern, words in _WORDS:
-        decision = pattern.sub(words, decision)
-    return decision
+    return Text(row.decision, style="green" if row.replicas else "dim")
 
 
 def choose(plain: bool) -> View:

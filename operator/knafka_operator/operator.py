@@ -263,13 +263,17 @@ class Operator:
         document = record.document if record is not None else None
         if record is None or document is None or scaled is None:
             return
+        now, state = asyncio.get_running_loop().time(), _state(scaled)
+        before, since = record.published
+        is_recent = state == before and now - since < LAG_INTERVAL
+        if is_recent and record.checked is document:
+            return  # nearly all of them, nearly always
         status = document.get("status") or {}
         if delivering(scaled).reason != statuses.reason_of(status, statuses.DELIVERING):
             self.queue.enqueue(("Trigger", *identity))
             return
-        now, state = asyncio.get_running_loop().time(), _state(scaled)
-        before, since = record.published
-        if state == before and now - since < LAG_INTERVAL:
+        record.checked = document
+        if is_recent:
             return
         annotations, wanted = status.get("annotations") or {}, scaling(scaled)
         if any(annotations.get(key) != text for key, text in wanted.items()):
@@ -277,9 +281,10 @@ class Operator:
         record.published = state, now
 
 
-def _state(scaled: TriggerStatus) -> tuple[bool, bool]:
-    """What of a Trigger's scaling is told at once."""
-    return scaled.lag is None, scaled.replicas > 0
+def _state(scaled: TriggerStatus) -> tuple[bool, ...]:
+    """What of a Trigger's scaling is told at once, and what `delivering` goes by."""
+    congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
+    return scaled.lag is None, scaled.replicas > 0, scaled.error is None, congested, beyond_end
 
 
 def _declared(document: Document) -> Document:

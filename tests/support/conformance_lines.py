@@ -60,8 +60,8 @@ LINES: Final = (
         "KN-BRK-04",
         _S,
         "its class is an annotation; a default is put in",
-        note="`Kafka` and `kafka` are ours; the default is `KNAFKA_DEFAULT_CLASS`, or what Knative "
-        "Eventing's own webhook puts in",
+        note="`Kafka` and `kafka` are ours; the default is `KNAFKA_DEFAULT_CLASS`, or the "
+        "`brokerClass` of `config-br-defaults`",
     ),
     Line("KN-BRK-05", _M, "its class can't change"),
     Line("KN-BRK-06", _M, "`spec.config` can't change", note="nor anything but `spec.delivery`"),

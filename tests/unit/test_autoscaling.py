@@ -12,31 +12,51 @@ from knafka_operator.decide.scaling import Scale, decide
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import AUTOSCALING
 
+EACH = "one dispatcher per 100"
+
 
 @pytest.mark.parametrize(
     ("lag", "partitions", "autoscaling", "held", "scale"),
     [
-        (0, 10, SCALING, 0, Scale(0, "no lag")),
-        (0, 10, SCALING, 3, Scale(0, "no lag")),
-        (1, 10, SCALING, 0, Scale(1, "lag 1, 100 per drain")),
-        (100, 10, SCALING, 0, Scale(1, "lag 100, 100 per drain")),
-        (101, 10, SCALING, 0, Scale(2, "lag 101, 100 per drain")),
-        (2000, 10, SCALING, 0, Scale(10, "lag 2000, 100 per drain, partitions 10")),
-        (9000, 99, SCALING, 0, Scale(50, "lag 9000, 100 per drain, max-scale 50")),
-        (0, 10, Autoscaling(min_scale=2), 0, Scale(2, "no lag, min-scale 2")),
-        (1, 10, Autoscaling(min_scale=2), 0, Scale(2, "lag 1, 100 per drain, min-scale 2")),
-        (0, 1, Autoscaling(min_scale=2), 0, Scale(1, "no lag, min-scale 2")),
-        (120, 10, Autoscaling(min_scale=2, paused=True), 2, Scale(0, "paused, lag 120")),
-        (5, 0, SCALING, 0, Scale(0, "lag 5, 100 per drain, partitions 0")),
+        (0, 10, SCALING, 0, Scale(0, "nothing waits")),
+        (0, 10, SCALING, 3, Scale(0, "nothing waits")),
+        (1, 10, SCALING, 0, Scale(1, f"1 event waiting; {EACH}")),
+        (100, 10, SCALING, 0, Scale(1, f"100 events waiting; {EACH}")),
+        (101, 10, SCALING, 0, Scale(2, f"101 events waiting; {EACH}")),
+        (
+            2000,
+            10,
+            SCALING,
+            0,
+            Scale(10, f"2000 events waiting; {EACH}, at most 10 (its topic's partitions)"),
+        ),
+        (9000, 99, SCALING, 0, Scale(50, f"9000 events waiting; {EACH}, at most 50 (max-scale)")),
+        (0, 10, Autoscaling(min_scale=2), 0, Scale(2, "nothing waits, at least 2 (min-scale)")),
+        (
+            1,
+            10,
+            Autoscaling(min_scale=2),
+            0,
+            Scale(2, f"1 event waiting; {EACH}, at least 2 (min-scale)"),
+        ),
+        (0, 1, Autoscaling(min_scale=2), 0, Scale(1, "nothing waits, at least 2 (min-scale)")),
+        (120, 10, Autoscaling(min_scale=2, paused=True), 2, Scale(0, "paused; 120 events waiting")),
+        (
+            5,
+            0,
+            SCALING,
+            0,
+            Scale(0, f"5 events waiting; {EACH}, at most 0 (its topic's partitions)"),
+        ),
         (
             5,
             10,
             Autoscaling(activation_lag_threshold=5),
             0,
-            Scale(0, "lag 5, activation-lag-threshold 5"),
+            Scale(0, "5 events waiting; it starts when more than 5 wait"),
         ),
-        (6, 10, Autoscaling(activation_lag_threshold=5), 0, Scale(1, "lag 6, 100 per drain")),
-        (5, 10, Autoscaling(activation_lag_threshold=5), 1, Scale(1, "lag 5, 100 per drain")),
+        (6, 10, Autoscaling(activation_lag_threshold=5), 0, Scale(1, f"6 events waiting; {EACH}")),
+        (5, 10, Autoscaling(activation_lag_threshold=5), 1, Scale(1, f"5 events waiting; {EACH}")),
     ],
 )
 def test_a_decision_comes_with_its_reason(

@@ -21,7 +21,15 @@ from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
 NOW = Snapshot(
     "127.0.0.1:9092 (up)",
     (BrokerRow("default/shop", "http://127.0.0.1:8080/default/shop", 5, 1),),
-    (TriggerRow("default/orders", "shop", 3, most_replicas=4, decision="lag 3, 100 per drain"),),
+    (
+        TriggerRow(
+            "default/orders",
+            "shop",
+            3,
+            most_replicas=4,
+            decision="3 events waiting; one dispatcher per 100",
+        ),
+    ),
 )
 STATE = State(pid=os.getpid(), url="http://127.0.0.1:8080", bootstrap_servers="127.0.0.1:9092")
 

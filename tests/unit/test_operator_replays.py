@@ -3,67 +3,113 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from support.operator_world import OperatorWorld, running_operator
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
-from knafka.core.contract import Egress, Kafka, Sink
-from knafka.core.drain import DrainProgress, DrainRequest
 from knafka.core.errors import LogError
-from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.identity import Identity
-from knafka_operator.reconcile.replays import with_replays
-from knafka_operator.reconcile.state import Watched
-from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+from knafka_operator.reconcile.replays import LOOK_INTERVAL
+from knafka_operator.scale.kafka_clusters import KafkaCluster
+
+pytestmark = pytest.mark.looptime
+
+OTHER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "other"}
 
 
-class _Away(MemoryAdmin):
-    async def topics(self) -> Mapping[str, int]:
-        raise LogError("Kafka did not answer within 15 s")
+async def _two_kafkas(world: OperatorWorld) -> list[KafkaCluster]:
+    """Those of Broker `here` with Trigger `first`, and `there` with `second`."""
+    world.configure("shop", "other", **{"bootstrap.servers": "other:9092"})
+    for broker, trigger, spec in (("here", "first", {}), ("there", "second", {"config": OTHER})):
+        world.declare_broker("shop", broker, **spec)
+        await world.reconcile_broker("shop", broker)
+        world.declare_trigger("shop", trigger, broker)
+        await world.reconcile_trigger("shop", trigger)
+    return world.operator._kafkas.all()
 
 
-class _NoDrains:
-    async def hold(
-        self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
-    ) -> AsyncIterator[DrainProgress]:
-        raise AssertionError("nobody asks for a drain here")
-        yield DrainProgress()
+async def _replay(kafka: KafkaCluster, broker: str, trigger: str) -> str:
+    topic = names.replay_topic("shop", broker, trigger)
+    await kafka.topics.ensure_topic(topic, 1, 1, {})
+    return topic
 
 
-def _watched(kafka: KafkaCluster, trigger: str) -> Watched:
-    egress = Egress(
-        namespace="shop",
-        broker="default",
-        trigger=trigger,
-        topic="orders",
-        group=trigger,
-        dead_letter_topic="dead",
-        kafka=Kafka(bootstrap_servers="a:1"),
-        subscriber=Sink(url="http://there"),
-    )
-    return Watched(kafka, egress, Autoscaling(), 1, None)
+def _replayed(kafka: KafkaCluster) -> set[str]:
+    return {each for each in kafka.scaler.statuses() if each.endswith("(replays)")}
 
 
-@pytest.mark.looptime
-async def test_a_kafka_that_is_away_stops_the_replays_of_no_other() -> None:
-    def connect(configuration: Mapping[str, Any]) -> MemoryAdmin:
-        kind = _Away if configuration["bootstrap.servers"] == "away:1" else MemoryAdmin
-        return kind(MemoryLog())
+def _patch(monkeypatch: pytest.MonkeyPatch, of: Any, name: str, method: Any) -> None:
+    monkeypatch.setattr(of._inner, name, method)
 
-    kafkas = KafkaClusters(connect, _NoDrains())
-    away, there = kafkas.at("away:1", None), kafkas.at("there:1", None)
-    await there.topics.ensure_topic(names.replay_topic("shop", "default", "replayed"), 1, 1, {})
-    watched = {
-        Identity("shop", "replayed"): _watched(there, "replayed"),
-        Identity("shop", "ended"): _watched(there, "ended"),
-        Identity("shop", "unknown"): _watched(away, "unknown"),
-        Identity("shop", "followed"): _watched(away, "followed"),
-    }
-    followed = [Identity("shop", "followed"), Identity("shop", "ended")]
-    found = await with_replays(watched, followed)
-    assert found.keys() == {Identity("shop", "replayed"), Identity("shop", "followed")}
-    await kafkas.close()
+
+async def _hangs(*_: Any, **__: Any) -> Any:
+    await asyncio.sleep(1e6)
+
+
+async def test_a_replay_begins_with_its_topic_and_ends_with_it() -> None:
+    async with running_operator() as world:
+        here, _ = await _two_kafkas(world)
+        topic = await _replay(here, "here", "first")
+        await asyncio.sleep(LOOK_INTERVAL + 1)
+        assert _replayed(here) == {"shop/first (replays)"}
+        await here.topics.delete_topic(topic)
+        await asyncio.sleep(LOOK_INTERVAL + 1)
+        assert _replayed(here) == set()
+        assert topic not in here.watched
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["fails", "hangs"])
+async def test_a_kafka_that_is_away_stops_the_replays_of_no_other(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 14, 5: everybody's waited for its answer, fifteen seconds."""
+    async with running_operator() as world:
+        here, there = await _two_kafkas(world)
+        await _replay(there, "there", "second")
+        await asyncio.sleep(LOOK_INTERVAL + 1)
+
+        async def away() -> Mapping[str, int]:
+            raise LogError("Kafka did not answer within 15 s")
+
+        _patch(monkeypatch, there.topics, "topics", _hangs if hangs else away)
+        await asyncio.sleep(LOOK_INTERVAL)
+        await _replay(here, "here", "first")
+        await asyncio.sleep(LOOK_INTERVAL + 1)
+        assert _replayed(here) == {"shop/first (replays)"}
+        assert _replayed(there) == {"shop/second (replays)"}  # nobody says that it is over
+
+
+async def test_a_replay_whose_function_cannot_be_applied_stops_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An API server that doesn't answer for one, as for an admission webhook of its namespace."""
+    async with running_operator() as world:
+        here, there = await _two_kafkas(world)
+        apply, asked = world.cluster.apply, list[str]()
+
+        async def hangs(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+            asked.append(manifest["metadata"]["name"])
+            if manifest["metadata"]["name"] == "second-kn-replayer":
+                await asyncio.sleep(1e6)
+            return await apply(manifest)
+
+        monkeypatch.setattr(world.cluster, "apply", hangs)
+        await _replay(there, "there", "second")
+        await asyncio.sleep(3 * LOOK_INTERVAL)
+        await _replay(here, "here", "first")
+        await asyncio.sleep(LOOK_INTERVAL + 1)
+        assert _replayed(here) == {"shop/first (replays)"}
+        assert asked.count("second-kn-replayer") == 1  # it isn't begun again while it is begun
+
+
+async def test_a_replay_goes_with_its_trigger() -> None:
+    async with running_operator() as world:
+        here, _ = await _two_kafkas(world)
+        await _replay(here, "here", "first")
+        await asyncio.sleep(LOOK_INTERVAL + 1)
+        await world.operator.triggers.stop_delivery(Identity("shop", "first"))
+        await asyncio.sleep(LOOK_INTERVAL + 1)
+        assert _replayed(here) == set()

@@ -130,7 +130,7 @@ async def test_a_trigger_that_was_paused_while_no_operator_ran_is_not_resumed(
     await asyncio.sleep(60)
     status = world.operator.triggers.status(WHO)
     assert status is not None
-    assert (status.lag, status.replicas, status.scale.reason) == (1, 0, "paused, lag 1")
+    assert (status.lag, status.replicas, status.scale.reason) == (1, 0, "paused; 1 event waiting")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ async def test_lag_opens_as_many_drains_as_it_takes(lags: FakeLags, drains: Fake
         assert {drain.trigger for drain in drains.open} == {"mail"}
         status = scaler.statuses()["mail"]
         assert (status.lag, status.replicas) == (250, 3)
-        assert status.scale == Scale(3, "lag 250, 100 per drain")
+        assert status.scale == Scale(3, "250 events waiting; one dispatcher per 100")
         lags.by_group["group-mail"] = 450
         await asyncio.sleep(10)
         assert len(drains.open) == 5
@@ -55,7 +55,7 @@ async def test_a_drain_is_never_cut_to_scale_down(lags: FakeLags, drains: FakeDr
         lags.by_group["group-mail"] = 0
         await asyncio.sleep(100)
         assert len(drains.open) == 3
-        assert scaler.statuses()["mail"].scale == Scale(0, "no lag")
+        assert scaler.statuses()["mail"].scale == Scale(0, "nothing waits")
         drains.open[0].end(Ended.IDLE)
         await asyncio.sleep(100)
         assert (len(drains.open), len(drains.all)) == (2, 3)
@@ -344,7 +344,7 @@ async def test_a_group_that_could_not_be_joined_is_joined_again_soon(
         await scaler.watch("mail", egress(), Autoscaling(polling_interval=600))
         await asyncio.sleep(KEPT_WITHOUT_DRAIN + 700)
         assert len(drains.all) > 10
-        assert scaler.statuses()["mail"].scale == Scale(1, "no lag, to keep its offsets")
+        assert scaler.statuses()["mail"].scale == Scale(1, "nothing waits, one to keep its offsets")
 
 
 async def test_what_is_watched_before_the_scaler_runs_is_scaled_once_it_does(

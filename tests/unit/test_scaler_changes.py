@@ -242,7 +242,11 @@ async def test_a_pause_ends_all_drains_and_nothing_opens_one_until_it_is_over(
         await asyncio.sleep(KEPT_WITHOUT_DRAIN + 60)
         assert len(drains.all) == 2
         status = scaler.statuses()["mail"]
-        assert (status.lag, status.paused, status.scale.reason) == (150, True, "paused, lag 150")
+        assert (status.lag, status.paused, status.scale.reason) == (
+            150,
+            True,
+            "paused; 150 events waiting",
+        )
         await scaler.watch("mail", egress(), SCALING)
         await asyncio.sleep(1)
         assert len(drains.open) == 2

@@ -36,7 +36,7 @@ from confluent_kafka import Producer
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
-from knafka.clients.kafka_groups import remembered
+from knafka.clients.kafka_groups import KafkaGroups, remembered
 from knafka.core import drain, names
 from knafka.core.contract import Kafka
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
@@ -51,7 +51,7 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import PAGE, Selection
-from knafka_operator.runtime.controller import FINALIZER, Controller
+from knafka_operator.runtime.controller import FINALIZER, RESYNC, Controller
 from knafka_operator.runtime.memory_cluster import MemoryServing
 from knafka_operator.runtime.metrics import metrics
 from knafka_operator.scale.kafka_clusters import REST_AFTER
@@ -194,19 +194,29 @@ class Load:
         say(f"all Ready after {time.monotonic() - began:.0f} s, {used * 1e3:.1f} ms of CPU each")
 
     async def idle(self) -> None:
-        seconds = self._options.seconds
+        seconds, count = self._options.seconds, self._options.triggers
         say(f"resting for {REST_AFTER:g} s: what moved lately is looked at more often ...")
         await asyncio.sleep(REST_AFTER)
         say(f"idle for {seconds:g} s ...")
+        asked = _counted(KafkaGroups, "committed")
+        reconciled = _counted(Controller, "reconcile")
         began, cpu = time.monotonic(), time.process_time()
         await asyncio.sleep(seconds)
-        used = (time.process_time() - cpu) / (time.monotonic() - began)
-        asked = await self._cost_of_asking()
-        # Remembered for 0.5 to 1 of that, which these Triggers' first minutes don't show.
-        every = 0.75 * remembered(self._options.triggers)
-        say(f"CPU: {used:.2%} of one core")
-        say(f"     + {asked * self._options.triggers / every:.2%}: each group asked again")
-        say(f"       every {every:.0f} s on average, {asked * 1e3:.1f} ms each")
+        elapsed = time.monotonic() - began
+        used = (time.process_time() - cpu) / elapsed
+        say(f"CPU: {used:.2%} of one core, with {len(asked)} groups asked again")
+        say(f"     and {len(reconciled)} Triggers reconciled again")
+        # So soon after the start these are others than later on.
+        ask, reconcile = await self._cost_of_asking(), await self._cost_of_reconciling()
+        asks, reconciles = count / (0.75 * remembered(count)), count / RESYNC
+        used += (asks - len(asked) / elapsed) * ask
+        used += (reconciles - len(reconciled) / elapsed) * reconcile
+        say(
+            f"     {used:.2%} later on, with {asks:.1f} groups a second asked, {ask * 1e3:.1f} ms each"
+        )
+        say(
+            f"     and {reconciles:.1f} Triggers a second reconciled, {reconcile * 1e3:.2f} ms each"
+        )
 
     async def _cost_of_asking(self) -> float:
         """Seconds of CPU to find out what one group has committed."""
@@ -244,16 +254,16 @@ class Load:
         lines = text.count(b"\n")
         say(f"scrape of metrics, {lines} lines: {statistics.median(costs) * 1e3:.1f} ms of CPU")
 
-    async def reconcile(self) -> None:
+    async def _cost_of_reconciling(self) -> float:
+        """Seconds of CPU to reconcile one Trigger."""
         triggers = list(self._cluster.of("Trigger"))
-        chosen = random.sample(triggers, min(SAMPLE, len(triggers)))
         costs = []
-        for each in chosen:
+        for each in random.sample(triggers, min(SAMPLE, len(triggers))):
             cpu = time.thread_time()
             await self._operator.triggers.reconcile(each)
             costs.append(time.thread_time() - cpu)
             await asyncio.sleep(0)
-        say(f"reconciling one Trigger: {statistics.median(costs) * 1e3:.2f} ms of CPU")
+        return statistics.median(costs)
 
     async def restart(self) -> None:
         """Another operator with an event for every Trigger waiting, until all are reconciled and
@@ -298,6 +308,19 @@ class Load:
         }
         heard = {"apiVersion": EVENTING, "kind": kind, "metadata": metadata, "spec": spec}
         self._cluster.put(heard)
+
+
+def _counted(of: type, name: str) -> list[None]:
+    """One for each call of this method from now on."""
+    calls: list[None] = []
+    method = getattr(of, name)
+
+    def call(*arguments: Any) -> Any:
+        calls.append(None)
+        return method(*arguments)
+
+    setattr(of, name, call)
+    return calls
 
 
 async def _answers(url: str) -> None:
@@ -353,7 +376,6 @@ async def measure(options: argparse.Namespace) -> None:
             await load.idle()
             await load.blocked()
             await load.scrape()
-            await load.reconcile()
             load.memory()
             await load.restart()
         finally:

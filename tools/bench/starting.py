@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Final
 
 from bench.dispatching import KEYS, PARTITIONS
 from bench.results import FLOOR, OURS, Results
 from bench.targets import IN_FLIGHT, External, drain, egress, ingress
-from bench.world import HERE, HOST, PYTHON, World, free_port, listens
+from bench.world import HERE, PYTHON, World, listens
 from knafka.settings import EGRESS, INGRESSES
+from knafka_local.children import HOST, listen, port_of
 
 BACKLOG: Final = 1_000
 RECEIVER: Final = "receiver: to the first 202"
@@ -53,7 +52,8 @@ async def start_case(world: World, results: Results, externals: Sequence[Externa
 
 
 async def _start_receiver(world: World, name: str, topic: str) -> float:
-    with _listener() as (listener, port):
+    with listen() as listener:
+        port = port_of(listener)
         began = time.monotonic()
         if name == FLOOR:
             listener.close()
@@ -62,7 +62,7 @@ async def _start_receiver(world: World, name: str, topic: str) -> float:
         else:
             command = world.process(
                 PYTHON, "-m", "knafka.receiver", "--fd", str(listener.fileno()),
-                environment={INGRESSES: ingress(world, topic)}, pass_fd=listener.fileno(),
+                environment={INGRESSES: ingress(world, topic)}, listener=listener,
             )  # fmt: skip
         async with command:
             if name == FLOOR:
@@ -79,7 +79,8 @@ async def _start_receiver(world: World, name: str, topic: str) -> float:
 
 async def _start_dispatcher(world: World, name: str, topic: str) -> float:
     await world.reset_sink(KEYS)
-    with _listener() as (listener, port):
+    with listen() as listener:
+        port = port_of(listener)
         began = time.time_ns()
         if name == FLOOR:
             floor = str(HERE / "floor_dispatcher.py")
@@ -90,7 +91,7 @@ async def _start_dispatcher(world: World, name: str, topic: str) -> float:
         async with (
             world.process(
                 PYTHON, "-m", "knafka.dispatcher", "--fd", str(listener.fileno()),
-                environment={EGRESS: egress(world, topic)}, pass_fd=listener.fileno(),
+                environment={EGRESS: egress(world, topic)}, listener=listener,
             ),
             drain(*await asyncio.open_connection(HOST, port)),
         ):  # fmt: skip
@@ -102,12 +103,6 @@ async def _first_delivery(world: World, began: int) -> float:
         while not (first := (await world.sink_stats())["first_ns"]):  # noqa: ASYNC110  # it polls
             await asyncio.sleep(0.05)
     return (int(first) - began) / 1e9
-
-
-@contextmanager
-def _listener() -> Iterator[tuple[socket.socket, int]]:
-    with socket.create_server((HOST, free_port())) as listener:
-        yield listener, listener.getsockname()[1]
 
 
 async def _imports(results: Results, module: str) -> None:

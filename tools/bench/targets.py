@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bench.results import BEFORE, FLOOR, OURS
-from bench.world import HERE, HOST, PYTHON, BenchError, World, free_port, listens
+from bench.world import HERE, PYTHON, BenchError, World, listens
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.documents import dump, parse
 from knafka.core.drain import DrainRequest
 from knafka.settings import EGRESS, INGRESSES
+from knafka_local.children import HOST, free_port
 
 EXACT: Final = [{"exact": {"type": "com.example.bench"}}]
 IN_FLIGHT: Final = 100

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +24,12 @@ from typing import Any, Final
 from urllib.request import urlopen
 
 from knafka.clients.kafka_admin import KafkaAdmin
+from knafka_local.children import HOST, Child, Command, accepts, free_port
 from knafka_local.kafka_distribution import obtain
 from knafka_local.kafka_server import KafkaServer
 from knafka_local.processes import die_with_parent
 
 HERE: Final = Path(__file__).parent
-HOST: Final = "127.0.0.1"
 START_TIMEOUT: Final = 30.0
 """Seconds for a process to listen."""
 CPU_GROUPS: Final = Path("/sys/fs/cgroup/cpu")
@@ -139,25 +139,20 @@ class World:
         self,
         *command: str | Path,
         environment: Mapping[str, str] | None = None,
-        pass_fd: int | None = None,
-        nice: int = 0,
-    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        listener: socket.socket | None = None,
+    ) -> AsyncIterator[Child]:
         """A process that is ended with the block; its output goes into a log of its own."""
         log = self.folder / f"{uuid.uuid4().hex[:8]}.log"
-        with log.open("wb") as output:
-            process = await asyncio.create_subprocess_exec(
-                *command, env={**os.environ, **(environment or {})},
-                pass_fds=() if pass_fd is None else (pass_fd,),
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                preexec_fn=_prepared(nice),
-            )  # fmt: skip
+        words = [str(each) for each in command]
+        child = await Child.start(
+            Command(words, log, environment or {}, listener=listener, patience=END_TIMEOUT)
+        )
         try:
-            yield process
-            if process.returncode is not None:
-                words = " ".join(map(str, command))
-                raise BenchError(f"{words} ended by itself:\n{log.read_text()[-2000:]}")
+            yield child
+            if not child.is_running:
+                raise BenchError(f"{' '.join(words)} ended by itself:\n{log.read_text()[-2000:]}")
         finally:
-            await end(process)
+            await child.stop()
 
 
 @asynccontextmanager
@@ -183,8 +178,8 @@ async def sink(world: World, address: str | None = None) -> AsyncIterator[None]:
     """The world's sink, for the length of the block; at `address` for a target that insists."""
     before = world.sink, world.sink_pid
     world.sink = address or f"{HOST}:{free_port()}"
-    command = world.kbench, "sink", f"-addr={world.sink}"
-    async with world.process(*command, nice=SINK_NICE) as process:
+    nice = "nice", "-n", str(SINK_NICE)  # all threads of what it becomes have that priority
+    async with world.process(*nice, world.kbench, "sink", f"-addr={world.sink}") as process:
         world.sink_pid = process.pid
         await listens(world.sink)
         if os.getpriority(os.PRIO_PROCESS, process.pid) != SINK_NICE:
@@ -218,52 +213,15 @@ def limited(pids: Sequence[int], cores: float) -> Iterator[None]:
         group.rmdir()
 
 
-def _prepared(nice: int) -> Callable[[], None]:
-    """What a child does before it becomes its program; all its threads keep the priority."""
-    arm = die_with_parent()
-
-    def prepare() -> None:
-        if arm is not None:
-            arm()
-        with suppress(PermissionError):
-            os.nice(nice)
-
-    return prepare
-
-
-async def end(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM, and SIGKILL for what doesn't listen to it."""
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), END_TIMEOUT)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
 async def listens(address: str) -> None:
     """Wait until somebody does."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(START_TIMEOUT):
-            while True:
-                try:
-                    _, writer = await asyncio.open_connection(host, int(port))
-                except OSError:
-                    await asyncio.sleep(0.005)
-                else:
-                    writer.close()
-                    return
+            while not await accepts(host, int(port)):  # noqa: ASYNC110  # nobody else knows when
+                await asyncio.sleep(0.005)
     except TimeoutError:
         raise BenchError(f"nobody listens at {address}") from None
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def resident_mb(pids: Sequence[int]) -> float:

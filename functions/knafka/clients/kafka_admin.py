@@ -26,7 +26,6 @@ from knafka.core.errors import LogError
 from knafka.ports.log import (
     Commits,
     Lag,
-    OffsetAndMetadata,
     Positions,
     Record,
     TopicDescription,
@@ -35,7 +34,7 @@ from knafka.ports.log import (
 
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request: Kafka elects another leader in less."""
-PARTITIONS_REMEMBERED: Final = 10.0
+PARTITIONS_REMEMBERED: Final = 30.0
 """Seconds for which `end_offsets_of_all` counts on a topic's number of partitions."""
 ENDS_REMEMBERED: Final = 5.0
 """Seconds for which `lags` believes the ends that `end_offsets_of_all` has read: a client
@@ -45,7 +44,6 @@ comes later."""
 _EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 _LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
 
-_NONE: Final = OffsetAndMetadata(0)
 _GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 _ANOTHER: Final = _GONE | {KafkaError._UNKNOWN_PARTITION}
 """The topic was deleted meanwhile, or made anew with fewer partitions."""
@@ -131,7 +129,8 @@ class KafkaAdmin:
         return TopicDescription(found.id, len(found.partitions), found.replication, config)
 
     async def delete_topic(self, topic: str) -> None:
-        self._ranges.pop(topic, None)
+        for known in (self._seen, self._ends, self._ranges):
+            cast(dict[str, object], known).pop(topic, None)
         await self._unless(
             KafkaError.UNKNOWN_TOPIC_OR_PART,
             lambda timeout: self._admin.delete_topics([topic], request_timeout=timeout)[topic],
@@ -195,7 +194,7 @@ class KafkaAdmin:
             ends = read.by_partition
             places = [TopicPartition(topic, number) for number in ends]
             committed = await self._groups.behind(groups, read.topic_id, places, ends)
-            if all(_are_at(ends, each) for each in committed.values()):
+            if self._groups.are_at(groups, read.topic_id, ends):
                 return dict.fromkeys(groups, Lag(dict.fromkeys(ends, 0)))
         found = await self._existing(topic)
         if read is None or read.topic_id != found.id:
@@ -374,10 +373,6 @@ class KafkaAdmin:
 
 def _asking(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
     return [TopicPartition(each.topic, each.partition, which) for each in partitions]
-
-
-def _are_at(ends: Positions, commits: Commits) -> bool:
-    return all(end == commits.get(number, _NONE).offset for number, end in ends.items())
 
 
 def _beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:

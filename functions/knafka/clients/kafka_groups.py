@@ -121,6 +121,11 @@ class KafkaGroups:
                 task.cancel()
         return committed
 
+    def are_at(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
+        """Whether all these groups are known to have committed these ends."""
+        known, now = [self._known.get(each) for each in groups], time.monotonic()
+        return all(each is not None and each.is_at(topic_id, ends, now) for each in known)
+
     def forget(self, group: str) -> None:
         """Ask anew what this group has committed."""
         self._known.pop(group, None)

@@ -6,9 +6,13 @@ Not here: asking for the lag and holding the drains (`scale.scaler`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from knafka.core.drain import DrainProgress
 from knafka_operator.model.autoscaling import Autoscaling
+
+NOTHING_WAITS: Final = "nothing waits"
+"""The reason of a Trigger without lag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,7 @@ class Scale:
 
     replicas: int
     reason: str
+    """For people, in words that need no glossary: a status and `knafka up` show it as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +50,23 @@ def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Sc
     ceil(lag / lag-threshold), within min-scale, max-scale and the number of partitions. Fewer than
     `held` means only that those which end aren't opened again. None while it is paused.
     """
+    waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     if autoscaling.paused:
-        return Scale(0, f"paused, lag {lag}")
+        return Scale(0, f"paused; {waiting}")
     needed = -(-lag // autoscaling.lag_threshold)
-    reason = f"lag {lag}, {autoscaling.lag_threshold} per drain"
+    reason = f"{waiting}; "
     if lag == 0:
-        reason = "no lag"
+        reason = NOTHING_WAITS
     elif held == 0 and lag <= autoscaling.activation_lag_threshold:
         needed = 0
-        reason = f"lag {lag}, activation-lag-threshold {autoscaling.activation_lag_threshold}"
+        reason += f"it starts when more than {autoscaling.activation_lag_threshold} wait"
+    else:
+        reason += f"one dispatcher per {autoscaling.lag_threshold}"
     replicas = min(max(needed, autoscaling.min_scale), autoscaling.max_scale, partitions)
     if replicas > needed:
-        reason += f", min-scale {autoscaling.min_scale}"
+        reason += f", at least {autoscaling.min_scale} (min-scale)"
     elif replicas < needed and replicas == autoscaling.max_scale:
-        reason += f", max-scale {autoscaling.max_scale}"
+        reason += f", at most {autoscaling.max_scale} (max-scale)"
     elif replicas < needed:
-        reason += f", partitions {partitions}"
+        reason += f", at most {partitions} (its topic's partitions)"
     return Scale(replicas, reason)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from knafka.core import names
@@ -42,42 +43,66 @@ class Replays:
         self._cluster = cluster
         self._states = states
         self._followed: dict[Identity, Watched] = {}
+        self._busy: set[object] = set()
+        """KafkaClusters that are being asked, and Triggers whose replays begin or end."""
 
     async def run(self) -> None:
         """Look for ever."""
-        await repeat("looking for replays", self._look, LOOK_INTERVAL)
+        async with asyncio.TaskGroup() as self._tasks:
+            await repeat("looking for replays", self._look, LOOK_INTERVAL)
 
     async def _look(self) -> None:
-        records = self._states.triggers.items()
-        watched = {
-            who: each.watched
-            for who, each in records
-            if each.watched is not None and not each.watched.autoscaling.paused
-        }
-        wanted = await with_replays(watched, self._followed)
-        changed = [
-            *(
-                self._each(who, self._unfollow(who))
-                for who in self._followed.keys() - wanted.keys()
-            ),
-            *(
-                self._each(who, self._follow(who, each))
-                for who, each in wanted.items()
-                if self._followed.get(who) != each
-            ),
-        ]
-        await asyncio.gather(*changed)
+        """Begin to look at each Kafka, and at each on its own: one that is away, or a Trigger whose
+        replayer can't start, makes nobody else wait."""
+        watched = {who: each for who in self._states.triggers if (each := self._delivered(who))}
+        triggers: dict[KafkaCluster, list[Identity]] = {}
+        for who, each in (self._followed | watched).items():
+            triggers.setdefault(each.kafka, []).append(who)
+        for kafka, those in triggers.items():
+            self._begin(kafka, self._look_at, kafka, those)
 
-    async def _each(self, who: Identity, change: Coroutine[Any, Any, None]) -> None:
-        """One Trigger's replays: what stands in their way waits, and makes nobody else wait."""
+    async def _look_at(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
+        topics = await _topics_of(kafka)
+        for who in triggers:
+            wanted, before = self._delivered(who), self._followed.get(who)
+            if wanted is not None and wanted.kafka is not kafka:
+                continue  # it moved while that was asked
+            if wanted is not None and topics is not None:
+                wanted = wanted if topics and _topic(wanted) in topics else None
+            # Of a Kafka that doesn't say, those that are followed stay so.
+            if wanted != before and (topics is not None or before is not None):
+                self._begin(who, self._change, who, wanted)
+
+    def _delivered(self, who: Identity) -> Watched | None:
+        """How a Trigger is delivered; None: it isn't, or it is paused."""
+        record = self._states.triggers.get(who)
+        watched = record.watched if record is not None else None
+        return None if watched is None or watched.autoscaling.paused else watched
+
+    def _begin(self, what: object, work: Callable[..., Awaitable[None]], *of: Any) -> None:
+        """Do this, unless it is still being done since a look before."""
+        if what not in self._busy:
+            self._busy.add(what)
+            self._tasks.create_task(self._finish(what, partial(work, *of)))
+
+    async def _finish(self, what: object, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await change
+            await work()
         except (NotReady, InvalidDocument) as error:
-            log.info("replays of %s wait: %s", who, error)  # its status says the same
+            log.info("replays of %s wait: %s", what, error)  # its status says the same
         except KnafkaError as error:
-            log.warning("replays of %s: %s", who, error)
+            log.warning("replays of %s: %s", what, error)
         except Exception:
-            log.exception("replays of %s", who)
+            log.exception("replays of %s", what)
+        finally:
+            self._busy.discard(what)
+
+    async def _change(self, who: Identity, wanted: Watched | None) -> None:
+        before = self._followed.get(who)
+        if before is not None and (wanted is None or wanted.kafka is not before.kafka):
+            await self._unfollow(who)
+        if wanted is not None:
+            await self._follow(who, wanted)
 
     async def _follow(self, who: Identity, watched: Watched) -> None:
         record = self._states.triggers.get(who)
@@ -110,22 +135,6 @@ class Replays:
         watched.kafka.watched.discard(_topic(watched))
         await watched.kafka.scaler.forget(_id(who))
         self._states.urls.pop(_id(who), None)
-
-
-async def with_replays(
-    watched: Mapping[Identity, Watched], followed: Collection[Identity]
-) -> dict[Identity, Watched]:
-    """Those with a topic for replays; where a Kafka doesn't answer, those `followed` so far."""
-    kafkas = list({each.kafka for each in watched.values()})
-    # At once, as one that is away takes its time to say so.
-    topics = dict(zip(kafkas, await asyncio.gather(*map(_topics_of, kafkas)), strict=True))
-    if not followed and not any(topics.values()):
-        return {}
-    return {
-        who: each
-        for who, each in watched.items()
-        if (who in followed if (there := topics[each.kafka]) is None else _topic(each) in there)
-    }
 
 
 async def _topics_of(kafka: KafkaCluster) -> Collection[str] | None:

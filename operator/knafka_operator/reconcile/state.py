@@ -68,6 +68,8 @@ class TriggerRecord:
     """What it refers to as its subscriber or dead letter sink."""
     published: tuple[object, float] = (None, -math.inf)
     """What its status says of its scaling, and since when by the event loop's clock."""
+    checked: Document | None = None
+    """As it was when that was last found to be so."""
     gone: bool = False
     """It is stored no more, and is dropped when its drains are over."""
 

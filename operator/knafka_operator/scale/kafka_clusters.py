@@ -3,8 +3,7 @@
 Brokers that reach the same servers with the same Secret share one. It stays for as long as one of
 them, or a Trigger, makes use of it, also while its ConfigMap is missing. Twice a second a Kafka is
 asked for the ends of its topics, in one request: those that moved wake their Triggers. So an idle
-Trigger costs nothing by itself. A topic that rests is asked for in every fourth of these looks, each
-in a quarter of them:
+Trigger costs nothing by itself. A topic that rests is asked for in one of four of these looks:
 
     rests    nothing writes to it (`resting`), nobody drains it, and it hasn't moved for a minute
 
@@ -37,7 +36,7 @@ LOOK_TIMEOUT: Final = 10.0
 """Seconds after which a look is given up; the next one follows."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class KafkaCluster:
     """One Kafka."""
 
@@ -82,7 +81,8 @@ class KafkaCluster:
     def _due(self) -> frozenset[str]:
         """Topics to look at now."""
         self._turn = (self._turn + 1) % TURNS
-        now, resting = asyncio.get_running_loop().time(), self.resting(self)
+        now = asyncio.get_running_loop().time()
+        resting = set(self.resting(self)) - self.scaler.drained()
         for topic in self._moved.keys() - self.watched:
             del self._moved[topic]
             self._ends.pop(topic, None)
@@ -92,7 +92,6 @@ class KafkaCluster:
             if hash(topic) % TURNS == self._turn
             or topic not in resting
             or now - self._moved.setdefault(topic, now) < REST_AFTER
-            or self.scaler.is_drained(topic)
         )
 
 

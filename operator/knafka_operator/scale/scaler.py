@@ -173,10 +173,9 @@ class Scaler:
         """Whether any Trigger of this topic is scaled."""
         return topic in self._topics
 
-    def is_drained(self, topic: str) -> bool:
-        """Whether any Trigger of this topic has a drain, whose replies may go there."""
-        found = self._topics.get(topic)
-        return found is not None and any(each.holds for each in found.triggers.values())
+    def drained(self) -> set[str]:
+        """Topics whose Triggers have drains; replies may go there."""
+        return {each.egress.topic for each in self._triggers.values() if each.holds}
 
     def statuses(self) -> Mapping[str, TriggerStatus]:
         """Of all Triggers, by id."""
@@ -267,7 +266,7 @@ class Scaler:
         due = asyncio.get_running_loop().time() >= trigger.join_by
         if due and not trigger.scale.replicas and not trigger.autoscaling.paused:
             trigger.scale = Scale(
-                min(1, partitions), f"{trigger.scale.reason}, to keep its offsets"
+                min(1, partitions), f"{trigger.scale.reason}, one to keep its offsets"
             )
         if trigger.id in self._ending:
             return
