@@ -1,7 +1,7 @@
 """Child processes: one that runs (`Child`), and one that is kept running (`Supervised`).
 
 Every child has its own process group, so that Ctrl-C reaches only us, and dies with us. What it
-prints goes to its log file, and line by line to whoever wants to show it.
+prints goes to its log file, and line by line to what shows it.
 Not here: knowing what a child does.
 """
 
@@ -63,7 +63,7 @@ class Child:
     """A running process and all of its process group."""
 
     running: ClassVar[set[Child]] = set()
-    """Every child of this process, for whoever has to end in a hurry."""
+    """Every child of this process, for an end in a hurry."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Child:
         with command.log.open("ab") as log, contextlib.ExitStack() as stack:
             printed, output = log, None
             if show is not None:
-                # A pipe of our own: asyncio's would make `wait` wait for whoever else holds it.
+                # A pipe of our own: asyncio's would make `wait` wait for other holders.
                 reading, writing = os.pipe()
                 output = asyncio.create_task(_forward(reading, command.log, show))
                 printed = stack.enter_context(os.fdopen(writing, "wb"))

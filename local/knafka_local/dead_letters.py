@@ -127,7 +127,7 @@ Replays: TypeAlias = Mapping[bytes, int]
 
 
 async def replays(admin: LogAdmin, egress: Egress) -> Replays:
-    """What was sent again of a Trigger's dead letters, whoever did it."""
+    """What was sent again of a Trigger's dead letters, by the job or the command."""
     topic = names.replay_topic(egress.namespace, egress.broker, egress.trigger)
     sent: dict[bytes, int] = {}
     for record in await read_topic(admin, topic, READ_AT_MOST):

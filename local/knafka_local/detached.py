@@ -1,6 +1,6 @@
 """`knafka up` in the background: a process of its own session, that `knafka down` ends.
 
-What it prints lies in DATA/logs/up.log; whoever starts it sees that until it is up.
+What it prints lies in DATA/logs/up.log; the terminal that starts it shows that until it is up.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def replace_file(file: Path, text: str) -> None:
-    """Write it so that whoever reads it sees the old text or the new one."""
+    """Write it so that a reader sees the old text or the new one."""
     unfinished = file.with_suffix(".new")
     unfinished.write_text(text)
     unfinished.replace(file)

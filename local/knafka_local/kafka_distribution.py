@@ -31,7 +31,7 @@ JAVA_VERSIONS: Final = range(17, 25)
 """Kafka needs 17; the Spark jobs, which share this Java, fail on 25."""
 
 DOWNLOADS_AT_ONCE: Final = 4  # a polite number; more gained nothing
-TELL_INTERVAL: Final = 3.0  # seconds without a whole jar after which it is told what came
+TELL_INTERVAL: Final = 3.0  # seconds without a whole jar after which progress is shown
 DOWNLOAD_TIMEOUT: Final = 60  # seconds without a byte; jgo's own 10 are short for a slow proxy
 JAVA_TIMEOUT: Final = 30  # seconds for `java -version`, which takes 0.1 on an idle machine
 

@@ -1,6 +1,6 @@
 """What every child process of the local mode needs, whichever program it runs.
 
-Not here: starting, watching or restarting anything; that is the business of whoever owns the
+Not here: starting, watching or restarting anything; that is done by the owner of the
 child.
 """
 

@@ -33,7 +33,7 @@ Identity: TypeAlias = tuple[str, str]
 Printed: TypeAlias = Callable[[str, str], None]
 """Is given a program's name and one line that it printed."""
 Report: TypeAlias = Callable[[Identity, Status, str], Awaitable[None]]
-"""Is told whether a program serves, and why not; Unknown: it has just been started."""
+"""Called with whether a program serves, and why not; Unknown: it has just been started."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class LocalServing:
         self._receiver = receiver
         self._receivers_changed = asyncio.Event()
         self._conditions: dict[Identity, Condition] = {}
-        """What was last told of each program."""
+        """The last condition of each program."""
         programs.report = self._report
 
     async def run(self) -> None:

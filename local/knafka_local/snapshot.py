@@ -1,4 +1,4 @@
-"""A snapshot: how everything stands at one moment, for whoever shows it (`observing` takes it).
+"""A snapshot: how everything stands at one moment, to be shown (`observing` takes it).
 
 What isn't Ready says so in the words of its conditions, as `kubectl` shows them: `Reason: message`.
 """

@@ -49,7 +49,7 @@ PUBLISH_INTERVAL: Final = 5.0
 
 LAG_INTERVAL: Final = 60.0
 """Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
-goes to every replica of etcd and to whoever watches. Metrics have the lag of now."""
+goes to every replica of etcd and to every watch. Metrics have the lag of now."""
 
 PUBLISH_PATIENCE: Final = 0.25
 """Seconds for which a status that is being written is waited for before the next one."""
@@ -209,7 +209,7 @@ class Operator:
             self.states.keep_trigger(document)
         record = self.states.triggers.get(identity)
         if self._is_news(document, gone=gone) and record is not None and record.watched is not None:
-            # Whoever set its group back may have annotated it, to have that noticed at once.
+            # Its group may have been set back, and it annotated to have that noticed at once.
             record.watched.kafka.topics.forget_group(record.watched.egress.group)
 
     def _is_news(self, document: Document, *, gone: bool) -> bool:

@@ -77,44 +77,6 @@ def test_a_trigger_that_is_updated_twenty_times_under_load_loses_nothing(
     assert revisions.count("all-kn-dispatcher") >= UPDATES
 
 
-@pytest.mark.conformance("KN-TRG-06")
-@pytest.mark.usefixtures("brokers_go")
-def test_what_only_the_new_filter_matches_arrives_from_ready_on(
-    installed: Installation, namespace: str
-) -> None:
-    """KN-TRG-06, over a change: the old Revision must not pass over what it doesn't match."""
-    subscriber = installed.subscriber(namespace)
-    address = installed.broker(namespace)
-    for number in range(5):
-        exact = [{"exact": {"type": f"type-{number}"}}]
-        installed.trigger(namespace, "changing", subscriber.ref, filters=exact)
-        assert installed.send(address, str(number), f"type-{number}").status_code == 202
-        subscriber.wait_for(number + 1)  # what still waits when a filter changes meets the new one
-    assert subscriber.ids() == ["0", "1", "2", "3", "4"]
-
-
-@pytest.mark.usefixtures("brokers_go")
-def test_a_broker_that_is_deleted_and_made_again_under_its_name_starts_clean(
-    installed: Installation, namespace: str
-) -> None:
-    subscriber = installed.subscriber(namespace)
-    address = installed.broker(namespace)
-    installed.trigger(namespace, "all", subscriber.ref)
-    assert installed.send(address, "before").status_code == 202
-    subscriber.wait_for(1)
-    first = installed.status("broker", "default", namespace)["annotations"]
-    installed.cluster.kubectl("delete", "broker", "default", "-n", namespace, "--timeout=60s")
-    subscriber.forget()
-    address = installed.broker(namespace)
-    second = installed.status("broker", "default", namespace)["annotations"]
-    assert second["default.topic"] == first["default.topic"]
-    assert second["knafka.dev/topic-id"] != first["knafka.dev/topic-id"]
-    installed.until_ready("trigger", "all", namespace)
-    assert installed.send(address, "after").status_code == 202
-    subscriber.wait_for(1)
-    assert subscriber.ids() == ["after"]
-
-
 @pytest.mark.usefixtures("brokers_go")
 def test_what_is_still_being_delivered_when_a_broker_goes_hides_no_event_of_the_next(
     installed: Installation, namespace: str

@@ -186,7 +186,7 @@ class MemoryWorld:
             draft = to_record(Event(named, b"{}"))
             topic = stored["status"]["annotations"]["default.topic"]
             self._world.log.store(topic, draft.key, draft.value, draft.headers)
-        self._run(asyncio.sleep(0))
+        self._run(asyncio.sleep(LOOK_INTERVAL))
 
     @contextmanager
     def kafka_is_away(self) -> Iterator[Mapping[str, str]]:

@@ -54,18 +54,6 @@ async def test_a_broker_and_a_trigger_run() -> None:
         assert egress.topic == TOPIC
 
 
-@pytest.mark.conformance("KN-TRG-01")
-async def test_a_trigger_without_its_broker_says_so_in_upstreams_words() -> None:
-    """KN-TRG-01."""
-    async with running_locally() as world:
-        await world.apply(trigger())
-        reason = world.reason("Trigger", "orders")
-        assert reason == 'BrokerDoesNotExist: Broker "shop" does not exist'
-        assert world.egress() is None
-        await world.apply(trigger(), broker())
-        await until(lambda: world.egress() is not None)
-
-
 @pytest.mark.conformance("KN-BRK-04")
 async def test_a_broker_of_another_class_is_left_alone_and_shown_as_such() -> None:
     """KN-BRK-04."""
@@ -253,14 +241,6 @@ async def test_a_config_map_gives_the_topic_but_not_another_kafka() -> None:
         assert ingress is not None
         assert ingress.kafka.bootstrap_servers == "127.0.0.1:9092"
         assert ingress.kafka.secret_path is None
-
-
-async def test_a_config_map_that_changes_is_seen_at_once() -> None:
-    async with running_locally() as world:
-        await world.apply(config_map(default_topic_partitions="four"), configured_by("config"))
-        assert world.reason("Broker", "shop").startswith("Invalid: data.default.topic.partitions")
-        await world.apply(config_map(default_topic_partitions="4"), configured_by("config"))
-        await until(lambda: world.reason("Broker", "shop") == "")
 
 
 async def test_a_config_map_that_only_a_cluster_has_is_no_problem_and_a_misspelt_one_is() -> None:

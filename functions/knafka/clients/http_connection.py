@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def leave(self, waiter: asyncio.Future[Response]) -> None:
-        """Whoever sent has a response, or waits no longer: then the connection is dropped."""
+        """The sender has a response, or waits no longer: then the connection is dropped."""
         if self._waiter is waiter:
             self.drop()
 

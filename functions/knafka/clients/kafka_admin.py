@@ -37,8 +37,9 @@ REQUEST_TIMEOUT: Final = 15.0
 PARTITIONS_REMEMBERED: Final = 30.0
 """Seconds for which `end_offsets_of_all` counts on a topic's number of partitions."""
 ENDS_REMEMBERED: Final = 5.0
-"""Seconds for which `lags` believes the ends that `end_offsets_of_all` has read: whoever asks for
-those again and again, as the operator does every other second at least, finds what comes later."""
+"""Seconds for which `lags` believes the ends that `end_offsets_of_all` has read: a client
+that asks for those again and again, as the operator does every other second at least, finds what
+comes later."""
 
 _EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 _LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]

@@ -35,7 +35,7 @@ _RESET: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCA
 class KafkaReader:
     """`LogReader` on one consumer.
 
-    Only its thread asks the consumer anything: whoever else does waits until a poll under way ends,
+    Only its thread asks the consumer anything: another one would wait until a poll under way ends,
     a rebalance in it included, and that waits for the loop (docs/decisions/0004).
     """
 
@@ -174,7 +174,7 @@ class KafkaReader:
             self._thread.end()
 
     async def _leave(self, timeout: float) -> None:
-        """Stay a member that answers while the last attempts finish: whoever else joins or leaves
+        """Stay a member that answers while the last attempts finish: others may join or leave
         meanwhile waits for it, and its last commit fails behind a rebalance that it missed."""
         membership, thread = self._membership, self._thread
         deadline = time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""Making a topic, for whoever seldom needs one: a dispatcher at its first dead letter.
+"""Making a topic where one is seldom needed: a dispatcher at its first dead letter.
 
 The admin client is imported and opened for each request, and let go after it, so that a cold start
 pays nothing for it. Not here: all else that an admin client can do (`kafka_admin`).

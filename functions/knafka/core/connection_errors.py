@@ -2,7 +2,7 @@
 
 librdkafka never gives up on a wrong password or an unknown CA: it tries for ever, and tells its
 error callback, from within a client's `poll`. The last such error is kept here until asked for.
-Not here: for how long to wait; whoever asks Kafka decides that.
+Not here: for how long to wait; the client of Kafka decides that.
 """
 
 from __future__ import annotations

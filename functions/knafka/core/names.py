@@ -1,7 +1,7 @@
 """Names: topics and consumer groups, derived from Kubernetes names.
 
 The Broker's topic and the Trigger's group carry upstream's names (spec/naming.md). Those join with
-dashes and so can collide (`a-b`/`c` and `a`/`b-c`): whoever creates a topic checks its owner before
+dashes and so can collide (`a-b`/`c` and `a`/`b-c`): the creator of a topic checks its owner before
 adopting it. Names that only we use end in a digest of their parts and can't collide.
 """
 

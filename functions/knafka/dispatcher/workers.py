@@ -80,7 +80,7 @@ class Workers:
         partition = event.partition
         event.due = self._now() + seconds
         if not partition.open:
-            return  # not settled, so whoever comes next reads it again
+            return  # not settled, so the next drain reads it again
         if seconds <= 0:
             self.add(event)
             return

@@ -83,7 +83,8 @@ class LogWriter(Protocol):
     @property
     def away(self) -> LogError | None:
         """Why the log is known to be away, so that what is appended now would wait in vain; None
-        while it is there or nobody knows. It is asked until it answers, whoever appends or not."""
+        while it is there or that isn't known. It is asked until it answers, also while nothing is
+        appended."""
         ...
 
     async def reach(self, timeout: float) -> None:

@@ -102,7 +102,7 @@ class Response(NamedTuple):
 
 
 class Subscriber(Protocol):
-    """Whoever takes events: a Trigger's subscriber, a dead letter sink."""
+    """What takes events: a Trigger's subscriber, a dead letter sink."""
 
     async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
         """One attempt: send, and wait for the whole response whatever its status.

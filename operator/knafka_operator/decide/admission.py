@@ -9,7 +9,7 @@ reads the way Knative's own webhook puts it, `message: paths` and its details on
 problems one below the other; a webhook answers `validation failed: {error}`. What was wrong before
 an update already is let pass, so that a finaliser can still be put on and taken off.
 
-Pure. Not here: looking anything up, and judging Brokers of other classes: whoever calls asks
+Pure. Not here: looking anything up, and judging Brokers of other classes: the caller asks
 `resources.is_ours` first, of the old document if there is one.
 """
 
@@ -279,7 +279,7 @@ def _broker_changes(old: Document, new: Document) -> Iterator[_Problem]:
 
 
 def _fixed_of_broker(document: Document) -> dict[str, object]:
-    """The whole spec but its delivery; no namespace means the Broker's own, whoever left it out."""
+    """The whole spec but its delivery; a namespace that is left out means the Broker's own."""
     spec = _mapping(document, "spec")
     spec.pop("delivery", None)
     if isinstance(config := spec.get("config"), Mapping):
@@ -353,7 +353,7 @@ def _caught(check: Callable[[], object]) -> Iterator[_Problem]:
 
 
 def _annotation(key: str) -> str:
-    """Its path as upstream writes it, with the dots of the key told from those of the path."""
+    """Its path as upstream writes it, so that the dots of the key differ from those of the path."""
     return f"metadata.annotations[{key}]"
 
 

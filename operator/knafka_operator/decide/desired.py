@@ -4,7 +4,7 @@
     Trigger, Broker, Topic, resolved sinks -> Egress
 
 Pure. Not here: looking anything up. References are resolved before (`Sink`), a topic's owner is
-checked after, by whoever creates it (names that only differ in a dash can collide).
+checked after, where it is created (names that only differ in a dash can collide).
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _durable(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
 
 
 def ingress(broker: Broker, topic: Topic, config: Mapping[str, str], defaults: Defaults) -> Ingress:
-    """What the receiver is told of one Broker; `config` is its topic's, as Kafka describes it."""
+    """The receiver's contract for one Broker; `config` is its topic's, as Kafka describes it."""
     limit = config.get("max.message.bytes", "")
     limits = (
         {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}
@@ -231,7 +231,7 @@ def egress(
     defaults: Defaults,
     taken: Container[str] = frozenset(),
 ) -> Egress:
-    """What the dispatcher is told of one Trigger.
+    """The dispatcher's contract for one Trigger.
 
     `dead_letter_sink` is `dead_letter_destination`, resolved; `taken` are the groups of other
     Triggers. Raises `InvalidDocument` for an
@@ -274,7 +274,7 @@ def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | N
 
 
 def replay_egress(egress: Egress) -> Egress:
-    """What a dispatcher is told of a Trigger's replays.
+    """A dispatcher's contract for a Trigger's replays.
 
     They are delivered like its events, so to its subscriber, with its retries and its dead-letter
     topic; but they passed its filters long ago, and come from a topic of their own.

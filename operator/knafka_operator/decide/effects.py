@@ -154,7 +154,7 @@ BROKER_ORDER: Final = (
     RecordTopic,  # before the topic, so that an operator that dies between them knows it again
     CreateTopic,  # before the receiver, which accepts what it can store only
     ApplyReceiver,
-    ProbeReceiver,  # before the status: Ready isn't told before somebody answers there
+    ProbeReceiver,  # before the status: Ready isn't written before the address answers
     PublishStatus,
 )
 TRIGGER_ORDER: Final = (

@@ -4,7 +4,7 @@ Kafka keeps no owner with a topic, but gives each an id of its own. So a Broker'
 name of its topic and that id; the name alone, with an empty id, says: we saw that there was no such
 topic and are about to make it. A topic that is neither was made by somebody else.
 
-Not here: changing a topic that exists. What has drifted is told, never mended by losing data.
+Not here: changing a topic that exists. Drift is reported, never repaired by losing data.
 """
 
 from __future__ import annotations

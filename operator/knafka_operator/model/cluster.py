@@ -48,7 +48,7 @@ class Cluster(Protocol):
         ...
 
     async def apply(self, manifest: Document) -> Document:
-        """Make it so (server-side apply, ours alone); gives it as it is stored."""
+        """Server-side apply, with us as the only manager; returns the stored object."""
         ...
 
     async def write_status(self, document: Document, status: Document) -> None:

@@ -322,7 +322,7 @@ class Triggers:
     async def _until_replaced(self, identity: Identity, service: str, revision: str) -> None:
         """Raise `NotReady` while pods of an older Revision, which drain unasked, run.
 
-        A pod that is told to go runs on for half a minute and more: Knative waits for requests
+        A pod that is asked to end runs on for half a minute and more: Knative waits for requests
         that are late.
         """
         labels = {"serving.knative.dev/service": service}

@@ -8,7 +8,8 @@ It writes only what differs: an apply whose manifest was applied before (an anno
 digest) and is still there as a whole, or a status that reads so already, is no request.
 
 It also knows who looked at what: `tracking` notes what a reconciliation gets, and when one of those
-objects changes, `changed` is called with whoever looked. Belongs to one event loop.
+objects changes, `changed` is called with every object whose reconciliation got it. Belongs to one
+event loop.
 
 Not here: watching (`watches`), and what follows from a change (`controller`).
 """

@@ -173,7 +173,7 @@ class Controller:
             self._on_ending(pod)
 
     def _on_ending(self, pod: Document) -> None:
-        """Whoever waits for its Service may be waiting for that."""
+        """A reconciliation may be waiting for this pod of its Service to end."""
         metadata = pod["metadata"]
         if service := (metadata.get("labels") or {}).get("serving.knative.dev/service"):
             self._cluster.tell((SERVING, "Service", metadata["namespace"], service))

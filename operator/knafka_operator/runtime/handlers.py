@@ -28,7 +28,7 @@ REGISTRY: Final = kopf.OperatorRegistry()
 kopf.on.login(registry=REGISTRY)(kopf.login_via_client)
 WEBHOOK: Final[Mapping[str, Any]] = {
     "operations": ["CREATE", "UPDATE"],
-    "ignore_failures": True,  # what slips through is told by a condition
+    "ignore_failures": True,  # a condition names what slips through
     "persistent": True,  # a replica that goes must not unregister those that stay
     "registry": REGISTRY,
 }

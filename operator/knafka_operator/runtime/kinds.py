@@ -4,7 +4,7 @@ remembered, also that there is no such kind.
 The dynamic client's own discovery isn't used: it lets go of everything it knows for each kind that
 it doesn't find, isn't thread-safe, and takes `*` for all kinds. Here one apiVersion is asked by
 itself, so that what somebody misspelt costs nobody else a look-up, and is asked for more and more
-seldom. `forget` is for whoever hears of a new CustomResourceDefinition.
+seldom. `forget` is called for a new CustomResourceDefinition.
 
 Not here: asking for objects.
 """

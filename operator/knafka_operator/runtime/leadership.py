@@ -109,7 +109,7 @@ class Leadership:
 
 
 class Watchdog:
-    """Ends the process as soon as it doesn't lead any more, until it is told that it needn't."""
+    """Ends the process as soon as it doesn't lead any more, unless the watchdog is left first."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership

@@ -63,7 +63,7 @@ class Election:
         if self._stored is None or stored is None or stored.version != self._stored.version:
             self._stored, self._changed = stored, now
         if stored is not None and stored.holder != self._me:
-            self._until = None  # whoever took it from us, and however
+            self._until = None  # whichever replica took it from us, and however
 
     def may_claim(self, now: float) -> bool:
         """Whether to write ourselves as the holder, for the first time or again."""

@@ -57,7 +57,7 @@ class MemoryCluster:
 
     def __init__(self) -> None:
         self.objects: dict[Key, dict[str, Any]] = {}
-        """What is stored; whoever changes it here does so unseen by watches."""
+        """What is stored; watches don't see what is changed here."""
         self.requests: Counter[str] = Counter()
         """How often each method of the Protocol was called."""
         self._refusals: list[_Refusal] = []

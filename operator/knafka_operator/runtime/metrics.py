@@ -52,7 +52,7 @@ def metrics(operator: Operator) -> Iterator[Metric]:
     )
     yield Metric(
         "knafka_trigger_events_total",
-        "Events by what became of them, as drains told",
+        "Events by what became of them, as drains reported",
         [
             ({**labels, "outcome": name}, count)
             for labels, status in scaled

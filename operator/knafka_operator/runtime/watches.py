@@ -4,7 +4,7 @@
 
 One thread for each watch, since the client blocks; what it hears is handed to the event loop, in
 the order of the API server. What went while nobody followed is missing in the next list, and is
-told as gone. Metadata is enough for whatever is read only when it is needed: ConfigMaps, Secrets,
+reported as gone. Metadata is enough for what is read only when it is needed: ConfigMaps, Secrets,
 subscribers of any kind.
 
 Not here: keeping objects (`cache`), and what follows from a change (`controller`).
@@ -38,7 +38,7 @@ FIRST_PAUSE: Final = 0.5
 MAX_PAUSE: Final = 30.0
 """Seconds after a failure: the first, doubled each time, up to the last."""
 REFUSED_PAUSE: Final = 120.0
-"""Seconds after a refusal: whoever changes our role doesn't tell us."""
+"""Seconds after a refusal: a change of our role is not announced."""
 
 EXPIRED: Final = 410
 """The resourceVersion is too old: everything is listed again."""

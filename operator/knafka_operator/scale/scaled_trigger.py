@@ -27,7 +27,7 @@ NOT_KNOWN: Final = Scale(0, "the lag is not known yet")
 
 @dataclass(eq=False, slots=True)
 class ScaledTrigger:
-    """A Trigger that the scaler has been told to watch."""
+    """A Trigger that the scaler watches."""
 
     id: str
     egress: Egress

@@ -4,7 +4,7 @@
 
 A drain ends by itself when it has been idle; one too many is ended when its request's budget is
 nearly spent, and those of a Trigger that changes or goes at once. What merely ends, such as this
-process, ends no drain: dispatchers go on, and whoever scales next holds them. Time is the event
+process, ends no drain: dispatchers go on, and the next scaler holds them. Time is the event
 loop's.
 
 Not here: the decision (`decide.scaling`), Kafka and HTTP. `LagSource` and `Drains` bring those in,
@@ -33,7 +33,7 @@ BUDGET: Final = 570.0
 LAST_SECONDS: Final = 5.0
 """Seconds before a budget's end at which it is decided whether the drain is still wanted."""
 STOP_TIMEOUT: Final = 15.0
-"""Seconds for a drain that was told to end; then its request is given up."""
+"""Seconds for a drain that was asked to end; then its request is given up."""
 GRACE: Final = 60.0
 """Seconds past its budget after which a silent drain is given up: a cold start, a slow end."""
 MIN_BACKOFF: Final = 0.5
@@ -331,7 +331,7 @@ class Scaler:
                     trigger.open[task] = progress
                     if progress.filtered or progress.delivered or progress.dead_lettered:
                         trigger.drain_error = None
-        except Exception as error:  # Whatever it is, it is told in the status and tried again.
+        except Exception as error:  # Whatever it is, the status says so and it is tried again.
             trigger.drain_error = f"the drain failed: {_say(error)}"
             return Ended.FAILED
         finally:

@@ -194,7 +194,7 @@ class KafkaClient:
         )
 
     def consumer(self, **configuration: Any) -> Consumer:
-        """A consumer of no group, unless `configuration` has one. Whoever asks closes it."""
+        """A consumer of no group, unless `configuration` has one. The caller closes it."""
         usual = {"group.id": "knafka-unused", "enable.auto.commit": False}
         errors = {"error_cb": self._errors.record}
         return Consumer({**self.connection.for_librdkafka(), **errors, **usual, **configuration})

@@ -1,4 +1,4 @@
-"""The Spark session: what every job needs set, whoever starts it.
+"""The Spark session: what every job needs set, however it is started.
 
 Where it runs, its memory and its jars are the starter's: `spark-submit`'s arguments, or
 `PYSPARK_SUBMIT_ARGS` for a plain `python -m knafka_jobs`.

@@ -9,7 +9,7 @@ The schema that machines may rely on (docs/report-schema.json, printed by
 
 Counted are *events* (distinct per Trigger: one that fails thrice is one event) and *failures* (each
 time one was dead-lettered). All text is bounded. What came with an event is untrusted and kept as
-it is: whoever shows it must escape it.
+it is: what shows it must escape it.
 """
 
 from __future__ import annotations
