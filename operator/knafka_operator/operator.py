@@ -96,9 +96,8 @@ class Operator:
         replays = Replays(settings, cluster, self.states)
         self._publishing: set[str] = set()
         """Namespaces where a status is being written."""
-        self._tasks = {
-            asyncio.create_task(each) for each in (self._keep_publishing(), replays.run())
-        }
+        publishing = repeat("publishing lags", self._publish_statuses, PUBLISH_INTERVAL)
+        self._tasks = {asyncio.create_task(each) for each in (publishing, replays.run())}
 
     async def resume(self) -> int:
         """Go on with the drains of every Trigger that a Revision serves, as its Service says.
@@ -248,9 +247,6 @@ class Operator:
     def _wake_triggers(self, broker: Identity) -> None:
         for identity in self.states.triggers_of(broker):
             self.queue.enqueue(("Trigger", *identity))
-
-    async def _keep_publishing(self) -> None:
-        await repeat("telling what the scaler knows", self._publish_statuses, PUBLISH_INTERVAL)
 
     async def _publish_statuses(self) -> None:
         """Keep in each Trigger's status what the scaler knows."""

@@ -6,6 +6,7 @@ A real Kafka of two brokers, of which the second is killed: its partitions have 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +22,13 @@ from support.second_broker import NODE_ID, second_broker
 from support.waiting import until
 
 from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.core.contract import Egress, Kafka, Sink
+from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import LogError
 from knafka_local.kafka_distribution import KafkaDistribution
 from knafka_local.kafka_server import KafkaServer
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.kafka_clusters import KafkaClusters
 
 pytestmark = pytest.mark.kafka
 
@@ -112,3 +117,41 @@ async def test_a_partition_without_a_leader_hides_nothing_of_the_others(halved: 
         await halved.asked_before.ensure_committed("new", halved.topic)
     with pytest.raises(LogError):
         await halved.asked_before.end_offsets(halved.topic)
+
+
+async def test_a_partition_without_a_leader_delays_no_other_topics_drains(halved: Halved) -> None:
+    """Issue 14, 5: from the event in Kafka to the drain it is as long as without it."""
+    held = asyncio.Event()
+
+    class Drains:
+        async def hold(
+            self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
+        ) -> AsyncIterator[DrainProgress]:
+            if trigger_id == "other":
+                held.set()
+            await stop.wait()
+            yield DrainProgress(ended=Ended.STOPPED)
+
+    kafkas = KafkaClusters(lambda _: halved.asked_before, Drains())
+    kafka = kafkas.at(halved.bootstrap_servers, None)
+    producer = Producer({"bootstrap.servers": halved.bootstrap_servers, "log_level": 0})
+    await answered(partial(halved.asked_before.ensure_committed, "other", halved.other))
+    try:
+        for trigger, topic in (("bad", halved.topic), ("other", halved.other)):
+            egress = Egress(
+                namespace="test", broker="b", trigger=trigger, topic=topic, group=trigger,
+                dead_letter_topic="dead", subscriber=Sink(url="http://unused/"),
+                kafka=Kafka(bootstrap_servers=halved.bootstrap_servers),
+            )  # fmt: skip
+            await kafka.scaler.watch(trigger, egress, Autoscaling(polling_interval=1000))
+            kafka.watched.add(topic)
+        await asyncio.sleep(3)  # what is asked only once is over
+        assert not held.is_set()
+        began = time.monotonic()
+        producer.produce(halved.other, b"x")
+        assert producer.flush(20) == 0
+        async with asyncio.timeout(60):
+            await held.wait()
+        assert time.monotonic() - began < 0.75 * TIMEOUT  # mostly half a second, as without it
+    finally:
+        await kafkas.close()

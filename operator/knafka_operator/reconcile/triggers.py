@@ -106,11 +106,6 @@ class Triggers:
         records = self.states.triggers.items()
         return {who: each.watched for who, each in records if each.watched is not None}
 
-    @property
-    def urls(self) -> dict[str, str]:
-        """Where each Trigger's dispatcher is, by the scaler's id."""
-        return self.states.urls
-
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
         """Reconcile one Trigger; return its new status. Raises `ClusterError`.
 
