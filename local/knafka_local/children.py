@@ -18,7 +18,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from knafka.core.errors import KnafkaError
 from knafka_local.processes import die_with_parent
@@ -175,8 +175,7 @@ class Supervised:
 
     async def stop(self) -> None:
         """Stop for good."""
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await cancel(self._task)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -200,6 +199,12 @@ class Supervised:
             return ended(await runs.wait())
         finally:
             await runs.stop()
+
+
+async def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, and wait until it has ended, however it did."""
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def ended(code: int) -> str:

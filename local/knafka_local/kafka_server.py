@@ -142,6 +142,7 @@ class KafkaServer:
         """
         if self.pid is not None:
             raise LocalKafkaError(f"Kafka already runs on {self.directory}")
+        await self.stop()  # one that ended by itself is let go
         await asyncio.to_thread(self._check_directory)
         # The controller's port may be another each time: nobody else knows it.
         self._ports = _take_ports(self._host, {**self._ports, CONTROLLER: 0})

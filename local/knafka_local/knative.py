@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from knafka.core.contract import Egress, Ingress
+from knafka_local.children import cancel
 from knafka_local.cluster import LocalCluster
 from knafka_local.controller import Controller
 from knafka_local.dispatchers import DispatcherProcesses
@@ -54,7 +55,7 @@ class LocalKnative:
             stack.push_async_callback(self._receiver.stop)
             stack.push_async_callback(self._drains.close)
             self._serves = asyncio.create_task(self._serving.run())
-            stack.push_async_callback(_cancel, self._serves)
+            stack.push_async_callback(cancel, self._serves)
             for who, (document, folder) in declared.documents.items():
                 if who.kind == "Service":
                     self._cluster.declare(document, folder)
@@ -94,8 +95,3 @@ class LocalKnative:
     @property
     def egresses(self) -> tuple[Egress, ...]:
         return tuple(self._controller.egresses())
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait({task})

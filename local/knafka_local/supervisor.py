@@ -25,7 +25,7 @@ from knafka.clients.kafka_connection import connection
 from knafka.core.contract import Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka_local import kafka_distribution
-from knafka_local.children import HOST, Child, Supervised, listen
+from knafka_local.children import HOST, Child, Supervised, cancel, listen
 from knafka_local.installation import Installation, State
 from knafka_local.kafka_server import KafkaServer
 from knafka_local.kept_names import KeptNames
@@ -94,7 +94,7 @@ class Supervisor:
             stack.enter_context(_logged_to(logs / "operator.log"))
             kafka = await stack.enter_async_context(AsyncExitStack())  # it stops last
             starting = asyncio.create_task(self._start_kafka(kafka))
-            stack.push_async_callback(_cancel, starting)
+            stack.push_async_callback(cancel, starting)
             # The operator takes half a second to import; meanwhile Kafka starts.
             await asyncio.to_thread(import_module, "knafka_local.knative")
             from knafka_local.knative import LocalKnative
@@ -210,11 +210,6 @@ class Supervisor:
         if state != self._state:
             self._installation.write(state)
             self._state = state
-
-
-async def _cancel(task: asyncio.Task[str]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -49,6 +50,9 @@ PUBLISH_INTERVAL: Final = 5.0
 LAG_INTERVAL: Final = 60.0
 """Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
 goes to every replica of etcd and to every watch. Metrics have the lag of now."""
+
+PUBLISH_PATIENCE: Final = 0.25
+"""Seconds for which a status that is being written is waited for before the next one."""
 
 PUBLISHED_AT_ONCE: Final = 20
 """Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
@@ -90,9 +94,11 @@ class Operator:
         self.brokers = Brokers(settings, cluster, self._kafkas, self.states, probe, _now)
         self.triggers = Triggers(settings, cluster, self.brokers, self.states, _now)
         replays = Replays(settings, cluster, self.states)
-        self._tasks = [
+        self._publishing: set[str] = set()
+        """Namespaces where a status is being written."""
+        self._tasks = {
             asyncio.create_task(each) for each in (self._keep_publishing(), replays.run())
-        ]
+        }
 
     async def resume(self) -> int:
         """Go on with the drains of every Trigger that a Revision serves, as its Service says.
@@ -251,34 +257,51 @@ class Operator:
         for number, identity in enumerate(list(self.triggers.watched), 1):
             if number % PUBLISHED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            try:
-                await self._publish_status(identity)
-            except KnafkaError as error:
-                log.warning("Trigger %s: %s", "/".join(identity), error)
-            except Exception:  # whatever it is, the others' are told
-                log.exception("Trigger %s", "/".join(identity))
+            # A write that takes its time is its namespace's alone to wait for.
+            if identity.namespace not in self._publishing and (news := self._news(identity)):
+                writing = asyncio.create_task(self._publish(identity, news))
+                self._tasks.add(writing)
+                writing.add_done_callback(self._tasks.discard)
+                await asyncio.wait({writing}, timeout=PUBLISH_PATIENCE)
 
-    async def _publish_status(self, identity: Identity) -> None:
+    def _news(self, identity: Identity) -> Mapping[str, str | None] | None:
+        """The annotations that its status lacks; mostly none. Its condition is reconciled."""
         record, scaled = self.states.triggers.get(identity), self.triggers.status(identity)
         document = record.document if record is not None else None
         if record is None or document is None or scaled is None:
-            return
+            return None
         now, state = asyncio.get_running_loop().time(), _state(scaled)
         before, since = record.published
         is_recent = state == before and now - since < LAG_INTERVAL
         if is_recent and record.checked is document:
-            return  # nearly all of them, nearly always
+            return None
         status = document.get("status") or {}
         if delivering(scaled).reason != statuses.reason_of(status, statuses.DELIVERING):
             self.queue.enqueue(("Trigger", *identity))
-            return
+            return None
         record.checked = document
         if is_recent:
-            return
-        annotations, wanted = status.get("annotations") or {}, scaling(scaled)
-        if any(annotations.get(key) != text for key, text in wanted.items()):
-            await self._cluster.write_status(document, {"annotations": wanted})
+            return None
         record.published = state, now
+        there, wanted = status.get("annotations") or {}, scaling(scaled)
+        return wanted if any(there.get(key) != text for key, text in wanted.items()) else None
+
+    async def _publish(self, identity: Identity, annotations: Mapping[str, str | None]) -> None:
+        record = self.states.triggers[identity]
+        self._publishing.add(identity.namespace)
+        try:
+            assert record.document is not None
+            await self._cluster.write_status(record.document, {"annotations": annotations})
+        except Exception as error:  # whatever it is, it is tried again
+            record.published = None, -math.inf
+            log.warning(
+                "Trigger %s: %s",
+                "/".join(identity),
+                error,
+                exc_info=not isinstance(error, KnafkaError),
+            )
+        finally:
+            self._publishing.discard(identity.namespace)
 
 
 def _state(scaled: TriggerStatus) -> tuple[bool, ...]:

@@ -129,6 +129,8 @@ def test_many_triggers_made_at_once_are_all_ready(installed: Installation, names
             }
             print(f"everybody's requests: {sum(others.values())}: {top(others)}")
 
+    assert flows["services-apply"] <= 2 * (TRIGGERS + 1), "a function is applied once, or twice"
+
     began = time.monotonic()
     cluster.kubectl("delete", "triggers", "--all", "-n", namespace, "--wait=false")
     cluster.wait_for(

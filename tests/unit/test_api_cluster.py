@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import kubernetes
 import pytest
@@ -14,7 +15,7 @@ from knafka_operator.decide.resolving import Unresolved, resolve
 from knafka_operator.model.cluster import ClusterError, Rejected
 from knafka_operator.model.resources import CORE, EVENTING, SERVING, Destination, KReference
 from knafka_operator.runtime import kinds
-from knafka_operator.runtime.cluster import ApiCluster
+from knafka_operator.runtime.cluster import PER_NAMESPACE, THREADS, ApiCluster
 from knafka_operator.runtime.kinds import Kinds
 
 Served = tuple[ApiServer, kubernetes.client.ApiClient]
@@ -232,3 +233,32 @@ async def test_an_object_that_is_refused_as_it_is_is_told_from_a_server_that_is_
     with pytest.raises(ClusterError) as away:
         await cluster.apply(manifest)
     assert not isinstance(away.value, Rejected)
+
+
+async def test_a_namespace_whose_requests_hang_leaves_threads_for_the_others(
+    served: Served, cluster: ApiCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 14, 5: an admission webhook that doesn't answer for one tenant."""
+    find, answers, asked = cluster._kind, threading.Event(), list[str]()
+
+    class Hanging:
+        def get(self, *, namespace: str, **more: Any) -> Any:
+            asked.append(namespace)
+            if namespace == "stuck":
+                answers.wait()
+            return find(CORE, "Secret").get(namespace=namespace, **more)
+
+    monkeypatch.setattr(cluster, "_kind", lambda *_: Hanging())
+    stuck = [
+        asyncio.create_task(cluster.get(CORE, "Secret", "stuck", "credentials"))
+        for _ in range(2 * THREADS)
+    ]
+    try:
+        async with asyncio.timeout(5):
+            await asyncio.sleep(0)
+            assert await cluster.get(CORE, "Secret", "other", "credentials") is not None
+        assert asked.count("stuck") <= PER_NAMESPACE
+    finally:
+        answers.set()
+    assert await asyncio.gather(*stuck) == [None] * len(stuck)
+    assert len(cluster._turns) <= 1  # nothing is kept of namespaces

@@ -15,7 +15,7 @@ from knafka.clients.memory_log import MemoryReader
 from knafka.core.contract import CESQL, Delivery, Egress
 from knafka.core.drain import Ended
 from knafka.core.errors import InvalidDocument, LogError
-from knafka.dispatcher.function import Clients, Dispatcher, new
+from knafka.dispatcher.function import Clients, Dispatcher
 from knafka.ports.subscriber import Response
 from knafka.settings import EGRESS
 
@@ -275,7 +275,7 @@ async def test_a_dispatcher_with_a_broken_contract_connects_to_nothing(
 
 async def test_a_new_dispatcher_has_opened_nothing() -> None:
     """FN-2: functions-framework makes it in a process that forks."""
-    dispatcher = new()
+    dispatcher = Dispatcher()
     assert dispatcher.alive() == (True, "alive")
     assert dispatcher.state() == {}
 

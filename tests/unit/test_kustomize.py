@@ -99,3 +99,12 @@ def test_no_registry_is_named_but_that_of_the_docs(file: str) -> None:
         for found in re.findall(r"([\w.-]+(?:\.[\w-]+|:\d+)/[\w./-]*knafka)", each.read_text())
     }
     assert registries <= {"registry.example.com/team/knafka"}
+
+
+def test_a_busy_node_does_not_have_the_operator_restarted() -> None:
+    """200 Triggers with a first pod each had both replicas restarted three times in five minutes:
+    a probe waited for a second, and three in a row were enough."""
+    (container,) = pod(built("operator/deploy"))["containers"]
+    probe = container["livenessProbe"]
+    assert probe["timeoutSeconds"] >= 10
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 60

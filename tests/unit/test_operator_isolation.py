@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -16,8 +16,11 @@ from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import status
 from knafka_operator.decide.delivery_status import LAG
+from knafka_operator.decide.status import is_ready
+from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, GROUP_STATUS
+from knafka_operator.operator import PUBLISH_INTERVAL
 from knafka_operator.reconcile.work_queue import back_off
 from knafka_operator.scale import kafka_clusters as kafka_clusters_module
 
@@ -229,3 +232,107 @@ async def test_a_kafka_goes_with_the_last_that_used_it(
             await asyncio.sleep(kafka_clusters_module.FORGOTTEN / 2)
             await world.reconcile_broker("shop")
         assert len(world.operator._kafkas.all()) == 1
+
+
+async def test_a_status_whose_write_hangs_delays_no_other_namespaces(
+    entered: AbstractAsyncContextManager[OperatorWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 14, 5: an admission webhook that doesn't answer held everybody's for 15 s each."""
+    async with entered as world:
+        tenants = [f"tenant-{number}" for number in range(3)]
+        for namespace in tenants:
+            world.declare_broker(namespace)
+            await world.reconcile_broker(namespace)
+            for name in ("first", "second", "third"):
+                world.declare_trigger(namespace, name)
+                await world.reconcile_trigger(namespace, name)
+                world.operator.on_trigger(world.document("Trigger", namespace, name), gone=False)
+        write, at_once = world.cluster.write_status, dict[str, int]()
+
+        async def hangs(document: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+            namespace = document["metadata"]["namespace"]
+            if namespace in tenants[:2]:
+                at_once[namespace] = at_once.get(namespace, 0) + 1
+                await asyncio.sleep(15)
+                at_once[namespace] -= 1
+                raise ClusterError("the API server did not answer within 15 s")
+            await write(document, status)
+
+        monkeypatch.setattr(world.cluster, "write_status", hangs)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        def is_published() -> bool:
+            assert max(at_once.values(), default=0) <= 1
+            last = world.document("Trigger", tenants[2], "third")
+            return bool(last["status"]["annotations"][LAG] == "0")
+
+        await _until(is_published)
+        assert loop.time() - began < PUBLISH_INTERVAL + 1
+
+
+@pytest.mark.parametrize("status", [403, 409, 500])
+async def test_refused_writes_of_one_namespace_delay_no_others_reconciliation(
+    entered: AbstractAsyncContextManager[OperatorWorld], status: int
+) -> None:
+    """403: no right; 409: somebody was faster; 500: a webhook of that namespace fails."""
+    async with entered as world:
+        loop = asyncio.get_running_loop()
+        error = (NotAllowed if status == 403 else ClusterError)(f"the API server says {status}")
+        for number in range(100):
+            world.declare_trigger("shop", f"refused-{number}")
+            for verb in ("apply", "write_status"):
+                world.cluster.refuse(verb, name=f"refused-{number}", error=error)
+            world.cluster.refuse("apply", name=f"refused-{number}-kn-dispatcher", error=error)
+            world.operator.queue.enqueue(("Trigger", "shop", f"refused-{number}"))
+        world.declare_broker("other")
+        world.declare_trigger("other", "fine")
+        began = loop.time()
+        running = asyncio.create_task(world.operator.queue.run(controller_of(world).reconcile))
+        world.operator.on_broker(world.document("Broker", "other"), gone=False)
+        world.operator.on_trigger(world.document("Trigger", "other", "fine"), gone=False)
+        await _until(lambda: is_ready(world.document("Trigger", "other", "fine")))
+        assert loop.time() - began < 1
+        assert world.operator.queue.failing >= 50
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def test_a_topic_whose_offsets_nobody_answers_for_wakes_no_other_later(
+    entered: AbstractAsyncContextManager[OperatorWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition whose leader hangs: the question for its lag takes its whole timeout."""
+    async with entered as world:
+        world.declare_broker("other")
+        await world.reconcile_broker("other")
+        world.declare_trigger("other", "fine")
+        await world.reconcile_trigger("other", "fine")
+        (kafka,) = world.operator._kafkas.all()
+        bad, fine = names.broker_topic("shop", "default"), names.broker_topic("other", "default")
+        inner: Any = kafka.topics
+        lags = inner._inner.lags
+
+        async def hangs(groups: list[str], topic: str) -> Any:
+            await asyncio.sleep(1e6 if topic == bad else 0)
+            return await lags(groups, topic)
+
+        monkeypatch.setattr(inner._inner, "lags", hangs)
+        await asyncio.sleep(33)  # between two looks that come by themselves
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for topic in (bad, fine):
+            MemoryWriter(world.log).append(topic, None, b"{}", [], lambda _: None)
+        await _until(lambda: _lag(world, "other", "fine") == 1)
+        assert loop.time() - began < 1
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110  # what is waited for tells nobody
+            await asyncio.sleep(0.05)
+
+
+def _lag(world: OperatorWorld, namespace: str, name: str) -> int | None:
+    scaled = world.operator.triggers.status(Identity(namespace, name))
+    assert scaled is not None
+    return scaled.lag

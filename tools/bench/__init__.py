@@ -5,6 +5,7 @@
     targets      what is measured: ours, the floor, or anything that has a URL or a topic
     receiving    cases whose load comes by HTTP
     dispatching  cases whose load waits in a topic
+    usage        CPU and memory of what is measured
     results      rows, medians, spreads, ratios, verdicts; pure
     document     results as Markdown and as a plot, for docs/performance.md; pure
     kbench/      the load generator and the sink, in Go: neither may be the limit

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import psutil
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -140,12 +141,13 @@ def _measured(
 
     def look() -> None:
         nonlocal peak
+        process = psutil.Process(job.pid)
         while job.poll() is None:
             resident = 0
-            for pid in _family(job.pid):
-                with suppress(OSError):  # it has just ended
-                    resident += _resident(pid)
-                    spent[pid] = _cpu_seconds(pid)
+            for each in (process, *process.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):  # it has just ended
+                    resident += each.memory_info().rss
+                    spent[each.pid] = sum(each.cpu_times()[:2])
             peak = max(peak, resident)
             time.sleep(LOOK_INTERVAL)
 
@@ -160,28 +162,6 @@ def _measured(
         sys.exit(f"{what}: {found} records instead of {records}")
     disk = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
     return Measured(what, records, seconds, sum(spent.values()), peak, disk)
-
-
-def _family(pid: int) -> Iterator[int]:
-    """A process and all below it."""
-    waiting = [pid]
-    while waiting:
-        each = waiting.pop()
-        yield each
-        with suppress(OSError):  # it has just ended
-            children = Path(f"/proc/{each}/task/{each}/children").read_text()
-            waiting += map(int, children.split())
-
-
-def _resident(pid: int) -> int:
-    """Bytes of memory."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Up to now, in user and system mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _names(namespace: str) -> list[str]:

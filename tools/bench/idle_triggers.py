@@ -204,19 +204,16 @@ class Load:
         await asyncio.sleep(seconds)
         elapsed = time.monotonic() - began
         used = (time.process_time() - cpu) / elapsed
-        say(f"CPU: {used:.2%} of one core, with {len(asked)} groups asked again")
-        say(f"     and {len(reconciled)} Triggers reconciled again")
+        groups, triggers = len(asked), len(reconciled)
+        say(
+            f"CPU: {used:.2%} of one core; {groups} groups asked again, {triggers} reconciled again"
+        )
         # So soon after the start these are others than later on.
         ask, reconcile = await self._cost_of_asking(), await self._cost_of_reconciling()
         asks, reconciles = count / (0.75 * remembered(count)), count / RESYNC
-        used += (asks - len(asked) / elapsed) * ask
-        used += (reconciles - len(reconciled) / elapsed) * reconcile
-        say(
-            f"     {used:.2%} later on, with {asks:.1f} groups a second asked, {ask * 1e3:.1f} ms each"
-        )
-        say(
-            f"     and {reconciles:.1f} Triggers a second reconciled, {reconcile * 1e3:.2f} ms each"
-        )
+        used += (asks - groups / elapsed) * ask + (reconciles - triggers / elapsed) * reconcile
+        say(f"     {used:.2%} later on: {asks:.1f} groups a second, {ask * 1e3:.1f} ms each")
+        say(f"     and {reconciles:.1f} reconciled a second, {reconcile * 1e3:.2f} ms each")
 
     async def _cost_of_asking(self) -> float:
         """Seconds of CPU to find out what one group has committed."""

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from bench.results import FLOOR, OURS, Results
 from bench.targets import External, Running, receiver
-from bench.world import World, limited, resident_mb
+from bench.usage import resident_mb
+from bench.world import World, limited
 
 FIXED_RATE: Final = 2000
 """Events a second where latency is compared: far below what either can do."""

@@ -11,7 +11,8 @@ from typing import Any, Final
 from bench.receiving import load
 from bench.results import FLOOR, OURS, Results, slope
 from bench.targets import External, Running, dispatcher, receiver
-from bench.world import BenchError, World, resident_mb
+from bench.usage import resident_mb
+from bench.world import BenchError, World
 
 RATE: Final = 100
 """Events a second where latency is measured: what the peer was measured at."""

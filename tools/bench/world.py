@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import platform
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.request import urlopen
 
+from bench.usage import Usage
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka_local.children import HOST, Child, Command, accepts, free_port
 from knafka_local.kafka_distribution import obtain
@@ -113,26 +115,38 @@ class World:
     ) -> dict[str, Any]:
         """One kbench command; its result. `pids` are measured, Kafka and the sink besides."""
         arguments = [f"-{name.replace('_', '-')}={value}" for name, value in flags.items()]
-        if pids is not None:
-            measured = {**pids, "sink": [self.sink_pid]}
-            if self.kafka_pid is not None:
-                measured["kafka"] = [self.kafka_pid]
-            for name, each in measured.items():
-                if each:
-                    arguments.append(f"-proc={name}={','.join(map(str, each))}")
         process = await asyncio.create_subprocess_exec(
-            self.kbench, command, *arguments,
+            self.kbench, command, *arguments, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=die_with_parent(),
         )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        kafka = [] if self.kafka_pid is None else [self.kafka_pid]
+        measured = {"sink": [self.sink_pid], "kafka": kafka, "load": [process.pid], **(pids or {})}
+        usage: Usage | None = None
+        found: dict[str, Any] = {}
         try:
-            output, problem = await process.communicate()
+            async for line in process.stdout:
+                match json.loads(line):
+                    case "begin" if pids is not None:
+                        usage = Usage({name: each for name, each in measured.items() if each})
+                    case "end" if usage is not None:
+                        found = usage.end()
+                    case dict() as result:
+                        found |= result
+                process.stdin.write(b"\n")  # it may go on
+            problem = await process.stderr.read()
+            await process.wait()
         except asyncio.CancelledError:
             process.kill()
             raise
         if process.returncode:
             raise BenchError(problem.decode().strip())
-        result: dict[str, Any] = json.loads(output)
-        return result
+        if usage is not None:
+            count = found["measured"] or math.inf
+            found["cpu_us"] = {name: each * 1e6 / count for name, each in found["cpu_s"].items()}
+        return found
 
     @asynccontextmanager
     async def process(
@@ -222,12 +236,6 @@ async def listens(address: str) -> None:
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise BenchError(f"nobody listens at {address}") from None
-
-
-def resident_mb(pids: Sequence[int]) -> float:
-    """Megabytes that the processes hold; ours have no children."""
-    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def machine() -> dict[str, Any]:

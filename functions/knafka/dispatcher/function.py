@@ -66,7 +66,7 @@ def connect(egress: Egress) -> Clients:
 
 
 class Dispatcher:
-    """One dispatcher: `new()` makes it, nothing is opened before `start`, which calls `connect`."""
+    """One dispatcher: nothing is opened before `start`, which calls `connect`."""
 
     def __init__(self, connect: Callable[[Egress], Clients] = connect) -> None:
         self._connect = connect
@@ -296,8 +296,3 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 async def _line(send: Send, progress: DrainProgress) -> None:
     line = progress.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
     await send({"type": "http.response.body", "body": line, "more_body": True})
-
-
-def new() -> Dispatcher:
-    """What func calls to get an instance (FN-2)."""
-    return Dispatcher()

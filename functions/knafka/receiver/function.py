@@ -43,7 +43,7 @@ STOP_TIMEOUT: Final = 5.0
 
 
 class Receiver:
-    """One receiver: `new()` makes it, nothing is opened before `start`."""
+    """One receiver: nothing is opened before `start`."""
 
     ingest: IngestHandler
 
@@ -187,8 +187,3 @@ def _batches(kafka: Kafka, ingresses: Sequence[Ingress]) -> Mapping[str, Any]:
     limits = [each.max_batch_bytes for each in ingresses if each.kafka == kafka]
     smallest = min((each for each in limits if each is not None), default=BATCH_BYTES)
     return {"batch.size": smallest} if smallest < BATCH_BYTES else {}
-
-
-def new() -> Receiver:
-    """What func calls to get an instance (FN-2)."""
-    return Receiver()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import kubernetes
 from kubernetes.client.exceptions import ApiException
@@ -37,8 +38,10 @@ MANAGER: Final = "knafka-operator"
 """Field manager of what we apply."""
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request."""
-THREADS: Final = 16
-"""Requests at a time: as many as the work queue has places."""
+THREADS: Final = 32
+"""Requests at a time: twice as many as the work queue has places."""
+PER_NAMESPACE: Final = 8
+"""Requests at a time for objects of one namespace, whose admission webhook may hold all of them."""
 CONNECTIONS: Final = 64
 """That are kept: one for each thread and each watch."""
 PAGE: Final = 250
@@ -93,6 +96,8 @@ class ApiCluster:
     def __init__(self, client: kubernetes.client.ApiClient) -> None:
         self.kinds = Kinds(client)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kubernetes-api")
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """By namespace, while something of it is asked."""
 
     @classmethod
     def from_environment(cls) -> ApiCluster:
@@ -124,7 +129,7 @@ class ApiCluster:
             except (NotFoundError, ResourceNotFoundError):
                 return None
 
-        return await self._in_thread(f"get {kind} {namespace}/{name}", ask)
+        return await self._in_thread(namespace, f"get {kind} {namespace}/{name}", ask)
 
     async def list(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
@@ -138,7 +143,7 @@ class ApiCluster:
             found: list[Document] = _decoded(answer)["items"]
             return found
 
-        return await self._in_thread(f"list {kind}", ask)
+        return await self._in_thread("", f"list {kind}", ask)
 
     async def create(self, manifest: Document) -> bool:
         metadata = manifest["metadata"]
@@ -155,7 +160,8 @@ class ApiCluster:
                 return False
             return True
 
-        return await self._in_thread(f"create {manifest['kind']} {metadata['name']}", ask)
+        what = f"create {manifest['kind']} {metadata['name']}"
+        return await self._in_thread(metadata.get("namespace", ""), what, ask)
 
     async def apply(self, manifest: Document) -> Document:
         metadata = manifest["metadata"]
@@ -174,7 +180,7 @@ class ApiCluster:
             )
 
         what = f"apply {manifest['kind']} {metadata['name']}"
-        return await self._in_thread(what, ask)
+        return await self._in_thread(metadata.get("namespace", ""), what, ask)
 
     async def write_status(self, document: Document, status: Document) -> None:
         await self.patch_status(document, status)
@@ -186,7 +192,8 @@ class ApiCluster:
             kind = self._kind(document["apiVersion"], document["kind"])
             return self._patch(kind.status, document, {"status": status})
 
-        return await self._in_thread(f"write the status of {_named(document)}", ask)
+        namespace = document["metadata"]["namespace"]
+        return await self._in_thread(namespace, f"write the status of {_named(document)}", ask)
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
         """Merge `metadata` into the object's, unless it has changed since it was read.
@@ -199,7 +206,8 @@ class ApiCluster:
             kind = self._kind(document["apiVersion"], document["kind"])
             return self._patch(kind, document, {"metadata": {**version, **metadata}})
 
-        return await self._in_thread(f"write the metadata of {_named(document)}", ask)
+        namespace = document["metadata"]["namespace"]
+        return await self._in_thread(namespace, f"write the metadata of {_named(document)}", ask)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
         def ask() -> None:
@@ -210,7 +218,7 @@ class ApiCluster:
             except (NotFoundError, ResourceNotFoundError):
                 return
 
-        await self._in_thread(f"delete {kind} {namespace}/{name}", ask)
+        await self._in_thread(namespace, f"delete {kind} {namespace}/{name}", ask)
 
     def list_page(self, of: Selection, after: str | None) -> Document:
         """One page of a list, `PAGE` objects; blocks. `after` is the `continue` of the one before.
@@ -269,9 +277,11 @@ class ApiCluster:
             raise ResourceNotFoundError(f"there is no kind {kind:.100} in {api_version:.300}")
         return found
 
-    async def _in_thread(self, what: str, call: Callable[[], T]) -> T:
+    async def _in_thread(self, namespace: str, what: str, call: Callable[[], T]) -> T:
+        turn = self._turns.setdefault(namespace, asyncio.Semaphore(PER_NAMESPACE))
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            async with turn:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except ForbiddenError as error:
             raise NotAllowed(f"can't {what}: {_told(error)}") from error
         except (BadRequestError, UnprocessibleEntityError) as error:

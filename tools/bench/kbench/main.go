@@ -1,16 +1,16 @@
 // Command kbench loads an HTTP->Kafka receiver and counts what a Kafka->HTTP
-// dispatcher of CloudEvents delivers, whatever they are made of. It measures the
-// CPU and memory of any process trees while it does so, its own included.
+// dispatcher of CloudEvents delivers, whatever they are made of.
 //
-// Every subcommand prints one JSON line. Times in it are named by their unit.
+// Every subcommand prints JSON lines: load and wait say "begin" and "end" around what is measured
+// (see tell), and the last line is the result. Times in it are named by their unit.
 package main
 
 import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"math"
 	"os"
-	"strings"
 )
 
 type command struct {
@@ -22,7 +22,7 @@ var commands = []command{
 	{"load", "POST CloudEvents to a receiver, as fast as it answers or at a fixed rate", runLoad},
 	{"fill", "produce CloudEvents straight to a topic, as a receiver would have", runFill},
 	{"sink", "be a subscriber that counts loss, duplicates, order and latency", runSink},
-	{"wait", "wait until a sink has its events, measuring meanwhile", runWait},
+	{"wait", "wait until a sink has its events", runWait},
 }
 
 func main() {
@@ -44,32 +44,16 @@ func main() {
 	os.Exit(2)
 }
 
-// processes is a repeatable name=pid[,pid...] flag.
-type processes []struct{ name, pids string }
-
-func (p *processes) String() string { return "" }
-
-func (p *processes) Set(text string) error {
-	name, pids, found := strings.Cut(text, "=")
-	if !found {
-		return fmt.Errorf("want name=pid, got %q", text)
-	}
-	*p = append(*p, struct{ name, pids string }{name, pids})
-	return nil
+// tell says on a line of its own where what is measured begins and ends, and waits until who
+// measures processes has looked at them: for a line, or the end, of the input.
+func tell(moment string) {
+	fmt.Printf("%q\n", moment)
+	fmt.Scanln()
 }
 
-func processesFlag(fs *flag.FlagSet) *processes {
-	p := &processes{}
-	fs.Var(p, "proc", "name=pid[,pid...] of processes to measure, descendants included; repeatable")
-	return p
+func round(v float64, digits int) float64 {
+	scale := math.Pow10(digits)
+	return math.Round(v*scale) / scale
 }
 
-func emit(fields ...map[string]any) error {
-	out := map[string]any{}
-	for _, f := range fields {
-		for k, v := range f {
-			out[k] = v
-		}
-	}
-	return json.NewEncoder(os.Stdout).Encode(out)
-}
+func emit(fields map[string]any) error { return json.NewEncoder(os.Stdout).Encode(fields) }

@@ -143,7 +143,6 @@ func getStats(base string, latency bool) (st sinkStats, err error) {
 }
 
 func runWait(fs *flag.FlagSet, args []string) error {
-	procs := processesFlag(fs)
 	base := fs.String("sink", "http://127.0.0.1:18090", "base URL of a sink")
 	from := fs.Int64("from", 0, "measure from so many distinct events on")
 	count := fs.Int64("count", 0, "distinct events to wait for")
@@ -162,19 +161,19 @@ func runWait(fs *flag.FlagSet, args []string) error {
 	if err != nil {
 		return err
 	}
-	mon := startMonitor(*procs)
+	tell("begin")
 	t0 := time.Now()
 	after, err := until(*count)
 	if err != nil {
 		return err
 	}
 	measured, wall := after.Total-before.Total, time.Since(t0).Seconds()
-	use := mon.stop(measured)
+	tell("end")
 	if after, err = getStats(*base, true); err != nil {
 		return err
 	}
 	if after.Distinct < *count {
 		return fmt.Errorf("%d of %d events came within %s", after.Distinct, *count, *timeout)
 	}
-	return emit(use, map[string]any{"sink": after, "measured": measured, "per_s": round(float64(measured)/wall, 1)})
+	return emit(map[string]any{"sink": after, "measured": measured, "per_s": round(float64(measured)/wall, 1)})
 }
