@@ -22,17 +22,23 @@ MEANWHILE = [f"meanwhile-{number}" for number in range(5)]
 MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "1"}
 
 
+@only_in("memory", "local")
 def test_a_paused_trigger_gets_nothing_until_it_goes_on_from_where_it_was(world: World) -> None:
+    """In a cluster it takes half a minute, and the next test shows the same and more."""
     _is_paused_and_goes_on(world, {})
 
 
 @only_in("memory", "cluster")
-def test_a_trigger_with_min_scale_is_paused_like_any_other(world: World) -> None:
-    """On one machine no process drains unasked."""
-    _is_paused_and_goes_on(world, MIN_SCALE)
+def test_a_trigger_with_min_scale_is_paused_too_and_stays_so_when_the_operator_starts_again(
+    world: World,
+) -> None:
+    """On one machine no process drains unasked, and the file says that it is paused."""
+    _is_paused_and_goes_on(world, MIN_SCALE, restarts=True)
 
 
-def _is_paused_and_goes_on(world: World, annotations: dict[str, str]) -> None:
+def _is_paused_and_goes_on(
+    world: World, annotations: dict[str, str], *, restarts: bool = False
+) -> None:
     """A second Trigger shows that what was sent is delivered by all that deliver; several times,
     as the lag is looked at meanwhile."""
     annotations = annotations | OFTEN
@@ -49,6 +55,9 @@ def _is_paused_and_goes_on(world: World, annotations: dict[str, str]) -> None:
         'its annotation knafka.dev/paused is "true": nothing is delivered, and its events wait in '
         "Kafka"
     )
+    if restarts:
+        world.restart()
+        expect(world, "Trigger", "orders", PAUSED)
     for each in MEANWHILE:
         world.send("shop", each)
         until_arrived(world, "other", each)
@@ -59,9 +68,9 @@ def _is_paused_and_goes_on(world: World, annotations: dict[str, str]) -> None:
     assert sorted(world.arrived("mail")) == ["before", *MEANWHILE]
 
 
-@only_in("memory", "cluster")
-def test_a_paused_trigger_stays_so_when_the_operator_starts_again(world: World) -> None:
-    """Also one that was made paused: its events are kept from the moment it is Ready."""
+@only_in("memory")
+def test_a_trigger_that_is_made_paused_keeps_its_events_from_ready_on(world: World) -> None:
+    """Also over a start of the operator."""
     mail, other = world.subscriber("mail"), world.subscriber("other")
     world.apply(broker(), trigger(mail, annotations=PAUSE), trigger(other, "others"))
     expect(world, "Trigger", "orders", PAUSED)
