@@ -124,7 +124,8 @@ def _changes_of(before: TriggerRow | None, now: TriggerRow) -> Iterator[str]:
     if now.paused != (before is not None and before.paused):
         yield f"{name} is paused: its events wait" if now.paused else f"{name} goes on"
     if before is not None and before.replicas != now.replicas:
-        yield f"{name}: {now.replicas} of {now.most_replicas} dispatchers ({now.decision})"
+        why = f" ({now.decision})" if now.decision else ""
+        yield f"{name}: {now.replicas} of {now.most_replicas} dispatchers{why}"
     if now.error and (before is None or before.error != now.error):
         yield f"{name}: {now.error}"
 
