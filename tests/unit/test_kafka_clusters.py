@@ -275,3 +275,22 @@ def _append(log: MemoryLog, topic: str) -> None:
     from knafka.clients.memory_log import MemoryWriter
 
     MemoryWriter(log).append(topic, None, b"{}", [], lambda _: None)
+
+
+@pytest.mark.looptime
+async def test_a_look_that_takes_too_long_is_a_line_in_the_log_and_not_a_bug(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafkas = _kafkas(log, Drains(), [])
+    side = kafkas.at("a:1", None)
+    side.watched.add("orders")
+
+    async def hangs(topics: Collection[str]) -> Mapping[str, Positions]:
+        await asyncio.sleep(1e6)
+        return {}
+
+    monkeypatch.setattr(side.topics, "end_offsets_of_all", hangs)
+    await asyncio.sleep(2 * module.LOOK_TIMEOUT)
+    assert "did not answer within 10 s" in caplog.text
+    assert "Traceback" not in caplog.text
+    await kafkas.close()

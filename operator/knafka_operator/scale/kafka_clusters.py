@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from knafka.core.errors import LogError
 from knafka.core.kafka_secret import for_librdkafka
 from knafka.ports.log import LogAdmin
 from knafka_operator.scale.repeat import repeat
@@ -66,8 +67,11 @@ class KafkaCluster:
         if not (wanted := self._due()):
             return
         was_away, self._is_away = self._is_away, True
-        async with asyncio.timeout(LOOK_TIMEOUT):
-            ends = await self.topics.end_offsets_of_all(wanted)
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT):
+                ends = await self.topics.end_offsets_of_all(wanted)
+        except TimeoutError:
+            raise LogError(f"Kafka did not answer within {LOOK_TIMEOUT:g} s") from None
         self._is_away = False
         if was_away:
             self.on_return()
