@@ -48,7 +48,7 @@ class OwnService(ScriptedSubscriber):
         if self.status != 200:
             return response(self.status)
         for pod in self.pods:
-            if not pod.dispatcher._lease.is_attached:
+            if not pod.is_attached:
                 exchange = pod.ask("POST", "/drain", body)
                 try:
                     await exchange.task
@@ -115,7 +115,7 @@ async def test_several_dispatchers_keep_each_other(service: OwnService) -> None:
     without = 0.0
     for _ in range(3000):
         await asyncio.sleep(0.1)
-        without += 0.1 * sum(not pod.dispatcher._lease.is_attached for pod in pods)
+        without += 0.1 * sum(not pod.is_attached for pod in pods)
     assert without < 0.05 * 300 * 3
     busy.cancel()
 
@@ -127,7 +127,7 @@ async def test_it_asks_no_more_when_somebody_else_asks_again(service: OwnService
     first = running.drain(idle="PT1H", budget="PT5S")
     await first.task
     await until(lambda: service.asked)
-    await until(lambda: not running.dispatcher._lease.is_attached)
+    await until(lambda: not running.is_attached)
     second = running.drain(idle="PT1H", budget="PT5M")
     await until(lambda: second.status == 200, within=1)
     asked = len(service.asked)

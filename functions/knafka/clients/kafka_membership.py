@@ -290,9 +290,9 @@ class Membership:
             return
         if not self._reads:
             self._take_without_reading(consumer, partitions)
-            found = dict.fromkeys((each.partition for each in partitions), None)
-            self.owned.update(dict.fromkeys(found, NO_EPOCH))
-            self._loop.call_soon_threadsafe(self._assignment.assigned, found)
+            self.owned.update({each.partition: NO_EPOCH for each in partitions})
+            unasked = dict.fromkeys(each.partition for each in partitions)
+            self._loop.call_soon_threadsafe(self._assignment.assigned, unasked)
             return
         try:
             committed = self._committed(consumer, partitions) if partitions else []

@@ -91,6 +91,7 @@ class Drain:
         now: Callable[[], float],
         topics: TopicMaker,
         parser: Parser | None = None,
+        held_bytes: int | None = None,
     ) -> None:
         self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight)
@@ -101,6 +102,7 @@ class Drain:
         self._egress = egress
         self._policy = policy_of(egress)
         self._open_reader = open_reader
+        self._max_held_bytes = held_bytes or MAX_UNSETTLED_BYTES
         self._passes = compile_trigger(egress.filter, egress.filters, self.counts.filter_failed)
         self._lane_of = lane_of(egress.order)
         self._parser = parser or OwnParser()
@@ -310,7 +312,7 @@ class Drain:
 
     def _full(self) -> list[Partition]:
         open_ones = [each for each in self._partitions.values() if not each.paused]
-        if self._held_bytes() >= MAX_UNSETTLED_BYTES:
+        if self._held_bytes() >= self._max_held_bytes:
             return open_ones
         share = self._share()
         return [
@@ -321,7 +323,7 @@ class Drain:
         return (
             len(partition.tracker.unsettled) <= self._share() // 2
             and partition.may_read
-            and self._held_bytes() <= MAX_UNSETTLED_BYTES // 2
+            and self._held_bytes() <= self._max_held_bytes // 2
         )
 
     def _held(self) -> int:

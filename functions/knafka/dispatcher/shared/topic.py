@@ -157,8 +157,9 @@ class SharedTopic:
                     task.exception()
                     continue
                 if (error := task.exception()) is not None:
-                    known = isinstance(error, LogError)
-                    reader.fail(error if known else LogError(f"{type(error).__name__}: {error}"))
+                    if not isinstance(error, LogError):
+                        error = LogError(f"{type(error).__name__}: {error}")
+                    reader.fail(error)
                     continue
                 found = task.result()
                 mine = [each for each in numbers if each in self._owned - reader.cursors.keys()]
