@@ -21,6 +21,7 @@ from support.drains import (
 )
 
 from knafka.core.contract import Delivery
+from knafka.core.documents import digest
 from knafka.dispatcher.lease import HANDOVER, RENEWAL_BUDGET, RENEWAL_PATIENCE
 from knafka.ports.subscriber import Response
 from knafka.settings import SERVICE_URL
@@ -216,5 +217,5 @@ async def test_the_request_that_it_makes_names_its_egress_and_says_what_it_is(
     exchange.hang_up()
     await until(lambda: seen)
     assert seen[0]["renewal"] is True
-    assert seen[0]["egress"] == running.dispatcher._digest
+    assert seen[0]["egress"] == digest(running.world.egress)
     assert seen[0]["idle"] == "PT40S"
