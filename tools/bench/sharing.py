@@ -19,9 +19,9 @@ APART: Final = "shared, each reads"
 TOGETHER: Final = "shared, one read"
 HOWS: Final = (OWN, APART, TOGETHER)
 NONE_WANT: Final = [{"exact": {"type": "com.example.nobody"}}]
-STEP: Final = 10.0
+STEP: Final = 5.0
 """Seconds for which idle Triggers are measured."""
-SETTLING: Final = 5.0
+SETTLING: Final = 3.0
 """Seconds before that in which they may come to rest."""
 
 
