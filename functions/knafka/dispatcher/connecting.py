@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,12 @@ LEAST_BYTES: Final = 4 * 1024 * 1024
 """Of one Egress, however many there are: some events of the largest size."""
 
 
+OTHER_FILES: Final = 512
+"""Open files beside the connections to subscribers: Kafka's, the log's, code that is loaded."""
+MOST_FILES: Final = 65_536
+LEAST_IN_FLIGHT: Final = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Clients:
     """What an Egress works with, for as long as the process runs."""
@@ -40,6 +47,8 @@ class Clients:
     parser: Parser | None = None
     held_bytes: int | None = None
     """Of requests that it may hold; None: as many as one Egress may that is alone."""
+    max_in_flight: int | None = None
+    """Attempts under way at once, if it may have fewer than its Egress says."""
 
 
 def connect(egress: Egress) -> Clients:
@@ -74,21 +83,26 @@ class KafkaShard:
         self._maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
-        self._held_bytes = max(LEAST_BYTES, SHARD_BYTES // len(shard.egresses))
+        egresses = len(shard.egresses)
+        self._held_bytes = max(LEAST_BYTES, SHARD_BYTES // egresses)
+        self._most_in_flight = max(LEAST_IN_FLIGHT, (open_files() - OTHER_FILES) // egresses)
 
     def of(self, egress: Egress) -> Clients:
-        subscriber = HttpSubscriber(limit=egress.max_in_flight)
-        if not self._shard.one_read:
-            reader = partial(KafkaReader, self._kafka, egress.group, egress.topic)
-            held = self._held_bytes
-            return Clients(reader, self._writer, subscriber, self._maker, held_bytes=held)
+        in_flight = min(egress.max_in_flight, self._most_in_flight)
+        parser: Parser | None = None
+        open_reader: OpenReader = partial(KafkaReader, self._kafka, egress.group, egress.topic)
+        if self._shard.one_read:
+            parser, open_reader = SharedParser(), self._shared_reader(egress)
+        subscriber = HttpSubscriber(limit=in_flight)
+        return Clients(
+            open_reader, self._writer, subscriber, self._maker, parser, self._held_bytes, in_flight
+        )
 
+    def _shared_reader(self, egress: Egress) -> OpenReader:
         def open_reader(assignment: Assignment) -> LogReader:
             return self._topic(egress.topic).reader(egress.group, assignment)
 
-        return Clients(
-            open_reader, self._writer, subscriber, self._maker, SharedParser(), self._held_bytes
-        )
+        return open_reader
 
     def _topic(self, name: str) -> SharedTopic:
         if name not in self._topics:
@@ -111,3 +125,13 @@ class KafkaShard:
 def connect_shard(shard: Shard) -> ShardClients:
     """Raises `InvalidDocument` for a Secret that can't work."""
     return KafkaShard(shard, connection(shard.egresses[0].kafka))
+
+
+def open_files() -> int:
+    """How many files the process may have open, as many as it is allowed: 20 Triggers with a
+    hundred connections each are more than what a shell usually gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted

@@ -34,9 +34,11 @@ class Served:
         self.lease = Lease(self._new_drain, renewal)
 
     def _new_drain(self) -> Drain:
-        clients = self.clients
+        clients, egress = self.clients, self.egress
+        if clients.max_in_flight is not None:
+            egress = egress.model_copy(update={"max_in_flight": clients.max_in_flight})
         return Drain(
-            self.egress,
+            egress,
             clients.open_reader,
             clients.writer,
             clients.subscriber,
