@@ -22,6 +22,8 @@ from knafka.ports.shared_log import Commit, GroupHasMembers
 
 TIMEOUT: Final = 10.0
 """Seconds for a commit, in which a coordinator may move."""
+REOPEN_AFTER: Final = 1.0
+"""Seconds between two clients."""
 _TAKEN: Final = frozenset(
     {
         KafkaError.UNKNOWN_MEMBER_ID,
@@ -37,16 +39,29 @@ class KafkaOffsets:
     """Belongs to one event loop."""
 
     def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._calls = AdminCalls(connection, TIMEOUT)
         self._groups = KafkaGroups(connection, self._calls)
+        self._opened_at = time.monotonic()
+
+    def _reopen(self) -> None:
+        """librdkafka remembers coordinators: a client that was told of the wrong one may ask it for
+        ever, so another takes its place."""
+        if time.monotonic() - self._opened_at > REOPEN_AFTER:
+            # What the others have asked it is answered still.
+            asyncio.get_running_loop().call_later(2 * TIMEOUT, self._calls.close)
+            self._calls = AdminCalls(self._connection, TIMEOUT)
+            self._groups = KafkaGroups(self._connection, self._calls)
+            self._opened_at = time.monotonic()
 
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
-        described = await self._calls.single(
-            lambda timeout: self._calls.admin.describe_consumer_groups(
-                [group], request_timeout=timeout
-            )[group]
+        calls = self._calls
+        described = await calls.single(
+            lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)[
+                group
+            ]
         )
         if described.members:
             count = len(described.members)
@@ -70,13 +85,16 @@ class KafkaOffsets:
                 raise GroupHasMembers(f"the group {group} has members: {error.str()}")
             if error.code() not in MOVING or time.monotonic() > deadline:
                 raise log_error_of(error)
+            if error.code() == KafkaError.NOT_COORDINATOR:
+                self._reopen()
             await asyncio.sleep(AGAIN)
 
     async def _try(self, group: str, offsets: list[TopicPartition]) -> KafkaError | None:
         """Commit once; what Kafka says against it."""
         wanted = ConsumerGroupTopicPartitions(group, offsets)
-        answer = await self._calls.single(
-            lambda timeout: self._calls.admin.alter_consumer_group_offsets(
+        calls = self._calls
+        answer = await calls.single(
+            lambda timeout: calls.admin.alter_consumer_group_offsets(
                 [wanted], request_timeout=timeout
             )[group]
         )

@@ -89,8 +89,9 @@ class SharedTopic:
             self._serving = None
 
     async def _be_member(self) -> None:
-        member = self._open_member(self)
+        member: GroupMember | None = None
         try:
+            member = self._open_member(self)
             while self._readers:
                 await member.serve(SERVE)
                 await self._commit(member)
@@ -99,7 +100,8 @@ class SharedTopic:
                 reader.fail(error)
                 self.detach(reader)
         finally:
-            await member.close(CLOSE_TIMEOUT)
+            if member is not None:
+                await member.close(CLOSE_TIMEOUT)
             self._owned.clear()
 
     async def _commit(self, member: GroupMember) -> None:
@@ -189,7 +191,12 @@ class SharedTopic:
             if number not in fetcher.buffers:
                 fetcher.add(number, position).join(cursor)
                 return
-        fetcher = Fetcher(self._open_source(), self, self._limits)
+        try:
+            source = self._open_source()
+        except LogError as error:
+            cursor.owner.fail(error)
+            return
+        fetcher = Fetcher(source, self, self._limits)
         fetcher.add(number, position).join(cursor)
         self.fetchers.append(fetcher)
         self._begin(fetcher.run())
