@@ -2,6 +2,7 @@
 
     KNAFKA_INGRESSES   receiver: its contract, a JSON array of Ingress
     KNAFKA_EGRESS      dispatcher: its contract, one Egress as JSON
+    KNAFKA_SHARD       dispatcher: many of them in its place, one Shard as JSON
     KNAFKA_SERVICE_URL     dispatcher: its own Service, which it asks to go on when nobody does
     KNAFKA_DRAIN_AT_START  dispatcher: true: it drains without being asked (min-scale)
     KNAFKA_GRACE_PERIOD    dispatcher: seconds that it has from SIGTERM to its end (10)
@@ -18,12 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from knafka.core.contract import Egress, Ingress, parse_ingresses
+from knafka.core.contract import Egress, Ingress, Shard, parse_ingresses
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 
 INGRESSES: Final = "KNAFKA_INGRESSES"
 EGRESS: Final = "KNAFKA_EGRESS"
+SHARD: Final = "KNAFKA_SHARD"
 SERVICE_URL: Final = "KNAFKA_SERVICE_URL"
 DRAIN_AT_START: Final = "KNAFKA_DRAIN_AT_START"
 GRACE_PERIOD: Final = "KNAFKA_GRACE_PERIOD"
@@ -81,6 +83,22 @@ def egress(environment: Environment) -> Egress:
         return parse_json(Egress, text)
     except InvalidDocument as error:
         raise InvalidDocument(EGRESS, str(error)) from error
+
+
+def shard(environment: Environment) -> Shard | None:
+    """None: the dispatcher has one Egress. Raises as `egress`."""
+    if not (text := environment.get(SHARD)):
+        return None
+    try:
+        found = parse_json(Shard, text)
+    except InvalidDocument as error:
+        raise InvalidDocument(SHARD, str(error)) from error
+    if len({each.kafka for each in found.egresses}) > 1:
+        raise InvalidDocument(SHARD, "its Egresses are of several Kafkas: want one")
+    for group, times in Counter(each.group for each in found.egresses).items():
+        if times > 1:
+            raise InvalidDocument(SHARD, f"{times} Egresses have the group {group}: want one")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

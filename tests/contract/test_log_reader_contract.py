@@ -6,13 +6,13 @@ import asyncio
 import time
 
 import pytest
-from support.logs import NOTHING, SOON, Log, Owner, each_protocol, end_of, read, values
+from support.logs import NOTHING, SOON, Log, Owner, each_reader, end_of, read, values
 
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
 from knafka.ports.log import OffsetAndMetadata, Record
 
-pytestmark = each_protocol
+pytestmark = each_reader
 
 
 async def test_read_returns_as_soon_as_there_is_one_record(log: Log, group: str) -> None:

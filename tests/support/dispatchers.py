@@ -13,7 +13,8 @@ from knafka.clients.memory_log import MemoryWriter
 from knafka.core.contract import Egress
 from knafka.core.documents import dump
 from knafka.core.drain import DrainProgress
-from knafka.dispatcher.function import Clients, Dispatcher
+from knafka.dispatcher.connecting import Clients
+from knafka.dispatcher.function import Dispatcher
 from knafka.ports.log import Assignment, LogReader
 from knafka.settings import EGRESS
 
@@ -75,6 +76,11 @@ class Running:
     def _open_reader(self, assignment: Assignment) -> LogReader:
         self.opened += 1
         return self.world.open_reader(assignment)
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a request for its drain is under way."""
+        return any(each.lease.is_attached for each in self.dispatcher._served.values())
 
     async def start(self, **environment: str) -> None:
         await self.dispatcher.start({EGRESS: json.dumps(dump(self.world.egress))} | environment)

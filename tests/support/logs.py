@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -17,13 +18,19 @@ from confluent_kafka.cimpl import NewPartitions
 from support.kafka import transact
 
 from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_member import KafkaMember
 from knafka.clients.kafka_membership import GroupProtocol
+from knafka.clients.kafka_offsets import KafkaOffsets
+from knafka.clients.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from knafka.clients.memory_shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
+from knafka.dispatcher.shared.fetcher import Limits
+from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import (
     Assignment,
     Commits,
@@ -159,7 +166,21 @@ PROTOCOLS: Final = {
     "kafka": GroupProtocol.CONSUMER,
     "kafka-consumer": GroupProtocol.CONSUMER,
     "kafka-classic": GroupProtocol.CLASSIC,
+    "kafka-shared": GroupProtocol.CONSUMER,
 }
+
+each_reader = pytest.mark.parametrize(
+    "log",
+    [
+        "memory",
+        "memory-shared",
+        pytest.param("kafka-consumer", marks=pytest.mark.kafka),
+        pytest.param("kafka-classic", marks=pytest.mark.kafka),
+        pytest.param("kafka-shared", marks=pytest.mark.kafka),
+    ],
+    indirect=True,
+)
+"""What readers do, they do with both group protocols, and for a group of a shared topic."""
 
 each_protocol = pytest.mark.parametrize(
     "log",
@@ -176,11 +197,22 @@ each_protocol = pytest.mark.parametrize(
 @pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
 async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
     """Override its params with `each_protocol` where readers are what is tested."""
-    if request.param == "memory":
+    shared: list[SharedTopic] = []
+    offsets: list[KafkaOffsets] = []
+    open_reader: Callable[[str, str, Assignment], LogReader]
+    if request.param in ("memory", "memory-shared"):
         memory = MemoryLog()
+
+        def of_shared_memory(group: str, topic: str, owner: Assignment) -> LogReader:
+            shared.append(shared_memory(memory, f"shard-{group}", topic))
+            return shared[-1].reader(group, owner)
+
+        open_reader = of_shared_memory
+        if request.param == "memory":
+            open_reader = partial(MemoryReader, memory)
         made = Log(
             lambda: MemoryWriter(memory),
-            lambda group, topic, owner: MemoryReader(memory, group, topic, owner),
+            open_reader,
             MemoryAdmin(memory),
             memory.grow,
             memory.transact,
@@ -191,9 +223,19 @@ async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
             "bootstrap.servers": request.getfixturevalue("kafka").bootstrap_servers,
             "topic.metadata.refresh.interval.ms": 1000,
         }
+
+        def of_shared_kafka(group: str, topic: str, owner: Assignment) -> LogReader:
+            if not offsets:
+                offsets.append(KafkaOffsets(connection))
+            shared.append(shared_kafka(connection, f"shard-{group}", topic, offsets[0]))
+            return shared[-1].reader(group, owner)
+
+        open_reader = of_shared_kafka
+        if request.param != "kafka-shared":
+            open_reader = partial(KafkaReader, connection, protocol=protocol)
         made = Log(
             lambda: KafkaWriter(connection),
-            lambda group, topic, owner: KafkaReader(connection, group, topic, owner, protocol),
+            open_reader,
             KafkaAdmin(connection),
             lambda topic, partitions: grow(connection, topic, partitions),
             lambda topic, values, commit: transact(
@@ -202,6 +244,39 @@ async def log(request: pytest.FixtureRequest) -> AsyncIterator[Log]:
         )
     yield made
     await made.close()
+    for each in shared:
+        await each.close()
+    for kept in offsets:
+        await kept.close()
+
+
+def shared_memory(
+    memory: MemoryLog, shard: str, topic: str, limits: Limits | None = None
+) -> SharedTopic:
+    """A process of its own, as far as its groups know."""
+    return SharedTopic(
+        topic,
+        partial(MemoryMember, memory, shard, topic),
+        partial(MemoryPositionedReader, memory, topic),
+        MemoryOffsets(memory),
+        limits,
+    )
+
+
+def shared_kafka(
+    connection: Mapping[str, Any],
+    shard: str,
+    topic: str,
+    offsets: KafkaOffsets,
+    limits: Limits | None = None,
+) -> SharedTopic:
+    return SharedTopic(
+        topic,
+        partial(KafkaMember, connection, shard, topic),
+        partial(KafkaPositionedReader, connection, topic),
+        offsets,
+        limits,
+    )
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from knafka.clients.memory_log import MemoryReader
 from knafka.core.contract import CESQL, Delivery, Egress
 from knafka.core.drain import Ended
 from knafka.core.errors import InvalidDocument, LogError
-from knafka.dispatcher.function import Clients, Dispatcher
+from knafka.dispatcher.connecting import Clients
+from knafka.dispatcher.function import Dispatcher
 from knafka.ports.subscriber import Response
 from knafka.settings import EGRESS
 

@@ -13,7 +13,7 @@ from knafka.clients.memory_log import MemoryRecord, MemoryWriter
 from knafka.core.dead_letter import dead_letter_of
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
-from knafka.dispatcher import drain, sender
+from knafka.dispatcher import parsing, sender
 from knafka.dispatcher.pending import PendingEvent
 from knafka.ports.subscriber import Response
 
@@ -94,8 +94,9 @@ async def test_an_event_that_a_bug_breaks_is_dead_lettered_and_the_others_go_on(
 
     world = world_with_a_bad_event(answer=answer, sink=sink)
     if step == "read":
-        breaks(monkeypatch, drain, "read")
+        breaks(monkeypatch, parsing, "read")
     elif step == "prepare":
+        breaks(monkeypatch, parsing, "request_of")
         breaks(monkeypatch, sender, "request_of")
     running = world.drain()
     if step == "filter":

@@ -21,6 +21,7 @@ from support.drains import (
 )
 
 from knafka.core.contract import Delivery
+from knafka.core.documents import digest
 from knafka.dispatcher.lease import HANDOVER, RENEWAL_BUDGET, RENEWAL_PATIENCE
 from knafka.ports.subscriber import Response
 from knafka.settings import SERVICE_URL
@@ -48,7 +49,7 @@ class OwnService(ScriptedSubscriber):
         if self.status != 200:
             return response(self.status)
         for pod in self.pods:
-            if not pod.dispatcher._lease.is_attached:
+            if not pod.is_attached:
                 exchange = pod.ask("POST", "/drain", body)
                 try:
                     await exchange.task
@@ -115,7 +116,7 @@ async def test_several_dispatchers_keep_each_other(service: OwnService) -> None:
     without = 0.0
     for _ in range(3000):
         await asyncio.sleep(0.1)
-        without += 0.1 * sum(not pod.dispatcher._lease.is_attached for pod in pods)
+        without += 0.1 * sum(not pod.is_attached for pod in pods)
     assert without < 0.05 * 300 * 3
     busy.cancel()
 
@@ -127,7 +128,7 @@ async def test_it_asks_no_more_when_somebody_else_asks_again(service: OwnService
     first = running.drain(idle="PT1H", budget="PT5S")
     await first.task
     await until(lambda: service.asked)
-    await until(lambda: not running.dispatcher._lease.is_attached)
+    await until(lambda: not running.is_attached)
     second = running.drain(idle="PT1H", budget="PT5M")
     await until(lambda: second.status == 200, within=1)
     asked = len(service.asked)
@@ -216,5 +217,5 @@ async def test_the_request_that_it_makes_names_its_egress_and_says_what_it_is(
     exchange.hang_up()
     await until(lambda: seen)
     assert seen[0]["renewal"] is True
-    assert seen[0]["egress"] == running.dispatcher._digest
+    assert seen[0]["egress"] == digest(running.world.egress)
     assert seen[0]["idle"] == "PT40S"

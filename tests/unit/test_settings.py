@@ -8,10 +8,10 @@ import pytest
 from support.requests import ingress
 
 from knafka import settings
-from knafka.core.contract import Egress, Kafka, Sink
+from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.documents import dump
 from knafka.core.errors import InvalidDocument
-from knafka.settings import EGRESS, INGRESSES, LOG_LEVEL, Listen
+from knafka.settings import EGRESS, INGRESSES, LOG_LEVEL, SHARD, Listen
 
 EGRESS_DOCUMENT = Egress(
     namespace="ns",
@@ -96,3 +96,40 @@ def test_a_broken_egress_is_told_by_its_variable_and_field(text: str | None, tol
     environment = {} if text is None else {EGRESS: text}
     with pytest.raises(InvalidDocument, match=f"^{EGRESS}: .*{told}"):
         settings.egress(environment)
+
+
+def test_many_egresses_are_a_shard_and_without_one_there_is_none() -> None:
+    other = EGRESS_DOCUMENT.model_copy(update={"trigger": "other", "group": "h"})
+    shard = Shard(group="shard", egresses=(EGRESS_DOCUMENT, other))
+    assert settings.shard({SHARD: json.dumps(dump(shard))}) == shard
+    assert settings.shard({}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"egresses": []}, "egresses: "),
+        ({"group": ""}, "group: "),
+        ({"egresses": [{}]}, r"missing .*egresses\[0\].namespace"),
+    ],
+)
+def test_a_broken_shard_is_told_by_its_variable_and_field(
+    changes: dict[str, object], told: str
+) -> None:
+    shard = dump(Shard(group="shard", egresses=(EGRESS_DOCUMENT,)))
+    with pytest.raises(InvalidDocument, match=f"^{SHARD}: {told}"):
+        settings.shard({SHARD: json.dumps({**shard, **changes})})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"trigger": "other"}, "2 Egresses have the group g: want one"),
+        ({"group": "h", "kafka": Kafka(bootstrap_servers="other:1")}, "several Kafkas: want one"),
+    ],
+)
+def test_egresses_that_can_not_share_are_told(change: dict[str, object], told: str) -> None:
+    other = EGRESS_DOCUMENT.model_copy(update=change)
+    shard = Shard(group="shard", egresses=(EGRESS_DOCUMENT, other))
+    with pytest.raises(InvalidDocument, match=told):
+        settings.shard({SHARD: json.dumps(dump(shard))})

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from bench import document, growth, latency, receiving, starting, through
+from bench import document, growth, latency, receiving, sharing, starting, through
 from bench.dispatching import cesql_case, dispatcher_case
 from bench.results import Results
 from bench.targets import External
@@ -31,11 +31,12 @@ CASES: Final[dict[str, Case]] = {
     "start": starting.start_case,
     "e2e": through.e2e_case,
     "growth": growth.growth_case,
+    "sharing": sharing.sharing_case,
     "latency": latency.latency_case,
     "scale": receiving.scale_case,
     "soak": through.soak_case,
 }
-USUAL: Final = [name for name in CASES if name not in ("soak", "latency")]
+USUAL: Final = [name for name in CASES if name not in ("soak", "latency", "sharing")]
 
 RESULTS: Final = HERE / "results"
 DOCS: Final = HERE.parents[1] / "docs"

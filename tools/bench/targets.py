@@ -20,7 +20,7 @@ from bench.world import HERE, PYTHON, BenchError, World, listens
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.documents import dump, parse
 from knafka.core.drain import DrainRequest
-from knafka.settings import EGRESS, INGRESSES
+from knafka.settings import DRAIN_AT_START, EGRESS, INGRESSES, SHARD
 from knafka_local.children import HOST, free_port
 
 EXACT: Final = [{"exact": {"type": "com.example.bench"}}]
@@ -135,6 +135,22 @@ async def dispatcher(
         await listens(f"{HOST}:{port}")
         async with drain(*await asyncio.open_connection(HOST, port)):
             yield Running(name, [process.pid])
+
+
+@asynccontextmanager
+async def shard(
+    world: World, topic: str, triggers: int, *, one_read: bool = True
+) -> AsyncIterator[Running]:
+    """One dispatcher with many Egresses, all in their drains."""
+    port = free_port()
+    egresses = [json.loads(egress(world, topic, f"/trigger-{each}")) for each in range(triggers)]
+    whole = {"group": f"shard-{uuid.uuid4().hex[:8]}", "egresses": egresses, "oneRead": one_read}
+    environment = {
+        "HOST": HOST, "PORT": str(port), SHARD: json.dumps(whole), DRAIN_AT_START: "true"
+    }  # fmt: skip
+    async with world.process(PYTHON, "-m", "knafka.dispatcher", environment=environment) as process:
+        await listens(f"{HOST}:{port}")
+        yield Running(OURS, [process.pid])
 
 
 @asynccontextmanager

@@ -25,6 +25,29 @@ _librdkafka.addFilter(RateLimitedFilter())
 Connection: TypeAlias = Mapping[str, Any]
 """librdkafka's configuration of how to reach the cluster: bootstrap.servers, security."""
 
+READING: Final[Mapping[str, Any]] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # Where to begin is said with each assignment; an offset that isn't there is told.
+    "auto.offset.reset": "error",
+    # Behind the last record may lie a transaction's marker, which no record shows.
+    "enable.partition.eof": True,
+    # How long Kafka may keep a question open: each costs, and a partition that was just
+    # assigned or resumed waits for the one under way.
+    "fetch.wait.max.ms": 250,
+    # What librdkafka prefetches is small: a backlog stays in Kafka, and what is fetched
+    # is still in the CPU's caches when it is read.
+    "fetch.message.max.bytes": 256 * 1024,
+    # Both count what is queued of all partitions together, whatever their documentation
+    # says. When there is more, librdkafka looks again after the backoff: they are what
+    # the fastest dispatcher takes meanwhile, or it would stand still.
+    "queued.min.messages": 1250,
+    "queued.max.messages.kbytes": 32 * 1024,
+    "fetch.queue.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1000,
+}
+"""How every consumer of ours reads."""
+
 C = TypeVar("C", Producer, Consumer)
 
 PASSING: Final = frozenset(

@@ -68,13 +68,18 @@ class KafkaGroups:
 
     async def committed(self, group: str, partitions: Sequence[TopicPartition]) -> Commits:
         """What the group has committed, as Kafka knows it now."""
-        wanted = list(partitions)
-        found = await self._as(group, lambda it, timeout: it.committed(wanted, timeout=timeout))
         return {
             each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
-            for each in found
-            if each.offset >= 0
+            for each in await self.committed_partitions(group, partitions)
         }
+
+    async def committed_partitions(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> Sequence[TopicPartition]:
+        """The same as Kafka tells it, with leader epochs."""
+        wanted = list(partitions)
+        found = await self._as(group, lambda it, timeout: it.committed(wanted, timeout=timeout))
+        return [each for each in found if each.offset >= 0]
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
         """All or none of them: it is one request, and Kafka writes it as one batch."""

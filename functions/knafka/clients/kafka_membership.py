@@ -28,7 +28,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from knafka.clients.kafka_client import Connection, log_error, log_error_of, open_client
+from knafka.clients.kafka_client import READING, Connection, log_error, log_error_of, open_client
 from knafka.clients.kafka_commits import AGAIN, MOVING, NO_EPOCH, OffsetCommits, epoch_of
 from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
@@ -74,27 +74,6 @@ _BY_PROTOCOL: Final[Mapping[GroupProtocol, Mapping[str, Any]]] = {
     # All three are the broker's here, and librdkafka refuses them.
     GroupProtocol.CONSUMER: {"group.protocol": "consumer"},
 }
-_CONFIGURATION: Final[Mapping[str, Any]] = {
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    # Where to begin is said with each assignment; an offset that isn't there is told.
-    "auto.offset.reset": "error",
-    # Behind the last record may lie a transaction's marker, which no record shows.
-    "enable.partition.eof": True,
-    # How long Kafka may keep a question open: each costs, and a partition that was just
-    # assigned or resumed waits for the one under way.
-    "fetch.wait.max.ms": 250,
-    # What librdkafka prefetches is small: a backlog stays in Kafka, and what is fetched
-    # is still in the CPU's caches when it is read.
-    "fetch.message.max.bytes": 256 * 1024,
-    # Both count what is queued of all partitions together, whatever their documentation
-    # says. When there is more, librdkafka looks again after the backoff: they are what
-    # the fastest dispatcher takes meanwhile, or it would stand still.
-    "queued.min.messages": 1250,
-    "queued.max.messages.kbytes": 32 * 1024,
-    "fetch.queue.backoff.ms": 50,
-    "reconnect.backoff.max.ms": 1000,
-}
 
 
 class _UnknownProtocolFilter(logging.Filter):
@@ -112,7 +91,8 @@ _librdkafka.addFilter(_UnknownProtocolFilter())
 class Membership:
     """One consumer in one group, on one topic, with cooperative rebalancing.
 
-    `protocol` is the one to try first: where a broker doesn't offer it, it becomes `CLASSIC`.
+    `protocol` is the one to try first: where a broker doesn't offer it, it becomes `CLASSIC`. One
+    that doesn't read (`reads`) is told of its partitions, without what was committed of them.
     """
 
     def __init__(
@@ -122,11 +102,13 @@ class Membership:
         topic: str,
         assignment: Assignment,
         protocol: GroupProtocol,
+        reads: bool = True,
     ) -> None:
         self._connection = connection
         self._group = group
         self._topic = topic
         self._assignment = assignment
+        self._reads = reads
         self._loop = asyncio.get_running_loop()
         self.protocol = protocol
         self.joined = False
@@ -158,7 +140,7 @@ class Membership:
                 **self._connection,
                 **_BY_PROTOCOL[self.protocol],
                 "group.id": self._group,
-                **_CONFIGURATION,
+                **READING,
             },
         )
 
@@ -230,6 +212,18 @@ class Membership:
         """Commit again what failed while the group moved, if it is time to."""
         self._commits.repeat(self.consumer, self.owned)
 
+    def confirm(self, commits: Commits) -> bool:
+        """Whether Kafka takes these commits from this member, which shows that it is one still."""
+        mine = {number: each for number, each in commits.items() if number in self.owned}
+        if not mine:
+            return False
+        try:
+            self._commits.commit_and_wait(self.consumer, mine, self.owned)
+        except KafkaException as error:
+            log.info("the group %s: not confirmed: %s", self._group, error.args[0].str())
+            return False
+        return True
+
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         self._commits.reported(error, partitions, self.owned)
 
@@ -293,6 +287,12 @@ class Membership:
         self.joined = True
         if self._is_finishing:
             self._take_without_reading(consumer, partitions)
+            return
+        if not self._reads:
+            self._take_without_reading(consumer, partitions)
+            self.owned.update({each.partition: NO_EPOCH for each in partitions})
+            unasked = dict.fromkeys(each.partition for each in partitions)
+            self._loop.call_soon_threadsafe(self._assignment.assigned, unasked)
             return
         try:
             committed = self._committed(consumer, partitions) if partitions else []

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 LEAVE_TIME: Final = 2.0
 """Seconds of a close that are kept for the last commit and for leaving; at most a quarter of it."""
 
-_RESET: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION})
+RESET: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION})
 """The log has no such offset: it was made anew, or has lost its end."""
 
 
@@ -46,12 +46,14 @@ class KafkaReader:
         topic: str,
         assignment: Assignment,
         protocol: GroupProtocol = GroupProtocol.CONSUMER,
+        *,
+        reads: bool = True,
     ) -> None:
         self._topic = topic
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
         # The thread's:
-        self._membership = Membership(connection, group, topic, assignment, protocol)
+        self._membership = Membership(connection, group, topic, assignment, protocol, reads)
         self._failure: LogError | None = None
         """What the next read raises."""
         self._broken: LogError | None = None
@@ -78,7 +80,7 @@ class KafkaReader:
             error = message.error()
             if error is None:
                 records.append(cast(Record, message))
-            elif error.code() in _RESET:
+            elif error.code() in RESET:
                 number = self._start_anew(message)
                 # What came before it in this batch is of a log that is gone.
                 records = [each for each in records if each.partition() != number]

@@ -271,6 +271,17 @@ class Egress(Model):
     """Attempts under way at once in one dispatcher; the peer's fixed pool is 100."""
 
 
+class Shard(Model):
+    """Many Egresses of one Kafka, in one dispatcher (docs/decisions/0018-shared-dispatchers.md)."""
+
+    group: Annotated[str, Field(min_length=1)]
+    """By it a shard's pods divide the partitions among them. What is delivered is committed for
+    each Egress's own group."""
+    egresses: Annotated[tuple[Egress, ...], Field(min_length=1)]
+    one_read: bool = True
+    """Whether a topic is read once for all of them; else each reads it as a member of its group."""
+
+
 def parse_ingresses(text: str) -> Sequence[Ingress]:
     """A receiver's contract: a JSON array of `Ingress`, one per Broker it serves."""
     return parse_json_array(Ingress, text)

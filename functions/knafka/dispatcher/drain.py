@@ -28,11 +28,12 @@ from knafka.core.contract import Egress, Order
 from knafka.core.drain import DrainProgress, Ended
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.filters import compile_trigger
-from knafka.core.kafka_binding import RecordHeaders, read
+from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.progress import decode, policy_of
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.lanes import lane_of
+from knafka.dispatcher.parsing import OwnParser, Parser
 from knafka.dispatcher.pending import Partition, PendingEvent
 from knafka.dispatcher.sender import Sender
 from knafka.dispatcher.workers import Workers
@@ -89,6 +90,8 @@ class Drain:
         subscriber: Subscriber,
         now: Callable[[], float],
         topics: TopicMaker,
+        parser: Parser | None = None,
+        held_bytes: int | None = None,
     ) -> None:
         self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight)
@@ -99,9 +102,13 @@ class Drain:
         self._egress = egress
         self._policy = policy_of(egress)
         self._open_reader = open_reader
+        self._max_held_bytes = held_bytes or MAX_UNSETTLED_BYTES
         self._passes = compile_trigger(egress.filter, egress.filters, self.counts.filter_failed)
         self._lane_of = lane_of(egress.order)
-        self._sender = Sender(egress, subscriber, writer, self.counts, self.congestion, now, topics)
+        self._parser = parser or OwnParser()
+        self._sender = Sender(
+            egress, subscriber, writer, self.counts, self.congestion, now, topics, self._parser
+        )
         self._workers = Workers(
             self._sender, self._settle, self.congestion, egress.max_in_flight, now
         )
@@ -227,7 +234,7 @@ class Drain:
     # What was read
 
     def _take(self, records: Sequence[Record]) -> None:
-        passes, counts = self._passes, self.counts.events
+        passes, counts, envelope_of = self._passes, self.counts.events, self._parser.envelope
         for record in records:
             partition = self._partitions.get(record.partition())
             if partition is None:
@@ -241,7 +248,7 @@ class Drain:
             headers: RecordHeaders | None = None
             try:
                 headers = _headers_of(record)
-                envelope = read(headers, record.value())
+                envelope = envelope_of(record, headers)
                 if passes(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                     self._sender.encode(event, envelope)
@@ -305,7 +312,7 @@ class Drain:
 
     def _full(self) -> list[Partition]:
         open_ones = [each for each in self._partitions.values() if not each.paused]
-        if self._held_bytes() >= MAX_UNSETTLED_BYTES:
+        if self._held_bytes() >= self._max_held_bytes:
             return open_ones
         share = self._share()
         return [
@@ -316,7 +323,7 @@ class Drain:
         return (
             len(partition.tracker.unsettled) <= self._share() // 2
             and partition.may_read
-            and self._held_bytes() <= MAX_UNSETTLED_BYTES // 2
+            and self._held_bytes() <= self._max_held_bytes // 2
         )
 
     def _held(self) -> int:

@@ -40,6 +40,7 @@ from knafka.core.progress import DeliveryStage, DeliveryState
 from knafka.dispatcher.appending import DeadLetterTopic, append
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts
+from knafka.dispatcher.parsing import Parser
 from knafka.dispatcher.pending import PendingEvent
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter, TopicMaker
@@ -64,7 +65,9 @@ class Sender:
         congestion: CongestionControl,
         now: Callable[[], float],
         topics: TopicMaker,
+        parser: Parser,
     ) -> None:
+        self._parser = parser
         self._egress = egress
         self._delivery = egress.delivery
         self._subscriber = subscriber
@@ -83,8 +86,9 @@ class Sender:
 
     def encode(self, event: PendingEvent, envelope: Envelope) -> None:
         """Make the request once, for every attempt to deliver the event (KN-DP-06, KN-DP-11)."""
-        head, event.body = request_of(envelope, self._delivery.format)
-        event.head = self._wanting_reply + head
+        event.head, event.body = self._parser.request(
+            event.record, envelope, self._delivery.format, self._wanting_reply
+        )
         event.size = len(event.head) + len(event.body)
 
     def resume(self, event: PendingEvent, state: DeliveryState, *, same_policy: bool) -> float:

@@ -1,0 +1,104 @@
+"""The offsets of groups without members: `ports.shared_log.GroupOffsets` on real Kafka.
+
+One admin client commits for all groups: a commit as nobody's (generation -1), which Kafka takes for
+a group without members only, with metadata and leader epoch. It is asked as a consumer of the group
+(`kafka_groups` says why), once for each assignment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicPartition
+
+from knafka.clients.kafka_client import Connection, log_error_of
+from knafka.clients.kafka_commits import AGAIN, MOVING, epoch_of
+from knafka.clients.kafka_groups import KafkaGroups
+from knafka.clients.kafka_requests import AdminCalls
+from knafka.ports.shared_log import Commit, GroupHasMembers
+
+TIMEOUT: Final = 10.0
+"""Seconds for a commit, in which a coordinator may move."""
+REOPEN_AFTER: Final = 1.0
+"""Seconds between two clients."""
+_TAKEN: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.REBALANCE_IN_PROGRESS,
+    }
+)
+"""What Kafka answers to a commit as nobody's if the group has members."""
+
+
+class KafkaOffsets:
+    """Belongs to one event loop."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._calls = AdminCalls(connection, TIMEOUT)
+        self._groups = KafkaGroups(connection, self._calls)
+        self._opened_at = time.monotonic()
+
+    def _reopen(self) -> None:
+        """librdkafka remembers coordinators: a client that was told of the wrong one may ask it for
+        ever, so another takes its place."""
+        if time.monotonic() - self._opened_at > REOPEN_AFTER:
+            # What the others have asked it is answered still.
+            asyncio.get_running_loop().call_later(2 * TIMEOUT, self._calls.close)
+            self._calls = AdminCalls(self._connection, TIMEOUT)
+            self._groups = KafkaGroups(self._connection, self._calls)
+            self._opened_at = time.monotonic()
+
+    async def committed(
+        self, group: str, topic: str, partitions: Collection[int]
+    ) -> Mapping[int, Commit]:
+        calls = self._calls
+        described = await calls.single(
+            lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)[
+                group
+            ]
+        )
+        if described.members:
+            count = len(described.members)
+            raise GroupHasMembers(
+                f"the group {group} has {count} members: others deliver its events"
+            )
+        wanted = [TopicPartition(topic, number) for number in sorted(partitions)]
+        return {
+            each.partition: Commit(each.offset, each.metadata or "", epoch_of(each))
+            for each in await self._groups.committed_partitions(group, wanted)
+        }
+
+    async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        offsets = [
+            TopicPartition(topic, number, each.offset, each.metadata, each.epoch)
+            for number, each in commits.items()
+        ]
+        while (error := await self._try(group, offsets)) is not None:
+            if error.code() in _TAKEN:
+                raise GroupHasMembers(f"the group {group} has members: {error.str()}")
+            if error.code() not in MOVING or time.monotonic() > deadline:
+                raise log_error_of(error)
+            if error.code() == KafkaError.NOT_COORDINATOR:
+                self._reopen()
+            await asyncio.sleep(AGAIN)
+
+    async def _try(self, group: str, offsets: list[TopicPartition]) -> KafkaError | None:
+        """Commit once; what Kafka says against it."""
+        wanted = ConsumerGroupTopicPartitions(group, offsets)
+        calls = self._calls
+        answer = await calls.single(
+            lambda timeout: calls.admin.alter_consumer_group_offsets(
+                [wanted], request_timeout=timeout
+            )[group]
+        )
+        return next((each.error for each in answer.topic_partitions if each.error), None)
+
+    async def close(self) -> None:
+        self._calls.close()

@@ -1,0 +1,149 @@
+"""`ports.shared_log` on a `MemoryLog`, for tests that need no Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+
+from knafka.clients.memory_log import Marker, MemoryLog, MemoryReader, MemoryRecord
+from knafka.core.progress import MAX_METADATA
+from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
+from knafka.ports.shared_log import Commit, GroupHasMembers, Position
+
+
+class MemoryOffsets:
+    """`GroupOffsets`; one commit or question at a time takes a turn of the loop."""
+
+    def __init__(self, memory: MemoryLog) -> None:
+        self._memory = memory
+        self.commits = 0
+        """How many were asked for."""
+
+    async def committed(
+        self, group: str, topic: str, partitions: Collection[int]
+    ) -> Mapping[int, Commit]:
+        await asyncio.sleep(0)
+        self._refuse_members(group)
+        found = self._memory.group(group).committed
+        return {
+            number: Commit(*found[topic, number])
+            for number in partitions
+            if (topic, number) in found
+        }
+
+    def _refuse_members(self, group: str) -> None:
+        if self._memory.group(group).members:
+            raise GroupHasMembers(f"the group {group} has members")
+
+    async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
+        self.commits += 1
+        await asyncio.sleep(0)
+        self._refuse_members(group)
+        for number, each in commits.items():
+            if len(each.metadata) <= MAX_METADATA:
+                self._memory.group(group).committed[topic, number] = each.value
+
+    async def close(self) -> None: ...
+
+
+class _Told:
+    """Tells an `Assignment` of partitions without commits, as a member that doesn't read does."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self.lost = assignment.lost
+
+    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+        self._assignment.assigned(dict.fromkeys(partitions))
+
+    async def revoked(self, partitions: Sequence[int]) -> Commits:
+        await self._assignment.revoked(partitions)
+        return {}
+
+
+class MemoryMember(MemoryReader):
+    """`GroupMember`."""
+
+    def __init__(self, memory: MemoryLog, group: str, topic: str, assignment: Assignment) -> None:
+        super().__init__(memory, group, topic, _Told(assignment))
+
+    def _take(self, limit: int) -> list[Record]:
+        return []
+
+    async def serve(self, timeout: float) -> None:
+        await self.read(1, timeout)
+
+    async def confirm(self, positions: Positions) -> bool:
+        await asyncio.sleep(0)
+        return self._joined and positions.keys() <= self._next.keys()
+
+
+class MemoryPositionedReader:
+    """`PositionedReader`."""
+
+    def __init__(self, memory: MemoryLog, topic: str) -> None:
+        self._memory = memory
+        self._topic = topic
+        self._next: dict[int, int] = {}
+        self._told: dict[int, int] = {}
+        self._paused: set[int] = set()
+        self.ends: Positions = {}
+        self.epochs: Mapping[int, int] = {}
+        self.restarted: Collection[int] = ()
+
+    def begin(self, positions: Mapping[int, Position]) -> None:
+        for number, each in positions.items():
+            self._next[number] = max(0, each.offset)
+            self._told.pop(number, None)
+
+    def drop(self, partitions: Collection[int]) -> None:
+        for number in partitions:
+            self._next.pop(number, None)
+            self._paused.discard(number)
+
+    def pause(self, partitions: Collection[int]) -> None:
+        self._paused.update(partitions)
+
+    def resume(self, partitions: Collection[int]) -> None:
+        self._paused.difference_update(partitions)
+
+    async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        self.restarted = set()
+        try:
+            async with asyncio.timeout(timeout):
+                while not (records := self._take(limit)):
+                    await self._memory.grown.wait()
+        except TimeoutError:
+            records = []
+        self.ends = {
+            number: position
+            for number, position in self._next.items()
+            if position == len(self._records(number))
+            and position != self._told.get(number)
+            and number not in self._paused
+        }
+        self._told.update(self.ends)
+        return records
+
+    def _take(self, limit: int) -> list[Record]:
+        records: list[Record] = []
+        for number, position in self._next.items():
+            if self._topic in self._memory.topics and position > len(self._records(number)):
+                self._next[number] = position = 0
+                self._told.pop(number, None)
+                self._paused.discard(number)
+                self.restarted = {*self.restarted, number}
+            if number in self._paused:
+                continue
+            some = self._records(number)[position : position + limit]
+            self._next[number] = position + len(some)
+            limit -= len(some)
+            records.extend(each for each in some if not isinstance(each, Marker))
+        return records
+
+    def _records(self, number: int) -> list[MemoryRecord]:
+        partitions = self._memory.topics.get(self._topic, [])
+        return partitions[number] if number < len(partitions) else []
+
+    async def close(self, timeout: float) -> None:
+        self._next.clear()

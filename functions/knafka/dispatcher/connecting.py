@@ -1,0 +1,137 @@
+"""What a dispatcher works with: Kafka and HTTP, for one Egress or for a shard of them."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+from knafka.clients.http_subscriber import HttpSubscriber
+from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_member import KafkaMember
+from knafka.clients.kafka_offsets import KafkaOffsets
+from knafka.clients.kafka_positioned import KafkaPositionedReader
+from knafka.clients.kafka_reader import KafkaReader
+from knafka.clients.kafka_topics import KafkaTopics
+from knafka.clients.kafka_writer import KafkaWriter
+from knafka.core.contract import Egress, Shard
+from knafka.dispatcher.drain import OpenReader
+from knafka.dispatcher.parsing import Parser
+from knafka.dispatcher.shared.record import SharedParser
+from knafka.dispatcher.shared.topic import SharedTopic
+from knafka.ports.log import Assignment, LogReader, LogWriter, TopicMaker
+from knafka.ports.subscriber import Subscriber
+
+SHARD_BYTES: Final = 128 * 1024 * 1024
+"""Of the requests that all Egresses of a shard hold; each may have its share of them."""
+LEAST_BYTES: Final = 4 * 1024 * 1024
+"""Of one Egress, however many there are: some events of the largest size."""
+
+
+OTHER_FILES: Final = 512
+"""Open files beside the connections to subscribers: Kafka's, the log's, code that is loaded."""
+MOST_FILES: Final = 65_536
+LEAST_IN_FLIGHT: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """What an Egress works with, for as long as the process runs."""
+
+    open_reader: OpenReader
+    writer: LogWriter
+    subscriber: Subscriber
+    topics: TopicMaker
+    parser: Parser | None = None
+    held_bytes: int | None = None
+    """Of requests that it may hold; None: as many as one Egress may that is alone."""
+    max_in_flight: int | None = None
+    """Attempts under way at once, if it may have fewer than its Egress says."""
+
+
+def connect(egress: Egress) -> Clients:
+    """Kafka and HTTP; raises `InvalidDocument` for a Secret that can't work."""
+    kafka = connection(egress.kafka)
+    return Clients(
+        partial(KafkaReader, kafka, egress.group, egress.topic),
+        KafkaWriter(kafka),
+        HttpSubscriber(limit=egress.max_in_flight),
+        KafkaTopics(kafka),
+    )
+
+
+class ShardClients(Protocol):
+    """Those of all Egresses of a shard; they have one writer."""
+
+    def of(self, egress: Egress) -> Clients: ...
+
+    async def close(self) -> None:
+        """Leave the groups; all drains are over."""
+        ...
+
+
+class KafkaShard:
+    """One writer and one read of each topic for all; connections to subscribers are each Egress's
+    own, or a slow one would take the others' of the same host."""
+
+    def __init__(self, shard: Shard, kafka: Mapping[str, Any]) -> None:
+        self._shard = shard
+        self._kafka = kafka
+        self._writer = KafkaWriter(kafka)
+        self._maker = KafkaTopics(kafka)
+        self._offsets = KafkaOffsets(kafka)
+        self._topics: dict[str, SharedTopic] = {}
+        egresses = len(shard.egresses)
+        self._held_bytes = max(LEAST_BYTES, SHARD_BYTES // egresses)
+        self._most_in_flight = max(LEAST_IN_FLIGHT, (open_files() - OTHER_FILES) // egresses)
+
+    def of(self, egress: Egress) -> Clients:
+        in_flight = min(egress.max_in_flight, self._most_in_flight)
+        parser: Parser | None = None
+        open_reader: OpenReader = partial(KafkaReader, self._kafka, egress.group, egress.topic)
+        if self._shard.one_read:
+            parser, open_reader = SharedParser(), self._shared_reader(egress)
+        subscriber = HttpSubscriber(limit=in_flight)
+        return Clients(
+            open_reader, self._writer, subscriber, self._maker, parser, self._held_bytes, in_flight
+        )
+
+    def _shared_reader(self, egress: Egress) -> OpenReader:
+        def open_reader(assignment: Assignment) -> LogReader:
+            return self._topic(egress.topic).reader(egress.group, assignment)
+
+        return open_reader
+
+    def _topic(self, name: str) -> SharedTopic:
+        if name not in self._topics:
+            # A group for each topic: members that read different ones would wait for each other.
+            group = f"{self._shard.group}.{name}"
+            self._topics[name] = SharedTopic(
+                name,
+                partial(KafkaMember, self._kafka, group, name),
+                partial(KafkaPositionedReader, self._kafka, name),
+                self._offsets,
+            )
+        return self._topics[name]
+
+    async def close(self) -> None:
+        for topic in self._topics.values():
+            await topic.close()
+        await self._offsets.close()
+
+
+def connect_shard(shard: Shard) -> ShardClients:
+    """Raises `InvalidDocument` for a Secret that can't work."""
+    return KafkaShard(shard, connection(shard.egresses[0].kafka))
+
+
+def open_files() -> int:
+    """How many files the process may have open, as many as it is allowed: 20 Triggers with a
+    hundred connections each are more than what a shell usually gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted

@@ -1,0 +1,41 @@
+"""How a drain takes a record apart, and makes a request of it: each time anew, by itself.
+
+Where many drains get the same record, `shared.record` does it once for all.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, TypeAlias
+
+from knafka.core.http_binding import request_of
+from knafka.core.kafka_binding import Envelope, RecordHeaders, read
+from knafka.ports.log import Record
+
+Format: TypeAlias = Literal["json", "binary"] | None
+
+
+class Parser(Protocol):
+    """`headers` are those of the record, which were asked for already."""
+
+    def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
+        """Raises `InvalidEvent`."""
+        ...
+
+    def request(
+        self, record: Record, envelope: Envelope, form: Format, prefix: bytes
+    ) -> tuple[bytes, bytes]:
+        """Header lines, `prefix` in front of them, and the body."""
+        ...
+
+
+class OwnParser:
+    """Keeps nothing."""
+
+    def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
+        return read(headers, record.value())
+
+    def request(
+        self, record: Record, envelope: Envelope, form: Format, prefix: bytes
+    ) -> tuple[bytes, bytes]:
+        head, body = request_of(envelope, form)
+        return prefix + head, body

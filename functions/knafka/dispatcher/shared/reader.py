@@ -1,0 +1,290 @@
+"""One group's reader in a shared topic: a `LogReader` fed from buffers.
+
+Each record is given once and in order, whichever buffer it comes from: a cursor knows the offset
+that is next. What is to be committed waits here until the topic commits it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from knafka.core.errors import LogError
+from knafka.core.progress import MAX_METADATA
+from knafka.dispatcher.shared.buffer import Cursor
+from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
+from knafka.ports.shared_log import (
+    BEGINNING,
+    NO_EPOCH,
+    Commit,
+    GroupHasMembers,
+    GroupOffsets,
+    Position,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Places(Protocol):
+    """The topic, as its readers know it."""
+
+    name: str
+
+    def place(self, cursor: Cursor, position: Position) -> None:
+        """Have it read from there, in some buffer."""
+        ...
+
+    def leave(self, cursor: Cursor) -> None: ...
+
+    def taken(self, cursor: Cursor) -> None:
+        """It has taken records."""
+        ...
+
+    def detach(self, reader: GroupReader) -> None:
+        """The reader is closed."""
+        ...
+
+
+class GroupReader:
+    """`LogReader`; made by `SharedTopic.reader`."""
+
+    def __init__(
+        self, topic: Places, group: str, assignment: Assignment, offsets: GroupOffsets
+    ) -> None:
+        self.group = group
+        self.ends: Positions = {}
+        self.cursors: dict[int, Cursor] = {}
+        """By partition that is ours."""
+        self.is_closing = False
+        self._topic = topic
+        self._assignment = assignment
+        self._offsets = offsets
+        self._news: dict[int, None] = {}
+        """Partitions with records that weren't taken, or an end that wasn't told."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: LogError | None = None
+        self._epochs: dict[int, int] = {}
+        """Of what was committed when a partition was assigned."""
+        self._to_commit: dict[int, OffsetAndMetadata] = {}
+        self._committing: asyncio.Task[None] | None = None
+        self._last_commits: asyncio.Future[Commits] | None = None
+        """Known when it closes."""
+        self._committed = asyncio.Event()
+        """A commit is over."""
+
+    # Reading
+
+    async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        self.ends = {}
+        while not (records := self._take(limit)):
+            left = deadline - loop.time()
+            if self._failure is not None:
+                raise self._failure
+            if left <= 0 or self.is_closing:
+                break
+            self._waiter = loop.create_future()
+            timer = loop.call_later(left, self._wake)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+                self._waiter = None
+        return records
+
+    def _take(self, limit: int) -> list[Record]:
+        records: list[Record] = []
+        for number in list(self._news):
+            cursor = self.cursors.get(number)
+            if cursor is None or cursor.paused or cursor.buffer is None:
+                del self._news[number]
+                continue
+            buffer = cursor.buffer
+            while len(records) < limit and cursor.index < buffer.behind:
+                records += buffer.take(cursor, limit - len(records))
+            if cursor.index < buffer.behind:
+                break
+            del self._news[number]
+            if (end := buffer.end_for(cursor)) is not None:
+                self.ends = {**self.ends, number: end}
+            self._topic.taken(cursor)
+        return records
+
+    def notify(self, number: int, is_record: bool) -> None:
+        self._news[number] = None
+        if is_record:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def pause(self, partitions: Sequence[int]) -> None:
+        for number in partitions:
+            if cursor := self.cursors.get(number):
+                cursor.paused = True
+
+    def resume(self, partitions: Sequence[int]) -> None:
+        for number in partitions:
+            if (cursor := self.cursors.get(number)) is not None and cursor.paused:
+                cursor.paused = False
+                if cursor.buffer is None:  # it was evicted
+                    self._topic.place(cursor, self.position_of(cursor))
+                self.notify(number, True)
+
+    # Partitions
+
+    async def ask(self, numbers: Collection[int]) -> Mapping[int, Commit]:
+        """What the group has committed. Raises `LogError`."""
+        return await self._offsets.committed(self.group, self._topic.name, numbers)
+
+    def assign(self, committed: Mapping[int, Commit | None]) -> None:
+        """They are ours; `begin` follows for each."""
+        for number, found in committed.items():
+            self._epochs[number] = NO_EPOCH if found is None else found.epoch
+            offset = 0 if found is None else found.offset
+            self.cursors[number] = Cursor(number, offset, self)
+        self._assignment.assigned(
+            {number: found and found.value for number, found in committed.items()}
+        )
+
+    def begin(self, number: int, committed: Commit | None) -> None:
+        if cursor := self.cursors.get(number):
+            offset = BEGINNING if committed is None else committed.offset
+            self._topic.place(cursor, Position(offset, self._epochs[number]))
+
+    def position_of(self, cursor: Cursor) -> Position:
+        return Position(cursor.offset, self._epochs.get(cursor.number, NO_EPOCH))
+
+    def restart(self, cursor: Cursor) -> None:
+        """Its log has no such offset: it is another partition, read from its start."""
+        number = cursor.number
+        cursor.offset, cursor.told, cursor.paused = 0, -1, False
+        self._to_commit.pop(number, None)
+        self._epochs.pop(number, None)
+        self._assignment.lost([number])
+        self._assignment.assigned({number: None})
+
+    async def give_up(self, numbers: Collection[int]) -> None:
+        """They go to another process: finish with them, and commit."""
+        mine = sorted(self.cursors.keys() & set(numbers))
+        if not mine:
+            return
+        epochs = self._epochs_of(mine)
+        for number in mine:
+            self._topic.leave(self.cursors.pop(number))
+        if self._last_commits is None:
+            commits = await self._assignment.revoked(mine)
+        else:
+            commits = await asyncio.shield(self._last_commits)
+        waiting = {each: self._to_commit.pop(each) for each in mine if each in self._to_commit}
+        await self._wait_for_commit()
+        last = {number: each for number, each in {**waiting, **commits}.items() if number in mine}
+        if last:
+            try:
+                await self._commit(last, epochs)
+            except LogError as error:
+                # The next one goes back to its last commit: duplicates, no loss.
+                log.warning("the last commit of %s failed: %s", self.group, error)
+        self._committed.set()
+
+    def lose(self, numbers: Collection[int]) -> None:
+        """They belong to somebody else: nothing may be committed."""
+        mine = sorted(self.cursors.keys() & set(numbers))
+        for number in mine:
+            self._topic.leave(self.cursors.pop(number))
+            self._to_commit.pop(number, None)
+        if mine and not self.is_closing:
+            self._assignment.lost(mine)
+
+    def fail(self, error: LogError) -> None:
+        """Every read raises it; what was delivered since the last commit will be again."""
+        self._failure = error
+        self.lose(list(self.cursors))
+        self._committed.set()
+        self._wake()
+
+    # Commits
+
+    def commit(self, commits: Commits) -> None:
+        for number, each in commits.items():
+            # Kafka refuses longer ones with their offsets; those before them would be lost here.
+            if number in self.cursors and len(each.metadata) <= MAX_METADATA:
+                self._to_commit[number] = each
+
+    @property
+    def to_commit(self) -> Mapping[int, OffsetAndMetadata]:
+        """What may be committed now: nothing, as long as a commit is under way."""
+        return self._to_commit if self._committing is None else {}
+
+    def begin_commit(self) -> None:
+        """Commit what waits, without waiting for it."""
+        commits, self._to_commit = self._to_commit, {}
+        self._committing = asyncio.create_task(self._commit_regularly(commits))
+
+    async def _commit_regularly(self, commits: dict[int, OffsetAndMetadata]) -> None:
+        try:
+            await self._commit(commits, self._epochs_of(commits))
+        except GroupHasMembers as error:
+            self.fail(error)
+        except LogError as error:
+            log.info("a commit of %s failed, and is made again: %s", self.group, error)
+            again = {number: each for number, each in commits.items() if number in self.cursors}
+            self._to_commit = {**again, **self._to_commit}
+        finally:
+            self._committing = None
+            self._committed.set()
+
+    async def _commit(self, commits: Commits, epochs: Mapping[int, int]) -> None:
+        whole = {
+            number: Commit(each.offset, each.metadata, epochs[number])
+            for number, each in commits.items()
+        }
+        await self._offsets.commit(self.group, self._topic.name, whole)
+
+    def _epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
+        """The leader epoch of the last record read; too low a one would be taken for a loss."""
+        found: dict[int, int] = {}
+        for number in numbers:
+            cursor = self.cursors.get(number)
+            known = self._epochs.get(number, NO_EPOCH)
+            if cursor is not None and cursor.buffer is not None:
+                known = self._epochs[number] = max(known, cursor.buffer.epoch)
+            found[number] = known
+        return found
+
+    async def _wait_for_commit(self) -> None:
+        while self._committing is not None:
+            self._committed.clear()
+            await self._committed.wait()
+
+    # Closing
+
+    async def close(self, timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        self.is_closing = True
+        self._wake()
+        try:
+            async with asyncio.timeout_at(deadline):
+                if self.cursors:
+                    for cursor in self.cursors.values():
+                        self._topic.leave(cursor)
+                    revoking = self._assignment.revoked(sorted(self.cursors))
+                    self._last_commits = asyncio.ensure_future(revoking)
+                    self.commit(await self._last_commits)
+                while self._failure is None and (self._to_commit or self._committing is not None):
+                    self._committed.clear()
+                    await self._committed.wait()
+        except TimeoutError:
+            log.warning("the last commit of %s was not made within a bound", self.group)
+        finally:
+            self.cursors.clear()
+            self._topic.detach(self)
+            if self._committing is not None:
+                with suppress(asyncio.CancelledError):
+                    self._committing.cancel()

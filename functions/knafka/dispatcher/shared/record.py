@@ -1,0 +1,88 @@
+"""A record that many drains get: taken apart once, and its request made once for each form."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from knafka.core.errors import InvalidEvent
+from knafka.core.http_binding import request_of
+from knafka.core.kafka_binding import Envelope, RecordHeaders, read
+from knafka.dispatcher.parsing import Format
+from knafka.ports.log import Record
+
+
+class SharedRecord:
+    """A `Record` that keeps what was asked of it."""
+
+    __slots__ = ("_headers", "_offset", "_partition", "_problem", "_record", "_value", "parsed",
+                 "requests")  # fmt: skip
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._partition = record.partition()
+        self._offset = record.offset()
+        self._value = record.value()
+        self._headers: RecordHeaders | None = None
+        self._problem: Exception | None = None
+        try:
+            self._headers = record.headers()
+        except Exception as error:  # a SystemError for a name that isn't UTF-8
+            self._problem = error
+        self.parsed: Envelope | InvalidEvent | None = None
+        self.requests: dict[tuple[Format, bytes], tuple[bytes, bytes]] = {}
+
+    def topic(self) -> str:
+        return self._record.topic()
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes | None:
+        return self._record.key()
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> RecordHeaders | None:
+        if self._problem is not None:
+            raise self._problem.with_traceback(None)
+        return self._headers
+
+    def timestamp(self) -> tuple[int, int]:
+        return self._record.timestamp()
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return len(self._value or b"") + 1000
+
+
+class SharedParser:
+    """A `Parser` for `SharedRecord`s. What one drain has found is what all are given: nobody may
+    change it."""
+
+    def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
+        shared = cast(SharedRecord, record)
+        found = shared.parsed
+        if found is None:
+            try:
+                found = read(headers, shared.value())
+            except InvalidEvent as error:
+                found = error
+            shared.parsed = found
+        if isinstance(found, InvalidEvent):
+            raise found.with_traceback(None)
+        return found
+
+    def request(
+        self, record: Record, envelope: Envelope, form: Format, prefix: bytes
+    ) -> tuple[bytes, bytes]:
+        requests = cast(SharedRecord, record).requests
+        found = requests.get((form, prefix))
+        if found is None:
+            head, body = request_of(envelope, form)
+            found = requests[form, prefix] = prefix + head, body
+        return found

@@ -1,0 +1,103 @@
+"""Offsets of groups that have no members, on a real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+from confluent_kafka import KafkaError, TopicPartition
+from support.kafka import Kafka, MakeTopic
+from support.logs import Owner
+
+from knafka.clients import kafka_offsets
+from knafka.clients.kafka_membership import GroupProtocol
+from knafka.clients.kafka_offsets import KafkaOffsets
+from knafka.clients.kafka_reader import KafkaReader
+from knafka.core.errors import LogError
+from knafka.core.progress import MAX_METADATA
+from knafka.ports.shared_log import Commit, GroupHasMembers
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+async def offsets(kafka: Kafka) -> AsyncIterator[KafkaOffsets]:
+    offsets = KafkaOffsets({"bootstrap.servers": kafka.bootstrap_servers})
+    yield offsets
+    await offsets.close()
+
+
+async def known(offsets: KafkaOffsets, group: str, topic: str) -> None:
+    """Wait until the broker knows the topic, which was made a moment ago."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await offsets.commit(group, topic, {0: Commit(0)})
+            except LogError as error:
+                if not error.unknown_topic:
+                    raise
+            else:
+                return
+
+
+async def test_a_commit_keeps_its_metadata_and_its_leader_epoch(
+    offsets: KafkaOffsets, topic: MakeTopic
+) -> None:
+    name, group = topic(partitions=3), uuid.uuid4().hex
+    assert await offsets.committed(group, name, {0, 1, 2}) == {}
+    await known(offsets, group, name)
+    commits = {0: Commit(5, "x" * MAX_METADATA, 0), 2: Commit(7)}
+    await offsets.commit(group, name, commits)
+    assert await offsets.committed(group, name, {0, 1, 2}) == commits
+    await offsets.commit(group, name, {2: Commit(8, "ü", 0)})
+    assert await offsets.committed(group, name, {0, 2}) == {**commits, 2: Commit(8, "ü", 0)}
+
+
+async def test_what_kafka_refuses_is_raised(offsets: KafkaOffsets, topic: MakeTopic) -> None:
+    name, group = topic(), uuid.uuid4().hex
+    await known(offsets, group, name)
+    with pytest.raises(LogError, match="metadata"):
+        await offsets.commit(group, name, {0: Commit(1, "x" * 5000)})
+    with pytest.raises(LogError, match="Unknown topic"):
+        await offsets.commit(group, f"{name}-not-there", {0: Commit(1)})
+
+
+@pytest.mark.parametrize("protocol", list(GroupProtocol))
+async def test_a_group_with_members_is_theirs(
+    kafka: Kafka, offsets: KafkaOffsets, topic: MakeTopic, protocol: GroupProtocol
+) -> None:
+    name, group = topic(), uuid.uuid4().hex
+    connection = {"bootstrap.servers": kafka.bootstrap_servers}
+    owner = Owner()
+    await known(offsets, group, name)
+    reader = KafkaReader(connection, group, name, owner, protocol)
+    while not owner.owned:
+        await reader.read(1, 0.2)
+    with pytest.raises(GroupHasMembers):
+        await offsets.commit(group, name, {0: Commit(9)})
+    with pytest.raises(GroupHasMembers):
+        await offsets.committed(group, name, {0})
+    await reader.close(10)
+    assert await offsets.committed(group, name, {0}) == {0: Commit(0)}
+    await offsets.commit(group, name, {0: Commit(9)})
+
+
+async def test_a_coordinator_that_is_another_one_is_asked_by_another_client(
+    offsets: KafkaOffsets, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, group = topic(), uuid.uuid4().hex
+    await known(offsets, group, name)
+    monkeypatch.setattr(kafka_offsets, "REOPEN_AFTER", 0.0)
+    first = offsets._calls
+    commit_once = offsets._try
+
+    async def asked(group: str, wanted: list[TopicPartition]) -> KafkaError | None:
+        if offsets._calls is first:
+            return KafkaError(KafkaError.NOT_COORDINATOR)
+        return await commit_once(group, wanted)
+
+    monkeypatch.setattr(offsets, "_try", asked)
+    await offsets.commit(group, name, {0: Commit(3)})
+    assert await offsets.committed(group, name, {0}) == {0: Commit(3)}

@@ -1,0 +1,231 @@
+"""Groups that share one read of a topic, on fake time: who reads where, and who may commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from support.drains import until
+from support.logs import Owner, shared_memory
+
+from knafka.clients.memory_log import MemoryLog, MemoryReader
+from knafka.clients.memory_shared import MemoryMember
+from knafka.core.errors import LogError
+from knafka.dispatcher.shared.fetcher import Limits
+from knafka.dispatcher.shared.reader import GroupReader
+from knafka.ports.log import OffsetAndMetadata, Positions, Record
+from knafka.ports.shared_log import GroupHasMembers
+
+pytestmark = pytest.mark.looptime
+
+TOPIC = "events"
+LIMITS = Limits(ahead=100, records=500, spare=50)
+
+
+class World:
+    def __init__(self) -> None:
+        self.memory = MemoryLog()
+        self.memory.create(TOPIC)
+        self.shared = shared_memory(self.memory, "shard", TOPIC, LIMITS)
+        self.readers: list[GroupReader] = []
+
+    def append(self, count: int) -> None:
+        for _ in range(count):
+            self.memory.store(TOPIC, b"k", b"v", None)
+
+    def commit(self, group: str, offset: int) -> None:
+        self.memory.group(group).committed[TOPIC, 0] = OffsetAndMetadata(offset)
+
+    def committed(self, group: str) -> int | None:
+        found = self.memory.group(group).committed.get((TOPIC, 0))
+        return found and found.offset
+
+    def reader(self, group: str, owner: Owner | None = None) -> GroupReader:
+        self.readers.append(self.shared.reader(group, owner or Owner()))
+        return self.readers[-1]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(each.close(5) for each in self.readers))
+        await self.shared.close()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    yield world
+    await world.close()
+
+
+async def read(reader: GroupReader, count: int, owner: Owner | None = None) -> Sequence[Record]:
+    records: list[Record] = []
+    async with asyncio.timeout(100):
+        while len(records) < count:
+            some = await reader.read(count - len(records), 1.0)
+            if owner is not None:
+                owner.saw(some)
+            records += some
+    return records
+
+
+def offsets(records: Sequence[Record]) -> list[int]:
+    return [each.offset() for each in records]
+
+
+async def test_groups_near_each_other_are_given_the_same_records_from_one_read(
+    world: World,
+) -> None:
+    world.append(200)
+    for number in range(5):
+        world.commit(f"group-{number}", number * 10)
+    readers = [world.reader(f"group-{number}") for number in range(5)]
+    found = [await read(each, 200 - number * 10) for number, each in enumerate(readers)]
+    for number, records in enumerate(found):
+        assert offsets(records) == list(range(number * 10, 200))
+    assert all(each[-1] is found[0][-1] for each in found), "one record for all"
+    assert len(world.shared.fetchers) == 1
+
+
+async def test_a_group_that_takes_nothing_keeps_nobody_from_reading(world: World) -> None:
+    stuck, quick = world.reader("stuck"), world.reader("quick")
+    world.append(5000)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert offsets(await read(quick, 5000)) == list(range(5000))
+    # One wait for the slow group, when the buffer was full for the first time.
+    assert loop.time() - began < 3 * LIMITS.patience
+    held = [
+        each.behind - each.first for at in world.shared.fetchers for each in at.buffers.values()
+    ]
+    assert max(held) <= LIMITS.records + LIMITS.ahead + 500, "memory is bounded"
+    assert offsets(await read(stuck, 5000)) == list(range(5000))
+
+
+async def test_a_group_that_lags_far_behind_reads_by_itself_until_it_has_caught_up(
+    world: World,
+) -> None:
+    world.append(5000)
+    world.commit("late", 0)
+    world.commit("early", 4990)
+    late, early = world.reader("late"), world.reader("early")
+    assert offsets(await read(early, 10)) == list(range(4990, 5000))
+    assert offsets(await read(late, 1000)) == list(range(1000))
+    assert len(world.shared.fetchers) == 2
+    world.append(100)
+    assert offsets(await read(early, 100)) == list(range(5000, 5100))
+    assert offsets(await read(late, 4100)) == list(range(1000, 5100))
+    await until(lambda: len(world.shared.fetchers) == 1)
+    world.append(10)
+    mine, others = await read(late, 10), await read(early, 10)
+    assert mine[0] is others[0]
+
+
+async def test_groups_that_lag_together_share_their_read_too(world: World) -> None:
+    world.append(5000)
+    for number in range(10):
+        world.commit(f"late-{number}", 100 + number)
+    world.commit("early", 5000)
+    late = [world.reader(f"late-{number}") for number in range(10)]
+    world.reader("early")
+    for number, reader in enumerate(late):
+        assert offsets(await read(reader, 50)) == list(range(100 + number, 150 + number))
+    assert len(world.shared.fetchers) == 2
+
+
+async def test_a_group_with_members_is_left_to_them(world: World) -> None:
+    """An `own` dispatcher lives still: what it has delivered isn't all committed."""
+    other = MemoryReader(world.memory, "group", TOPIC, Owner())
+    await other.read(1, 0.1)
+    world.append(1)
+    reader = world.reader("group")
+    with pytest.raises(GroupHasMembers):
+        await reader.read(1, 10)
+    await other.close(1)
+
+
+async def test_who_joins_a_group_takes_its_partitions_from_the_shared_reader(world: World) -> None:
+    world.append(10)
+    owner, neighbour = Owner(), Owner()
+    reader, beside = world.reader("group", owner), world.reader("neighbour", neighbour)
+    await read(reader, 5, owner)
+    await read(beside, 10, neighbour)
+    other = MemoryReader(world.memory, "group", TOPIC, Owner())
+    assert offsets(await other.read(100, 0.1)) == list(range(10))
+    reader.commit({0: OffsetAndMetadata(5)})
+    with pytest.raises(GroupHasMembers):
+        await read(reader, 10)
+    assert (owner.losses, owner.owned) == ([[0]], set())
+    assert world.committed("group") is None
+    beside.commit({0: OffsetAndMetadata(10)})
+    await until(lambda: world.committed("neighbour") == 10)
+    await other.close(1)
+
+
+async def test_a_process_that_kafka_does_not_know_any_more_commits_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still for longer than its session: others have its partitions, and are further."""
+    known = False
+
+    async def confirm(self: MemoryMember, positions: Positions) -> bool:
+        return known
+
+    monkeypatch.setattr(MemoryMember, "confirm", confirm)
+    world.append(10)
+    reader = world.reader("group")
+    await read(reader, 5)
+    world.commit("group", 9)
+    reader.commit({0: OffsetAndMetadata(5)})
+    await asyncio.sleep(10)
+    assert world.committed("group") == 9
+    known = True
+    await until(lambda: world.committed("group") == 5)
+
+
+async def test_a_confirmation_that_came_late_counts_for_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes = 5.0
+
+    async def confirm(self: MemoryMember, positions: Positions) -> bool:
+        await asyncio.sleep(takes)
+        return True
+
+    monkeypatch.setattr(MemoryMember, "confirm", confirm)
+    world.append(10)
+    reader = world.reader("group")
+    await read(reader, 5)
+    reader.commit({0: OffsetAndMetadata(5)})
+    await asyncio.sleep(20)
+    assert world.committed("group") is None
+    takes = 0.1
+    await until(lambda: world.committed("group") == 5)
+
+
+async def test_partitions_that_go_to_another_process_are_committed_for_every_group_first(
+    world: World,
+) -> None:
+    world.append(10)
+    owners = [Owner() for _ in range(3)]
+    readers = [world.reader(f"group-{number}", owner) for number, owner in enumerate(owners)]
+    for number, (reader, owner) in enumerate(zip(readers, owners, strict=True)):
+        await read(reader, 4 + number, owner)
+    for reader in readers:
+        await reader.close(5)
+    world.readers.clear()
+    assert [world.committed(f"group-{number}") for number in range(3)] == [4, 5, 6]
+
+
+async def test_a_log_that_fails_ends_the_reads_of_those_who_are_in_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.append(10)
+    reader = world.reader("group")
+    await read(reader, 10)
+
+    async def fail(self: MemoryMember, timeout: float) -> None:
+        raise LogError("Broker: Group authorization failed")
+
+    monkeypatch.setattr(MemoryMember, "serve", fail)
+    with pytest.raises(LogError, match="authorization"):
+        await read(reader, 1)

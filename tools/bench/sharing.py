@@ -1,0 +1,88 @@
+"""Many Triggers of one Broker: a process for each, all in one, and all in one with one read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from bench.dispatching import KEYS, PARTITIONS, wait
+from bench.growth import JOINING
+from bench.results import OURS, Results
+from bench.targets import External, Running, dispatcher, shard
+from bench.world import World, resident_mb
+
+OWN: Final = "own"
+APART: Final = "shared, each reads"
+TOGETHER: Final = "shared, one read"
+HOWS: Final = (OWN, APART, TOGETHER)
+NONE_WANT: Final = [{"exact": {"type": "com.example.nobody"}}]
+STEP: Final = 5.0
+"""Seconds for which idle Triggers are measured."""
+SETTLING: Final = 3.0
+"""Seconds before that in which they may come to rest."""
+
+
+async def sharing_case(world: World, results: Results, externals: Sequence[External]) -> None:
+    """Every Trigger takes every event; then nothing happens; then events that one of them takes."""
+    sizes = (1, 3) if world.options.quick else (1, 10, 50, 200)
+    deliveries = int(world.sized(60_000, 6_000))
+    for _ in range(world.options.runs):
+        for triggers in sizes:
+            for how in HOWS:
+                if how == OWN and triggers > 50:
+                    continue
+                results.add(
+                    f"{how}: {triggers}", OURS, **await _measure(world, how, deliveries, triggers)
+                )
+    if (1, 50)[0] in sizes and 50 in sizes:
+        many, alone = f"{TOGETHER}: 50", f"{OWN}: 1"
+        ratio = results.to_other(many, alone, "cpu_us")
+        results.at_most("CPU a delivery of 50 that share, × one alone", ratio, 0.6)
+        results.at_most("their memory, MB", results.middle(many, "rss_mb"), 400)
+
+
+async def _measure(world: World, how: str, deliveries: int, triggers: int) -> dict[str, Any]:
+    await world.reset_sink(KEYS)
+    count = max(2_000, deliveries // triggers)
+    async with world.topic(PARTITIONS) as topic, running(world, how, topic, triggers) as target:
+        await world.fill(topic, JOINING, partitions=PARTITIONS, keys=KEYS)
+        await wait(world, target, JOINING * triggers)
+        await world.fill(topic, count, first_id=JOINING, partitions=PARTITIONS, keys=KEYS)
+        found: dict[str, Any] = await wait(world, target, (JOINING + count) * triggers)
+        await asyncio.sleep(SETTLING)
+        before = cpu_seconds(target.pids)
+        await asyncio.sleep(STEP)
+        found["idle_ms_per_s"] = (cpu_seconds(target.pids) - before) / STEP * 1000
+        found["idle_mb"] = resident_mb(target.pids)
+        found["threads"] = sum(threads(each) for each in target.pids)
+    return found
+
+
+@asynccontextmanager
+async def running(world: World, how: str, topic: str, triggers: int) -> AsyncIterator[Running]:
+    if how != OWN:
+        async with shard(world, topic, triggers, one_read=how == TOGETHER) as target:
+            yield target
+        return
+    async with AsyncExitStack() as stack:
+        targets = [
+            await stack.enter_async_context(dispatcher(world, OURS, topic, f"/trigger-{number}"))
+            for number in range(triggers)
+        ]
+        yield Running(OURS, [pid for each in targets for pid in each.pids])
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """User and system time of the processes, all threads."""
+    total = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / 100
+
+
+def threads(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[17])
