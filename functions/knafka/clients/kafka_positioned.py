@@ -1,4 +1,4 @@
-"""A reader that is told where to read: `ports.shared_log.PositionedReader` on a consumer.
+"""A reader of given positions: `ports.shared_log.PositionedReader` on a consumer.
 
 It never joins a group, so it may be slow without being thrown out of one.
 """

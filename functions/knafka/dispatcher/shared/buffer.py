@@ -40,7 +40,7 @@ class CursorOwner(Protocol):
 class Cursor:
     """One group's place in one partition."""
 
-    __slots__ = ("buffer", "index", "number", "offset", "owner", "paused", "told")
+    __slots__ = ("buffer", "index", "number", "offset", "owner", "paused", "reported")
 
     def __init__(self, number: int, offset: int, owner: CursorOwner) -> None:
         self.owner = owner
@@ -48,8 +48,8 @@ class Cursor:
         self.offset = offset
         """Of the next record for the group, or one below it: all before were given."""
         self.paused = False
-        self.told = -1
-        """The last end that was told."""
+        self.reported = -1
+        """The last end that the group was given."""
         self.buffer: PartitionBuffer | None = None
         self.index = 0
         """In the buffer, counted from its first record ever."""
@@ -115,7 +115,7 @@ class PartitionBuffer:
         self.fastest = max(self.fastest, cursor.index)
         if cursor.index < self.behind:
             cursor.owner.notify(self.number, True)
-        elif self.reached > cursor.told:
+        elif self.reached > cursor.reported:
             cursor.owner.notify(self.number, False)
 
     def leave(self, cursor: Cursor) -> None:
@@ -151,10 +151,10 @@ class PartitionBuffer:
         return some
 
     def end_for(self, cursor: Cursor) -> int | None:
-        """The partition's end, if a group has taken all up to it and wasn't told."""
-        if cursor.index < self.behind or self.reached != self.end or self.end <= cursor.told:
+        """The partition's end, if a group has taken all up to it and does not have it."""
+        if cursor.index < self.behind or self.reached != self.end or self.end <= cursor.reported:
             return None
-        cursor.told = self.end
+        cursor.reported = self.end
         cursor.offset = max(cursor.offset, self.end)
         return self.end
 

@@ -63,7 +63,7 @@ class GroupReader:
         self._assignment = assignment
         self._offsets = offsets
         self._news: dict[int, None] = {}
-        """Partitions with records that weren't taken, or an end that wasn't told."""
+        """Partitions with records that weren't taken, or an end that was not given."""
         self._waiter: asyncio.Future[None] | None = None
         self._failure: LogError | None = None
         self._epochs: dict[int, int] = {}
@@ -163,7 +163,7 @@ class GroupReader:
     def restart(self, cursor: Cursor) -> None:
         """Its log has no such offset: it is another partition, read from its start."""
         number = cursor.number
-        cursor.offset, cursor.told, cursor.paused = 0, -1, False
+        cursor.offset, cursor.reported, cursor.paused = 0, -1, False
         self._to_commit.pop(number, None)
         self._epochs.pop(number, None)
         self._assignment.lost([number])
