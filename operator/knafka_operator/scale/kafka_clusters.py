@@ -3,7 +3,7 @@
 Brokers that reach the same servers with the same Secret share one. It stays for as long as one of
 them, or a Trigger, makes use of it, also while its ConfigMap is missing. Twice a second a Kafka is
 asked for the ends of its topics, in one request: those that moved wake their Triggers. So an idle
-Trigger costs nothing by itself. A topic that rests is asked for in one of four of these looks:
+Trigger costs nothing by itself. A topic that rests is asked for in one of eight of these looks:
 
     rests    nothing writes to it (`resting`), nobody drains it, and it hasn't moved for a minute
 
@@ -27,7 +27,7 @@ from knafka_operator.scale.scaler import Drains, Scaler
 
 LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks at the ends of topics."""
-TURNS: Final = 4
+TURNS: Final = 8
 """Looks of which one is at a topic that rests."""
 REST_AFTER: Final = 60.0
 """Seconds without anything new after which a topic may rest."""
