@@ -79,22 +79,31 @@ class GroupReader:
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
         self.ends = {}
-        while not (records := self._take(limit)):
-            left = deadline - loop.time()
-            if self._failure is not None:
-                raise self._failure
-            if left <= 0 or self.is_closing:
-                break
-            self._waiter = loop.create_future()
-            timer = loop.call_later(left, self._wake)
-            try:
+        records = self._take(limit)
+        if records or self._failure is not None or self.is_closing or timeout <= 0:
+            return self._or_failure(records)
+        # One timer, not the clock again: after a timer it may still be a hair before the time.
+        over = loop.create_future()
+        timer = loop.call_later(timeout, self._end_wait, over)
+        try:
+            while not (records or over.done() or self.is_closing or self._failure is not None):
+                self._waiter = loop.create_future()
                 await self._waiter
-            finally:
-                timer.cancel()
-                self._waiter = None
+                records = self._take(limit)
+        finally:
+            timer.cancel()
+            self._waiter = None
+        return self._or_failure(records)
+
+    def _or_failure(self, records: list[Record]) -> list[Record]:
+        if not records and self._failure is not None:
+            raise self._failure
         return records
+
+    def _end_wait(self, over: asyncio.Future[None]) -> None:
+        over.set_result(None)
+        self._wake()
 
     def _take(self, limit: int) -> list[Record]:
         records: list[Record] = []
