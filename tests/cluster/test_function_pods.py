@@ -96,36 +96,3 @@ def test_a_trigger_whose_function_has_never_run_is_ready_and_delivers(
         assert installed.cluster.pods(namespace, "orders-kn-dispatcher") == []
         assert installed.send(address, "one").status_code == 202
         subscriber.wait_for(1)
-
-
-def test_a_function_that_cannot_start_is_told_at_the_first_event_if_it_starts_at_zero(
-    installed: Installation, namespace: str
-) -> None:
-    """The price of KNAFKA_INITIAL_SCALE=0, and the event is delivered once it is mended."""
-    subscriber = installed.subscriber(namespace)
-    address = installed.broker(namespace)
-    good, broken = (installed.cluster.image(each) for each in ("knafka", "knafka-quickstart"))
-    try:
-        with installed.settings(KNAFKA_INITIAL_SCALE="0"):
-            installed.trigger(namespace, "orders", subscriber.ref)
-            set_image(installed, broken)
-            installed.until_condition(
-                "broker", "default", namespace, "DataPlaneAvailable", "FunctionNotReady"
-            )
-            assert installed.send(address, "one").status_code == 202
-            installed.until_condition(
-                "trigger", "orders", namespace, "SubscriptionReady", "FunctionNotReady"
-            )
-            set_image(installed, good)
-            installed.until_ready("trigger", "orders", namespace, within=120)
-            subscriber.wait_for(1)
-    finally:
-        set_image(installed, good)
-
-
-def set_image(installed: Installation, image: str) -> None:
-    """Another image for the functions, not for the operator."""
-    installed.cluster.kubectl(
-        "set", "env", "-n", "knafka", "deploy/knafka-operator", f"KNAFKA_IMAGE={image}"
-    )
-    installed.until_running()
