@@ -129,7 +129,9 @@ def transact(
 
 def fill(bootstrap_servers: str, topic: str, keys: int, per_key: int) -> None:
     """Store numbered events, as `traffic.Sender` sends them: `per_key` for each of the keys."""
-    producer = Producer({"bootstrap.servers": bootstrap_servers, "batch.size": 16_384})
+    # Idempotent: a topic that was just made refuses some batches, which would go behind later ones.
+    settings = {"batch.size": 16_384, "enable.idempotence": True}
+    producer = Producer({"bootstrap.servers": bootstrap_servers, **settings})
     for number in range(per_key):
         for key in range(keys):
             named = {"specversion": "1.0", "id": f"{key}-{number}", "source": "/s", "type": "t"}
