@@ -28,7 +28,7 @@ Connection: TypeAlias = Mapping[str, Any]
 READING: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    # Where to begin is said with each assignment; an offset that isn't there is told.
+    # Each assignment has its start offsets; one that isn't there is an error.
     "auto.offset.reset": "error",
     # Behind the last record may lie a transaction's marker, which no record shows.
     "enable.partition.eof": True,

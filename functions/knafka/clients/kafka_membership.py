@@ -92,7 +92,7 @@ class Membership:
     """One consumer in one group, on one topic, with cooperative rebalancing.
 
     `protocol` is the one to try first: where a broker doesn't offer it, it becomes `CLASSIC`. One
-    that doesn't read (`reads`) is told of its partitions, without what was committed of them.
+    that doesn't read (`reads`) gets its partitions, without what was committed of them.
     """
 
     def __init__(

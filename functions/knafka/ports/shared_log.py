@@ -1,7 +1,7 @@
 """The log as a shared dispatcher uses it: one read of a topic, and the offsets of many groups.
 
 `GroupMember` says which partitions this process has, by a group that commits nothing of its own.
-`PositionedReader` reads them from where it is told. `GroupOffsets` keeps the position of each
+`PositionedReader` reads them from given positions. `GroupOffsets` keeps the position of each
 Trigger's group, of which nobody is a member. Why not one `LogReader` for each group:
 docs/decisions/0018-shared-dispatchers.md. Real Kafka and memory pass one contract suite.
 """
@@ -66,13 +66,13 @@ class GroupOffsets(Protocol):
 
 
 class GroupMember(Protocol):
-    """A member of a group that is told which partitions are this process's, and reads none.
+    """A member of a group that learns which partitions are this process's, and reads none.
 
-    Its `Assignment` is told of no commits, and those that `revoked` gives are not made.
+    Its `Assignment` gets no commits, and those that `revoked` returns are not made.
     """
 
     async def serve(self, timeout: float) -> None:
-        """Stay a member for about `timeout` seconds; in it `Assignment` is told. Raises
+        """Stay a member for about `timeout` seconds; `Assignment` is called in it. Raises
         `LogError`."""
         ...
 
