@@ -301,7 +301,7 @@ class Operator:
 
 
 def _state(scaled: TriggerStatus) -> tuple[bool, ...]:
-    """What of a Trigger's scaling is told at once, and what `delivering` goes by."""
+    """What of a Trigger's scaling is published as soon as it changes."""
     congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
     return scaled.lag is None, scaled.replicas > 0, scaled.error is None, congested, beyond_end
 

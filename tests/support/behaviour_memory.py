@@ -81,7 +81,7 @@ class MemoryDrains:
 
 
 class _Controlled(OperatorWorld):
-    """An operator that asks through the leader's cache, so that it is told of what it looked at."""
+    """An operator behind the leader's cache: changes of what it has read reconcile again."""
 
     subscriber: ScriptedSubscriber
 

@@ -45,7 +45,7 @@ SASL = {
 async def test_the_installations_credentials_never_go_to_other_servers(
     world: OperatorWorld, project: bool
 ) -> None:
-    """Whoever may write a ConfigMap would be sent them by naming servers of its own."""
+    """Else a user who may write a ConfigMap gets them by naming servers of their own."""
     world.declare_secret("knafka", "kafka", **SASL)
     given = {"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "kafka"}
     world.configure(*INSTALLATION, **given)

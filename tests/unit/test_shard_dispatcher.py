@@ -1,5 +1,5 @@
-"""A dispatcher with many Egresses: who is drained, what is told of whom, and that nobody feels
-what another one's subscriber does. On fake time."""
+"""A dispatcher with many Egresses: which one is drained, the progress and metrics of each, and
+that no subscriber slows another Egress down. On fake time."""
 
 from __future__ import annotations
 
