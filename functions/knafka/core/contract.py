@@ -272,14 +272,29 @@ class Egress(Model):
 
 
 class Shard(Model):
-    """Many Egresses of one Kafka, in one dispatcher (docs/decisions/0018-shared-dispatchers.md)."""
+    """Many Egresses of one Broker in one dispatcher (docs/decisions/0018-shared-dispatchers.md).
+
+    Which ones stands in a topic that the dispatcher follows, so that one more is no new Revision
+    (docs/decisions/0019-contract-topic.md).
+    """
 
     group: Annotated[str, Field(min_length=1)]
-    """By it a shard's pods divide the partitions among them. What is delivered is committed for
-    each Egress's own group."""
-    egresses: Annotated[tuple[Egress, ...], Field(min_length=1)]
+    """The shard's name. By a group of that name its pods divide the partitions among them; what is
+    delivered is committed for each Egress's own group."""
+    kafka: Kafka | None = None
+    contract_topic: str = ""
+    """Compacted: the key is an Egress's group, the value a `SharedEgress` or a tombstone."""
+    egresses: tuple[Egress, ...] = ()
     one_read: bool = True
     """Whether a topic is read once for all of them; else each reads it as a member of its group."""
+
+
+class SharedEgress(Model):
+    """An Egress and the shard that has it: one record of a contract's topic."""
+
+    shard: Annotated[str, Field(min_length=1)]
+    """`Shard.group`."""
+    egress: Egress
 
 
 def parse_ingresses(text: str) -> Sequence[Ingress]:

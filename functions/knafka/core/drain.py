@@ -42,6 +42,8 @@ class DrainRequest(Model):
     """Digest of the Egress to drain by. While a changed Trigger is rolled out its old Revision
     still answers; a dispatcher that has another Egress refuses, since what the old filter passes
     over would be lost to the new one."""
+    shard: str | None = None
+    """`Shard.group` of a dispatcher with many Egresses: all of them are to drain."""
 
 
 class Ended(StrEnum):
@@ -113,3 +115,16 @@ class DrainProgress(Model):
     @property
     def counts(self) -> Counts:
         return Counts(*(getattr(self, name) for name in COUNTED))
+
+
+class ShardProgress(Model):
+    """Progress of a dispatcher with many Egresses."""
+
+    contract: int
+    """Offset in the contract's topic before which it delivers by every record: drains of what was
+    there before have ended."""
+    egresses: dict[str, DrainProgress] = Field(default_factory=dict)
+    """By group, those that have changed since the last line; all of them in a request's first and
+    last one. One that failed has an `error`, and begins again by itself."""
+    ended: Ended | None = None
+    error: str | None = None

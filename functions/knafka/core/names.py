@@ -26,6 +26,12 @@ DEAD_LETTERS: Final = f"{OURS}dead-letters-"
 REPLAYS: Final = f"{OURS}replays-"
 """What every replay topic's name begins with."""
 
+CONTRACTS: Final = f"{OURS}contract-"
+"""What the name of every topic with a contract begins with."""
+
+SHARDS: Final = f"{OURS}shard-"
+"""What the name of every shard's consumer group begins with."""
+
 LABEL: Final = 63
 """Kubernetes' limit for a name that is part of a host name, in characters."""
 
@@ -82,6 +88,16 @@ def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:
 def replay_topic(namespace: str, broker: str, trigger: str) -> str:
     """Where a Trigger's dead letters are sent again; its consumer group has the same name."""
     return _distinct(REPLAYS, namespace, broker, trigger)
+
+
+def contract_topic(namespace: str, broker: str) -> str:
+    """Where a Broker's shared dispatchers find what they deliver."""
+    return _distinct(CONTRACTS, namespace, broker)
+
+
+def shard_group(namespace: str, broker: str, number: int) -> str:
+    """The name of one of a Broker's shards, and of the consumer group of its pods."""
+    return _distinct(SHARDS, namespace, broker, str(number))
 
 
 def is_topic(name: str) -> bool:
