@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from knafka.core.errors import KnafkaError
-from knafka.ports.log import LogAdmin
+from knafka.ports.log import LogAdmin, LogWriter
 from knafka_operator.decide import services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.delivery_status import delivering, scaling
@@ -28,9 +28,10 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
-from knafka_operator.reconcile.probe import probe
+from knafka_operator.reconcile.probe import probe, wake
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
+from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import States, broker_of
 from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.reconcile.work_queue import WorkQueue
@@ -73,11 +74,14 @@ class Operator:
         *,
         drains: Drains | None = None,
         probe: Callable[[str], Awaitable[None]] = probe,
+        wake: Callable[[str], Awaitable[None]] = wake,
+        open_writer: Callable[[Mapping[str, Any]], LogWriter] | None = None,
     ) -> None:
-        """`connect` gives the admin client of a Kafka by librdkafka's configuration.
+        """`connect` gives the admin client of a Kafka by librdkafka's configuration, and
+        `open_writer` a writer; without that, every Trigger has a dispatcher of its own.
 
-        `drains` are those of HTTP where none are given; `probe` raises `NotReady` for an address
-        that doesn't answer.
+        `drains` are those of HTTP where none are given. `probe` raises `NotReady` for an address
+        that doesn't answer, and so does `wake`, which has a pod of a dispatcher run.
         """
         self.settings = settings
         self.states = States()
@@ -90,9 +94,11 @@ class Operator:
             self._used_kafkas,
             self.queue.retry_failed,
             self.states.resting,
+            open_writer,
         )
-        self.brokers = Brokers(settings, cluster, self._kafkas, self.states, probe, _now)
-        self.triggers = Triggers(settings, cluster, self.brokers, self.states, _now)
+        shards = Shards(settings, cluster, self.states, self.queue.enqueue)
+        self.brokers = Brokers(settings, cluster, self._kafkas, shards, self.states, probe, _now)
+        self.triggers = Triggers(settings, cluster, self.brokers, shards, self.states, wake, _now)
         replays = Replays(settings, cluster, self.states)
         self._publishing: set[str] = set()
         """Namespaces where a status is being written."""
@@ -174,8 +180,11 @@ class Operator:
         # First of all: a Trigger that is just being reconciled would begin to drain again.
         self.states.broker(document).state = None
         triggers = self.states.triggers_of(identity)
-        for each in triggers:
-            await self.triggers.stop_delivery(each)
+        # Together, as what shards let go of is written together.
+        stopping = (self.triggers.stop_delivery(each) for each in triggers)
+        for failure in await asyncio.gather(*stopping, return_exceptions=True):
+            if failure is not None:
+                raise failure
         records = [self.states.triggers[each] for each in triggers if each in self.states.triggers]
         groups = [group for record in records for group in record.groups]
         await self.brokers.delete(document, groups)

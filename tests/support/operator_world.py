@@ -16,10 +16,11 @@ from typing import Any, Final
 from support.intercepted import Intercepted, Seen
 
 from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import LogError
+from knafka.ports.log import LogWriter
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.model.settings import Settings
@@ -60,11 +61,22 @@ class OperatorWorld:
 
     def _operator(self, settings: Settings) -> Operator:
         cluster: Any = Intercepted(self.cluster, self._seen)
-        return Operator(settings, cluster, self._connect, drains=QuietDrains(), probe=self._probe)
+        return Operator(
+            settings,
+            cluster,
+            self._connect,
+            drains=QuietDrains(),
+            probe=self._probe,
+            wake=self._probe,
+            open_writer=self._open_writer,
+        )
 
     def _connect(self, configuration: Mapping[str, Any]) -> Any:
         self.connected.append(configuration)
         return Intercepted(MemoryAdmin(self.log), self._kafka_is_asked)
+
+    def _open_writer(self, configuration: Mapping[str, Any]) -> LogWriter:
+        return MemoryWriter(self.log)
 
     def _kafka_is_asked(self, when: str, call: str) -> None:
         self._seen(when, call)
