@@ -89,6 +89,12 @@ def shard_name(broker: str, number: int) -> str:
     return names.child(broker, f"-kn-shard-{number}")
 
 
+def shard_number(service: Mapping[str, Any]) -> int | None:
+    """Of a shard's Service; None: it is another one's."""
+    text = (service["metadata"].get("labels") or {}).get(SHARD_NUMBER, "")
+    return int(text) if text.isdecimal() else None
+
+
 def receiver_service(
     broker: Broker, ingress: Ingress, secret: tuple[str, str] | None, settings: Settings
 ) -> Manifest:

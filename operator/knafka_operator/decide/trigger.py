@@ -259,11 +259,11 @@ def _effects(
     promised = ((seen.document.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
     record = contract.records.get(egress.group)
     shared = record is not None or egress.group in contract.leaving
-    delivered = before.egress if before is not None else record and record.egress
+    delivered = before or record
     effects: list[Effect] = []
     if (
         # Its offsets are other ones, which can't be written while a group has members.
-        (delivered is not None and _offsets(delivered) != watched.offsets())
+        (delivered is not None and _offsets(delivered.egress) != watched.offsets())
         # Before its function goes: what is in flight is settled.
         or (paused and (shared or (before is not None and not before.autoscaling.paused)))
         # Its own pods would drain unasked, from their start.

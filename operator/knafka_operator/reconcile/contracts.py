@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -163,15 +162,9 @@ class ContractLog:
             records, self.exists, self.position = (), False, 0
         found = deciding.read(records)
         reserved = {each: self.numbers[each] for each in self.numbers.keys() - self.records.keys()}
-        self._replace(self.records, found)
-        numbers = {**reserved, **deciding.numbers_of(*self.broker, found)}
-        self._replace(self.numbers, numbers)
+        self.records = found
+        self.numbers = {**reserved, **deciding.numbers_of(*self.broker, found)}
         self.known = True
-
-    @staticmethod
-    def _replace(kept: dict[str, object] | dict[str, int], by: Mapping[str, object]) -> None:
-        kept.clear()
-        kept.update(by)  # type: ignore[arg-type]
 
     async def _write(self, writes: list[_Write]) -> None:
         """Write these together; their futures say how that went."""

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from knafka.core import names
 from knafka.core.errors import LogError
@@ -24,7 +24,7 @@ from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import Manifest
 from knafka_operator.decide.shards import CONTRACT
 from knafka_operator.decide.status import NotReady
-from knafka_operator.model.cluster import Cluster
+from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING, Broker
 from knafka_operator.model.settings import Settings
@@ -77,6 +77,14 @@ class Shards:
         found.kafka = kafka  # another one after its Secret was changed
         return found
 
+    async def resume(self, broker: Document, kafka: KafkaCluster) -> ContractLog:
+        """The contract of a Broker that wasn't reconciled yet; raises `LogError`."""
+        record = self.states.broker(broker)
+        record.kafka = record.kafka or kafka
+        found = self.contract_at(record, Identity.of(broker), kafka)
+        await found.load()
+        return found
+
     def reserve(self, broker: Identity, watched: Watched) -> None:
         """Have no other Trigger get the room that this one was given."""
         if watched.place is not None:
@@ -91,7 +99,7 @@ class Shards:
         record = self.states.brokers.get(broker)
         if record is None:
             return
-        for kafka in {record.state and record.state.kafka, record.kafka} - {None}:
+        for kafka in (None if record.state is None else record.state.kafka, record.kafka):
             if record.has_contract and kafka is not None and kafka.open_writer is not None:
                 self.contract_at(record, broker, kafka)
         for contract in list(record.contracts.values()):
@@ -190,14 +198,12 @@ class Shards:
             return
         labels = {services.ROLE: services.SHARD_ROLE}
         for each in await self.cluster.list(SERVING, "Service", labels):
-            if services.is_owned(each, broker) and (number := _number(each)) is not None:
+            if (
+                services.is_owned(each, broker)
+                and (number := services.shard_number(each)) is not None
+            ):
                 record.shards.setdefault(number, ShardRecord())
         record.shards_listed = True
-
-
-def _number(service: Any) -> int | None:
-    text = (service["metadata"].get("labels") or {}).get(services.SHARD_NUMBER, "")
-    return int(text) if text.isdecimal() else None
 
 
 def _now() -> float:

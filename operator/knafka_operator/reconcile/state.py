@@ -138,8 +138,7 @@ class States:
         if record is None:
             record = self.brokers[identity] = BrokerRecord(uid)
             self.brokers_by_label[_label(identity)] = identity
-        if CONTRACT in ((document.get("status") or {}).get("annotations") or {}):
-            record.has_contract = True
+        record.has_contract = record.has_contract or has_contract(document)
         return record
 
     def broker_state(self, identity: Identity) -> BrokerState | None:
@@ -274,6 +273,11 @@ def broker_of(trigger: Document) -> Identity:
     reference = spec.get("brokerRef")
     name = spec.get("broker") or (isinstance(reference, Mapping) and reference.get("name")) or ""
     return Identity(trigger["metadata"]["namespace"], str(name))
+
+
+def has_contract(broker: Document) -> bool:
+    """Whether there is a topic with what its shared dispatchers deliver, or may be."""
+    return CONTRACT in ((broker.get("status") or {}).get("annotations") or {})
 
 
 def topic_in_status(broker: Document) -> str | None:

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from knafka.core import names
-from knafka.core.contract import Sink
 from knafka.core.documents import parse
-from knafka.core.errors import InvalidDocument, KnafkaError, LogError
-from knafka_operator.decide import admission, desired, services
+from knafka.core.errors import KnafkaError
+from knafka_operator.decide import desired, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.delivery_status import delivering, scaling
@@ -46,29 +45,26 @@ from knafka_operator.decide.effects import (
     WakeDispatcher,
     WriteContract,
 )
-from knafka_operator.decide.resolving import not_allowed
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.shards import DISPATCHER, Contract
+from knafka_operator.decide.shards import DISPATCHER
 from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, NotReady
 from knafka_operator.decide.trigger import (
     DEAD_LETTER_TOPIC,
-    ObservedTrigger,
 )
-from knafka_operator.model.cluster import Cluster, Document, NotAllowed
+from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     CORE,
     EVENTING,
     GROUP_STATUS,
-    Destination,
     Resource,
     Trigger,
 )
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.contracts import ContractLog
-from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
     BrokerState,
@@ -78,7 +74,6 @@ from knafka_operator.reconcile.state import (
     broker_of,
     group_in_status,
 )
-from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +114,7 @@ class Triggers:
     brokers: Brokers
     shards: Shards
     states: States
+    observer: TriggerObserver
     wake: Callable[[str], Awaitable[None]]
     """Has a function's pod run; raises `NotReady`."""
     now: Callable[[], str]
@@ -139,7 +135,7 @@ class Triggers:
         broker = self.states.brokers.get(broker_of(document))
         if broker is not None and broker.stopped is not None:
             await self._stop(_Acting(document, record))
-        seen = await self._observe(document)
+        seen = await self.observer.observe(document)
         if seen.stored_broker is not None:
             if not self.brokers.is_ours(seen.stored_broker):
                 await self.leave(document)
@@ -229,7 +225,10 @@ class Triggers:
         record.watched, record.kafka = watched, watched.kafka
         watched.kafka.watched.add(watched.egress.topic)
         await watched.kafka.scaler.watch(
-            str(identity), watched.egress, watched.autoscaling, place and place.shard
+            str(identity),
+            watched.egress,
+            watched.autoscaling,
+            None if place is None else place.shard,
         )
 
     async def stop_delivery(self, identity: Identity) -> None:
@@ -241,9 +240,9 @@ class Triggers:
         if record is None:
             return
         watched = record.watched
-        broker = record.broker or (
-            watched and Identity(watched.egress.namespace, watched.egress.broker)
-        )
+        broker = record.broker
+        if broker is None and watched is not None:
+            broker = Identity(watched.egress.namespace, watched.egress.broker)
         if broker is not None:
             await self.shards.withdraw(broker, list(record.groups))
         await self.forget_drains(identity)
@@ -269,71 +268,6 @@ class Triggers:
             watched.kafka.watched.discard(topic)
         if record.gone and record.watched is None:
             self.states.drop_trigger(identity)
-
-    # Observe.
-
-    async def _observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
-        """Raises `ClusterError`."""
-        identity, broker = Identity.of(document), broker_of(document)
-        record = self.states.trigger(document)
-        try:
-            trigger = parse(Trigger, document)
-        except InvalidDocument as error:
-            return ObservedTrigger(document, error, watched=record.watched)
-        state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
-        stored = None if state else await self.cluster.get(EVENTING, "Broker", *broker)
-        if stored is not None and not self.brokers.is_ours(stored):
-            return ObservedTrigger(document, trigger, stored_broker=stored)
-        sink = desired.dead_letter_destination(trigger, state.broker) if state else None
-        self._refer(identity, trigger.spec.subscriber, sink)
-        return ObservedTrigger(
-            document,
-            trigger,
-            broker=state,
-            stored_broker=stored,
-            stopped=of_broker.stopped if of_broker else None,
-            dependency=await self._dependency(trigger),
-            subscriber=await self._sink(trigger.spec.subscriber, identity.namespace),
-            dead_letter_sink=await self._sink(sink, identity.namespace) if sink else None,
-            watched=record.watched,
-            replaced=record.replaced,
-            contract=await self._contract(broker) if state else None,
-        )
-
-    async def _contract(self, broker: Identity) -> Contract | KnafkaError | None:
-        try:
-            contract = await self.shards.contract(broker)
-            return None if contract is None else contract.view()
-        except LogError as error:
-            return error
-
-    def _refer(self, identity: Identity, *destinations: Destination | None) -> None:
-        """Have changes of these lead to this Trigger, and of nothing else."""
-        self.states.refer_to_nothing(identity)
-        for each in destinations:
-            if each is not None and each.ref is not None:
-                namespace = each.ref.namespace or identity.namespace
-                self.states.refer(identity, Identity(namespace, each.ref.name))
-
-    async def _sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
-        domain = self.settings.cluster_domain
-        return await observe_sink(self.cluster, destination, namespace, domain)
-
-    async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
-        """KN-TRG-13: the object that its annotation names."""
-        try:
-            reference = admission.dependency(trigger.metadata)
-        except InvalidDocument:
-            return None  # which is decided upon
-        if reference is None:
-            return None
-        named = (
-            reference.api_version, reference.kind, trigger.metadata.namespace, reference.name,
-        )  # fmt: skip
-        try:
-            return await self.cluster.get(*named)
-        except NotAllowed:
-            return not_allowed(*named)
 
     # Act.
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from knafka.core.contract import Egress, Shard
+from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.ports.log import Lag, LagSource
 from knafka_operator.decide.scaling import Scale, TriggerStatus, decide
@@ -106,17 +106,7 @@ class Scaler:
             if holds:
                 await asyncio.wait(holds)
 
-    async def applied(self, shard_group: str, position: int, timeout: float) -> bool:
-        """A stub until wt-scale lands."""
-        return True
-
-    async def watch(
-        self,
-        trigger_id: str,
-        egress: Egress,
-        autoscaling: Autoscaling,
-        shard: Shard | None = None,
-    ) -> None:
+    async def watch(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> None:
         """Scale this Trigger from now on, or by what has changed.
 
         A changed egress and a pause end its drains; returns when they are over. Its counts go on.
