@@ -21,8 +21,8 @@ import aiohttp
 
 from knafka import settings
 from knafka.core import documents
-from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.contract import Egress, Shard
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka_local.children import HOST, Child, Command, ended, listen, port_of
 from knafka_operator.scale.drains import HttpDrains
 
@@ -75,6 +75,12 @@ class DispatcherProcesses:
                 self._keep(egress, dispatcher)
             else:
                 await child.stop()
+
+    def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[ShardProgress]:
+        """There are none: each Trigger here has a process of its own."""
+        raise NotImplementedError("local mode has no shared dispatchers")
 
     async def close(self) -> None:
         """End what waits for another request."""

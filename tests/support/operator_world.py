@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,8 +18,8 @@ from support.intercepted import Intercepted, Seen
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
-from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.contract import Egress, Shard
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
 from knafka.ports.log import LogWriter
 from knafka_operator.decide.status import NotReady
@@ -40,6 +41,14 @@ class QuietDrains:
     ) -> AsyncIterator[DrainProgress]:
         await stop.wait()
         yield DrainProgress(ended=Ended.STOPPED)
+
+    async def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[ShardProgress]:
+        everything = sys.maxsize
+        yield ShardProgress(contract=everything)
+        await stop.wait()
+        yield ShardProgress(contract=everything, ended=Ended.STOPPED)
 
 
 class OperatorWorld:

@@ -224,12 +224,8 @@ class Triggers:
             await self.forget_drains(identity)
         record.watched, record.kafka = watched, watched.kafka
         watched.kafka.watched.add(watched.egress.topic)
-        await watched.kafka.scaler.watch(
-            str(identity),
-            watched.egress,
-            watched.autoscaling,
-            None if place is None else place.shard,
-        )
+        shard, scaling_ = place.shard if place else None, watched.autoscaling
+        await watched.kafka.scaler.watch(str(identity), watched.egress, scaling_, shard)
 
     async def stop_delivery(self, identity: Identity) -> None:
         """Deliver nothing for now; returns when its drains are over, and no shard has it.
