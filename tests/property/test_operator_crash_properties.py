@@ -7,7 +7,7 @@ in the functions, so whatever is sent after a Trigger was Ready must stay in its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -17,16 +17,19 @@ from support.operator_world import OperatorWorld, condition
 
 from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
+from knafka_operator.decide import shards
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import EVENTING, GROUP_STATUS, PAUSED, SERVING
+from knafka_operator.model.resources import EVENTING, GROUP_STATUS, ISOLATION, PAUSED, SERVING
 
 EFFECTS = frozenset(
     {
         *("create", "apply", "write_status", "delete"),
         *("ensure_topic", "delete_topic", "ensure_committed", "delete_group"),
-        "probe",
+        *("append", "probe"),
     }
 )
+OWN, SHARED = 0, 12
+"""Edits that move it."""
 SHOP, BROKER, TRIGGER = "shop", "default", "orders"
 TOPIC = names.broker_topic(SHOP, BROKER)
 
@@ -76,13 +79,21 @@ class World(OperatorWorld):
             assert TOPIC in self.log.topics, "events are accepted that nothing can keep"
         status = trigger.get("status") or {}
         group = (status.get("annotations") or {}).get(GROUP_STATUS)
-        if group is not None or "orders-kn-dispatcher" in services:
+        shared = names.trigger_group(SHOP, TRIGGER) in self._contract()
+        if group is not None or "orders-kn-dispatcher" in services or shared:
             assert self._committed(), "a dispatcher would begin nowhere"
+        if shared:
+            assert not self.drains.held[f"{SHOP}/{TRIGGER}"], "two dispatchers deliver it"
+            assert "default-kn-shard-0" in services, "nobody delivers it"
         if self.promised is None and _is_ready(status):
             self.promised = {number: len(each) for number, each in enumerate(self._records())}
         if self.promised is not None:
             committed = self._committed()
             assert all(committed[number] <= end for number, end in self.promised.items())
+
+    def _contract(self) -> Mapping[str, Any]:
+        topic = names.contract_topic(SHOP, BROKER)
+        return shards.read(self.log.topics.get(topic, [[]])[0])
 
     def _records(self) -> Sequence[Any]:
         return self.log.topics[TOPIC]
@@ -118,10 +129,12 @@ class World(OperatorWorld):
             await self.operator.triggers.reconcile(document)
 
     def edit(self, number: int) -> None:
-        """Another filter; now and then another scale, a pause, or a subscriber that is missing."""
+        """Another filter; now and then another scale, a pause, a subscriber that is missing, or a
+        move to a shared dispatcher."""
         missing = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
         scale = {"autoscaling.eventing.knative.dev/min-scale": str(number % 2)}
         scale[PAUSED] = "true" if number % 3 == 2 else "false"
+        scale[ISOLATION] = "shared" if number & 8 else "own"
         spec: dict[str, Any] = {"filter": {"attributes": {"type": f"t{number}"}}}
         if number % 4 == 3:
             spec["subscriber"] = missing
@@ -139,7 +152,7 @@ STEPS = st.lists(
         st.just(("look", 0)),
         st.just(("send", 0)),
         st.just(("restart", 0)),
-        st.tuples(st.just("edit"), st.integers(0, 7)),
+        st.tuples(st.just("edit"), st.integers(0, 15)),
         st.tuples(st.sampled_from(["before", "after"]), st.integers(1, 8)),
     ),
     max_size=25,
@@ -174,15 +187,19 @@ async def _run(steps: list[tuple[str, int]]) -> None:
                 world.crashing.at = what, number
                 await world.look()
     world.crashing.at = None
-    world.edit(0)
-    for _ in range(3):
-        await world.look()
-    for kind, name in (("Broker", BROKER), ("Trigger", TRIGGER)):
-        ready = condition(world.document(kind, SHOP, name)["status"], "Ready")
-        assert ready["status"] == "True", ready
-    world.check()
-    assert world.promised is not None
-    assert world.operator.triggers.watched.keys() == {Identity(SHOP, TRIGGER)}
+    for last, service in ((SHARED, "default-kn-shard-0"), (OWN, "orders-kn-dispatcher")):
+        world.edit(last)
+        for _ in range(3):
+            await world.look()
+        for kind, name in (("Broker", BROKER), ("Trigger", TRIGGER)):
+            status = world.document(kind, SHOP, name)["status"]
+            assert condition(status, "Ready")["status"] == "True", status
+        assert status["annotations"][shards.DISPATCHER] == service
+        assert bool(world._contract()) == (last == SHARED)
+        assert ("orders-kn-dispatcher" in world.cluster.services()) == (last == OWN)
+        world.check()
+        assert world.promised is not None
+        assert world.operator.triggers.watched.keys() == {Identity(SHOP, TRIGGER)}
     await world.operator.close()
 
 

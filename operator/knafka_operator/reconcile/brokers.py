@@ -55,6 +55,7 @@ from knafka_operator.model.resources import (
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
     BrokerRecord,
     BrokerState,
@@ -71,6 +72,7 @@ class Brokers:
     settings: Settings
     cluster: Cluster
     kafkas: KafkaClusters
+    shards: Shards
     states: States
     probe: Callable[[str], Awaitable[None]]
     now: Callable[[], str]
@@ -107,6 +109,8 @@ class Brokers:
         _remember(seen, decision, record, conditions)
         status = {**decision.status, "conditions": conditions}
         await self._publish(PublishStatus(statuses.changes(before, status)), document)
+        if record.state is not None:
+            await self.shards.look(record.state.broker)
         return status
 
     async def delete(self, document: Document, groups: Collection[str]) -> None:
@@ -129,6 +133,9 @@ class Brokers:
                     # takes that for a topic made anew under the name: events would be passed over.
                     await topics.delete_group(group)
                 await topics.delete_topic(topic)
+        if self.states.broker(document).has_contract:
+            contract = names.contract_topic(metadata.namespace, metadata.name)
+            await (await self._kafka_of(broker)).topics.delete_topic(contract)
         self.forget(document)
 
     def forget(self, document: Document) -> None:

@@ -9,6 +9,7 @@ Everything belongs to the event loop but `foreign_brokers`, which webhooks ask f
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,8 +18,11 @@ from typing import Any, TypeAlias
 from knafka.core import names
 from knafka_operator.decide import services
 from knafka_operator.decide import trigger as deciding
+from knafka_operator.decide.shards import CONTRACT
+from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
+from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 Document: TypeAlias = Mapping[str, Any]
@@ -41,10 +45,33 @@ class BrokerRecord:
     """Where its topic is: its ConfigMap and Secret may go before it does."""
     topics: set[str] = field(default_factory=set)
     """Names of topics that are its own."""
+    has_contract: bool = False
+    """Whether its status says that there is a topic with its contract, or there was."""
+    contracts: dict[str, ContractLog] = field(default_factory=dict)
+    """By the Kafka's servers; mostly there is one."""
+    shards: dict[int, ShardRecord] = field(default_factory=dict)
+    """By number, those whose Services were applied or found."""
+    shards_listed: bool = False
+    """Whether Services of shards that an operator before left were looked for."""
 
     def known(self) -> tuple[object, ...]:
         """What its Triggers go by."""
-        return self.state, self.stopped, self.reconciled
+        problems = {number: str(each.problem) for number, each in self.shards.items()}
+        return self.state, self.stopped, self.reconciled, problems
+
+
+@dataclass(eq=False, slots=True)
+class ShardRecord:
+    """The Service of one of a Broker's shards."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    manifest: Mapping[str, Any] | None = None
+    """As it was applied last; None: that isn't known."""
+    problem: NotReady | None = None
+    """Why it isn't Ready."""
+    tried: float = -math.inf
+    empty_since: float | None = None
+    """Both by the event loop's clock."""
 
 
 @dataclass(eq=False, slots=True)
@@ -111,6 +138,7 @@ class States:
         if record is None:
             record = self.brokers[identity] = BrokerRecord(uid)
             self.brokers_by_label[_label(identity)] = identity
+        record.has_contract = record.has_contract or has_contract(document)
         return record
 
     def broker_state(self, identity: Identity) -> BrokerState | None:
@@ -245,6 +273,11 @@ def broker_of(trigger: Document) -> Identity:
     reference = spec.get("brokerRef")
     name = spec.get("broker") or (isinstance(reference, Mapping) and reference.get("name")) or ""
     return Identity(trigger["metadata"]["namespace"], str(name))
+
+
+def has_contract(broker: Document) -> bool:
+    """Whether there is a topic with what its shared dispatchers deliver, or may be."""
+    return CONTRACT in ((broker.get("status") or {}).get("annotations") or {})
 
 
 def topic_in_status(broker: Document) -> str | None:
