@@ -1,9 +1,9 @@
 """Rewinding a Trigger: its consumer group goes back to where its topic was at some time.
 
 Kafka takes offsets from somebody who isn't in the group only while nobody is in it, so that a
-Trigger that delivers can't be rewound under its dispatchers' feet. Nobody is ever in the group of one
-that shares a dispatcher: whose command it is asks before whether it delivers. A group only ever goes
-back: forward, events would be missed.
+Trigger that delivers can't be rewound under its dispatchers' feet. The group of one that shares a
+dispatcher never has members, so its state is asked for before. A group only ever goes back:
+forward, events would be missed.
 """
 
 from __future__ import annotations
