@@ -2,7 +2,7 @@
 
     KNAFKA_INGRESSES   receiver: its contract, a JSON array of Ingress
     KNAFKA_EGRESS      dispatcher: its contract, one Egress as JSON
-    KNAFKA_SHARD       dispatcher: many of them in its place, one Shard as JSON
+    KNAFKA_SHARD       dispatcher: many of them in its place, which a topic names: one Shard as JSON
     KNAFKA_SERVICE_URL     dispatcher: its own Service, which it asks to go on when nobody does
     KNAFKA_DRAIN_AT_START  dispatcher: true: it drains without being asked (min-scale)
     KNAFKA_GRACE_PERIOD    dispatcher: seconds that it has from SIGTERM to its end (10)
@@ -90,15 +90,9 @@ def shard(environment: Environment) -> Shard | None:
     if not (text := environment.get(SHARD)):
         return None
     try:
-        found = parse_json(Shard, text)
+        return parse_json(Shard, text)
     except InvalidDocument as error:
         raise InvalidDocument(SHARD, str(error)) from error
-    if len({each.kafka for each in found.egresses}) > 1:
-        raise InvalidDocument(SHARD, "its Egresses are of several Kafkas: want one")
-    for group, times in Counter(each.group for each in found.egresses).items():
-        if times > 1:
-            raise InvalidDocument(SHARD, f"{times} Egresses have the group {group}: want one")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
