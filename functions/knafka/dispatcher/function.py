@@ -30,6 +30,8 @@ from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
 
 METRICS: Final = "/metrics"
 MAX_REQUEST_BYTES: Final = 64 * 1024
+READY_PATIENCE: Final = 5.0
+"""Seconds that a request waits for what a dispatcher reads at its start."""
 STOP_TIMEOUT: Final = 4.0
 """Seconds for dead letters and replies that are still being written at the end."""
 
@@ -40,6 +42,10 @@ class Side(Protocol):
     writer: LogWriter
     problem: str
     """Why nothing can be drained yet; empty: it can."""
+
+    async def wait_until_ready(self, timeout: float) -> None:
+        """Until it has no `problem`, at most so many seconds."""
+        ...
 
     @property
     def served(self) -> Sequence[Served]: ...
@@ -168,7 +174,10 @@ class Dispatcher:
         assert side is not None
         if refusal := side.refusal(request):
             await answer(send, 412, f"{refusal}\n".encode())
-        elif side.is_attached:
+            return
+        # Where nobody waits for it to be ready before asking, it has only just been started.
+        await side.wait_until_ready(READY_PATIENCE)
+        if side.is_attached:
             await answer(send, 409, b"a drain is under way here\n")
         elif self._ending:
             await answer(send, 503, b"this dispatcher is ending\n")

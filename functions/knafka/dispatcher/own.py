@@ -41,6 +41,8 @@ class OwnEgress:
     def is_attached(self) -> bool:
         return self._lease.is_attached
 
+    async def wait_until_ready(self, timeout: float) -> None: ...
+
     def start(self, *, drain: bool) -> None:
         if drain:
             self._lease.drain_from_start()

@@ -52,6 +52,11 @@ class ServedShard:
             return ""
         return f"the contract isn't read yet: {self._follower.problem or 'no answer so far'}"
 
+    async def wait_until_ready(self, timeout: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._follower.wait_until_ready()
+
     def start(self, *, drain: bool) -> None:
         self._following = asyncio.create_task(self._follower.follow())
         if drain:
