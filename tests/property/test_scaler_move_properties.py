@@ -10,9 +10,8 @@ import looptime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.scaling import SCALING, FakeDrains, FakeLags, egress, running
+from support.scaling import SCALING, FakeDrains, FakeLags, a_shard, egress, running
 
-from knafka.core.contract import Shard
 from knafka_operator.scale.scaler import Scaler
 
 TRIGGERS = ("a", "b", "c")
@@ -72,7 +71,7 @@ STEPS = st.builds(
 async def _declare(scaler: Scaler, world: World, step: Step) -> None:
     """As a reconciliation does; those of one Trigger come one after the other."""
     where = step.place.removeprefix("paused ")
-    shard = Shard(group=where) if where in ("one", "two") else None
+    shard = a_shard(where) if where in ("one", "two") else None
     paused = step.place.startswith("paused")
     record = None if paused or shard is None else shard.group
     if world.records.get(step.trigger) not in (None, record):

@@ -19,7 +19,16 @@ SCALING = Autoscaling()
 """What holds where nobody says otherwise."""
 SLOW = Autoscaling(polling_interval=1000)
 """One look at the beginning; the others are for a reason."""
-SHARD = Shard(group="shard-0")
+
+
+def a_shard(group: str = "shard-0") -> Shard:
+    """One of a Broker's shards."""
+    return Shard(
+        group=group, kafka=Kafka(bootstrap_servers="kafka:9092"), contract_topic="contract"
+    )
+
+
+SHARD = a_shard()
 
 
 def egress(trigger: str = "mail", topic: str = "orders", url: str = "http://mail/") -> Egress:

@@ -15,6 +15,7 @@ from support.scaling import (
     SLOW,
     FakeDrains,
     FakeLags,
+    a_shard,
     counts,
     egress,
     now,
@@ -23,7 +24,6 @@ from support.scaling import (
     since,
 )
 
-from knafka.core.contract import Shard
 from knafka.core.drain import DrainProgress, Ended
 
 pytestmark = pytest.mark.looptime
@@ -142,7 +142,7 @@ async def test_the_last_trigger_that_leaves_a_shard_ends_its_request(
             case "own":
                 await scaler.watch("mail", egress(), SCALING)
             case "other shard":
-                await scaler.watch("mail", egress(), SCALING, Shard(group="shard-1"))
+                await scaler.watch("mail", egress(), SCALING, a_shard("shard-1"))
         assert now() - start == pytest.approx(3)
         assert [each.told_to_stop for each in drains.of_shards] == [True]
         assert "shard-0" not in scaler._shards

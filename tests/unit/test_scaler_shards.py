@@ -10,6 +10,7 @@ from support.scaling import (
     SLOW,
     FakeDrains,
     FakeLags,
+    a_shard,
     counts,
     egress,
     now,
@@ -18,7 +19,6 @@ from support.scaling import (
     since,
 )
 
-from knafka.core.contract import Shard
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka_operator.decide.scaling import Scale
 from knafka_operator.model.autoscaling import Autoscaling
@@ -284,7 +284,7 @@ async def test_a_thousand_shared_triggers_cost_four_units(
     async with running(lags, drains) as scaler:
         for number in range(1000):
             trigger = f"t{number}"
-            shard = Shard(group=f"shard-{number % 4}")
+            shard = a_shard(f"shard-{number % 4}")
             await scaler.watch(trigger, egress(trigger), SLOW, shard)
         await asyncio.sleep(1)
         asked = len(lags.asked)
