@@ -167,6 +167,18 @@ async def test_a_loop_that_is_stuck_is_looked_at_all_the_same(
     assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
 
 
+def test_the_main_thread_of_a_forked_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """functions-framework serves in a fork, where Python 3.11 has the parent's number for it."""
+    monkeypatch.setattr(threading.main_thread(), "_native_id", 1)
+    found: list[Profile] = []
+    thread = threading.Thread(target=lambda: found.append(cpu.profile(0.3)))
+    thread.start()
+    while thread.is_alive():
+        burst()
+    assert share(found[0], "cpu", "burst") > 0.5
+    assert share(found[0], "cpu", "without Python)") < 0.1
+
+
 def test_looks_are_rarer_where_they_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(_: object) -> tuple[()]:
         until = time.thread_time() + 0.002

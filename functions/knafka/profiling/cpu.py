@@ -114,15 +114,15 @@ class _Looks:
         self._at = time.monotonic_ns()
         self._ran: dict[int, int] = {}
         """By thread, what it had run at the look before."""
-        for thread in threading.enumerate():
-            self._new_time(thread.native_id)
+        for thread in _numbers().values():
+            self._new_time(thread)
 
     def look(self) -> None:
         before = time.thread_time()
         now = time.monotonic_ns()
         passed, self._at = now - self._at, now
         own = threading.get_ident()
-        native = {thread.ident: thread.native_id for thread in threading.enumerate()}
+        native = _numbers()
         # Asked for first: what the kernel says takes longer, and a stack is to be that of the time.
         stacks = {
             ident: _stack(frame) for ident, frame in sys._current_frames().items() if ident != own
@@ -210,6 +210,14 @@ def _stack(innermost: FrameType) -> _Stack:
     return tuple(stack)
 
 
+def _numbers() -> dict[int | None, int | None]:
+    """The kernel's number of each thread that Python knows, by Python's."""
+    found = {each.ident: each.native_id for each in threading.enumerate()}
+    # After a fork (functions-framework's workers) Python 3.11 has the parent's.
+    found[threading.main_thread().ident] = os.getpid()
+    return found
+
+
 def _ran(thread: int) -> int | None:
     """Nanoseconds that a thread has run on a CPU; None if it is gone, or the kernel doesn't say."""
     try:
@@ -230,7 +238,7 @@ def _ran_by_thread() -> dict[int, int]:
 
 def _without_python(before: dict[int, int]) -> dict[tuple[Frame, ...], int]:
     """What threads ran since then that Python doesn't know, by their names."""
-    known = {thread.native_id for thread in threading.enumerate()}
+    known = set(_numbers().values())
     found: dict[tuple[Frame, ...], int] = {}
     for thread, ran in _ran_by_thread().items():
         if thread in known or not (new := ran - before.get(thread, 0)):
