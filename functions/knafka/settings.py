@@ -7,6 +7,7 @@
     KNAFKA_DRAIN_AT_START  dispatcher: true: it drains without being asked (min-scale)
     KNAFKA_GRACE_PERIOD    dispatcher: seconds that it has from SIGTERM to its end (10)
     KNAFKA_LOG_LEVEL   debug, info, warning (the default), error
+    KNAFKA_PROFILING   enabled: profiles at http://127.0.0.1:8008/debug/pprof/ (disabled)
     HOST, PORT         where to listen; PORT is set by Knative
 
 Not here: defaults for the contract. A function without one says so and ends.
@@ -30,6 +31,7 @@ SERVICE_URL: Final = "KNAFKA_SERVICE_URL"
 DRAIN_AT_START: Final = "KNAFKA_DRAIN_AT_START"
 GRACE_PERIOD: Final = "KNAFKA_GRACE_PERIOD"
 LOG_LEVEL: Final = "KNAFKA_LOG_LEVEL"
+PROFILING: Final = "KNAFKA_PROFILING"
 
 LEAVING: Final = 7.0
 """Seconds of the grace period for what follows the attempts: the last commits, dead letters and
@@ -61,6 +63,14 @@ def log_level(environment: Environment) -> str:
             LOG_LEVEL, f"invalid value: {level:.80}: want debug, info, warning, error"
         )
     return level
+
+
+def profiling(environment: Environment) -> bool:
+    """Whether profiles can be had: the words are those of Knative's `runtime-profiling`."""
+    wanted = environment.get(PROFILING, "disabled").strip().lower()
+    if wanted not in ("enabled", "disabled"):
+        raise InvalidDocument(PROFILING, f"invalid value: {wanted:.80}: want enabled or disabled")
+    return wanted == "enabled"
 
 
 def ingresses(environment: Environment) -> Sequence[Ingress]:
