@@ -83,7 +83,9 @@ class World(OperatorWorld):
         if group is not None or "orders-kn-dispatcher" in services or shared:
             assert self._committed(), "a dispatcher would begin nowhere"
         if shared:
-            assert not self.drains.held[f"{SHOP}/{TRIGGER}"], "two dispatchers deliver it"
+            watched = self.operator.triggers.watched.get(Identity(SHOP, TRIGGER))
+            is_own = watched is not None and not (watched.autoscaling.paused or watched.place)
+            assert not is_own, "two dispatchers deliver it"
             assert "default-kn-shard-0" in services, "nobody delivers it"
         if self.promised is None and _is_ready(status):
             self.promised = {number: len(each) for number, each in enumerate(self._records())}
@@ -115,6 +117,7 @@ class World(OperatorWorld):
         except Crash:
             await self.restart()
             await self.operator.resume()
+            self.check()
 
     async def _look_at(self, kind: str) -> None:
         if (EVENTING, kind, SHOP, BROKER if kind == "Broker" else TRIGGER) not in (
@@ -181,6 +184,7 @@ async def _run(steps: list[tuple[str, int]]) -> None:
             case "restart":
                 await world.restart()
                 await world.operator.resume()
+                world.check()
             case "edit":
                 world.edit(number)
             case _:
