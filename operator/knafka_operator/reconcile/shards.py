@@ -113,13 +113,15 @@ class Shards:
         """
         record, contract = self.states.brokers[broker], await self.contract(broker)
         assert contract is not None
-        if not record.has_contract:
-            metadata = {"namespace": broker.namespace, "name": broker.name, "uid": record.uid}
-            document = {"apiVersion": EVENTING, "kind": "Broker", "metadata": metadata}
-            written = {"annotations": {CONTRACT: topic.name}}
-            await self.cluster.write_status(document, written)
-            record.has_contract = True
-        if not contract.exists:
+        async with record.creating:
+            if contract.exists:
+                return
+            if not record.has_contract:
+                metadata = {"namespace": broker.namespace, "name": broker.name, "uid": record.uid}
+                document = {"apiVersion": EVENTING, "kind": "Broker", "metadata": metadata}
+                written = {"annotations": {CONTRACT: topic.name}}
+                await self.cluster.write_status(document, written)
+                record.has_contract = True
             await contract.create(topic)
 
     async def apply(self, broker: Broker, number: int, manifest: Manifest) -> None:

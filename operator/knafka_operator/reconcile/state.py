@@ -47,6 +47,8 @@ class BrokerRecord:
     """Names of topics that are its own."""
     has_contract: bool = False
     """Whether its status says that there is a topic with its contract, or there was."""
+    creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while that is written and the topic is made."""
     contracts: dict[str, ContractLog] = field(default_factory=dict)
     """By the Kafka's servers; mostly there is one."""
     shards: dict[int, ShardRecord] = field(default_factory=dict)
