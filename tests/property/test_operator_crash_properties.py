@@ -242,22 +242,23 @@ async def test_an_operator_that_dies_at_any_effect_of_a_move_loses_nothing(
     assert crashes >= 3
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(
+    edit=st.sampled_from([OWN, SHARED]),
     order=st.sampled_from([("Broker", "Trigger"), ("Trigger", "Broker")]),
     when=st.sampled_from(["before", "after"]),
     crashes=st.lists(st.integers(1, 5), max_size=3),
 )
 def test_whenever_an_operator_dies_while_it_deletes_nothing_is_left(
-    order: tuple[str, str], when: str, crashes: list[int]
+    edit: int, order: tuple[str, str], when: str, crashes: list[int]
 ) -> None:
-    asyncio.run(_delete(order, when, crashes))
+    asyncio.run(_delete(edit, order, when, crashes))
 
 
-async def _delete(order: tuple[str, str], when: str, crashes: list[int]) -> None:
+async def _delete(edit: int, order: tuple[str, str], when: str, crashes: list[int]) -> None:
     world = World()
     world.declare_broker(SHOP)
-    world.declare_trigger(SHOP, TRIGGER)
+    world.edit(edit)
     await world.look()
     world.promised = None
     world.check = lambda: None  # type: ignore[method-assign]  # what is deleted keeps no promise

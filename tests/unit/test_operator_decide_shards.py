@@ -37,7 +37,7 @@ from knafka_operator.decide.effects import (
 )
 from knafka_operator.decide.shards import Contract
 from knafka_operator.decide.trigger import BrokerState, ObservedTrigger, Watched
-from knafka_operator.model.isolation import Isolation
+from knafka_operator.model.isolation import Isolation, declared_isolation
 from knafka_operator.model.resources import ISOLATION, Broker, Trigger
 from knafka_operator.model.settings import Settings
 
@@ -311,7 +311,7 @@ def test_another_isolation_is_refused(text: str) -> None:
     wrong = decide({ISOLATION: text}, IN_SHARD, contract=has())
     assert wrong.effects == ()
     with pytest.raises(InvalidDocument, match="want own, shared"):
-        shards.declared_isolation({ISOLATION: text})
+        declared_isolation({ISOLATION: text})
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,16 @@ class Shards:
                     await delete_service(self.cluster, name, broker)
                     record.shards.pop(number, None)
 
+    async def delete(self, broker: Broker) -> None:
+        """Have none of a Broker's shards; raises `ClusterError`."""
+        identity = Identity(broker.metadata.namespace, broker.metadata.name)
+        record = self.states.brokers[identity]
+        if record.has_contract:
+            await self._find(record, broker)
+            for number in record.shards:
+                name = services.shard_name(identity.name, number)
+                await delete_service(self.cluster, name, broker)
+
     async def _withdraw_orphans(self, broker: Identity, contract: ContractLog) -> None:
         """Triggers that went without us: somebody took our finalizer away."""
         for group, shared in list(contract.records.items()):
