@@ -136,11 +136,15 @@ class FakeDrains:
         self.shard_script: Mapping[str, DrainProgress] | None = None
         """What every request of a shard tells as it ends idle, at once."""
 
+    def on_open(self) -> None:
+        """A drain begins."""
+
     async def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         drain = FakeDrain(trigger_id, egress, request, now())
         self.all.append(drain)
+        self.on_open()
         if self.script is not None:
             drain.end(self.script)
         stopping = asyncio.create_task(self._stop(drain, stop))
@@ -160,6 +164,7 @@ class FakeDrains:
     ) -> AsyncIterator[ShardProgress]:
         drain = FakeShardDrain(shard.group, request, now())
         self.of_shards.append(drain)
+        self.on_open()
         if self.shard_script is not None:
             drain.end(Ended.IDLE, None, **self.shard_script)
         stopping = asyncio.create_task(self._stop_shard(drain, stop))

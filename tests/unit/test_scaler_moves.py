@@ -64,6 +64,22 @@ async def test_a_changed_egress_on_another_topic_is_looked_for_there(
         assert len(drains.of_shards) == 1
 
 
+async def test_a_changed_egress_with_another_group_ends_no_request_either(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        lags.by_group |= {"group-mail": 1, "group-post": 1}
+        await share(scaler, "mail")
+        await asyncio.sleep(1)
+        drains.open_shards[0].tell(mail=DrainProgress(read=9, delivered=9))
+        await asyncio.sleep(0.1)
+        await scaler.watch("mail", egress("post"), SCALING, SHARD)
+        drains.open_shards[0].tell(post=DrainProgress(read=2, delivered=2))
+        await asyncio.sleep(1)
+        assert counts(scaler, "mail").delivered == 11
+        assert [each.told_to_stop for each in drains.of_shards] == [False]
+
+
 async def test_a_trigger_that_leaves_and_comes_back_is_counted_once(
     lags: FakeLags, drains: FakeDrains
 ) -> None:

@@ -53,7 +53,7 @@ def decide(
 
     ceil(lag / lag-threshold), within min-scale, max-scale and the number of partitions. Fewer than
     `held` means only that those which end aren't opened again. None while it is paused, and one at
-    most in a shared dispatcher: what needs more is moved out of it (`decide.isolation`).
+    most in a shared dispatcher: what needs more is moved out of it.
     """
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     if autoscaling.paused:
@@ -81,7 +81,7 @@ def decide(
     return Scale(replicas, reason)
 
 
-def one_more(scale: Scale, partitions: int, *, shared: bool) -> Scale:
+def keeping_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
     """One drain where there would be none, so that Kafka keeps the offsets of the group."""
     return Scale(min(1, partitions), f"{scale.reason}, one to keep its offsets{_where(shared)}")
 
