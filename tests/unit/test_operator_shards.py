@@ -83,7 +83,7 @@ async def test_its_shards_service_is_the_brokers_and_it_has_none(world: Operator
     assert template["spec"]["containerConcurrency"] == 1
     environment = {each["name"]: each["value"] for each in template["spec"]["containers"][0]["env"]}
     shard = parse_json(Shard, environment[SHARD])
-    assert (shard.group, shard.contract_topic, shard.egresses) == (FIRST, CONTRACT, ())
+    assert (shard.group, shard.contract_topic) == (FIRST, CONTRACT)
     assert shard.kafka is not None
     assert shard.kafka.bootstrap_servers == "kafka:9092"
     assert environment["KNAFKA_SERVICE_URL"] == f"http://{SERVICE}.{SHOP}.svc.cluster.local"
