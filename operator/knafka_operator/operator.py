@@ -204,6 +204,7 @@ class Operator:
         identity = Identity.of(document)
         # First of all: a Trigger that is just being reconciled would begin to drain again.
         self.states.broker(document).state = None
+        await self.brokers.find_kafka(document)
         triggers = self.states.triggers_of(identity)
         # Together, as what shards let go of is written together.
         stopping = (self.triggers.stop_delivery(each) for each in triggers)

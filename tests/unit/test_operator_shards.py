@@ -12,10 +12,11 @@ from support.operator_world import OperatorWorld, condition, running_operator
 from knafka.core import names
 from knafka.core.contract import Shard, SharedEgress
 from knafka.core.documents import parse_json
+from knafka.core.errors import LogError
 from knafka_operator.decide import shards
 from knafka_operator.decide.services import SHARD
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import ISOLATION, PAUSED, SERVING
+from knafka_operator.model.resources import CORE, EVENTING, ISOLATION, PAUSED, SERVING
 
 pytestmark = pytest.mark.looptime
 
@@ -82,7 +83,7 @@ async def test_its_shards_service_is_the_brokers_and_it_has_none(world: Operator
     assert template["spec"]["containerConcurrency"] == 1
     environment = {each["name"]: each["value"] for each in template["spec"]["containers"][0]["env"]}
     shard = parse_json(Shard, environment[SHARD])
-    assert (shard.group, shard.contract_topic, shard.egresses) == (FIRST, CONTRACT, ())
+    assert (shard.group, shard.contract_topic) == (FIRST, CONTRACT)
     assert shard.kafka is not None
     assert shard.kafka.bootstrap_servers == "kafka:9092"
     assert environment["KNAFKA_SERVICE_URL"] == f"http://{SERVICE}.{SHOP}.svc.cluster.local"
@@ -240,3 +241,140 @@ async def test_a_shard_that_isnt_ready_takes_nothing_over(world: OperatorWorld) 
     await world.reconcile_broker(SHOP)
     status = await world.reconcile_trigger(SHOP, "orders")
     assert (is_ready(status), dispatcher(status)) == (True, SERVICE)
+
+
+async def test_two_hundred_shared_triggers_are_one_service(world: OperatorWorld) -> None:
+    """What each costs the API server is its own status: its group first, conditions at the end."""
+    for number in range(200):
+        world.declare_trigger(SHOP, f"t{number}", annotations=SHARED)
+    before, connected = world.cluster.requests.copy(), len(world.connected)
+    ready = await asyncio.gather(
+        *(world.reconcile_trigger(SHOP, f"t{number}") for number in range(200))
+    )
+    assert all(map(is_ready, ready))
+    asked = world.cluster.requests - before
+    # The Broker's status, which says that there is a contract, is the one more.
+    assert asked == {"write_status": 401, "get": 1, "apply": 1}
+    assert len(world.connected) == connected
+    assert len(contract(world)) == 200
+    owned = {f"t{number}" for number in range(200)}
+    for each in world.cluster.objects.values():
+        owners = each["metadata"].get("ownerReferences") or ()
+        assert not owned & {owner.get("name") for owner in owners}
+
+
+async def test_records_that_come_together_are_written_together(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(world, SHARED)
+    (found,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    record = found.records[GROUP]
+    asked = 0
+    original = found.kafka.topics.end_offsets
+
+    async def end_offsets(topic: str) -> Any:
+        nonlocal asked
+        asked += 1
+        return await original(topic)
+
+    monkeypatch.setattr(found.kafka.topics, "end_offsets", end_offsets, raising=False)
+    await asyncio.gather(*(found.write(f"g{number}", record) for number in range(50)))
+    assert asked == 2, "the first alone, and all that came meanwhile"
+    assert found.position == 51
+    assert len(contract(world)) == 51
+
+
+async def test_after_a_write_that_failed_the_contract_is_read_again(world: OperatorWorld) -> None:
+    """It may be stored though it was reported as failed."""
+    await declare(world, SHARED)
+    (found,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    world.log.fail(LogError("Kafka is away"))
+    status = await declare(world, SHARED, filter={"attributes": {"type": "new"}})
+    assert condition(status, "SubscriptionReady")["reason"] == "KafkaNotReachable"
+    world.log.fail(None)
+    world.log.store(CONTRACT, GROUP.encode(), None, [])  # stored after all, by somebody before us
+    assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
+    assert contract(world)[GROUP].egress.filter.attributes == {"type": "new"}
+    assert found.position == len(world.log.topics[CONTRACT][0]) == 3
+
+
+async def test_a_contract_that_somebody_changed_is_put_right(world: OperatorWorld) -> None:
+    """A write that was given up may come late."""
+    await declare(world, SHARED)
+    world.log.store(CONTRACT, GROUP.encode(), None, [])
+    await world.reconcile_broker(SHOP)
+    assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
+    assert contract(world).keys() == {GROUP}
+
+
+async def test_a_trigger_that_went_without_us_is_in_no_shard_any_more(
+    world: OperatorWorld,
+) -> None:
+    await declare(world, SHARED)
+    world.cluster.remove(EVENTING, "Trigger", SHOP, "orders")
+    await world.restart()
+    await world.reconcile_broker(SHOP)
+    assert contract(world) == {}
+
+
+async def test_a_trigger_whose_shard_is_behind_is_not_ready(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(world, SHARED)
+    scaler = world.operator.triggers.watched[ORDERS].kafka.scaler
+    asked: list[tuple[str, int]] = []
+    applied = False
+
+    async def is_applied(shard: str, position: int, timeout: float) -> bool:
+        asked.append((shard, position))
+        return applied
+
+    monkeypatch.setattr(scaler, "applied", is_applied)
+    status = await declare(world, SHARED, filter={"attributes": {"type": "new"}})
+    assert condition(status, "SubscriptionReady")["reason"] == "ShardBehind"
+    assert asked == [(FIRST, 2)]
+    status = await declare(world, OWN)
+    assert condition(status, "SubscriptionReady")["reason"] == "ShardBehind"
+    assert world.operator.triggers.watched[ORDERS].place is not None, "nobody else delivers yet"
+    applied = True
+    status = await world.reconcile_trigger(SHOP, "orders")
+    assert (is_ready(status), dispatcher(status)) == (True, DISPATCHER)
+    assert world.operator.triggers.watched[ORDERS].place is None
+
+
+async def test_with_min_scale_its_own_pods_start_after_the_shard_let_go(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They drain from their start, unasked."""
+    await declare(world, SHARED)
+    seen: list[bool] = []
+    apply = world.cluster.apply
+
+    async def applying(manifest: Any) -> Any:
+        if manifest["metadata"]["name"] == DISPATCHER:
+            seen.append(GROUP in contract(world))
+        return await apply(manifest)
+
+    monkeypatch.setattr(world.cluster, "apply", applying)
+    status = await declare(world, {**OWN, MIN_SCALE: "1"})
+    assert (is_ready(status), seen) == (True, [False])
+
+
+async def test_a_changed_secret_changes_the_shard_and_moves_nobody(world: OperatorWorld) -> None:
+    """Its Kafka is asked by other clients then, and is the same."""
+    mine = {"apiVersion": "v1", "kind": "ConfigMap", "name": "mine"}
+    world.declare_secret(SHOP, "kafka", protocol="PLAINTEXT")
+    world.configure(
+        SHOP, "mine", **{"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "kafka"}
+    )
+    world.declare_broker(SHOP, config=mine)
+    await world.reconcile_broker(SHOP)
+    assert is_ready(await declare(world, SHARED))
+    world.declare_secret(SHOP, "kafka", protocol="PLAINTEXT", user="another")
+    await world.reconcile_broker(SHOP)
+    records = len(world.log.topics[CONTRACT][0])
+    assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
+    assert len(world.log.topics[CONTRACT][0]) == records
+    template = world.cluster.objects[SERVING, "Service", SHOP, SERVICE]["spec"]["template"]
+    stored = world.cluster.objects[CORE, "Secret", SHOP, "kafka"]["metadata"]["resourceVersion"]
+    assert template["metadata"]["annotations"]["knafka.dev/secret-version"] == stored

@@ -81,7 +81,7 @@ def decide(
     return Scale(replicas, reason)
 
 
-def one_more(scale: Scale, partitions: int, *, shared: bool) -> Scale:
+def keeping_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
     """One drain where there would be none, so that Kafka keeps the offsets of the group."""
     return Scale(min(1, partitions), f"{scale.reason}, one to keep its offsets{_where(shared)}")
 

@@ -122,6 +122,8 @@ class Brokers:
         metadata, annotations = broker.metadata, broker.status.annotations
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         await delete_service(self.cluster, services.receiver_name(broker), broker)
+        record = self.states.broker(document)
+        await self.shards.delete(broker)
         topic = annotations.get(TOPIC_STATUS)
         own = names.is_broker_topic(topic, metadata.namespace, metadata.name)
         if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
@@ -133,10 +135,16 @@ class Brokers:
                     # takes that for a topic made anew under the name: events would be passed over.
                     await topics.delete_group(group)
                 await topics.delete_topic(topic)
-        if self.states.broker(document).has_contract:
+        if record.has_contract:
             contract = names.contract_topic(metadata.namespace, metadata.name)
             await (await self._kafka_of(broker)).topics.delete_topic(contract)
         self.forget(document)
+
+    async def find_kafka(self, document: Document) -> None:
+        """Keep in mind where a Broker is that wasn't reconciled, if its shards are to let go."""
+        record = self.states.broker(document)
+        if record.has_contract and record.kafka is None:
+            record.kafka = await self._kafka_of(parse(Broker, document))
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""

@@ -97,6 +97,8 @@ class ContractLog:
         Raises `LogError`: then it may be there or not, and the topic is read again.
         """
         mine = _Write(group, shared, asyncio.get_running_loop().create_future())
+        # Whoever wrote it together with his own may be the only one who is still there.
+        mine.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._writes.append(mine)
         async with self._lock:
             if not mine.done.done():

@@ -113,13 +113,15 @@ class Shards:
         """
         record, contract = self.states.brokers[broker], await self.contract(broker)
         assert contract is not None
-        if not record.has_contract:
-            metadata = {"namespace": broker.namespace, "name": broker.name, "uid": record.uid}
-            document = {"apiVersion": EVENTING, "kind": "Broker", "metadata": metadata}
-            written = {"annotations": {CONTRACT: topic.name}}
-            await self.cluster.write_status(document, written)
-            record.has_contract = True
-        if not contract.exists:
+        async with record.creating:
+            if contract.exists:
+                return
+            if not record.has_contract:
+                metadata = {"namespace": broker.namespace, "name": broker.name, "uid": record.uid}
+                document = {"apiVersion": EVENTING, "kind": "Broker", "metadata": metadata}
+                written = {"annotations": {CONTRACT: topic.name}}
+                await self.cluster.write_status(document, written)
+                record.has_contract = True
             await contract.create(topic)
 
     async def apply(self, broker: Broker, number: int, manifest: Manifest) -> None:
@@ -182,6 +184,16 @@ class Shards:
                     name = services.shard_name(identity.name, number)
                     await delete_service(self.cluster, name, broker)
                     record.shards.pop(number, None)
+
+    async def delete(self, broker: Broker) -> None:
+        """Have none of a Broker's shards; raises `ClusterError`."""
+        identity = Identity(broker.metadata.namespace, broker.metadata.name)
+        record = self.states.brokers[identity]
+        if record.has_contract:
+            await self._find(record, broker)
+            for number in record.shards:
+                name = services.shard_name(identity.name, number)
+                await delete_service(self.cluster, name, broker)
 
     async def _withdraw_orphans(self, broker: Identity, contract: ContractLog) -> None:
         """Triggers that went without us: somebody took our finalizer away."""

@@ -47,8 +47,12 @@ class BrokerRecord:
     """Names of topics that are its own."""
     has_contract: bool = False
     """Whether its status says that there is a topic with its contract, or there was."""
+    creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while that is written and the topic is made."""
     contracts: dict[str, ContractLog] = field(default_factory=dict)
     """By the Kafka's servers; mostly there is one."""
+    urls: set[str] = field(default_factory=set)
+    """Keys of `States.urls` that are its shards'."""
     shards: dict[int, ShardRecord] = field(default_factory=dict)
     """By number, those whose Services were applied or found."""
     shards_listed: bool = False
@@ -126,7 +130,8 @@ class States:
         self.receivers_known = False
         """Whether those are all: while nobody tells of pods, any Broker may have a receiver."""
         self.urls: dict[str, str] = {}
-        """Where each Trigger's dispatcher is, by the scaler's id: what drains are asked of."""
+        """Where each Trigger's dispatcher is, by the scaler's id, and each shard's, by its group:
+        what drains are asked of."""
 
     def broker(self, document: Document) -> BrokerRecord:
         """The record of a Broker of ours, another one if it is another object."""
@@ -175,6 +180,12 @@ class States:
         self.topics[topic] = record.uid
         record.topics.add(topic)
 
+    def keep_url(self, broker: Identity, shard: str, url: str) -> None:
+        """Where one of a Broker's shards is, by its group."""
+        self.urls[shard] = url
+        if (record := self.brokers.get(broker)) is not None:
+            record.urls.add(shard)
+
     def drop_broker(self, identity: Identity) -> None:
         """It is gone, whatever is left of it in Kafka."""
         record = self.brokers.pop(identity, None)
@@ -183,6 +194,8 @@ class States:
             for topic in record.topics:
                 if self.topics.get(topic) == record.uid:
                     del self.topics[topic]
+            for shard in record.urls:
+                self.urls.pop(shard, None)
 
     def trigger(self, document: Document) -> TriggerRecord:
         """The record of a Trigger; the names that another object of its name had are free."""

@@ -212,13 +212,12 @@ class Triggers:
         record = self.states.triggers.get(identity)
         if record is None:
             return  # it went meanwhile
-        place, url_of = watched.place, services.url
+        place, egress, namespace = watched.place, watched.egress, identity.namespace
         if place is not None:
-            name = services.shard_name(watched.egress.broker, place.number)
-            url = url_of(name, identity.namespace, self.settings)
-            self.states.urls[place.shard.group] = url
-        name = names.child(identity.name, services.DISPATCHER_SUFFIX)
-        self.states.urls[str(identity)] = url_of(name, identity.namespace, self.settings)
+            url = self._url(services.shard_name(egress.broker, place.number), namespace)
+            self.states.keep_url(Identity(namespace, egress.broker), place.shard.group, url)
+        own = names.child(identity.name, services.DISPATCHER_SUFFIX)
+        self.states.urls[str(identity)] = self._url(own, namespace)
         before = record.watched
         if before is not None and before.kafka is not watched.kafka:
             await self.forget_drains(identity)
@@ -226,6 +225,9 @@ class Triggers:
         watched.kafka.watched.add(watched.egress.topic)
         shard, scaling_ = place.shard if place else None, watched.autoscaling
         await watched.kafka.scaler.watch(str(identity), watched.egress, scaling_, shard)
+
+    def _url(self, service: str, namespace: str) -> str:
+        return services.url(service, namespace, self.settings)
 
     async def stop_delivery(self, identity: Identity) -> None:
         """Deliver nothing for now; returns when its drains are over, and no shard has it.

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.ports.log import Lag, LagSource
-from knafka_operator.decide.scaling import TriggerStatus, decide, expected, one_more
+from knafka_operator.decide.scaling import TriggerStatus, decide, expected, keeping_offsets
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import Hold, Holds, explain
 from knafka_operator.scale.scaled_shard import ScaledShard
@@ -354,7 +354,7 @@ class Scaler:
         trigger.scale = decide(lag.total, partitions, autoscaling, len(holds), shared=shared)
         due = asyncio.get_running_loop().time() >= trigger.join_by
         if due and not trigger.scale.replicas and not autoscaling.paused:
-            trigger.scale = one_more(trigger.scale, partitions, shared=shared)
+            trigger.scale = keeping_offsets(trigger.scale, partitions, shared=shared)
         if trigger.id in self._ending or holds.is_ending:
             return
         while len(holds) < trigger.scale.replicas:
