@@ -183,9 +183,7 @@ class ShardDrain:
         egresses = {group: self._progress_of(group) for group in self._contract.egresses}
         for group, why in self._contract.refused.items():
             egresses[group] = DrainProgress(error=why)
-        return ShardProgress(
-            contract=self.position, egresses=egresses, ended=ended, error=error
-        )
+        return ShardProgress(contract=self.position, egresses=egresses, ended=ended, error=error)
 
     async def run(self) -> ShardProgress:
         self._follower.listeners.append(self._moved.set)
@@ -267,4 +265,5 @@ class ShardDrain:
         counts = drains.served.totals().events - self._told.get(group, Counts())
         drain = drains.served.drain
         progress = DrainProgress() if drain is None else drain.progress()
-        return progress.model_copy(update={**asdict(counts), "error": None if progress.partitions else drains.error})
+        error = None if progress.partitions else drains.error
+        return progress.model_copy(update={**asdict(counts), "error": error})
