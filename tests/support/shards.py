@@ -72,10 +72,13 @@ class Shard:
     async def close(self) -> None:
         await self.shared.close()
 
-    async def start(self, *, write: bool = True, **environment: str) -> None:
-        """Ready when it returns; `write`: all Egresses are in the contract."""
-        if write:
-            self.contract.write(self.name, *self.egresses)
+    async def start(self, **environment: str) -> None:
+        """Ready when it returns; all Egresses so far are in the contract."""
+        self.contract.write(self.name, *self.egresses)
+        await self.begin(**environment)
+
+    async def begin(self, **environment: str) -> None:
+        """Ready when it returns, with the contract as it is."""
         await self.dispatcher.start({SHARD: json.dumps(dump(self.document))} | environment)
         side = self.dispatcher._side
         assert side is not None

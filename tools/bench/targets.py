@@ -15,6 +15,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from confluent_kafka import Producer
+
 from bench.results import BEFORE, FLOOR, OURS
 from bench.world import HERE, PYTHON, BenchError, World, listens
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
@@ -142,15 +144,31 @@ async def shard(
     world: World, topic: str, triggers: int, *, one_read: bool = True
 ) -> AsyncIterator[Running]:
     """One dispatcher with many Egresses, all in their drains."""
-    port = free_port()
+    port, group = free_port(), f"shard-{uuid.uuid4().hex[:8]}"
     egresses = [json.loads(egress(world, topic, f"/trigger-{each}")) for each in range(triggers)]
-    whole = {"group": f"shard-{uuid.uuid4().hex[:8]}", "egresses": egresses, "oneRead": one_read}
-    environment = {
-        "HOST": HOST, "PORT": str(port), SHARD: json.dumps(whole), DRAIN_AT_START: "true"
-    }  # fmt: skip
-    async with world.process(PYTHON, "-m", "knafka.dispatcher", environment=environment) as process:
-        await listens(f"{HOST}:{port}")
-        yield Running(OURS, [process.pid])
+    async with world.topic(1) as rules:
+        await asyncio.to_thread(_write_contract, world, rules, group, egresses)
+        whole = {
+            "group": group, "contractTopic": rules, "oneRead": one_read,
+            "kafka": {"bootstrapServers": world.bootstrap},
+        }  # fmt: skip
+        environment = {
+            "HOST": HOST, "PORT": str(port), SHARD: json.dumps(whole), DRAIN_AT_START: "true"
+        }  # fmt: skip
+        process_of = world.process(PYTHON, "-m", "knafka.dispatcher", environment=environment)
+        async with process_of as process:
+            await listens(f"{HOST}:{port}")
+            yield Running(OURS, [process.pid])
+
+
+def _write_contract(world: World, topic: str, shard: str, egresses: Sequence[Any]) -> None:
+    """As an operator does."""
+    producer = Producer({"bootstrap.servers": world.bootstrap})
+    for each in egresses:
+        value = json.dumps({"shard": shard, "egress": each}).encode()
+        producer.produce(topic, value, each["group"].encode())
+    if producer.flush(60):
+        raise BenchError("the contract's topic takes no records")
 
 
 @asynccontextmanager

@@ -40,8 +40,11 @@ class Side(Protocol):
     """What a process drains: one Egress, or a shard of them."""
 
     writer: LogWriter
-    problem: str
-    """Why nothing can be drained yet; empty: it can."""
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be drained yet; empty: it can."""
+        ...
 
     async def wait_until_ready(self, timeout: float) -> None:
         """Until it has no `problem`, at most so many seconds."""
@@ -102,12 +105,14 @@ class Dispatcher:
         drains = settings.drains(environment)
         shard = settings.shard(environment)
         self._stop_timeout = drains.stop_timeout
+        side: Side
         if shard is None:
             egress = settings.egress(environment)
-            self._side = OwnEgress(egress, self._connect(egress), drains.service_url)
+            side = OwnEgress(egress, self._connect(egress), drains.service_url)
         else:
-            self._side = ServedShard(shard, self._connect_shard(shard), drains.service_url)
-        self._side.start(drain=drains.at_start)
+            side = ServedShard(shard, self._connect_shard(shard), drains.service_url)
+        self._side = side
+        side.start(drain=drains.at_start)
 
     def state(self) -> Mapping[str, Any]:
         return {}

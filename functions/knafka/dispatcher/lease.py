@@ -55,10 +55,11 @@ class Renewal(Protocol):
     def __call__(self, request: DrainRequest) -> Awaitable[None]: ...
 
 
-P = TypeVar("P", DrainProgress, ShardProgress)
+P = TypeVar("P", bound=DrainProgress | ShardProgress)
+P_co = TypeVar("P_co", bound=DrainProgress | ShardProgress, covariant=True)
 
 
-class Leased(Protocol[P]):
+class Leased(Protocol[P_co]):
     """A drain, of one Egress or of a shard."""
 
     idle: float | None
@@ -72,7 +73,7 @@ class Leased(Protocol[P]):
     @property
     def is_stopping(self) -> bool: ...
 
-    async def run(self) -> P:
+    async def run(self) -> P_co:
         """Drain; gives the last progress."""
         ...
 
@@ -80,7 +81,7 @@ class Leased(Protocol[P]):
         """End: attempts under way get `timeout` seconds."""
         ...
 
-    def progress(self, ended: Ended | None = None, error: str | None = None) -> P:
+    def progress(self, ended: Ended | None = None, error: str | None = None) -> P_co:
         """With the counts since the last request has ended."""
         ...
 

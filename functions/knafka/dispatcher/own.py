@@ -1,4 +1,4 @@
-"""An Egress that has a dispatcher of its own: its lease, and the request that asks for its drain."""
+"""An Egress with a dispatcher of its own: its lease, and the request that asks for its drain."""
 
 from __future__ import annotations
 

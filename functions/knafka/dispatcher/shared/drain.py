@@ -265,6 +265,5 @@ class ShardDrain:
         counts = drains.served.totals().events - self._told.get(group, Counts())
         drain = drains.served.drain
         progress = DrainProgress() if drain is None else drain.progress()
-        return progress.model_copy(
-            update={**asdict(counts), "error": None if progress.partitions else drains.error}
-        )
+        error = None if progress.partitions else drains.error
+        return progress.model_copy(update={**asdict(counts), "error": error})
