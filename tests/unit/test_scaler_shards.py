@@ -161,7 +161,6 @@ async def test_counts_of_each_trigger_are_summed_over_the_shards_requests(
             mail=DrainProgress(read=6, delivered=6, partitions=(2,)),
             bill=DrainProgress(read=3),
         )
-        await asyncio.sleep(0.1)
         await asyncio.sleep(0.6)
         assert counts(scaler, "mail") == DrainProgress(read=6, delivered=6), "nothing is told yet"
         drains.open_shards[0].tell(mail=DrainProgress(read=8, delivered=7, unsettled=1))
