@@ -162,7 +162,8 @@ class ContractLog:
             if not error.unknown_topic:
                 raise
             records, self.exists, self.position = (), False, 0
-        found = deciding.read(records)
+        # By offset: what was written later may have an earlier time, by another operator's clock.
+        found = deciding.read(sorted(records, key=lambda record: record.offset()))
         reserved = {each: self.numbers[each] for each in self.numbers.keys() - self.records.keys()}
         self.records = found
         self.numbers = {**reserved, **deciding.numbers_of(*self.broker, found)}
