@@ -376,7 +376,7 @@ async def test_a_contract_that_is_deleted_and_written_anew_is_read_again(world: 
     await world.arrived(0, 1)
     await world.admin.delete_topic(world.contract.topic)
     async with asyncio.timeout(SOON):
-        while not await world.admin.ensure_topic(world.contract.topic, 1, 1, {}):
+        while not await world.admin.ensure_topic(world.contract.topic, 1, 1, {}):  # noqa: ASYNC110
             await asyncio.sleep(0.2)
     world.contract.write(world.shard, world.egresses[1])
     fill(world.bootstrap, world.topic, KEYS, PER_KEY * 2)
