@@ -28,7 +28,7 @@ from knafka.core.drain import Ended, ShardProgress
 from knafka.core.errors import LogError
 from knafka.dispatcher.connecting import LEAST_BYTES, SHARD_BYTES
 from knafka.dispatcher.lease import RENEWAL_PATIENCE
-from knafka.ports.log import Assignment, LogReader
+from knafka.ports.log import Assignment, LogReader, OffsetAndMetadata
 from knafka.ports.subscriber import Response
 from knafka.settings import DRAIN_AT_START, SERVICE_URL
 
@@ -351,3 +351,35 @@ async def test_connections_are_closed_with_the_drain_that_used_them(shard: Asked
 
 async def _note(closed: list[int], number: int) -> None:
     closed.append(number)
+
+
+async def test_a_drain_commits_every_partition_though_nothing_has_changed(shard: Asked) -> None:
+    """Kafka forgets what a group without members has committed by the age of its last commit."""
+    await shard.up()
+    shard.world.send("1")
+    await until(lambda: shard.committed(0) == shard.committed(1) == 1)
+    shard.exchange.tell(b'{"stop":true}\n')
+    await shard.exchange.task
+    before = {number: dict(shard.world.log.group(f"group-{number}").committed) for number in (0, 1)}
+    for number in (0, 1):
+        offsets = shard.world.log.group(f"group-{number}")
+        offsets.committed = Stored(offsets.committed)
+    await shard.ask_for_drain()
+    await asyncio.sleep(10)
+    for number in (0, 1):
+        committed = shard.world.log.group(f"group-{number}").committed
+        assert isinstance(committed, Stored)
+        assert committed == before[number]
+        assert sorted(each for _, each in committed.stored) == [0, 1], "each once"
+
+
+class Stored(dict[tuple[str, int], OffsetAndMetadata]):
+    """Offsets that note what is committed."""
+
+    def __init__(self, *committed: Any) -> None:
+        super().__init__(*committed)
+        self.stored: list[tuple[str, int]] = []
+
+    def __setitem__(self, key: tuple[str, int], value: OffsetAndMetadata) -> None:
+        self.stored.append(key)
+        super().__setitem__(key, value)
