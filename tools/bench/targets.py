@@ -12,7 +12,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from confluent_kafka import Producer
@@ -139,13 +139,36 @@ async def dispatcher(
             yield Running(name, [process.pid])
 
 
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A Trigger of a shard: the path of its subscriber at the sink, and fields of its contract."""
+
+    path: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+    behind: bool = False
+    """Whether it begins at the topic's start; else where the topic ends."""
+
+
 @asynccontextmanager
 async def shard(
     world: World, topic: str, triggers: int, *, one_read: bool = True
 ) -> AsyncIterator[Running]:
-    """One dispatcher with many Egresses, all in their drains."""
+    """One dispatcher with many Egresses, all in their drains from the topic's start."""
+    paths = [Neighbour(f"/trigger-{each}", behind=True) for each in range(triggers)]
+    async with neighbours(world, topic, paths, one_read=one_read) as target:
+        yield target
+
+
+@asynccontextmanager
+async def neighbours(
+    world: World, topic: str, triggers: Sequence[Neighbour], *, one_read: bool = True
+) -> AsyncIterator[Running]:
+    """One dispatcher with these, all in their drains."""
     port, group = free_port(), f"shard-{uuid.uuid4().hex[:8]}"
-    egresses = [json.loads(egress(world, topic, f"/trigger-{each}")) for each in range(triggers)]
+    egresses = [json.loads(egress(world, topic, each.path, **each.more)) for each in triggers]
+    for each, made in zip(triggers, egresses, strict=True):
+        if not each.behind:
+            await world.begin_at_end(made["group"], topic)
     async with world.topic(1) as rules:
         await asyncio.to_thread(_write_contract, world, rules, group, egresses)
         whole = {
