@@ -126,7 +126,7 @@ async def leave_behind(kafka: Kafka, group: str, topic: str) -> None:
     await reader.close(10)
 
 
-async def test_a_detached_group_is_one_that_kafka_keeps_by_its_commits(
+async def test_a_group_that_classic_members_left_is_made_one_that_is_kept_by_its_commits(
     kafka: Kafka, offsets: KafkaOffsets, topic: MakeTopic
 ) -> None:
     """Of one that classic members have left, Kafka forgets them a week later, whatever is
@@ -134,12 +134,9 @@ async def test_a_detached_group_is_one_that_kafka_keeps_by_its_commits(
     name, group = topic(), uuid.uuid4().hex
     await leave_behind(kafka, group, name)
     assert not (await described(kafka, group)).is_simple_consumer_group
-    admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
-    await admin.detach_group(group, name)
-    assert (await described(kafka, group)).is_simple_consumer_group
     assert (await offsets.committed(group, name, {0}))[0].value == (5, "as it was")
+    assert (await described(kafka, group)).is_simple_consumer_group
     assert (await described(kafka, group + COPY)).state is ConsumerGroupState.DEAD
-    await admin.close()
 
 
 @pytest.mark.parametrize("died_after", ["copy", "deletion"])
@@ -149,11 +146,10 @@ async def test_offsets_survive_whoever_dies_while_they_are_detached(
     name, group = topic(), uuid.uuid4().hex
     await leave_behind(kafka, group, name)
     await offsets.commit(group + COPY, name, {0: Commit(4)})
-    admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
     if died_after == "deletion":
+        admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
         await admin.delete_group(group)
-    await admin.detach_group(group, name)
+        await admin.close()
     kept = 4 if died_after == "deletion" else 5
     assert (await offsets.committed(group, name, {0}))[0].offset == kept
     assert (await described(kafka, group + COPY)).state is ConsumerGroupState.DEAD
-    await admin.close()

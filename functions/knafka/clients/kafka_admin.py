@@ -249,9 +249,6 @@ class KafkaAdmin:
         self._ranges[topic] = found.id, known
         return known, read.keys()
 
-    async def detach_group(self, group: str, topic: str) -> None:
-        await self._groups.detach(group, (await self._existing(topic)).partitions)
-
     async def delete_group(self, group: str) -> None:
         await self._groups.delete(group)
 

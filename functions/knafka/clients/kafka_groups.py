@@ -69,9 +69,21 @@ def remembered(groups: int) -> float:
     return min(max(REMEMBERED * groups, MIN_REMEMBERED), MAX_REMEMBERED)
 
 
-def _there(group: ConsumerGroupDescription | None) -> ConsumerGroupDescription | None:
-    """A group that there is: of one that there isn't, Kafka says that it is dead."""
-    return group if group is not None and group.state is not ConsumerGroupState.DEAD else None
+def needs_detaching(group: ConsumerGroupDescription) -> bool:
+    """Whether `KafkaGroups.detach` may have something to do: also where there is no such group, as
+    somebody may have died over it."""
+    return _had_classic_members(group) or _is_gone(group)
+
+
+def _had_classic_members(group: ConsumerGroupDescription) -> bool:
+    return group.type is ConsumerGroupType.CLASSIC and not (
+        group.is_simple_consumer_group or _is_gone(group)
+    )
+
+
+def _is_gone(group: ConsumerGroupDescription) -> bool:
+    """Of a group that it doesn't know, Kafka says that it is dead."""
+    return group.state is ConsumerGroupState.DEAD
 
 
 class KafkaGroups:
@@ -117,12 +129,14 @@ class KafkaGroups:
         self.forget(group)
 
     async def detach(self, group: str, partitions: Sequence[TopicPartition]) -> None:
-        """See `LogAdmin.detach_group`.
+        """Have Kafka keep what this group has committed for as long as somebody commits for it,
+        though nobody joins it any more. Raises `LogError`, also while it has members.
 
         Of a group that members of the classic protocol have left, Kafka counts
         offsets.retention.minutes from then on, whatever is committed as nobody's later (tried with
         Kafka 4.3; decision 0019). One that never had members is kept by its commits, and so is one
-        of the consumer protocol. So it is made anew, from a copy that outlives who makes it.
+        of the consumer protocol. So it is made anew, from a copy that outlives who makes it: after
+        a death in between, the next call ends it. `partitions` are all of the topic's.
         """
         copy = f"{group}{COPY}"
         described = await self._calls.many(
@@ -131,26 +145,22 @@ class KafkaGroups:
             ),
             leaving_out=_NONE,
         )
-        now, kept = (_there(described.get(each)) for each in (group, copy))
+        now, kept = described.get(group), described.get(copy)
         if now is not None and now.members:
             raise LogError(f"the group {group} has {len(now.members)} members")
-        had_members = (
-            now is not None
-            and now.type is ConsumerGroupType.CLASSIC
-            and not now.is_simple_consumer_group
-        )
+        had_members = now is not None and _had_classic_members(now)
         if had_members:
             offsets = await self.committed_partitions(group, partitions)
             if not offsets:
                 return
             await self.commit(copy, offsets)
             await self.delete(group)
-        elif kept is None:
+        elif kept is None or _is_gone(kept):
             return
         else:
             # Somebody died over it: the copy counts if there is nothing else.
             offsets = await self.committed_partitions(copy, partitions)
-        if (had_members or now is None) and offsets:
+        if (had_members or now is None or _is_gone(now)) and offsets:
             await self.commit(group, offsets)
         await self.delete(copy)
 

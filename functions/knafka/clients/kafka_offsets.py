@@ -16,7 +16,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicParti
 
 from knafka.clients.kafka_client import Connection, log_error_of
 from knafka.clients.kafka_commits import AGAIN, MOVING, epoch_of
-from knafka.clients.kafka_groups import KafkaGroups
+from knafka.clients.kafka_groups import KafkaGroups, needs_detaching
 from knafka.clients.kafka_requests import AdminCalls
 from knafka.ports.shared_log import Commit, GroupHasMembers
 
@@ -68,11 +68,20 @@ class KafkaOffsets:
             raise GroupHasMembers(
                 f"the group {group} has {count} members: others deliver its events"
             )
+        if needs_detaching(described):
+            await self._groups.detach(group, await self._partitions(topic))
         wanted = [TopicPartition(topic, number) for number in sorted(partitions)]
         return {
             each.partition: Commit(each.offset, each.metadata or "", epoch_of(each))
             for each in await self._groups.committed_partitions(group, wanted)
         }
+
+    async def _partitions(self, topic: str) -> list[TopicPartition]:
+        calls = self._calls
+        metadata = await calls.in_thread(
+            lambda timeout: calls.admin.list_topics(topic, timeout=timeout)
+        )
+        return [TopicPartition(topic, number) for number in metadata.topics[topic].partitions]
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
         deadline = time.monotonic() + TIMEOUT
