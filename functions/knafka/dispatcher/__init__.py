@@ -7,6 +7,10 @@
     workers     as many attempts at once as may be, and each again when it is due
     drain       membership in the Trigger's group: read, filter, deliver, commit, leave
     lease       how long a drain lives, and who asks for the next
+    served      one Egress in a process: its drains, one at a time, and its metrics
+    own         an Egress with a dispatcher of its own
+    shared      many Egresses in one dispatcher
+    streaming   the response to POST /drain
     function    POST /drain as an ASGI function, with streamed progress
     __main__    `python -m knafka.dispatcher`
 

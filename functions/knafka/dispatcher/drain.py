@@ -26,14 +26,14 @@ from typing import Final, TypeAlias
 
 from knafka.core.contract import Egress, Order
 from knafka.core.drain import Counts, DrainProgress, Ended
-from knafka.core.errors import InvalidEvent, LogError
+from knafka.core.errors import LogError
 from knafka.core.filters import compile_trigger
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.progress import decode, policy_of
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.lanes import lane_of
-from knafka.dispatcher.parsing import OwnParser, Parser
+from knafka.dispatcher.parsing import OwnParser, Parser, headers_of
 from knafka.dispatcher.pending import Partition, PendingEvent
 from knafka.dispatcher.sender import Sender
 from knafka.dispatcher.workers import Workers
@@ -258,7 +258,7 @@ class Drain:
             event: PendingEvent | None = None
             headers: RecordHeaders | None = None
             try:
-                headers = _headers_of(record)
+                headers = headers_of(record)
                 envelope = envelope_of(record, headers)
                 if passes(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
@@ -393,11 +393,3 @@ class Drain:
         for number in partitions:
             if partition := self._partitions.pop(number, None):
                 partition.close()
-
-
-def _headers_of(record: Record) -> RecordHeaders | None:
-    try:
-        return record.headers()
-    except Exception as error:  # a SystemError for a name that isn't UTF-8
-        why = error.__cause__ or error
-        raise InvalidEvent(f"the record's headers can't be read: {why}") from error

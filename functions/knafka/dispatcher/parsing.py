@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol, TypeAlias
 
+from knafka.core.errors import InvalidEvent
 from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read
 from knafka.ports.log import Record
@@ -39,3 +40,12 @@ class OwnParser:
     ) -> tuple[bytes, bytes]:
         head, body = request_of(envelope, form)
         return prefix + head, body
+
+
+def headers_of(record: Record) -> RecordHeaders | None:
+    """Raises `InvalidEvent` for those that can't be read."""
+    try:
+        return record.headers()
+    except Exception as error:  # a SystemError for a name that isn't UTF-8
+        why = error.__cause__ or error
+        raise InvalidEvent(f"the record's headers can't be read: {why}") from error

@@ -23,7 +23,7 @@ class Served:
         """What became of the events of the drains before that."""
 
     def new_drain(self, egress: Egress, clients: Clients) -> Drain:
-        """The next one; the last one is over."""
+        """The next one, by the Egress as it is now; the last one is over."""
         self._before = self.totals()
         self._drain = Drain(
             egress,

@@ -5,4 +5,7 @@
 `topic` is a topic as one process reads it for many groups, `reader` is one group's `LogReader` in
 it, `fetcher` a consumer that fills the `buffer` of each of its partitions, and `record` a record
 that is taken apart once for all.
+
+`contract` follows the topic that says which Triggers they are, `drain` is a drain for each of them,
+and `served` puts that behind a request.
 """
