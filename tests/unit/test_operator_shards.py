@@ -26,6 +26,7 @@ from support.sharing import (
     is_ready,
 )
 
+from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka.core.contract import Shard
 from knafka.core.documents import parse_json
@@ -311,3 +312,19 @@ async def test_a_broker_that_goes_meanwhile_is_a_condition_and_no_record(
     status = await declare(world, SHARED)
     assert condition(status, "SubscriptionReady")["reason"] == "BrokerDoesNotExist"
     assert CONTRACT not in world.log.topics
+
+
+async def test_one_event_has_one_shard_asked_and_nobody_else() -> None:
+    async with running_operator() as world:  # its clock is the test's, not the fixture's
+        world.declare_broker(SHOP)
+        await world.reconcile_broker(SHOP)
+        for number in range(20):
+            await declare(world, SHARED, name=f"t{number}")
+        assert not +world.drains.held
+        topic = names.broker_topic(SHOP, "default")
+        MemoryWriter(world.log).append(topic, None, b"{}", [], lambda _: None)
+        async with asyncio.timeout(60):
+            while not world.drains.held.total():  # noqa: ASYNC110  # nobody signals it
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(20)
+        assert +world.drains.held == {FIRST: 1}
