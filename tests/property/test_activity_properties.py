@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from knafka_operator.decide.activity import (
@@ -59,6 +59,7 @@ def changes(samples: Sequence[Sample], begin: Activity = Activity.QUIET) -> list
 
 
 @given(PHASES)
+@example([(10, 5000.0, 0, False), (60, 0.0, 0, False), (10, 5000.0, 0, False)])
 def test_two_changes_are_never_nearer_than_the_second_takes_to_be_seen(
     phases: list[tuple[int, float, int | None, bool]],
 ) -> None:

@@ -104,6 +104,23 @@ async def test_a_trigger_that_leaves_and_comes_back_is_counted_once(
         assert len(drains.of_shards) == 1
 
 
+async def test_what_was_wrong_before_a_trigger_left_is_not_wrong_when_it_comes_back(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 1
+        await share(scaler, "mail", "bill")
+        await asyncio.sleep(1)
+        drains.open_shards[0].tell(mail=DrainProgress(error="no such topic", partitions=(1,)))
+        await asyncio.sleep(0.1)
+        assert scaler.statuses()["mail"].error == "the drain failed: no such topic"
+        await scaler.watch("mail", egress(), replace(SCALING, paused=True), SHARD)
+        assert scaler.statuses()["mail"].error is None
+        await share(scaler, "mail")
+        assert scaler.statuses()["mail"].error is None
+        assert counts(scaler, "mail").partitions == ()
+
+
 async def test_a_paused_trigger_is_taken_out_of_a_shard_that_goes_on(
     lags: FakeLags, drains: FakeDrains
 ) -> None:

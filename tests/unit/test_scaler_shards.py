@@ -155,11 +155,17 @@ async def test_counts_of_each_trigger_are_summed_over_the_shards_requests(
             read=5, delivered=5, partitions=(2,), congestion="slow"
         )
         assert counts(scaler, "bill") == DrainProgress(read=3, filtered=3, partitions=(1, 2))
-        first.end(Ended.BUDGET, mail=DrainProgress(read=6, delivered=6), bill=DrainProgress(read=3))
+        first.end(
+            Ended.BUDGET,
+            None,
+            mail=DrainProgress(read=6, delivered=6, partitions=(2,)),
+            bill=DrainProgress(read=3),
+        )
+        await asyncio.sleep(0.6)
+        assert counts(scaler, "mail") == DrainProgress(read=6, delivered=6), "nothing is told yet"
+        drains.open_shards[0].tell(mail=DrainProgress(read=8, delivered=7, unsettled=1))
         await asyncio.sleep(0.1)
-        drains.open_shards[0].tell(mail=DrainProgress(read=1, delivered=1, unsettled=4))
-        await asyncio.sleep(0.1)
-        assert counts(scaler, "mail") == DrainProgress(read=7, delivered=7, unsettled=4)
+        assert counts(scaler, "mail") == DrainProgress(read=14, delivered=13, unsettled=1)
 
 
 async def test_a_drain_that_failed_in_a_shard_is_its_own_triggers_error(
