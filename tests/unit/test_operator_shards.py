@@ -8,27 +8,33 @@ from typing import Any
 
 import pytest
 from support.operator_world import OperatorWorld, condition, running_operator
+from support.sharing import (
+    CONTRACT,
+    DISPATCHER,
+    FIRST,
+    GROUP,
+    MIN_SCALE,
+    ORDERS,
+    OWN,
+    RECEIVER,
+    SERVICE,
+    SHARED,
+    SHOP,
+    contract,
+    declare,
+    dispatcher,
+    is_ready,
+)
 
+from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
-from knafka.core.contract import Shard, SharedEgress
+from knafka.core.contract import Shard
 from knafka.core.documents import parse_json
-from knafka.core.errors import LogError
 from knafka_operator.decide import shards
 from knafka_operator.decide.services import SHARD
-from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import CORE, EVENTING, ISOLATION, PAUSED, SERVING
+from knafka_operator.model.resources import CORE, ISOLATION, PAUSED, SERVING
 
 pytestmark = pytest.mark.looptime
-
-SHOP = "shop"
-ORDERS = Identity(SHOP, "orders")
-GROUP = names.trigger_group(SHOP, "orders")
-CONTRACT = names.contract_topic(SHOP, "default")
-FIRST = names.shard_group(SHOP, "default", 0)
-SHARED = {ISOLATION: "shared"}
-OWN = {ISOLATION: "own"}
-RECEIVER, SERVICE, DISPATCHER = "default-kn-receiver", "default-kn-shard-0", "orders-kn-dispatcher"
-MIN_SCALE = "autoscaling.eventing.knative.dev/min-scale"
 
 
 @pytest.fixture
@@ -37,28 +43,6 @@ async def world() -> AsyncIterator[OperatorWorld]:
         world.declare_broker(SHOP)
         await world.reconcile_broker(SHOP)
         yield world
-
-
-def contract(world: OperatorWorld) -> dict[str, SharedEgress]:
-    """What the contract's topic says now."""
-    return shards.read(world.log.topics.get(CONTRACT, [[]])[0])
-
-
-async def declare(
-    world: OperatorWorld, annotations: dict[str, str], name: str = "orders", **spec: Any
-) -> Any:
-    """Have this Trigger declared, and reconciled; its status."""
-    world.declare_trigger(SHOP, name, annotations=annotations, **spec)
-    return await world.reconcile_trigger(SHOP, name)
-
-
-def is_ready(status: Any) -> bool:
-    return condition(status, "Ready")["status"] == "True"
-
-
-def dispatcher(status: Any) -> str | None:
-    found: str | None = status["annotations"].get(shards.DISPATCHER)
-    return found
 
 
 async def test_a_shared_trigger_is_a_record_in_its_brokers_contract(world: OperatorWorld) -> None:
@@ -263,85 +247,6 @@ async def test_two_hundred_shared_triggers_are_one_service(world: OperatorWorld)
         assert not owned & {owner.get("name") for owner in owners}
 
 
-async def test_records_that_come_together_are_written_together(
-    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await declare(world, SHARED)
-    (found,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
-    record = found.records[GROUP]
-    asked = 0
-    original = found.kafka.topics.end_offsets
-
-    async def end_offsets(topic: str) -> Any:
-        nonlocal asked
-        asked += 1
-        return await original(topic)
-
-    monkeypatch.setattr(found.kafka.topics, "end_offsets", end_offsets, raising=False)
-    await asyncio.gather(*(found.write(f"g{number}", record) for number in range(50)))
-    assert asked == 2, "the first alone, and all that came meanwhile"
-    assert found.position == 51
-    assert len(contract(world)) == 51
-
-
-async def test_after_a_write_that_failed_the_contract_is_read_again(world: OperatorWorld) -> None:
-    """It may be stored though it was reported as failed."""
-    await declare(world, SHARED)
-    (found,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
-    world.log.fail(LogError("Kafka is away"))
-    status = await declare(world, SHARED, filter={"attributes": {"type": "new"}})
-    assert condition(status, "SubscriptionReady")["reason"] == "KafkaNotReachable"
-    world.log.fail(None)
-    world.log.store(CONTRACT, GROUP.encode(), None, [])  # stored after all, by somebody before us
-    assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
-    assert contract(world)[GROUP].egress.filter.attributes == {"type": "new"}
-    assert found.position == len(world.log.topics[CONTRACT][0]) == 3
-
-
-async def test_a_contract_that_somebody_changed_is_put_right(world: OperatorWorld) -> None:
-    """A write that was given up may come late."""
-    await declare(world, SHARED)
-    world.log.store(CONTRACT, GROUP.encode(), None, [])
-    await world.reconcile_broker(SHOP)
-    assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
-    assert contract(world).keys() == {GROUP}
-
-
-async def test_a_trigger_that_went_without_us_is_in_no_shard_any_more(
-    world: OperatorWorld,
-) -> None:
-    await declare(world, SHARED)
-    world.cluster.remove(EVENTING, "Trigger", SHOP, "orders")
-    await world.restart()
-    await world.reconcile_broker(SHOP)
-    assert contract(world) == {}
-
-
-async def test_a_trigger_whose_shard_is_behind_is_not_ready(
-    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await declare(world, SHARED)
-    scaler = world.operator.triggers.watched[ORDERS].kafka.scaler
-    asked: list[tuple[str, int]] = []
-    applied = False
-
-    async def is_applied(shard: str, position: int, timeout: float) -> bool:
-        asked.append((shard, position))
-        return applied
-
-    monkeypatch.setattr(scaler, "applied", is_applied)
-    status = await declare(world, SHARED, filter={"attributes": {"type": "new"}})
-    assert condition(status, "SubscriptionReady")["reason"] == "ShardBehind"
-    assert asked == [(FIRST, 2)]
-    status = await declare(world, OWN)
-    assert condition(status, "SubscriptionReady")["reason"] == "ShardBehind"
-    assert world.operator.triggers.watched[ORDERS].place is not None, "nobody else delivers yet"
-    applied = True
-    status = await world.reconcile_trigger(SHOP, "orders")
-    assert (is_ready(status), dispatcher(status)) == (True, DISPATCHER)
-    assert world.operator.triggers.watched[ORDERS].place is None
-
-
 async def test_with_min_scale_its_own_pods_start_after_the_shard_let_go(
     world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,3 +283,48 @@ async def test_a_changed_secret_changes_the_shard_and_moves_nobody(world: Operat
     template = world.cluster.objects[SERVING, "Service", SHOP, SERVICE]["spec"]["template"]
     stored = world.cluster.objects[CORE, "Secret", SHOP, "kafka"]["metadata"]["resourceVersion"]
     assert template["metadata"]["annotations"]["knafka.dev/secret-version"] == stored
+
+
+async def test_room_that_a_trigger_was_given_and_left_is_anothers(world: OperatorWorld) -> None:
+    """It never had a record: its shard wasn't Ready, and then it wanted one of its own."""
+    await world.restart(shard_size=1)
+    await world.reconcile_broker(SHOP)
+    world.cluster.unready.add(SERVICE)
+    await declare(world, SHARED)
+    await declare(world, OWN)
+    world.cluster.become_ready(SHOP, SERVICE)
+    await world.reconcile_broker(SHOP)
+    assert dispatcher(await declare(world, SHARED, name="mail")) == SERVICE
+
+
+async def test_a_broker_that_goes_meanwhile_is_a_condition_and_no_record(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = world.cluster.apply
+
+    async def applying(manifest: Any) -> Any:
+        stored = await apply(manifest)
+        if manifest["metadata"]["name"] == SERVICE:
+            await world.delete_broker(SHOP)
+        return stored
+
+    monkeypatch.setattr(world.cluster, "apply", applying)
+    status = await declare(world, SHARED)
+    assert condition(status, "SubscriptionReady")["reason"] == "BrokerDoesNotExist"
+    assert CONTRACT not in world.log.topics
+
+
+async def test_one_event_has_one_shard_asked_and_nobody_else() -> None:
+    async with running_operator() as world:  # its clock is the test's, not the fixture's
+        world.declare_broker(SHOP)
+        await world.reconcile_broker(SHOP)
+        for number in range(20):
+            await declare(world, SHARED, name=f"t{number}")
+        assert not +world.drains.held
+        topic = names.broker_topic(SHOP, "default")
+        MemoryWriter(world.log).append(topic, None, b"{}", [], lambda _: None)
+        async with asyncio.timeout(60):
+            while not world.drains.held.total():  # noqa: ASYNC110  # nobody signals it
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(20)
+        assert +world.drains.held == {FIRST: 1}

@@ -68,10 +68,6 @@ class ContractLog:
         """As it is decided upon."""
         return Contract(self.exists, self.records, self.leaving, self.numbers)
 
-    def reserve(self, group: str, number: int) -> None:
-        """Have nobody else get the room in this shard."""
-        self.numbers[group] = number
-
     def members(self, number: int) -> int:
         """How many are in this shard, or on their way there."""
         return sum(each == number for each in self.numbers.values())

@@ -13,6 +13,7 @@ from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import admission, desired
 from knafka_operator.decide.resolving import not_allowed
 from knafka_operator.decide.shards import Contract
+from knafka_operator.decide.status import NotReady
 from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
 from knafka_operator.model.identity import Identity
@@ -67,7 +68,7 @@ class TriggerObserver:
         try:
             contract = await self.shards.contract(broker)
             return None if contract is None else contract.view()
-        except LogError as error:
+        except (LogError, NotReady) as error:
             return error
 
     def _refer(self, identity: Identity, *destinations: Destination | None) -> None:

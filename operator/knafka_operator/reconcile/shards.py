@@ -55,15 +55,26 @@ class Shards:
     async def contract(self, broker: Identity) -> ContractLog | None:
         """The contract of a Broker that has its topic; None: there are no shared dispatchers here.
 
-        Raises `LogError`.
+        Raises `LogError`, and `NotReady` for one that is being deleted.
         """
-        record = self.states.brokers[broker]
+        record = self._record(broker)
         assert record.state is not None
         if record.state.kafka.open_writer is None:
             return None
         found = self.contract_at(record, broker, record.state.kafka)
         await found.load()
         return found
+
+    def loaded(self, broker: Identity, kafka: KafkaCluster) -> ContractLog:
+        """The contract of a Broker that has its topic; raises `NotReady`."""
+        return self.contract_at(self._record(broker), broker, kafka)
+
+    def _record(self, broker: Identity) -> BrokerRecord:
+        record = self.states.brokers.get(broker)
+        if record is None or record.state is None:
+            message = f'Broker "{broker.name}" is being deleted'
+            raise NotReady("BrokerDoesNotExist", message)
+        return record
 
     def contract_at(
         self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
@@ -86,10 +97,15 @@ class Shards:
         return found
 
     def reserve(self, broker: Identity, watched: Watched) -> None:
-        """Have no other Trigger get the room that this one was given."""
+        """Have no other Trigger get the room that this one was given; it has none that it left."""
+        record, group = self.states.brokers.get(broker), watched.egress.group
+        if record is None or watched.kafka.open_writer is None:
+            return
+        contract = self.contract_at(record, broker, watched.kafka)
         if watched.place is not None:
-            contract = self.contract_at(self.states.brokers[broker], broker, watched.kafka)
-            contract.reserve(watched.egress.group, watched.place.number)
+            contract.numbers[group] = watched.place.number
+        elif group not in contract.records and group not in contract.leaving:
+            contract.numbers.pop(group, None)
 
     async def withdraw(self, broker: Identity, groups: Collection[str]) -> None:
         """Have no shard deliver these groups; returns when every process has let go.
@@ -111,7 +127,7 @@ class Shards:
 
         An operator that dies in between knows that there may be one.
         """
-        record, contract = self.states.brokers[broker], await self.contract(broker)
+        record, contract = self._record(broker), await self.contract(broker)
         assert contract is not None
         async with record.creating:
             if contract.exists:
@@ -130,7 +146,7 @@ class Shards:
         However many Triggers are in it, it is applied once, and looked at by its Broker only.
         """
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
-        shard = self.states.brokers[identity].shards.setdefault(number, ShardRecord())
+        shard = self._record(identity).shards.setdefault(number, ShardRecord())
         async with shard.lock:
             again = shard.problem is not None and _now() - shard.tried >= APPLY_AGAIN
             if shard.manifest != manifest or again:
@@ -166,7 +182,9 @@ class Shards:
             contract = await self.contract(identity)
             if contract is None:
                 return
-            await contract.check()
+            if await contract.check():
+                for each in self.states.triggers_of(identity):
+                    self.enqueue(("Trigger", *each))
             await self._withdraw_orphans(identity, contract)
         except (LogError, NotReady) as error:
             log.info("the contract of Broker %s: %s", identity, error)

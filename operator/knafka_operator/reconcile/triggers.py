@@ -321,9 +321,8 @@ class Triggers:
                 raise TypeError(f"no effect of a Trigger's: {effect}")
 
     def _contract_of(self, acting: _Acting) -> ContractLog:
-        identity, state = broker_of(acting.document), acting.broker
-        assert state is not None
-        return self.shards.contract_at(self.states.brokers[identity], identity, state.kafka)
+        assert acting.broker is not None
+        return self.shards.loaded(broker_of(acting.document), acting.broker.kafka)
 
     async def _stop(self, acting: _Acting) -> None:
         """Its Broker may not use its topic; what stands in the way is tried again."""

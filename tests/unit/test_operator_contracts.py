@@ -1,0 +1,117 @@
+"""A Broker's contract topic as the operator keeps it: written together, read again, put right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.operator_world import OperatorWorld, condition, running_operator
+from support.sharing import (
+    CONTRACT,
+    DISPATCHER,
+    FIRST,
+    GROUP,
+    ORDERS,
+    OWN,
+    SHARED,
+    SHOP,
+    contract,
+    declare,
+    dispatcher,
+    is_ready,
+)
+
+from knafka.core.errors import LogError
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import EVENTING
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[OperatorWorld]:
+    async with running_operator() as world:
+        world.declare_broker(SHOP)
+        await world.reconcile_broker(SHOP)
+        yield world
+
+
+async def test_records_that_come_together_are_written_together(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(world, SHARED)
+    (found,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    record = found.records[GROUP]
+    asked = 0
+    original = found.kafka.topics.end_offsets
+
+    async def end_offsets(topic: str) -> Any:
+        nonlocal asked
+        asked += 1
+        return await original(topic)
+
+    monkeypatch.setattr(found.kafka.topics, "end_offsets", end_offsets, raising=False)
+    await asyncio.gather(*(found.write(f"g{number}", record) for number in range(50)))
+    assert asked == 2, "the first alone, and all that came meanwhile"
+    assert found.position == 51
+    assert len(contract(world)) == 51
+
+
+async def test_after_a_write_that_failed_the_contract_is_read_again(world: OperatorWorld) -> None:
+    """It may be stored though it was reported as failed."""
+    await declare(world, SHARED)
+    (found,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    world.log.fail(LogError("Kafka is away"))
+    status = await declare(world, SHARED, filter={"attributes": {"type": "new"}})
+    assert condition(status, "SubscriptionReady")["reason"] == "KafkaNotReachable"
+    world.log.fail(None)
+    world.log.store(CONTRACT, GROUP.encode(), None, [])  # stored after all, by somebody before us
+    assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
+    assert contract(world)[GROUP].egress.filter.attributes == {"type": "new"}
+    assert found.position == len(world.log.topics[CONTRACT][0]) == 3
+
+
+async def test_a_contract_that_somebody_changed_is_put_right(world: OperatorWorld) -> None:
+    """A write that was given up may come late."""
+    await declare(world, SHARED)
+    world.log.store(CONTRACT, GROUP.encode(), None, [])
+    await world.reconcile_broker(SHOP)
+    assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
+    assert contract(world).keys() == {GROUP}
+
+
+async def test_a_trigger_that_went_without_us_is_in_no_shard_any_more(
+    world: OperatorWorld,
+) -> None:
+    await declare(world, SHARED)
+    world.cluster.remove(EVENTING, "Trigger", SHOP, "orders")
+    await world.restart()
+    await world.reconcile_broker(SHOP)
+    assert contract(world) == {}
+
+
+async def test_a_trigger_whose_shard_is_behind_is_not_ready(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(world, SHARED)
+    scaler = world.operator.triggers.watched[ORDERS].kafka.scaler
+    asked: list[tuple[str, int]] = []
+    applied = False
+
+    async def is_applied(shard: str, position: int, timeout: float) -> bool:
+        asked.append((shard, position))
+        return applied
+
+    monkeypatch.setattr(scaler, "applied", is_applied)
+    status = await declare(world, SHARED, filter={"attributes": {"type": "new"}})
+    assert condition(status, "SubscriptionReady")["reason"] == "ShardBehind"
+    assert asked == [(FIRST, 2)]
+    status = await declare(world, OWN)
+    assert condition(status, "SubscriptionReady")["reason"] == "ShardBehind"
+    assert world.operator.triggers.watched[ORDERS].place is not None, "nobody else delivers yet"
+    applied = True
+    status = await world.reconcile_trigger(SHOP, "orders")
+    assert (is_ready(status), dispatcher(status)) == (True, DISPATCHER)
+    assert world.operator.triggers.watched[ORDERS].place is None
