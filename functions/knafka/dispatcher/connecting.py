@@ -16,6 +16,7 @@ from knafka.clients.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_topics import KafkaTopics
 from knafka.clients.kafka_writer import KafkaWriter
+from knafka.core import names
 from knafka.core.contract import Egress, Shard
 from knafka.dispatcher.drain import OpenReader
 from knafka.dispatcher.parsing import Parser
@@ -125,8 +126,7 @@ class KafkaShard:
 
     def _topic(self, name: str) -> SharedTopic:
         if name not in self._topics:
-            # A group for each topic: members that read different ones would wait for each other.
-            group = f"{self._shard.group}.{name}"
+            group = names.shard_members(self._shard.group, name)
             self._topics[name] = SharedTopic(
                 name,
                 partial(KafkaMember, self._kafka, group, name),
