@@ -2,7 +2,7 @@
 
 The local mode's `Drains`: where a cluster has Knative start a pod for a request, we start a
 process, ask it as the operator does there, and end it. A request whose budget is spent ends no
-drain: its process waits for the next one.
+drain: its process waits for the next one. A shard's process has the drains of many Triggers.
 Not here: starting one again; a drain that fails is the scaler's to reopen.
 """
 
@@ -11,25 +11,47 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias, TypeVar, cast
 
 import aiohttp
 
 from knafka import settings
-from knafka.core import documents
-from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core import documents, names
+from knafka.core.contract import Egress, Shard
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka_local.children import HOST, Child, Command, ended, listen, port_of
 from knafka_operator.scale.drains import HttpDrains
 
-Progress: TypeAlias = AsyncGenerator[DrainProgress, None]
+P = TypeVar("P", DrainProgress, ShardProgress)
+Lines: TypeAlias = AsyncIterator[P]
 
 HANDOVER: Final = 5.0
 """Seconds that a process waits for its next request; the scaler takes none to make it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A dispatcher with its contract."""
+
+    log: str
+    variable: str
+    """The variable of its environment with `contract`."""
+    contract: str
+    """As JSON."""
+
+    @classmethod
+    def own(cls, egress: Egress) -> _Function:
+        contract = json.dumps(documents.dump(egress), sort_keys=True)
+        return cls(f"dispatcher-{egress.namespace}-{egress.trigger}", settings.EGRESS, contract)
+
+    @classmethod
+    def shared(cls, shard: Shard) -> _Function:
+        contract = json.dumps(documents.dump(shard), sort_keys=True)
+        return cls(shard.group.removeprefix(names.OURS), settings.SHARD, contract)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +61,49 @@ class _Dispatcher:
 
 
 class DispatcherProcesses:
-    """Runs the dispatchers of all Triggers; what they log lies in `logs`."""
+    """Runs all dispatchers; what they log lies in `logs`."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
-        self._waiting: dict[str, list[tuple[_Dispatcher, asyncio.Task[None]]]] = {}
-        """Processes between two requests, by the digest of their Egress."""
+        self._waiting: dict[_Function, list[tuple[_Dispatcher, asyncio.Task[None]]]] = {}
+        """Processes between two requests."""
 
-    async def hold(
+    def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
-    ) -> AsyncIterator[DrainProgress]:
+    ) -> Lines[DrainProgress]:
         """Hold one drain in a process of its own; leaving the iterator ends it cleanly.
 
         Raises `OSError` if the process can't be started, or dies (`kill -9`), and what `HttpDrains`
         raises.
         """
-        log = self._logs / f"dispatcher-{egress.namespace}-{egress.trigger}.log"
-        dispatcher = self._take(egress) or await self._start(egress, log)
+
+        def ask(url: str) -> tuple[HttpDrains, Lines[DrainProgress]]:
+            drains = HttpDrains({trigger_id: url})
+            return drains, drains.hold(trigger_id, egress, request, stop)
+
+        return self._hold(_Function.own(egress), ask)
+
+    def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> Lines[ShardProgress]:
+        """The same for all drains of a shard, in one process."""
+
+        def ask(url: str) -> tuple[HttpDrains, Lines[ShardProgress]]:
+            drains = HttpDrains({shard.group: url})
+            return drains, drains.hold_shard(shard, request, stop)
+
+        return self._hold(_Function.shared(shard), ask)
+
+    async def _hold(
+        self, function: _Function, ask: Callable[[str], tuple[HttpDrains, Lines[P]]]
+    ) -> Lines[P]:
+        log = self._logs / f"{function.log}.log"
+        dispatcher = self._take(function) or await self._start(function, log)
         child = dispatcher.child
-        drains = HttpDrains({trigger_id: f"http://{HOST}:{dispatcher.port}"})
+        drains, lines = ask(f"http://{HOST}:{dispatcher.port}")
         goes_on = False
         try:
-            held = cast(Progress, drains.hold(trigger_id, egress, request, stop))
-            async with aclosing(held):
+            async with aclosing(cast(AsyncGenerator[P, None], lines)) as held:
                 async for progress in held:
                     goes_on = progress.ended is Ended.BUDGET
                     yield progress
@@ -72,7 +114,7 @@ class DispatcherProcesses:
         finally:
             await drains.close()
             if goes_on:
-                self._keep(egress, dispatcher)
+                self._keep(function, dispatcher)
             else:
                 await child.stop()
 
@@ -84,33 +126,33 @@ class DispatcherProcesses:
             ending.cancel()
         await asyncio.gather(*(dispatcher.child.stop() for dispatcher, _ in waiting))
 
-    async def _start(self, egress: Egress, log: Path) -> _Dispatcher:
+    async def _start(self, function: _Function, log: Path) -> _Dispatcher:
         with listen() as listener:
             child = await Child.start(
                 Command(
                     (sys.executable, "-m", "knafka.dispatcher", "--fd", str(listener.fileno())),
                     log,
-                    {settings.EGRESS: json.dumps(documents.dump(egress))},
+                    {function.variable: function.contract},
                     listener=listener,
                 )
             )
             # From here on the child alone holds the socket: if it dies, our connection breaks.
             return _Dispatcher(child, port_of(listener))
 
-    def _keep(self, egress: Egress, dispatcher: _Dispatcher) -> None:
-        ending = asyncio.create_task(self._end_later(egress, dispatcher))
-        self._waiting.setdefault(documents.digest(egress), []).append((dispatcher, ending))
+    def _keep(self, function: _Function, dispatcher: _Dispatcher) -> None:
+        ending = asyncio.create_task(self._end_later(function, dispatcher))
+        self._waiting.setdefault(function, []).append((dispatcher, ending))
 
-    def _take(self, egress: Egress) -> _Dispatcher | None:
-        kept = self._waiting.get(documents.digest(egress))
+    def _take(self, function: _Function) -> _Dispatcher | None:
+        kept = self._waiting.get(function)
         if not kept:
             return None
         dispatcher, ending = kept.pop()
         ending.cancel()
         return dispatcher
 
-    async def _end_later(self, egress: Egress, dispatcher: _Dispatcher) -> None:
+    async def _end_later(self, function: _Function, dispatcher: _Dispatcher) -> None:
         await asyncio.sleep(HANDOVER)
-        kept = self._waiting[documents.digest(egress)]
+        kept = self._waiting[function]
         kept[:] = [each for each in kept if each[0] is not dispatcher]
         await dispatcher.child.stop()

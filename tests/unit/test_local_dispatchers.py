@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from support.waiting import until
 
-from knafka.core.contract import Egress, Kafka, Sink
+from knafka import settings
+from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainRequest, Ended
 from knafka_local import dispatchers
 from knafka_local.children import Child, Command, listen, port_of
@@ -26,12 +27,13 @@ while True:
     connection.recv(65536)
     if "ENDED" == "killed":
         os.kill(os.getpid(), 9)
-    body = b'{"read": %d, "ended": "ENDED"}\\n' % os.getpid()
+    body = b'{"PROGRESS": %d, "ended": "ENDED"}\\n' % os.getpid()
     connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: %d\\r\\n\\r\\n%b" % (len(body), body))
     connection.close()
 """
 """Ends each request at once, and tells its pid as what it has read; or dies."""
 
+KAFKA = Kafka(bootstrap_servers="a:1")
 EGRESS = Egress(
     namespace="default",
     broker="shop",
@@ -39,7 +41,7 @@ EGRESS = Egress(
     topic="topic",
     group="group",
     dead_letter_topic="dead",
-    kafka=Kafka(bootstrap_servers="a:1"),
+    kafka=KAFKA,
     subscriber=Sink(url="http://there/"),
 )
 ANOTHER = EGRESS.model_copy(update={"group": "another"})
@@ -50,8 +52,9 @@ class Processes(DispatcherProcesses):
 
     ends: str = Ended.BUDGET
 
-    async def _start(self, egress: Egress, log: Path) -> dispatchers._Dispatcher:
-        code = DISPATCHER.replace("ENDED", self.ends)
+    async def _start(self, function: dispatchers._Function, log: Path) -> dispatchers._Dispatcher:
+        progress = "read" if function.variable == settings.EGRESS else "contract"
+        code = DISPATCHER.replace("ENDED", self.ends).replace("PROGRESS", progress)
         with listen() as listener:
             arguments = (sys.executable, "-c", code, str(listener.fileno()))
             child = await Child.start(Command(arguments, log, listener=listener))
@@ -61,6 +64,10 @@ class Processes(DispatcherProcesses):
         """Of the process that answers the next request."""
         holding = self.hold("id", egress, DrainRequest(), asyncio.Event())
         return [each async for each in holding][-1].read
+
+    async def pid_of_shard(self, shard: Shard) -> int:
+        holding = self.hold_shard(shard, DrainRequest(), asyncio.Event())
+        return [each async for each in holding][-1].contract
 
 
 @asynccontextmanager
@@ -90,6 +97,17 @@ async def test_the_next_request_goes_on_with_the_drain_of_one_whose_budget_is_sp
         assert other != first, "another Egress has another drain"
     assert not runs(first)
     assert not runs(other)
+
+
+async def test_the_drains_of_a_shard_have_one_process(tmp_path: Path) -> None:
+    shard = Shard(group="knafka-shard-default-shop-0-ab", kafka=KAFKA, contract_topic="contract")
+    async with processes(tmp_path) as it:
+        own = await it.pid()
+        shared = await it.pid_of_shard(shard)
+        assert shared != own
+        assert await it.pid_of_shard(shard) == shared
+        assert await it.pid_of_shard(shard.model_copy(update={"group": "another"})) != shared
+    assert (tmp_path / "shard-default-shop-0-ab.log").exists()
 
 
 async def test_a_process_ends_with_its_drain(tmp_path: Path) -> None:
