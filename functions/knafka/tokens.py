@@ -8,22 +8,39 @@ Not here: OIDC, which librdkafka knows.
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from knafka.core.errors import InvalidDocument
+from knafka.core.errors import InvalidDocument, LogError
 from knafka.core.kafka_oauth import MSK_REGION, MSK_ROLE_ARN, REGION, TOKEN_PROVIDER
+
+log = logging.getLogger(__name__)
 
 SIGNER: Final = "aws-msk-iam-sasl-signer-python"
 REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 """Where AWS's own tools look; EKS sets the first for a service account with a role."""
 SESSION: Final = "knafka"
 """The name under which a role is taken on, as AWS's audit log shows it."""
+SHARED_FOR: Final = 60.0
+"""Seconds for which clients that are opened share a token: it is good for fifteen minutes, and
+with a role each costs a request to AWS."""
+
+Token: TypeAlias = tuple[str, float]
+"""And when it expires: seconds since the Unix epoch."""
+
+_shared: dict[tuple[str, str | None], tuple[float, Token]] = {}
+"""By region and role: when it was signed, by `time.monotonic`, and the last one."""
 
 
 def with_tokens(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration for librdkafka that fetches its tokens. Raises `InvalidDocument`."""
+    """A configuration for librdkafka that fetches its tokens.
+
+    Raises `InvalidDocument` for a Secret that can't work here, and `LogError` where there is no
+    token: librdkafka's client would wait for ten seconds for it, and not say why.
+    """
     found = dict(configuration)
     region, role = found.pop(MSK_REGION, None), found.pop(MSK_ROLE_ARN, None)
     if region is not None:
@@ -40,8 +57,29 @@ def _region() -> str:
     )
 
 
-def _msk(region: str, role: str | None) -> Callable[[str], tuple[str, float]]:
-    """librdkafka calls it in a thread; what it raises is an error of the client's."""
+def _msk(region: str, role: str | None) -> Callable[[str], Token]:
+    """What librdkafka calls, in a thread of its own."""
+    sign = _signer(region, role)
+    signed_at, first = _shared.get((region, role), (0.0, None))
+    if first is None or time.monotonic() - signed_at > SHARED_FOR:
+        first = sign()
+        _shared[region, role] = time.monotonic(), first
+    ready = [first]
+
+    def token(_: str) -> Token:
+        if ready:
+            return ready.pop()
+        try:
+            return sign()
+        except LogError as error:
+            log.warning("Kafka: %s", error)  # the client only hears that there was an error
+            raise
+
+    return token
+
+
+def _signer(region: str, role: str | None) -> Callable[[], Token]:
+    """Raises `InvalidDocument`; what it returns raises `LogError`."""
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as Signer
     except ImportError as error:
@@ -52,11 +90,16 @@ def _msk(region: str, role: str | None) -> Callable[[str], tuple[str, float]]:
             "(docs/how-to/connect-to-kafka.md)",
         ) from error
 
-    def token(_: str) -> tuple[str, float]:
-        if role is None:
-            signed, expires_ms = Signer.generate_auth_token(region)
-        else:
-            signed, expires_ms = Signer.generate_auth_token_from_role_arn(region, role, SESSION)
+    def sign() -> Token:
+        try:
+            if role is None:
+                signed, expires_ms = Signer.generate_auth_token(region)
+            else:
+                signed, expires_ms = Signer.generate_auth_token_from_role_arn(region, role, SESSION)
+        except AttributeError as error:  # the library's way to find no credentials
+            raise LogError("AWS gives no token for Kafka: no credentials were found") from error
+        except Exception as error:  # of botocore, which nothing of ours imports
+            raise LogError(f"AWS gives no token for Kafka: {error}") from error
         return signed, expires_ms / 1000
 
-    return token
+    return sign

@@ -8,7 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from knafka.core.errors import InvalidDocument
+from knafka import tokens
+from knafka.core.errors import InvalidDocument, LogError
 from knafka.core.kafka_secret import for_java, for_librdkafka
 from knafka.tokens import with_tokens
 
@@ -140,26 +141,36 @@ def test_upstreams_secret_for_msk_is_one_for_its_java_library_too() -> None:
 class Signer:
     """In place of AWS's, whose signatures nobody but AWS can check."""
 
-    @staticmethod
-    def generate_auth_token(region: str) -> tuple[str, int]:
-        return f"token of {region}", 1_500
+    def __init__(self) -> None:
+        self.signed = 0
+        self.failure: Exception | None = None
 
-    @staticmethod
-    def generate_auth_token_from_role_arn(region: str, role: str, name: str) -> tuple[str, int]:
+    def generate_auth_token(self, region: str) -> tuple[str, int]:
+        if self.failure is not None:
+            raise self.failure
+        self.signed += 1
+        return f"token {self.signed} of {region}", 1_500
+
+    def generate_auth_token_from_role_arn(
+        self, region: str, role: str, name: str
+    ) -> tuple[str, int]:
         return f"token of {role} in {region} for {name}", 2_500
 
 
 @pytest.fixture
-def signer(monkeypatch: pytest.MonkeyPatch) -> None:
+def signer(monkeypatch: pytest.MonkeyPatch) -> Signer:
     module = ModuleType("aws_msk_iam_sasl_signer")
-    module.MSKAuthTokenProvider = Signer  # type: ignore[attr-defined]
+    signer = Signer()
+    module.MSKAuthTokenProvider = signer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(tokens, "_shared", {})
+    return signer
 
 
 @pytest.mark.usefixtures("signer")
 def test_tokens_of_aws_come_from_its_library_with_their_end_in_seconds() -> None:
     configuration = with_tokens({"bootstrap.servers": "k:9098", **for_librdkafka(MSK)})
-    assert configuration.pop("oauth_cb")("") == ("token of eu-west-1", 1.5)
+    assert configuration.pop("oauth_cb")("") == ("token 1 of eu-west-1", 1.5)
     assert configuration == {
         "bootstrap.servers": "k:9098",
         "security.protocol": "sasl_ssl",
@@ -167,6 +178,44 @@ def test_tokens_of_aws_come_from_its_library_with_their_end_in_seconds() -> None
     }
     by_role = with_tokens(for_librdkafka(MSK_ROLE))["oauth_cb"]
     assert by_role("") == (f"token of {ARN} in eu-west-1 for knafka", 2.5)
+
+
+@pytest.mark.usefixtures("signer")
+def test_clients_begin_with_one_token_and_renew_their_own() -> None:
+    """The operator opens clients for each group: with a role, each token is a request to AWS."""
+    one, other = (with_tokens(for_librdkafka(MSK))["oauth_cb"] for _ in range(2))
+    assert [one("")[0], other("")[0]] == ["token 1 of eu-west-1"] * 2
+    assert [one("")[0], other("")[0]] == ["token 2 of eu-west-1", "token 3 of eu-west-1"]
+
+
+@pytest.mark.usefixtures("signer")
+def test_a_token_is_shared_while_it_is_young(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_tokens(for_librdkafka(MSK))
+    monkeypatch.setattr(tokens, "SHARED_FOR", -1.0)
+    assert with_tokens(for_librdkafka(MSK))["oauth_cb"]("")[0] == "token 2 of eu-west-1"
+
+
+@pytest.mark.parametrize(
+    ("failure", "why"),
+    [
+        (ValueError("AWS Credentials can not be empty"), "AWS Credentials can not be empty"),
+        (AttributeError("'NoneType' object has no attribute 'access_key'"), "no credentials"),
+    ],
+    ids=["empty", "none"],
+)
+def test_where_aws_gives_no_token_the_reason_is_told_at_once(
+    signer: Signer, failure: Exception, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    renewed = with_tokens(for_librdkafka(MSK))["oauth_cb"]
+    renewed("")
+    signer.failure = failure
+    with pytest.raises(LogError, match=f"AWS gives no token for Kafka: {why}"):
+        with_tokens(for_librdkafka({**MSK, "awsRegion": "eu-north-1"}))
+    with pytest.raises(LogError, match=why):
+        renewed("")
+    assert why in caplog.text, "to the client it is an exception without a reason"
 
 
 @pytest.mark.usefixtures("signer")
@@ -179,9 +228,9 @@ def test_the_region_is_the_pods_unless_the_secret_names_one(
     with pytest.raises(InvalidDocument, match="awsRegion: missing.*AWS_REGION"):
         with_tokens(nowhere)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
-    assert with_tokens(nowhere)["oauth_cb"]("")[0] == "token of eu-north-1"
+    assert with_tokens(nowhere)["oauth_cb"]("")[0] == "token 1 of eu-north-1"
     monkeypatch.setenv("AWS_REGION", "us-west-2")
-    assert with_tokens(nowhere)["oauth_cb"]("")[0] == "token of us-west-2"
+    assert with_tokens(nowhere)["oauth_cb"]("")[0] == "token 2 of us-west-2"
 
 
 def test_where_awss_library_is_missing_the_error_says_what_to_install(

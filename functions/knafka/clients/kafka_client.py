@@ -68,8 +68,8 @@ PASSING: Final = frozenset(
 def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[str, Any]) -> C:
     """A client that logs as we do, unless told how.
 
-    Raises `LogError` for what librdkafka can't use, such as a broken certificate, and
-    `InvalidDocument` where a library for its tokens is missing.
+    Raises `LogError` for what librdkafka can't use, such as a broken certificate, and what
+    `knafka.tokens` raises.
     """
     wanted = with_tokens(configuration)
     try:

@@ -182,7 +182,7 @@ class Membership:
         if not why and time.monotonic() - self._opened_at >= JOIN_TIMEOUT:
             why = str(self._errors)
         if why:
-            self._errors.forget()
+            self._errors.mended()  # it may be: the next read says so
             raise LogError(why)
 
     def start_anew(self, number: int) -> None:

@@ -29,6 +29,7 @@ from knafka.clients.reachability import Reachability
 from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.kafka_oauth import MSK_REGION
 from knafka.ports.log import Reported
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,10 @@ class KafkaWriter:
         self._errors = ConnectionErrors()
         self._prompt = self._open(linger_ms=0)
         self._gathering: ReplaceableProducer | None = None
+        if MSK_REGION in connection:
+            # It waits a second for its token (confluent-kafka 2.16.1 sleeps that long), in which
+            # the loop stands still: at the start, and not in the first burst.
+            self._gathering = self._open(LINGER_MS)
         self._alone: ReplaceableProducer | None = None
         self._gather_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -285,7 +290,7 @@ class KafkaWriter:
             may_pass = errors.refusal is None if self._answered else errors.nobody_listens
             raise LogError(why, retriable=may_pass) from error
         self._answered = True
-        self._errors.forget()
+        self._errors.mended()
 
     async def close(self, timeout: float) -> None:
         self._closed = True
