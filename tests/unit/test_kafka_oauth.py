@@ -60,9 +60,7 @@ def test_librdkafka_fetches_tokens_from_the_endpoint_that_the_secret_names() -> 
 def test_so_do_the_java_clients_of_the_jobs() -> None:
     login = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
     found = for_java(OIDC)
-    assert found.pop("sasl.jaas.config") == (
-        f'{login} clientId="knafka" clientSecret="p\\"\\\\";'
-    )
+    assert found.pop("sasl.jaas.config") == (f'{login} clientId="knafka" clientSecret="p\\"\\\\";')
     assert found == {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "OAUTHBEARER",
@@ -225,7 +223,7 @@ def test_the_region_is_the_pods_unless_the_secret_names_one(
     nowhere = for_librdkafka({**MSK, "awsRegion": ""})
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(InvalidDocument, match="awsRegion: missing.*AWS_REGION"):
+    with pytest.raises(InvalidDocument, match=r"awsRegion: missing.*AWS_REGION"):
         with_tokens(nowhere)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
     assert with_tokens(nowhere)["oauth_cb"]("")[0] == "token 1 of eu-north-1"

@@ -48,7 +48,7 @@ READING: Final[Mapping[str, Any]] = {
     "fetch.queue.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
 }
-"""How every consumer of ours reads."""
+"""How every consumer of ours reads, unless it is set."""
 
 C = TypeVar("C", Producer, Consumer)
 

@@ -137,10 +137,10 @@ class Membership:
                 "error_cb": self._on_error,
                 "on_commit": self._on_commit,
                 "logger": _librdkafka,
+                **READING,
                 **self._connection,
                 **_BY_PROTOCOL[self.protocol],
                 "group.id": self._group,
-                **READING,
             },
         )
 

@@ -1,8 +1,8 @@
 """The Secret for Kafka: what its values mean to librdkafka and to a Java client.
 
 Its keys are upstream's (spec/naming.md, Secret keys), and those of upstream's older Secrets, which
-name no protocol. Not here: tokens in place of a password (`kafka_oauth`), and reading it. Its values come in by key, wherever they lie; a Secret
-that can't work is an `InvalidDocument`.
+name no protocol. Its values come in by key, wherever they lie; a Secret that can't work is an
+`InvalidDocument`. Not here: tokens (`kafka_oauth`), and reading it.
 """
 
 from __future__ import annotations

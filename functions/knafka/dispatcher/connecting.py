@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from knafka.clients.http_subscriber import HttpSubscriber
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection, reading, settings, writing
 from knafka.clients.kafka_member import KafkaMember
 from knafka.clients.kafka_offsets import KafkaOffsets
 from knafka.clients.kafka_positioned import KafkaPositionedReader
@@ -53,12 +53,11 @@ class Clients:
 
 def connect(egress: Egress) -> Clients:
     """Kafka and HTTP; raises `InvalidDocument` for a Secret that can't work."""
-    kafka = connection(egress.kafka)
     return Clients(
-        partial(KafkaReader, kafka, egress.group, egress.topic),
-        KafkaWriter(kafka),
+        partial(KafkaReader, reading(egress.kafka), egress.group, egress.topic),
+        KafkaWriter(writing(egress.kafka)),
         HttpSubscriber(limit=egress.max_in_flight),
-        KafkaTopics(kafka),
+        KafkaTopics(connection(egress.kafka)),
     )
 
 
@@ -79,7 +78,10 @@ class KafkaShard:
     def __init__(self, shard: Shard, kafka: Mapping[str, Any]) -> None:
         self._shard = shard
         self._kafka = kafka
-        self._writer = KafkaWriter(kafka)
+        # What one Egress sets of its own reader holds for that; what all share has the Broker's.
+        shared = shard.kafka or shard.egresses[0].kafka
+        self._reading = {**kafka, **settings(shared, "consumer")}
+        self._writer = KafkaWriter({**kafka, **settings(shared, "producer")})
         self._maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
@@ -90,7 +92,8 @@ class KafkaShard:
     def of(self, egress: Egress) -> Clients:
         in_flight = min(egress.max_in_flight, self._most_in_flight)
         parser: Parser | None = None
-        open_reader: OpenReader = partial(KafkaReader, self._kafka, egress.group, egress.topic)
+        own = {**self._kafka, **settings(egress.kafka, "consumer")}
+        open_reader: OpenReader = partial(KafkaReader, own, egress.group, egress.topic)
         if self._shard.one_read:
             parser, open_reader = SharedParser(), self._shared_reader(egress)
         subscriber = HttpSubscriber(limit=in_flight)
@@ -111,7 +114,7 @@ class KafkaShard:
             self._topics[name] = SharedTopic(
                 name,
                 partial(KafkaMember, self._kafka, group, name),
-                partial(KafkaPositionedReader, self._kafka, name),
+                partial(KafkaPositionedReader, self._reading, name),
                 self._offsets,
             )
         return self._topics[name]

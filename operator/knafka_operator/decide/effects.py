@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from knafka.ports.log import Start
 from knafka_operator.decide.desired import Topic
 
 Manifest: TypeAlias = Mapping[str, Any]
@@ -94,6 +95,7 @@ class CommitOffsets:
 
     group: str
     topic: str
+    start: Start = "latest"
 
 
 @dataclass(frozen=True, slots=True)
