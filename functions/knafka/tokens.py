@@ -25,14 +25,14 @@ REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 SESSION: Final = "knafka"
 """The name under which a role is taken on, as AWS's audit log shows it."""
 SHARED_FOR: Final = 60.0
-"""Seconds for which clients that are opened share a token: it is good for fifteen minutes, and
-with a role each costs a request to AWS."""
+"""Seconds for which clients that are opened share a token, or a quarter of its life if that is
+less: it is good for fifteen minutes, and with a role each costs a request to AWS."""
 
 Token: TypeAlias = tuple[str, float]
 """And when it expires: seconds since the Unix epoch."""
 
 _shared: dict[tuple[str, str | None], tuple[float, Token]] = {}
-"""By region and role: when it was signed, by `time.monotonic`, and the last one."""
+"""By region and role: when the last one was signed, in seconds since the Unix epoch, and it."""
 
 
 def with_tokens(configuration: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,10 +60,11 @@ def _region() -> str:
 def _msk(region: str, role: str | None) -> Callable[[str], Token]:
     """What librdkafka calls, in a thread of its own."""
     sign = _signer(region, role)
-    signed_at, first = _shared.get((region, role), (0.0, None))
-    if first is None or time.monotonic() - signed_at > SHARED_FOR:
+    now = time.time()
+    signed_at, first = _shared.get((region, role), (now, None))
+    if first is None or now - signed_at > min(SHARED_FOR, (first[1] - signed_at) / 4):
         first = sign()
-        _shared[region, role] = time.monotonic(), first
+        _shared[region, role] = now, first
     ready = [first]
 
     def token(_: str) -> Token:

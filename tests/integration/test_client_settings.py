@@ -44,7 +44,7 @@ async def test_events_pass_with_every_setting(
             "client.rack": "zone-a",
             "fetch.min.bytes": "100",
             "fetch.max.wait.ms": "50",
-            "fetch.max.bytes": "65536",
+            "fetch.max.bytes": "1048576",
             "max.partition.fetch.bytes": "16384",
             **CONNECTIONS,
         },

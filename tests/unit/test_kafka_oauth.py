@@ -136,18 +136,22 @@ def test_upstreams_secret_for_msk_is_one_for_its_java_library_too() -> None:
     )
 
 
+NOW = 1_800_000_000.0
+
+
 class Signer:
     """In place of AWS's, whose signatures nobody but AWS can check."""
 
     def __init__(self) -> None:
         self.signed = 0
+        self.lifetime = 900.0
         self.failure: Exception | None = None
 
     def generate_auth_token(self, region: str) -> tuple[str, int]:
         if self.failure is not None:
             raise self.failure
         self.signed += 1
-        return f"token {self.signed} of {region}", 1_500
+        return f"token {self.signed} of {region}", int((NOW + self.lifetime) * 1000)
 
     def generate_auth_token_from_role_arn(
         self, region: str, role: str, name: str
@@ -162,13 +166,14 @@ def signer(monkeypatch: pytest.MonkeyPatch) -> Signer:
     module.MSKAuthTokenProvider = signer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(tokens, "_shared", {})
+    monkeypatch.setattr(tokens.time, "time", lambda: NOW)
     return signer
 
 
 @pytest.mark.usefixtures("signer")
 def test_tokens_of_aws_come_from_its_library_with_their_end_in_seconds() -> None:
     configuration = with_tokens({"bootstrap.servers": "k:9098", **for_librdkafka(MSK)})
-    assert configuration.pop("oauth_cb")("") == ("token 1 of eu-west-1", 1.5)
+    assert configuration.pop("oauth_cb")("") == ("token 1 of eu-west-1", NOW + 900)
     assert configuration == {
         "bootstrap.servers": "k:9098",
         "security.protocol": "sasl_ssl",
@@ -186,13 +191,19 @@ def test_clients_begin_with_one_token_and_renew_their_own() -> None:
     assert [one("")[0], other("")[0]] == ["token 2 of eu-west-1", "token 3 of eu-west-1"]
 
 
-@pytest.mark.usefixtures("signer")
+@pytest.mark.parametrize(
+    ("lifetime", "age", "shared"),
+    [(900.0, 59.0, True), (900.0, 61.0, False), (8.0, 1.9, True), (8.0, 2.1, False)],
+)
 def test_a_token_is_shared_while_it_is_young(
-    monkeypatch: pytest.MonkeyPatch,
+    signer: Signer, monkeypatch: pytest.MonkeyPatch, lifetime: float, age: float, shared: bool
 ) -> None:
+    """With one that has expired a client would wait for ten seconds, and fail."""
+    signer.lifetime = lifetime
     with_tokens(for_librdkafka(MSK))
-    monkeypatch.setattr(tokens, "SHARED_FOR", -1.0)
-    assert with_tokens(for_librdkafka(MSK))["oauth_cb"]("")[0] == "token 2 of eu-west-1"
+    monkeypatch.setattr(tokens.time, "time", lambda: NOW + age)
+    found = with_tokens(for_librdkafka(MSK))["oauth_cb"]("")[0]
+    assert found == ("token 1 of eu-west-1" if shared else "token 2 of eu-west-1")
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ CONSUMER: Final[Mapping[str, _Check]] = {
     "fetch.min.bytes": _number(1, 1_048_576),
     # A partition that was just assigned or resumed waits for the question under way.
     "fetch.max.wait.ms": _number(0, 5_000),
-    # More would be held in memory, of every partition.
-    "fetch.max.bytes": _number(1_024, 67_108_864),
+    # Less than a record may have librdkafka refuses; more would be held in memory.
+    "fetch.max.bytes": _number(1_048_576, 67_108_864),
     "max.partition.fetch.bytes": _number(1_024, 16_777_216),
     **_CONNECTIONS,
 }

@@ -64,8 +64,10 @@ def check_topic(config: Mapping[str, str], path: str) -> None:
 def start_position(annotations: Mapping[str, str]) -> Start:
     """Where a new Trigger begins."""
     declared = annotations.get(START, LATEST)
-    if declared == "latest" or declared == "earliest":
-        return declared
+    if declared == "earliest":
+        return "earliest"
+    if declared == "latest":
+        return "latest"
     moment: datetime | None = None
     try:
         moment = datetime.fromisoformat(declared)
