@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from knafka.dispatcher.function import Dispatcher
 from knafka.receiver.function import Receiver
-from knafka.serving import Function, Receive, Scope, Send
+from knafka.serving import Function, Receive, Scope, Send, start_profiling
 
 
 class Hosted:
@@ -34,8 +34,12 @@ class Hosted:
 
     def start(self, environment: Mapping[str, str]) -> None:
         """Begin to start; called on the event loop, by func or by the first request."""
-        self._starting = asyncio.create_task(self._function.start(environment))
+        self._starting = asyncio.create_task(self._start(environment))
         self._listen_for_the_end()
+
+    async def _start(self, environment: Mapping[str, str]) -> None:
+        start_profiling(environment)
+        await self._function.start(environment)
 
     def _listen_for_the_end(self) -> None:
         loop = asyncio.get_running_loop()

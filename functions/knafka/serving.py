@@ -90,6 +90,7 @@ async def _lifespan(
 ) -> None:
     await receive()
     try:
+        start_profiling(environment)
         await function.start(environment)
     except KnafkaError as error:
         await send({"type": "lifespan.startup.failed", "message": f"error: {error}"})
@@ -103,6 +104,15 @@ async def _lifespan(
     await receive()
     await function.stop()
     await send({"type": "lifespan.shutdown.complete"})
+
+
+def start_profiling(environment: Mapping[str, str]) -> None:
+    """If it is wanted; called on the event loop. Raises `InvalidDocument`."""
+    if settings.profiling(environment):
+        # Here, as a function that isn't to be profiled pays nothing for it.
+        from knafka.profiling import server
+
+        server.start(asyncio.get_running_loop())
 
 
 def serve(function: Function, *, protocol: type[asyncio.Protocol] | None = None) -> None:

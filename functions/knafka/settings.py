@@ -2,11 +2,12 @@
 
     KNAFKA_INGRESSES   receiver: its contract, a JSON array of Ingress
     KNAFKA_EGRESS      dispatcher: its contract, one Egress as JSON
-    KNAFKA_SHARD       dispatcher: many of them in its place, one Shard as JSON
+    KNAFKA_SHARD       dispatcher: many of them in its place, which a topic names: one Shard as JSON
     KNAFKA_SERVICE_URL     dispatcher: its own Service, which it asks to go on when nobody does
     KNAFKA_DRAIN_AT_START  dispatcher: true: it drains without being asked (min-scale)
     KNAFKA_GRACE_PERIOD    dispatcher: seconds that it has from SIGTERM to its end (10)
     KNAFKA_LOG_LEVEL   debug, info, warning (the default), error
+    KNAFKA_PROFILING   enabled: profiles at http://127.0.0.1:8008/debug/pprof/ (disabled)
     HOST, PORT         where to listen; PORT is set by Knative
 
 Not here: defaults for the contract. A function without one says so and ends.
@@ -30,6 +31,7 @@ SERVICE_URL: Final = "KNAFKA_SERVICE_URL"
 DRAIN_AT_START: Final = "KNAFKA_DRAIN_AT_START"
 GRACE_PERIOD: Final = "KNAFKA_GRACE_PERIOD"
 LOG_LEVEL: Final = "KNAFKA_LOG_LEVEL"
+PROFILING: Final = "KNAFKA_PROFILING"
 
 LEAVING: Final = 7.0
 """Seconds of the grace period for what follows the attempts: the last commits, dead letters and
@@ -63,6 +65,14 @@ def log_level(environment: Environment) -> str:
     return level
 
 
+def profiling(environment: Environment) -> bool:
+    """Whether profiles can be had: the words are those of Knative's `runtime-profiling`."""
+    wanted = environment.get(PROFILING, "disabled").strip().lower()
+    if wanted not in ("enabled", "disabled"):
+        raise InvalidDocument(PROFILING, f"invalid value: {wanted:.80}: want enabled or disabled")
+    return wanted == "enabled"
+
+
 def ingresses(environment: Environment) -> Sequence[Ingress]:
     """Raises `InvalidDocument` that names the variable and the broken field."""
     text = _required(environment, INGRESSES)
@@ -90,15 +100,9 @@ def shard(environment: Environment) -> Shard | None:
     if not (text := environment.get(SHARD)):
         return None
     try:
-        found = parse_json(Shard, text)
+        return parse_json(Shard, text)
     except InvalidDocument as error:
         raise InvalidDocument(SHARD, str(error)) from error
-    if len({each.kafka for each in found.egresses}) > 1:
-        raise InvalidDocument(SHARD, "its Egresses are of several Kafkas: want one")
-    for group, times in Counter(each.group for each in found.egresses).items():
-        if times > 1:
-            raise InvalidDocument(SHARD, f"{times} Egresses have the group {group}: want one")
-    return found
 
 
 @dataclass(frozen=True, slots=True)

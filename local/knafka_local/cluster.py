@@ -90,7 +90,7 @@ class LocalCluster(MemoryCluster):
 
     def _stored(self, document: dict[str, Any]) -> None:
         # Before anybody hears of it: there is nothing to start, so nothing to wait for.
-        if role_of(document) in (services.DISPATCHER, services.REPLAYER):
+        if role_of(document) in (services.DISPATCHER, services.SHARD_ROLE, services.REPLAYER):
             document["status"] = service_status(document, Condition(SERVES, Status.TRUE))
 
     async def write_status(self, document: Document, status: Document) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress
 from knafka.core.errors import KnafkaError
 from knafka.ports.log import LogAdmin
@@ -59,7 +60,15 @@ class Controller:
     ) -> None:
         self._cluster = cluster
         self._say = say
-        self._operator = Operator(localize.SETTINGS, cluster, connect, drains=drains, probe=probe)
+        self._operator = Operator(
+            localize.SETTINGS,
+            cluster,
+            connect,
+            drains=drains,
+            probe=probe,
+            wake=_is_awake,
+            open_writer=KafkaWriter,
+        )
         self._deleting: dict[Key, float] = {}
         """Since when each deletion is being tried, on the event loop's clock."""
         self._heard = asyncio.Event()
@@ -200,6 +209,10 @@ class Controller:
                 while not condition():
                     self._heard.clear()
                     await self._heard.wait()
+
+
+async def _is_awake(url: str) -> None:
+    """A dispatcher's process starts with its first request."""
 
 
 def _annotations(document: Document) -> Mapping[str, str]:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from knafka_local.installation import replace_file
+from knafka_operator.decide.shards import CONTRACT, DISPATCHER
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 
-KEPT: Final = frozenset({TOPIC_STATUS, TOPIC_ID, GROUP_STATUS})
+KEPT: Final = frozenset({TOPIC_STATUS, TOPIC_ID, GROUP_STATUS, CONTRACT, DISPATCHER})
 """Keys of `status.annotations` that are kept; everything else is found out again."""
 
 

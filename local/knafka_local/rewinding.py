@@ -1,7 +1,8 @@
 """Rewinding a Trigger: its consumer group goes back to where its topic was at some time.
 
 Kafka takes offsets from somebody who isn't in the group only while nobody is in it, so that a
-Trigger that delivers can't be rewound under its dispatchers' feet. A group only ever goes back:
+Trigger that delivers can't be rewound under its dispatchers' feet. The group of one that shares a
+dispatcher never has members, so its state is asked for before. A group only ever goes back:
 forward, events would be missed.
 """
 
@@ -36,6 +37,12 @@ _HAS_MEMBERS: Final = frozenset(
 
 class Delivering(KnafkaError):
     """The Trigger has dispatchers, so its offsets are theirs."""
+
+    def __init__(self, egress: Egress) -> None:
+        super().__init__(
+            f"{egress.namespace}/{egress.trigger} is delivering: rewind it once it has no "
+            "dispatcher (`knafka status`)"
+        )
 
 
 def moment(text: str, now: float) -> float:
@@ -85,10 +92,7 @@ def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run:
                     raise KafkaException(each.error)
     except KafkaException as error:
         if error.args[0].code() in _HAS_MEMBERS:
-            raise Delivering(
-                f"{egress.namespace}/{egress.trigger} is delivering: rewind it once it has no "
-                "dispatcher (`knafka status`)"
-            ) from error
+            raise Delivering(egress) from error
         raise log_error_of(error.args[0]) from error
     finally:
         consumer.close()

@@ -20,17 +20,17 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from knafka import settings
-from knafka.core import names
 from knafka.core.contract import Ingress, parse_ingresses
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_local.cluster import FOLDER, SERVES, LocalCluster, role_of, service_status
 from knafka_local.programs import Identity, Programs, program_of
 from knafka_operator.decide import services
+from knafka_operator.decide.shards import DISPATCHER
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
-from knafka_operator.model.resources import SERVING, Service
+from knafka_operator.model.resources import EVENTING, SERVING, Service
 
 STARTING: Final = "Deploying"
 """Knative's reason for what has just been applied."""
@@ -142,11 +142,15 @@ def ingresses_of(cluster: LocalCluster) -> list[Ingress]:
 
 
 def most_replicas(cluster: LocalCluster, namespace: str, trigger: str) -> int:
-    """Processes that a Trigger has at most; 0 while it has no dispatcher's Service."""
-    name = names.child(trigger, services.DISPATCHER_SUFFIX)
+    """Processes that a Trigger has at most, one if it shares it; 0 while it has no dispatcher's
+    Service."""
+    stored = cluster.find(EVENTING, "Trigger", namespace, trigger) or {}
+    name = ((stored.get("status") or {}).get("annotations") or {}).get(DISPATCHER, "")
     document = cluster.find(SERVING, "Service", namespace, name)
     if document is None:
         return 0
+    if role_of(document) == services.SHARD_ROLE:
+        return 1
     return int(document["spec"]["template"]["metadata"]["annotations"][services.MAX_SCALE])
 
 

@@ -11,7 +11,7 @@ import typer
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Egress
-from knafka_local import annotating, rewinding, triggers
+from knafka_local import annotating, rewinding, status, triggers
 from knafka_local.installation import DEFAULT_DATA, Installation
 from knafka_local.options import (
     FAILED,
@@ -157,12 +157,16 @@ def rewind(
     Only while it delivers nothing (no dispatcher runs), and only back: nothing is left out. What
     its filters refuse is refused again.
     """
-    running = Installation(data_dir).running()
+    installation = Installation(data_dir)
+    running = installation.running()
     egress = egress_of(running, trigger)
     with usage():
         moment = rewinding.moment(to, time.time())
-    count = rewinding.rewind(kafka_of(running), egress, moment, dry_run=dry_run)
     name = f"{egress.namespace}/{egress.trigger}"
+    rows = status.read(installation).triggers
+    if not dry_run and any(each.replicas for each in rows if each.name == name):
+        raise rewinding.Delivering(egress)
+    count = rewinding.rewind(kafka_of(running), egress, moment, dry_run=dry_run)
     if count == 0:
         typer.echo(f"{name} has nothing behind it since then: it stays where it is")
     elif dry_run:

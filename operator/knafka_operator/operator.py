@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from knafka.core.errors import KnafkaError
-from knafka.ports.log import LogAdmin
+from knafka.ports.log import LogAdmin, LogWriter
 from knafka_operator.decide import services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.delivery_status import delivering, scaling
@@ -28,10 +28,12 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
-from knafka_operator.reconcile.probe import probe
+from knafka_operator.reconcile.observing import TriggerObserver
+from knafka_operator.reconcile.probe import probe, wake
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
-from knafka_operator.reconcile.state import States, broker_of
+from knafka_operator.reconcile.shards import Shards
+from knafka_operator.reconcile.state import States, broker_of, has_contract
 from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.drains import HttpDrains
@@ -43,6 +45,9 @@ log = logging.getLogger(__name__)
 
 DISPATCHERS: Final = {services.ROLE: services.DISPATCHER}
 """Labels of the Services that deliver, those for replays apart."""
+
+SHARDS: Final = {services.ROLE: services.SHARD_ROLE}
+"""The same of Services that Triggers share."""
 
 PUBLISH_INTERVAL: Final = 5.0
 """Seconds between two looks at what the scaler has to say of each Trigger."""
@@ -73,11 +78,14 @@ class Operator:
         *,
         drains: Drains | None = None,
         probe: Callable[[str], Awaitable[None]] = probe,
+        wake: Callable[[str], Awaitable[None]] = wake,
+        open_writer: Callable[[Mapping[str, Any]], LogWriter] | None = None,
     ) -> None:
-        """`connect` gives the admin client of a Kafka by librdkafka's configuration.
+        """`connect` gives the admin client of a Kafka by librdkafka's configuration, and
+        `open_writer` a writer; without that, every Trigger has a dispatcher of its own.
 
-        `drains` are those of HTTP where none are given; `probe` raises `NotReady` for an address
-        that doesn't answer.
+        `drains` are those of HTTP where none are given. `probe` raises `NotReady` for an address
+        that doesn't answer, and so does `wake`, which has a pod of a dispatcher run.
         """
         self.settings = settings
         self.states = States()
@@ -90,9 +98,14 @@ class Operator:
             self._used_kafkas,
             self.queue.retry_failed,
             self.states.resting,
+            open_writer,
         )
-        self.brokers = Brokers(settings, cluster, self._kafkas, self.states, probe, _now)
-        self.triggers = Triggers(settings, cluster, self.brokers, self.states, _now)
+        shards = self._shards = Shards(settings, cluster, self.states, self.queue.enqueue)
+        self.brokers = Brokers(settings, cluster, self._kafkas, shards, self.states, probe, _now)
+        observer = TriggerObserver(settings, cluster, self.brokers, shards, self.states)
+        self.triggers = Triggers(
+            settings, cluster, self.brokers, shards, self.states, observer, wake, _now
+        )
         replays = Replays(settings, cluster, self.states)
         self._publishing: set[str] = set()
         """Namespaces where a status is being written."""
@@ -112,17 +125,35 @@ class Operator:
         )
         for each in brokers:
             self.remember_class(each, gone=False)
-        ours = {Identity.of(each) for each in brokers if self._is_delivered(each)}
-        wanted = [each for each in triggers if broker_of(each) in ours]
-        resuming = Resuming(self._cluster, self._kafkas)
-        for trigger, watched in await resuming.found(wanted, found):
+        ours = {Identity.of(each): each for each in brokers if self._is_delivered(each)}
+        wanted: dict[Identity, list[Document]] = {each: [] for each in ours}
+        for each in triggers:
+            if (broker := broker_of(each)) in wanted:
+                wanted[broker].append(each)
+        sharing = {who: each for who, each in ours.items() if has_contract(each)}
+        resuming = Resuming(self._cluster, self._kafkas, self._shards)
+        apart = [each for who, some in wanted.items() if who not in sharing for each in some]
+        for trigger, watched in await resuming.found(apart, found):
             await self.triggers.resume(trigger, watched)
+        if sharing:
+            shards = await self._cluster.list(SERVING, "Service", SHARDS)
+
+            async def resume(broker: Identity) -> None:
+                some = await resuming.sharing(sharing[broker], wanted[broker], found, shards)
+                for trigger, watched in some:
+                    await self.triggers.resume(trigger, watched)
+
+            await asyncio.gather(*map(resume, sharing))
         return len(self.triggers.watched)
 
     async def prepare(self) -> None:
         """Be ready for `resume`: find everything, and connect to every Kafka."""
-        services_ = await self._cluster.list(SERVING, "Service", DISPATCHERS)
-        await Resuming(self._cluster, self._kafkas).connect(services_)
+        found = await asyncio.gather(
+            self._cluster.list(SERVING, "Service", DISPATCHERS),
+            self._cluster.list(SERVING, "Service", SHARDS),
+        )
+        resuming = Resuming(self._cluster, self._kafkas, self._shards)
+        await resuming.connect([*found[0], *found[1]])
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
         """Keep in mind whose Broker it is; thread-safe."""
@@ -173,9 +204,13 @@ class Operator:
         identity = Identity.of(document)
         # First of all: a Trigger that is just being reconciled would begin to drain again.
         self.states.broker(document).state = None
+        await self.brokers.find_kafka(document)
         triggers = self.states.triggers_of(identity)
-        for each in triggers:
-            await self.triggers.stop_delivery(each)
+        # Together, as what shards let go of is written together.
+        stopping = (self.triggers.stop_delivery(each) for each in triggers)
+        for failure in await asyncio.gather(*stopping, return_exceptions=True):
+            if failure is not None:
+                raise failure
         records = [self.states.triggers[each] for each in triggers if each in self.states.triggers]
         groups = [group for record in records for group in record.groups]
         await self.brokers.delete(document, groups)

@@ -266,6 +266,23 @@ async def test_a_group_with_members_is_not_deleted(log: Log, group: str) -> None
         await log.admin.delete_group(group)
 
 
+async def test_a_group_that_is_detached_keeps_its_place(log: Log, group: str) -> None:
+    topic = await log.topic(partitions=2)
+    await log.admin.detach_group(group, topic)
+    assert (await log.admin.lags([group], topic))[group].total == 0, "it is no group yet"
+    await log.append(topic)
+    await log.admin.ensure_committed(group, topic)
+    await log.append(topic)
+    reader = log.reader(group, topic)
+    await read(reader, 1)
+    with pytest.raises(LogError, match="members"):
+        await log.admin.detach_group(group, topic)
+    await reader.close(10)
+    for _ in range(2):
+        await log.admin.detach_group(group, topic)
+        assert (await log.admin.lags([group], topic))[group].total == 1
+
+
 async def test_read_all_gives_the_last_records_oldest_first(log: Log) -> None:
     topic = await log.topic(partitions=3)
     last = 0
@@ -285,9 +302,10 @@ async def test_read_all_gives_the_last_records_oldest_first(log: Log) -> None:
         lambda admin: admin.end_offsets("contract-nowhere"),
         lambda admin: admin.lags(["g"], "contract-nowhere"),
         lambda admin: admin.ensure_committed("g", "contract-nowhere"),
+        lambda admin: admin.detach_group("g", "contract-nowhere"),
         lambda admin: admin.read_all("contract-nowhere", 10),
     ],
-    ids=["end_offsets", "lags", "ensure_committed", "read_all"],
+    ids=["end_offsets", "lags", "ensure_committed", "detach_group", "read_all"],
 )
 async def test_a_missing_topic_is_a_log_error(
     log: Log, ask: Callable[[LogAdmin], asyncio.Future[object]]

@@ -133,6 +133,9 @@ def test_the_quickstart_shows_events_arrive_and_its_data_outlive_it(
     shown = running.knafka("dead-letters", "show", "payments", "--json").stdout
     assert shown.count('"reason": "status", "code": "500", "attempts": "3"') == 2
     assert "9 of 9 accepted" in running.output
+    traced = running.knafka("trace", "payment-2").stdout
+    assert re.search(r"default/payments +dead letter +status 500 after 3 attempts", traced)
+    assert re.search(r"default/orders +not wanted +filters\[0\].exact.type", traced)
     assert "order-2" in running.knafka("trigger", "test", "large-orders", _event(2)).stdout
 
     began = time.monotonic()

@@ -7,16 +7,21 @@ import uuid
 from collections.abc import AsyncIterator
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import ConsumerGroupState, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._group import ConsumerGroupDescription
 from support.kafka import Kafka, MakeTopic
 from support.logs import Owner
 
 from knafka.clients import kafka_offsets
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_groups import COPY
 from knafka.clients.kafka_membership import GroupProtocol
 from knafka.clients.kafka_offsets import KafkaOffsets
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
+from knafka.ports.log import OffsetAndMetadata
 from knafka.ports.shared_log import Commit, GroupHasMembers
 
 pytestmark = pytest.mark.kafka
@@ -101,3 +106,54 @@ async def test_a_coordinator_that_is_another_one_is_asked_by_another_client(
     monkeypatch.setattr(offsets, "_try", asked)
     await offsets.commit(group, name, {0: Commit(3)})
     assert await offsets.committed(group, name, {0}) == {0: Commit(3)}
+
+
+async def described(kafka: Kafka, group: str) -> ConsumerGroupDescription:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    asked = admin.describe_consumer_groups([group])[group]
+    return await asyncio.wrap_future(asked)
+
+
+async def leave_behind(kafka: Kafka, group: str, topic: str) -> None:
+    """A group of the classic protocol, which has no members any more, at offset 5."""
+    connection = {"bootstrap.servers": kafka.bootstrap_servers}
+    owner = Owner()
+    reader = KafkaReader(connection, group, topic, owner, GroupProtocol.CLASSIC)
+    async with asyncio.timeout(60):
+        while not owner.owned:
+            await reader.read(1, 0.1)
+    reader.commit({0: OffsetAndMetadata(5, "as it was")})
+    await reader.close(10)
+
+
+async def test_a_detached_group_is_one_that_kafka_keeps_by_its_commits(
+    kafka: Kafka, offsets: KafkaOffsets, topic: MakeTopic
+) -> None:
+    """Of one that classic members have left, Kafka forgets them a week later, whatever is
+    committed as nobody's meanwhile."""
+    name, group = topic(), uuid.uuid4().hex
+    await leave_behind(kafka, group, name)
+    assert not (await described(kafka, group)).is_simple_consumer_group
+    admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
+    await admin.detach_group(group, name)
+    assert (await described(kafka, group)).is_simple_consumer_group
+    assert (await offsets.committed(group, name, {0}))[0].value == (5, "as it was")
+    assert (await described(kafka, group + COPY)).state is ConsumerGroupState.DEAD
+    await admin.close()
+
+
+@pytest.mark.parametrize("died_after", ["copy", "deletion"])
+async def test_offsets_survive_whoever_dies_while_they_are_detached(
+    kafka: Kafka, offsets: KafkaOffsets, topic: MakeTopic, died_after: str
+) -> None:
+    name, group = topic(), uuid.uuid4().hex
+    await leave_behind(kafka, group, name)
+    await offsets.commit(group + COPY, name, {0: Commit(4)})
+    admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
+    if died_after == "deletion":
+        await admin.delete_group(group)
+    await admin.detach_group(group, name)
+    kept = 4 if died_after == "deletion" else 5
+    assert (await offsets.committed(group, name, {0}))[0].offset == kept
+    assert (await described(kafka, group + COPY)).state is ConsumerGroupState.DEAD
+    await admin.close()

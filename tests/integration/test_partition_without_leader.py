@@ -22,8 +22,8 @@ from support.second_broker import NODE_ID, second_broker
 from support.waiting import until
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.core.contract import Egress, Kafka, Sink
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.contract import Egress, Kafka, Shard, Sink
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
 from knafka_local.kafka_distribution import KafkaDistribution
 from knafka_local.kafka_server import KafkaServer
@@ -131,6 +131,11 @@ async def test_a_partition_without_a_leader_delays_no_other_topics_drains(halved
                 held.set()
             await stop.wait()
             yield DrainProgress(ended=Ended.STOPPED)
+
+        def hold_shard(
+            self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+        ) -> AsyncIterator[ShardProgress]:
+            raise NotImplementedError
 
     kafkas = KafkaClusters(lambda _: halved.asked_before, Drains())
     kafka = kafkas.at(halved.bootstrap_servers, None)

@@ -7,7 +7,7 @@ in the functions, so whatever is sent after a Trigger was Ready must stay in its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -17,16 +17,19 @@ from support.operator_world import OperatorWorld, condition
 
 from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
+from knafka_operator.decide import shards
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import EVENTING, GROUP_STATUS, PAUSED, SERVING
+from knafka_operator.model.resources import EVENTING, GROUP_STATUS, ISOLATION, PAUSED, SERVING
 
 EFFECTS = frozenset(
     {
         *("create", "apply", "write_status", "delete"),
         *("ensure_topic", "delete_topic", "ensure_committed", "delete_group"),
-        "probe",
+        *("append", "probe"),
     }
 )
+OWN, SHARED, MIN_SCALE = 0, 12, 1
+"""Edits that move it."""
 SHOP, BROKER, TRIGGER = "shop", "default", "orders"
 TOPIC = names.broker_topic(SHOP, BROKER)
 
@@ -76,13 +79,23 @@ class World(OperatorWorld):
             assert TOPIC in self.log.topics, "events are accepted that nothing can keep"
         status = trigger.get("status") or {}
         group = (status.get("annotations") or {}).get(GROUP_STATUS)
-        if group is not None or "orders-kn-dispatcher" in services:
+        shared = names.trigger_group(SHOP, TRIGGER) in self._contract()
+        if group is not None or "orders-kn-dispatcher" in services or shared:
             assert self._committed(), "a dispatcher would begin nowhere"
+        if shared:
+            watched = self.operator.triggers.watched.get(Identity(SHOP, TRIGGER))
+            is_own = watched is not None and not (watched.autoscaling.paused or watched.place)
+            assert not is_own, "two dispatchers deliver it"
+            assert "default-kn-shard-0" in services, "nobody delivers it"
         if self.promised is None and _is_ready(status):
             self.promised = {number: len(each) for number, each in enumerate(self._records())}
         if self.promised is not None:
             committed = self._committed()
             assert all(committed[number] <= end for number, end in self.promised.items())
+
+    def _contract(self) -> Mapping[str, Any]:
+        topic = names.contract_topic(SHOP, BROKER)
+        return shards.read(self.log.topics.get(topic, [[]])[0])
 
     def _records(self) -> Sequence[Any]:
         return self.log.topics[TOPIC]
@@ -104,6 +117,7 @@ class World(OperatorWorld):
         except Crash:
             await self.restart()
             await self.operator.resume()
+            self.check()
 
     async def _look_at(self, kind: str) -> None:
         if (EVENTING, kind, SHOP, BROKER if kind == "Broker" else TRIGGER) not in (
@@ -118,10 +132,12 @@ class World(OperatorWorld):
             await self.operator.triggers.reconcile(document)
 
     def edit(self, number: int) -> None:
-        """Another filter; now and then another scale, a pause, or a subscriber that is missing."""
+        """Another filter; now and then another scale, a pause, a subscriber that is missing, or a
+        move to a shared dispatcher."""
         missing = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
         scale = {"autoscaling.eventing.knative.dev/min-scale": str(number % 2)}
         scale[PAUSED] = "true" if number % 3 == 2 else "false"
+        scale[ISOLATION] = "shared" if number & 8 else "own"
         spec: dict[str, Any] = {"filter": {"attributes": {"type": f"t{number}"}}}
         if number % 4 == 3:
             spec["subscriber"] = missing
@@ -139,7 +155,7 @@ STEPS = st.lists(
         st.just(("look", 0)),
         st.just(("send", 0)),
         st.just(("restart", 0)),
-        st.tuples(st.just("edit"), st.integers(0, 7)),
+        st.tuples(st.just("edit"), st.integers(0, 15)),
         st.tuples(st.sampled_from(["before", "after"]), st.integers(1, 8)),
     ),
     max_size=25,
@@ -168,40 +184,81 @@ async def _run(steps: list[tuple[str, int]]) -> None:
             case "restart":
                 await world.restart()
                 await world.operator.resume()
+                world.check()
             case "edit":
                 world.edit(number)
             case _:
                 world.crashing.at = what, number
                 await world.look()
     world.crashing.at = None
-    world.edit(0)
-    for _ in range(3):
-        await world.look()
-    for kind, name in (("Broker", BROKER), ("Trigger", TRIGGER)):
-        ready = condition(world.document(kind, SHOP, name)["status"], "Ready")
-        assert ready["status"] == "True", ready
-    world.check()
-    assert world.promised is not None
-    assert world.operator.triggers.watched.keys() == {Identity(SHOP, TRIGGER)}
+    for last in (SHARED, OWN):
+        await _until_delivered(world, last)
     await world.operator.close()
 
 
-@settings(max_examples=60)
+async def _until_delivered(world: World, edit: int) -> None:
+    """It becomes Ready as it was edited last, and is delivered by one dispatcher."""
+    world.edit(edit)
+    for _ in range(3):
+        await world.look()
+    for kind, name in (("Broker", BROKER), ("Trigger", TRIGGER)):
+        status = world.document(kind, SHOP, name)["status"]
+        assert condition(status, "Ready")["status"] == "True", status
+    shared, own = bool(edit & 8), "orders-kn-dispatcher"
+    service = "default-kn-shard-0" if shared else own
+    assert status["annotations"][shards.DISPATCHER] == service
+    assert bool(world._contract()) == shared
+    assert (own in world.cluster.services()) != shared
+    world.check()
+    assert world.promised is not None
+    assert world.operator.triggers.watched.keys() == {Identity(SHOP, TRIGGER)}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("from_", "to"),
+    [(OWN, SHARED), (SHARED, OWN), (MIN_SCALE, SHARED), (SHARED, MIN_SCALE), (SHARED, SHARED + 16)],
+    ids=["to a shard", "to its own", "of min-scale", "to min-scale", "another filter"],
+)
+async def test_an_operator_that_dies_at_any_effect_of_a_move_loses_nothing(
+    from_: int, to: int, when: str
+) -> None:
+    crashes = 0
+    while True:
+        world = World()
+        world.declare_broker(SHOP)
+        await _until_delivered(world, from_)
+        before = world.operator
+        world.crashing.at = when, crashes + 1
+        world.edit(to)
+        await world.look()
+        has_crashed, world.crashing.at = world.operator is not before, None
+        world.send()
+        await _until_delivered(world, to)
+        await world.operator.close()
+        if not has_crashed:
+            break
+        crashes += 1
+    assert crashes >= 3
+
+
+@settings(max_examples=100)
 @given(
+    edit=st.sampled_from([OWN, SHARED]),
     order=st.sampled_from([("Broker", "Trigger"), ("Trigger", "Broker")]),
     when=st.sampled_from(["before", "after"]),
     crashes=st.lists(st.integers(1, 5), max_size=3),
 )
 def test_whenever_an_operator_dies_while_it_deletes_nothing_is_left(
-    order: tuple[str, str], when: str, crashes: list[int]
+    edit: int, order: tuple[str, str], when: str, crashes: list[int]
 ) -> None:
-    asyncio.run(_delete(order, when, crashes))
+    asyncio.run(_delete(edit, order, when, crashes))
 
 
-async def _delete(order: tuple[str, str], when: str, crashes: list[int]) -> None:
+async def _delete(edit: int, order: tuple[str, str], when: str, crashes: list[int]) -> None:
     world = World()
     world.declare_broker(SHOP)
-    world.declare_trigger(SHOP, TRIGGER)
+    world.edit(edit)
     await world.look()
     world.promised = None
     world.check = lambda: None  # type: ignore[method-assign]  # what is deleted keeps no promise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +61,17 @@ def test_where_nothing_limits_it_each_drain_has_its_share_and_none_is_spare(
     threshold = autoscaling.lag_threshold
     if autoscaling.min_scale < replicas < min(autoscaling.max_scale, partitions):
         assert (replicas - 1) * threshold < lag <= replicas * threshold
+
+
+@given(LAGS, COUNTS, settings(), COUNTS, st.booleans())
+def test_a_shared_trigger_needs_a_drain_when_an_own_one_does_and_never_two(
+    lag: int, partitions: int, autoscaling: Autoscaling, held: int, paused: bool
+) -> None:
+    autoscaling = replace(autoscaling, paused=paused)
+    own = decide(lag, partitions, autoscaling, held)
+    shared = decide(lag, partitions, autoscaling, held, shared=True)
+    assert shared.replicas == min(own.replicas, 1)
+    assert shared.reason.endswith(", in a shared dispatcher") == bool(shared.replicas)
 
 
 @given(settings(), settings())

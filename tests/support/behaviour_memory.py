@@ -21,8 +21,8 @@ from support.operator_world import OperatorWorld
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryWriter
-from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, DrainRequest
+from knafka.core.contract import Egress, Shard
+from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
@@ -78,6 +78,11 @@ class MemoryDrains:
             yield await drain.run()
         finally:
             stopping.cancel()
+
+    def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[ShardProgress]:
+        raise NotImplementedError
 
 
 class _Controlled(OperatorWorld):

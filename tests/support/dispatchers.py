@@ -80,7 +80,7 @@ class Running:
     @property
     def is_attached(self) -> bool:
         """Whether a request for its drain is under way."""
-        return any(each.lease.is_attached for each in self.dispatcher._served.values())
+        return self.dispatcher.is_attached
 
     async def start(self, **environment: str) -> None:
         await self.dispatcher.start({EGRESS: json.dumps(dump(self.world.egress))} | environment)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog
-from knafka.core.contract import Egress, Ingress
-from knafka.core.drain import DrainProgress, DrainRequest
+from knafka.core.contract import Egress, Ingress, Shard
+from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription
 from knafka_local.cluster import LocalCluster
@@ -80,6 +80,11 @@ class NoDrains:
     ) -> AsyncIterator[DrainProgress]:
         await stop.wait()
         yield DrainProgress()
+
+    def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[ShardProgress]:
+        raise NotImplementedError
 
 
 class LocalWorld:

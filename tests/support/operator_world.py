@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
+import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,10 +18,12 @@ from typing import Any, Final
 from support.intercepted import Intercepted, Seen
 
 from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
-from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
+from knafka.core.contract import Egress, Shard
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
+from knafka.core.kafka_binding import RecordHeaders
+from knafka.ports.log import LogWriter, Reported
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.model.settings import Settings
@@ -34,11 +38,31 @@ INSTALLATION: Final = ("knafka", SETTINGS.config)
 class QuietDrains:
     """Dispatchers that hold every drain until it is told to end, and deliver nothing."""
 
+    def __init__(self) -> None:
+        self.held = Counter[str]()
+        """Requests that are open, by Trigger or shard."""
+
     async def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        await stop.wait()
-        yield DrainProgress(ended=Ended.STOPPED)
+        self.held[trigger_id] += 1
+        try:
+            await stop.wait()
+            yield DrainProgress(ended=Ended.STOPPED)
+        finally:
+            self.held[trigger_id] -= 1
+
+    async def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[ShardProgress]:
+        everything = sys.maxsize
+        self.held[shard.group] += 1
+        try:
+            yield ShardProgress(contract=everything)
+            await stop.wait()
+            yield ShardProgress(contract=everything, ended=Ended.STOPPED)
+        finally:
+            self.held[shard.group] -= 1
 
 
 class OperatorWorld:
@@ -52,6 +76,7 @@ class OperatorWorld:
         """Configurations of the KafkaClusters that were connected to."""
         self.kafka_failures: dict[str, LogError] = {}
         """What Kafka answers, by the method that asks it."""
+        self.drains = QuietDrains()
         self.probe_failure: NotReady | None = None
         """What every probe of a receiver ends with."""
         self._seen = seen
@@ -60,11 +85,37 @@ class OperatorWorld:
 
     def _operator(self, settings: Settings) -> Operator:
         cluster: Any = Intercepted(self.cluster, self._seen)
-        return Operator(settings, cluster, self._connect, drains=QuietDrains(), probe=self._probe)
+        return Operator(
+            settings,
+            cluster,
+            self._connect,
+            drains=self.drains,
+            probe=self._probe,
+            wake=self._probe,
+            open_writer=self._open_writer,
+        )
 
     def _connect(self, configuration: Mapping[str, Any]) -> Any:
         self.connected.append(configuration)
         return Intercepted(MemoryAdmin(self.log), self._kafka_is_asked)
+
+    def _open_writer(self, configuration: Mapping[str, Any]) -> LogWriter:
+        world = self
+
+        class Writer(MemoryWriter):
+            def append(
+                self,
+                topic: str,
+                key: bytes | None,
+                value: bytes | None,
+                headers: RecordHeaders,
+                reported: Reported,
+            ) -> None:
+                world._kafka_is_asked("before", "append")
+                super().append(topic, key, value, headers, reported)
+                world._kafka_is_asked("after", "append")
+
+        return Writer(self.log)
 
     def _kafka_is_asked(self, when: str, call: str) -> None:
         self._seen(when, call)

@@ -9,14 +9,26 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from knafka.core.contract import Egress, Kafka, Sink
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.contract import Egress, Kafka, Shard, Sink
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.ports.log import Lag
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.scaler import Scaler
 
 SCALING = Autoscaling()
 """What holds where nobody says otherwise."""
+SLOW = Autoscaling(polling_interval=1000)
+"""One look at the beginning; the others are for a reason."""
+
+
+def a_shard(group: str = "shard-0") -> Shard:
+    """One of a Broker's shards."""
+    return Shard(
+        group=group, kafka=Kafka(bootstrap_servers="kafka:9092"), contract_topic="contract"
+    )
+
+
+SHARD = a_shard()
 
 
 def egress(trigger: str = "mail", topic: str = "orders", url: str = "http://mail/") -> Egress:
@@ -86,21 +98,62 @@ class FakeDrain:
         self.lines.put_nowait(error)
 
 
+@dataclass
+class FakeShardDrain:
+    """One request of a shard."""
+
+    shard: str
+    request: DrainRequest
+    began: float
+    lines: asyncio.Queue[ShardProgress | Exception | None] = field(default_factory=asyncio.Queue)
+    over: float | None = None
+    told_to_stop: bool = False
+    contract: int = 0
+
+    def tell(self, contract: int | None = None, **by_trigger: DrainProgress) -> None:
+        """A line with these Triggers'."""
+        self.lines.put_nowait(self._line(contract, None, None, by_trigger))
+
+    def end(self, ended: Ended, error: str | None = None, **by_trigger: DrainProgress) -> None:
+        self.lines.put_nowait(self._line(None, ended, error, by_trigger))
+
+    def break_off(self, error: Exception | None = None) -> None:
+        self.lines.put_nowait(error)
+
+    def _line(
+        self,
+        contract: int | None,
+        ended: Ended | None,
+        error: str | None,
+        by_trigger: Mapping[str, DrainProgress],
+    ) -> ShardProgress:
+        self.contract = self.contract if contract is None else contract
+        egresses = {f"group-{trigger}": each for trigger, each in by_trigger.items()}
+        return ShardProgress(contract=self.contract, egresses=egresses, ended=ended, error=error)
+
+
 class FakeDrains:
     """Each drain tells what the test has it tell; one that is told to stop takes `clean_end`
     seconds."""
 
     def __init__(self) -> None:
         self.all: list[FakeDrain] = []
+        self.of_shards: list[FakeShardDrain] = []
         self.clean_end = 0.0
         self.script: Ended | None = None
         """How every drain ends, at once; None: as the test says."""
+        self.shard_script: Mapping[str, DrainProgress] | None = None
+        """What every request of a shard tells as it ends idle, at once."""
+
+    def on_open(self) -> None:
+        """A drain begins."""
 
     async def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         drain = FakeDrain(trigger_id, egress, request, now())
         self.all.append(drain)
+        self.on_open()
         if self.script is not None:
             drain.end(self.script)
         stopping = asyncio.create_task(self._stop(drain, stop))
@@ -115,6 +168,32 @@ class FakeDrains:
             stopping.cancel()
             drain.over = now()
 
+    async def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[ShardProgress]:
+        drain = FakeShardDrain(shard.group, request, now())
+        self.of_shards.append(drain)
+        self.on_open()
+        if self.shard_script is not None:
+            drain.end(Ended.IDLE, None, **self.shard_script)
+        stopping = asyncio.create_task(self._stop_shard(drain, stop))
+        try:
+            while (line := await drain.lines.get()) is not None:
+                if isinstance(line, Exception):
+                    raise line
+                yield line
+                if line.ended is not None:
+                    break
+        finally:
+            stopping.cancel()
+            drain.over = now()
+
+    async def _stop_shard(self, drain: FakeShardDrain, stop: asyncio.Event) -> None:
+        await stop.wait()
+        drain.told_to_stop = True
+        await asyncio.sleep(self.clean_end)
+        drain.end(Ended.STOPPED)
+
     async def _stop(self, drain: FakeDrain, stop: asyncio.Event) -> None:
         await stop.wait()
         drain.told_to_stop = True
@@ -124,6 +203,10 @@ class FakeDrains:
     @property
     def open(self) -> list[FakeDrain]:
         return [drain for drain in self.all if drain.over is None]
+
+    @property
+    def open_shards(self) -> list[FakeShardDrain]:
+        return [drain for drain in self.of_shards if drain.over is None]
 
     def times(self) -> list[float]:
         return [drain.began for drain in self.all]
@@ -153,6 +236,16 @@ async def running(lags: FakeLags, drains: FakeDrains) -> AsyncIterator[Scaler]:
         run.cancel()
         with suppress(asyncio.CancelledError):
             await run
+
+
+async def share(scaler: Scaler, *triggers: str, autoscaling: Autoscaling = SCALING) -> None:
+    """Have these Triggers in `SHARD`."""
+    for each in triggers:
+        await scaler.watch(each, egress(each), autoscaling, SHARD)
+
+
+def counts(scaler: Scaler, trigger: str) -> DrainProgress:
+    return scaler.statuses()[trigger].counts
 
 
 def since(start: float, times: Sequence[float]) -> list[float]:

@@ -11,8 +11,8 @@ import pytest
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog
-from knafka.core.contract import Egress, Kafka, Sink
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.contract import Egress, Kafka, Shard, Sink
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.ports.log import Positions
 from knafka_operator.model.autoscaling import Autoscaling
@@ -44,6 +44,11 @@ class Drains:
     ) -> AsyncIterator[DrainProgress]:
         self.held.append(trigger_id)
         yield DrainProgress(ended=Ended.IDLE)
+
+    def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[ShardProgress]:
+        raise NotImplementedError
 
 
 @pytest.fixture

@@ -9,9 +9,15 @@ import pytest
 from knafka.core.contract import Ingress, Kafka, Sink
 from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import desired
+from knafka_operator.decide import desired, shards
 from knafka_operator.decide.desired import Defaults, Topic
-from knafka_operator.decide.kafka_settings import check_start_stays, start_position
+from knafka_operator.decide.kafka_settings import (
+    check_start_stays,
+    check_trigger,
+    isolation_of,
+    start_position,
+)
+from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import Broker, ConfigMap, Trigger, parse_resource
 
 KAFKA = Kafka(bootstrap_servers="k:9092")
@@ -193,3 +199,34 @@ def test_another_start_for_one_that_has_begun_is_refused(
     new = document("Trigger", {START: "earliest"}, status)
     with pytest.raises(InvalidDocument, match=f"can't be changed: this Trigger began at {began}"):
         check_start_stays(document("Trigger", was, status), new)
+
+
+RACK = {"knafka.dev/consumer.client.rack": "a"}
+ISOLATION = "knafka.dev/isolation"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "isolation"),
+    [
+        ({}, None),
+        ({ISOLATION: "shared"}, Isolation.SHARED),
+        (RACK, Isolation.OWN),
+        ({**RACK, ISOLATION: "own"}, Isolation.OWN),
+    ],
+    ids=str,
+)
+def test_a_trigger_with_settings_of_its_own_has_a_dispatcher_of_its_own(
+    annotations: dict[str, str], isolation: Isolation | None
+) -> None:
+    """A shared one reads once for all, as the Broker says."""
+    check_trigger(annotations)
+    assert isolation_of(annotations) is isolation
+    trigger = parse(Trigger, document("Trigger", annotations))
+    assert shards.isolation(trigger, BROKER, Isolation.SHARED) is (isolation or Isolation.SHARED)
+
+
+def test_to_share_with_settings_of_its_own_is_refused() -> None:
+    with pytest.raises(InvalidDocument) as caught:
+        check_trigger({**RACK, ISOLATION: "shared"})
+    assert caught.value.path == f"metadata.annotations.{ISOLATION}"
+    assert "can't be shared beside knafka.dev/consumer.client.rack" in caught.value.problem

@@ -30,7 +30,7 @@ RECEIVER, DISPATCHER = "default-kn-receiver", "orders-kn-dispatcher"
 ROOT = Path(__file__).resolve().parents[2]
 TRIED_ELSEWHERE = {
     *("TopicDrifted", "OldRevisionDelivers", "InternalError", "FunctionRejected"),
-    *("DrainFailed", "SubscriberUnavailable", "CommittedBeyondEnd", "Paused"),
+    *("DrainFailed", "SubscriberUnavailable", "CommittedBeyondEnd", "Paused", "ShardBehind"),
 }
 MISSING = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
 SLOW = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "slow"}}

@@ -13,8 +13,9 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import LogError
 from knafka_operator.decide.scaling import Scale
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.holds import GRACE
 from knafka_operator.scale.scaled_trigger import KEPT_WITHOUT_DRAIN
-from knafka_operator.scale.scaler import BUDGET, GRACE, Scaler
+from knafka_operator.scale.scaler import BUDGET, Scaler
 
 pytestmark = pytest.mark.looptime
 

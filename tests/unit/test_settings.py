@@ -98,38 +98,34 @@ def test_a_broken_egress_is_told_by_its_variable_and_field(text: str | None, tol
         settings.egress(environment)
 
 
+SHARD_DOCUMENT = Shard(
+    group="shard", kafka=Kafka(bootstrap_servers="k:9092"), contract_topic="contract"
+)
+
+
 def test_many_egresses_are_a_shard_and_without_one_there_is_none() -> None:
-    other = EGRESS_DOCUMENT.model_copy(update={"trigger": "other", "group": "h"})
-    shard = Shard(group="shard", egresses=(EGRESS_DOCUMENT, other))
-    assert settings.shard({SHARD: json.dumps(dump(shard))}) == shard
+    assert settings.shard({SHARD: json.dumps(dump(SHARD_DOCUMENT))}) == SHARD_DOCUMENT
     assert settings.shard({}) is None
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"egresses": []}, "egresses: "),
         ({"group": ""}, "group: "),
-        ({"egresses": [{}]}, r"missing .*egresses\[0\].namespace"),
+        ({"contractTopic": ""}, "contractTopic: "),
+        ({"kafka": {}}, r"missing .*kafka.bootstrapServers"),
+        ({"egresses": []}, "egresses: unknown field"),
     ],
 )
 def test_a_broken_shard_is_told_by_its_variable_and_field(
     changes: dict[str, object], told: str
 ) -> None:
-    shard = dump(Shard(group="shard", egresses=(EGRESS_DOCUMENT,)))
     with pytest.raises(InvalidDocument, match=f"^{SHARD}: {told}"):
-        settings.shard({SHARD: json.dumps({**shard, **changes})})
+        settings.shard({SHARD: json.dumps({**dump(SHARD_DOCUMENT), **changes})})
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"trigger": "other"}, "2 Egresses have the group g: want one"),
-        ({"group": "h", "kafka": Kafka(bootstrap_servers="other:1")}, "several Kafkas: want one"),
-    ],
-)
-def test_egresses_that_can_not_share_are_told(change: dict[str, object], told: str) -> None:
-    other = EGRESS_DOCUMENT.model_copy(update=change)
-    shard = Shard(group="shard", egresses=(EGRESS_DOCUMENT, other))
-    with pytest.raises(InvalidDocument, match=told):
-        settings.shard({SHARD: json.dumps(dump(shard))})
+@pytest.mark.parametrize("field", ["group", "kafka", "contractTopic"])
+def test_a_shard_without_one_of_its_fields_is_told(field: str) -> None:
+    document = {name: each for name, each in dump(SHARD_DOCUMENT).items() if name != field}
+    with pytest.raises(InvalidDocument, match=rf"missing field\(s\): {field}"):
+        settings.shard({SHARD: json.dumps(document)})

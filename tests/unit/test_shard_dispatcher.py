@@ -1,5 +1,5 @@
-"""A dispatcher with many Egresses: which one is drained, the progress and metrics of each, and
-that no subscriber slows another Egress down. On fake time."""
+"""A dispatcher with many Egresses: what a request for them is told, the metrics of each, and that
+no subscriber slows another Egress down. On fake time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.dispatchers import Exchange
+from support.dispatchers import started
 from support.drains import (
     DEAD,
     FAR,
@@ -18,26 +18,20 @@ from support.drains import (
     TOPIC,
     Answer,
     Request,
-    ScriptedSubscriber,
     World,
     accept,
     always,
+    keep_busy,
     response,
     until,
 )
-from support.logs import shared_memory
+from support.shards import Shard, lines_of
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryWriter
-from knafka.core.contract import Delivery, Egress, Shard
-from knafka.core.documents import digest, dump
-from knafka.core.drain import Ended
-from knafka.dispatcher.connecting import Clients
-from knafka.dispatcher.function import Dispatcher
-from knafka.dispatcher.shared.record import SharedParser
-from knafka.ports.log import Assignment, LogReader
+from knafka.core.contract import Delivery, Egress
+from knafka.core.documents import dump
+from knafka.core.drain import STOP, Ended
 from knafka.ports.subscriber import Response
-from knafka.settings import DRAIN_AT_START, SHARD
+from knafka.settings import DRAIN_AT_START
 
 pytestmark = pytest.mark.looptime
 
@@ -47,52 +41,13 @@ async def never(request: Request) -> Response:
     return response()
 
 
-class Running:
-    """A started dispatcher with an Egress for each answer; `ShardClients`."""
+class Running(Shard):
+    """A started dispatcher with an Egress for each answer."""
 
     def __init__(self, *answers: Answer, world: World | None = None, **egress: Any) -> None:
-        self.world = world or World(**egress)
-        self.shared = shared_memory(self.world.log, "shard", TOPIC)
-        self.writer = MemoryWriter(self.world.log)
-        self.egresses = [
-            self.world.egress.model_copy(
-                update={"trigger": f"trigger-{number}", "group": f"group-{number}"}
-            )
-            for number in range(len(answers))
-        ]
-        self.subscribers = [ScriptedSubscriber(each) for each in answers]
-        self.dispatcher = Dispatcher(connect_shard=lambda shard: self)
-
-    def of(self, egress: Egress) -> Clients:
-        subscriber = self.subscribers[self.egresses.index(egress)]
-        topics = MemoryAdmin(self.world.log)
-        return Clients(self._opener(egress), self.writer, subscriber, topics, SharedParser())
-
-    def _opener(self, egress: Egress) -> Any:
-        def open_reader(assignment: Assignment) -> LogReader:
-            return self.shared.reader(egress.group, assignment)
-
-        return open_reader
-
-    async def close(self) -> None:
-        await self.shared.close()
-
-    async def start(self, **environment: str) -> None:
-        shard = Shard(group="shard", egresses=tuple(self.egresses))
-        await self.dispatcher.start({SHARD: json.dumps(dump(shard))} | environment)
-
-    def drain(self, number: int, **request: str) -> Exchange:
-        body = json.dumps({"egress": digest(self.egresses[number]), **request}).encode()
-        return Exchange(self.dispatcher, "POST", "/drain", body + b"\n")
-
-    async def ask(self, method: str, path: str, body: bytes = b"") -> Exchange:
-        exchange = Exchange(self.dispatcher, method, path, body)
-        await exchange.task
-        return exchange
-
-    def committed(self, number: int) -> int:
-        committed = self.world.log.group(f"group-{number}").committed
-        return sum(each.offset for each in committed.values())
+        super().__init__(world or World(**egress))
+        for number, each in enumerate(answers):
+            self.add(number, each)
 
 
 @pytest.fixture
@@ -103,45 +58,115 @@ async def three() -> AsyncIterator[Running]:
     await running.dispatcher.stop()
 
 
-async def test_a_drain_is_of_the_egress_that_its_request_names(three: Running) -> None:
+async def test_one_request_drains_all_and_its_last_line_tells_of_each(three: Running) -> None:
     three.world.send("1")
-    exchange = three.drain(1, idle="PT5S")
+    exchange = three.drain(idle="PT5S")
     await exchange.task
-    last = exchange.lines[-1]
-    assert (exchange.status, last.ended, last.delivered) == (200, Ended.IDLE, 1)
-    assert [each.ids for each in three.subscribers] == [[], ["1"], []]
-    assert [three.committed(number) for number in range(3)] == [0, 1, 0]
+    last = lines_of(exchange)[-1]
+    assert (exchange.status, last.ended, last.contract) == (200, Ended.IDLE, 3)
+    assert {group: each.delivered for group, each in last.egresses.items()} == {
+        f"group-{number}": 1 for number in range(3)
+    }
+    assert [three.committed(number) for number in range(3)] == [1, 1, 1]
 
 
-async def test_all_may_drain_at_once_and_each_only_once(three: Running) -> None:
-    exchanges = [three.drain(number, idle="PT5S") for number in range(3)]
-    await until(lambda: all(each.status for each in exchanges))
-    assert [each.status for each in exchanges] == [200] * 3
-    again = three.drain(2)
+async def test_a_line_tells_of_those_that_have_changed(three: Running) -> None:
+    exchange = three.drain(idle="PT1H", budget="PT10S")
+    await asyncio.sleep(5)
+    documents = [dump(each) for each in three.egresses]
+    documents[0] |= {"filters": [{"exact": {"type": "wanted"}}]}
+    three.contract.write("shard", *(Egress.model_validate(each) for each in documents))
+    await asyncio.sleep(2)
+    before = len(lines_of(exchange))
+    three.world.send("1")
+    await exchange.task
+    lines = lines_of(exchange)
+    assert set(lines[0].egresses) == set(lines[-1].egresses) == {"group-0", "group-1", "group-2"}
+    assert all(not each.egresses for each in lines[3:5]), "nothing happens"
+    assert {group for each in lines[before:-1] for group in each.egresses} == {
+        "group-0", "group-1", "group-2"
+    }  # fmt: skip
+    assert lines[-1].ended is Ended.BUDGET
+    assert (lines[-1].egresses["group-0"].filtered, lines[-1].egresses["group-1"].delivered) == (
+        1,
+        1,
+    )
+
+
+async def test_a_second_request_is_refused_while_there_is_one(three: Running) -> None:
+    exchange = three.drain(idle="PT5S")
+    await until(lambda: exchange.status)
+    again = three.drain()
     await again.task
     assert again.status == 409
+    await exchange.task
+
+
+@pytest.mark.parametrize(
+    "request_", [{}, {"egress": "another"}, {"shard": "another"}, {"shard": "shard", "egress": "x"}]
+)
+async def test_a_request_for_another_dispatcher_is_refused(
+    three: Running, request_: dict[str, str]
+) -> None:
+    assert (await three.ask("POST", "/drain", json.dumps(request_).encode())).status == 412
+
+
+async def test_a_dispatcher_with_one_egress_refuses_a_request_for_a_shard() -> None:
+    running = await started()
+    assert (await running.answer("POST", "/drain", b'{"shard": "shard"}')).status == 412
+    await running.dispatcher.stop()
+
+
+async def test_a_request_counts_from_the_end_of_the_one_before(three: Running) -> None:
     three.world.send("1")
-    for each in exchanges:
-        await each.task
-        assert each.lines[-1].delivered == 1
+    await three.drain(idle="PT1H", budget="PT5S").task
+    three.world.send("2")
+    await asyncio.sleep(1)
+    three.world.send("3")
+    second = three.drain(idle="PT2S")
+    await second.task
+    assert [each.delivered for each in lines_of(second)[-1].egresses.values()] == [2, 2, 2]
 
 
-async def test_a_request_that_names_no_egress_or_an_unknown_one_is_refused(three: Running) -> None:
-    assert (await three.ask("POST", "/drain", b"{}")).status == 400
-    assert (await three.ask("POST", "/drain", b'{"egress": "another"}')).status == 412
+async def test_a_caller_ends_all_drains_by_saying_so(three: Running) -> None:
+    exchange = three.drain(idle="PT1H")
+    await until(lambda: exchange.status)
+    exchange.tell(STOP)
+    await exchange.task
+    assert lines_of(exchange)[-1].ended is Ended.STOPPED
+    await until(lambda: three.world.log.groups["shard"].members == [], within=1)
+
+
+async def test_none_ends_for_being_idle_while_another_one_has_work() -> None:
+    running = Running(accept, accept)
+    await running.start()
+    documents = [dump(each) for each in running.egresses]
+    documents[0] |= {"filters": [{"exact": {"type": "rare"}}]}
+    running.contract.write("shard", Egress.model_validate(documents[0]))
+    busy = asyncio.create_task(keep_busy(running.world))
+    exchange = running.drain(idle="PT5S")
+    await asyncio.sleep(60)
+    assert not exchange.task.done()
+    running.world.send("rare", type="rare")
+    await until(lambda: running.subscribers[0].ids == ["rare"], within=3)
+    busy.cancel()
+    await asyncio.wait_for(exchange.task, 8)
+    assert lines_of(exchange)[-1].ended is Ended.IDLE
+    await running.dispatcher.stop()
 
 
 async def test_metrics_are_told_of_each_trigger_under_one_name(three: Running) -> None:
-    three.world.send("1")
-    await three.drain(1, idle="PT1S").task
+    """KN-DP-15."""
+    for number in range(3):
+        three.world.send(str(number))
+        await three.drain(idle="PT1S").task
     text = (await three.ask("GET", "/metrics")).body.decode()
-    delivered = 'knafka_dispatcher_events_total{broker="broker",namespace="ns",outcome="delivered"'
     found = {
         line.partition("trigger-")[2][0]: line.rpartition(" ")[2]
         for line in text.splitlines()
         if 'outcome="delivered"' in line
     }
-    assert found == {"0": "0", "1": "1", "2": "0"}, delivered
+    assert found == {"0": "3", "1": "3", "2": "3"}, "over all drains"
     assert text.count("# TYPE knafka_dispatcher_events_total ") == 1
 
 
@@ -176,10 +201,9 @@ async def test_one_that_hangs_and_one_that_fails_keep_no_other_from_its_events()
 async def test_a_record_that_is_no_event_is_a_dead_letter_of_each(three: Running) -> None:
     """CE-K8."""
     three.world.log.store(TOPIC, b"k", b"data", [("ce_specversion", b"1.0")])
-    exchanges = [three.drain(number, idle="PT2S") for number in range(3)]
-    for each in exchanges:
-        await each.task
-        assert each.lines[-1].dead_lettered == 1
+    exchange = three.drain(idle="PT2S")
+    await exchange.task
+    assert [each.dead_lettered for each in lines_of(exchange)[-1].egresses.values()] == [1, 1, 1]
     assert len(three.world.records_of(DEAD)) == 3
     assert [three.committed(number) for number in range(3)] == [1, 1, 1]
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from bench import document, growth, latency, receiving, sharing, starting, through
+from bench import document, growth, isolation, latency, receiving, sharing, starting, through
 from bench.dispatching import cesql_case, dispatcher_case
 from bench.results import Results
 from bench.targets import External
@@ -32,11 +32,12 @@ CASES: Final[dict[str, Case]] = {
     "e2e": through.e2e_case,
     "growth": growth.growth_case,
     "sharing": sharing.sharing_case,
+    "isolation": isolation.isolation_case,
     "latency": latency.latency_case,
     "scale": receiving.scale_case,
     "soak": through.soak_case,
 }
-USUAL: Final = [name for name in CASES if name not in ("soak", "latency", "sharing")]
+USUAL: Final = [name for name in CASES if name not in ("soak", "latency", "sharing", "isolation")]
 
 RESULTS: Final = HERE / "results"
 DOCS: Final = HERE.parents[1] / "docs"

@@ -1,5 +1,7 @@
 """What idle Triggers cost the operator: `python tools/bench/idle_triggers.py [--triggers 300]`.
 
+With `--shared` they share dispatchers: `--triggers 1000 --per-broker 1000 --shared`.
+
 The operator itself with that many Triggers, on a real Kafka that this starts; nothing is sent to
 them. Prints the CPU that it takes, for how long its event loop is kept from anything else, what a
 restart asks of the API server, and how long after it the last Trigger drains. docs/performance.md
@@ -37,16 +39,18 @@ from confluent_kafka import Producer
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_groups import KafkaGroups, remembered
+from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core import drain, names
 from knafka.core.contract import Kafka
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.observability import prometheus_text
 from knafka_local.kafka_distribution import obtain
 from knafka_local.kafka_server import KafkaServer
 from knafka_operator.decide.delivery_status import LAG
 from knafka_operator.decide.status import is_ready, why_not_ready
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING
+from knafka_operator.model.isolation import Isolation
+from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, ISOLATION
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
@@ -67,6 +71,8 @@ SAMPLE: Final = 50
 """Reconciliations, and groups, whose cost is measured."""
 SCRAPES: Final = 9
 EVENT_TIMEOUT: Final = 60.0
+APPLIED: Final = 2**40
+"""Behind every record of a contract's topic."""
 
 
 class CountedApi:
@@ -130,7 +136,9 @@ class Leader:
     def __init__(self, cluster: MemoryServing) -> None:
         self.api = CountedApi(cluster)
         cached = CachedCluster(cast(Any, self.api))
-        self.operator = Operator(SETTINGS, cached, KafkaAdmin, probe=_answers)
+        self.operator = Operator(
+            SETTINGS, cached, KafkaAdmin, probe=_answers, wake=_answers, open_writer=KafkaWriter
+        )
         self.controller = MemoryController(self.operator, cached, self.api)
         self._running: asyncio.Task[None] | None = None
 
@@ -176,7 +184,9 @@ class Load:
         )
         self._leader.run()
         for number in range(-(-options.triggers // options.per_broker)):
-            self._declare("Broker", f"b{number}", {}, {BROKER_CLASS: "Kafka"})
+            isolation = Isolation.SHARED if options.shared else Isolation.OWN
+            annotations = {BROKER_CLASS: "Kafka", ISOLATION: isolation.value}
+            self._declare("Broker", f"b{number}", {}, annotations)
         for number in range(options.triggers):
             broker = f"b{number // options.per_broker}"
             spec = {"broker": broker, "subscriber": {"uri": "http://127.0.0.1:9/"}}
@@ -282,7 +292,8 @@ class Load:
             other.run()
             seen = 0
             async with asyncio.timeout(READY_TIMEOUT):
-                while len(asked) < count or other.operator.queue.failing or seen < 2:
+                functions = self._functions(count)
+                while len(asked) < functions or other.operator.queue.failing or seen < 2:
                     urls.update(dict.fromkeys(urls, url))  # reconciling knows only real Services
                     seen += not other.operator.queue.busy
                     await asyncio.sleep(0.1)
@@ -292,6 +303,14 @@ class Load:
             calls = ", ".join(f"{name} {number}" for name, number in other.api.calls.most_common())
             say(f"           calls: {sum(other.api.calls.values())} ({calls})")
             await other.close()
+
+    def _functions(self, triggers: int) -> int:
+        """Dispatchers that so many Triggers have."""
+        if not self._options.shared:
+            return triggers
+        per_broker = min(self._options.per_broker, self._options.triggers)
+        of_broker = -(-per_broker // SETTINGS.shard_size)
+        return of_broker * -(-self._options.triggers // self._options.per_broker)
 
     def memory(self) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -337,7 +356,11 @@ async def _dispatcher() -> AsyncIterator[tuple[str, dict[str, float]]]:
 
     async def answer(request: web.Request) -> web.Response:
         wanted = DrainRequest.model_validate_json(await request.content.readline())
-        asked.setdefault(str(wanted.egress), time.monotonic())
+        asked.setdefault(str(wanted.shard or wanted.egress), time.monotonic())
+        if wanted.shard is not None:
+            return web.Response(
+                text=ShardProgress(contract=2**40, ended=Ended.IDLE).model_dump_json()
+            )
         return web.Response(text=DrainProgress(ended=Ended.IDLE).model_dump_json())
 
     app = web.Application()
@@ -388,5 +411,6 @@ if __name__ == "__main__":
     parser.add_argument("--per-broker", type=int, default=10, help="Triggers of one Broker (10)")
     parser.add_argument("--partitions", type=int, default=10, help="of each topic (10)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each idleness (30)")
+    parser.add_argument("--shared", action="store_true", help="their Brokers' isolation is shared")
     asyncio.run(measure(parser.parse_args()))
     os._exit(0)  # librdkafka's clients may wait for ever for a Kafka that is gone

@@ -12,7 +12,8 @@ from bench.dispatching import KEYS, PARTITIONS, wait
 from bench.growth import JOINING
 from bench.results import OURS, Results
 from bench.targets import External, Running, dispatcher, shard
-from bench.world import World, resident_mb
+from bench.usage import resident_mb
+from bench.world import World
 
 OWN: Final = "own"
 APART: Final = "shared, each reads"

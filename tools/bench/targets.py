@@ -12,8 +12,10 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+from confluent_kafka import Producer
 
 from bench.results import BEFORE, FLOOR, OURS
 from bench.world import HERE, PYTHON, BenchError, World, listens
@@ -137,20 +139,59 @@ async def dispatcher(
             yield Running(name, [process.pid])
 
 
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A Trigger of a shard: the path of its subscriber at the sink, and fields of its contract."""
+
+    path: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+    behind: bool = False
+    """Whether it begins at the topic's start; else where the topic ends."""
+
+
 @asynccontextmanager
 async def shard(
     world: World, topic: str, triggers: int, *, one_read: bool = True
 ) -> AsyncIterator[Running]:
-    """One dispatcher with many Egresses, all in their drains."""
-    port = free_port()
-    egresses = [json.loads(egress(world, topic, f"/trigger-{each}")) for each in range(triggers)]
-    whole = {"group": f"shard-{uuid.uuid4().hex[:8]}", "egresses": egresses, "oneRead": one_read}
-    environment = {
-        "HOST": HOST, "PORT": str(port), SHARD: json.dumps(whole), DRAIN_AT_START: "true"
-    }  # fmt: skip
-    async with world.process(PYTHON, "-m", "knafka.dispatcher", environment=environment) as process:
-        await listens(f"{HOST}:{port}")
-        yield Running(OURS, [process.pid])
+    """One dispatcher with many Egresses, all in their drains from the topic's start."""
+    paths = [Neighbour(f"/trigger-{each}", behind=True) for each in range(triggers)]
+    async with neighbours(world, topic, paths, one_read=one_read) as target:
+        yield target
+
+
+@asynccontextmanager
+async def neighbours(
+    world: World, topic: str, triggers: Sequence[Neighbour], *, one_read: bool = True
+) -> AsyncIterator[Running]:
+    """One dispatcher with these, all in their drains."""
+    port, group = free_port(), f"shard-{uuid.uuid4().hex[:8]}"
+    egresses = [json.loads(egress(world, topic, each.path, **each.more)) for each in triggers]
+    for each, made in zip(triggers, egresses, strict=True):
+        if not each.behind:
+            await world.begin_at_end(made["group"], topic)
+    async with world.topic(1) as rules:
+        await asyncio.to_thread(_write_contract, world, rules, group, egresses)
+        whole = {
+            "group": group, "contractTopic": rules, "oneRead": one_read,
+            "kafka": {"bootstrapServers": world.bootstrap},
+        }  # fmt: skip
+        environment = {
+            "HOST": HOST, "PORT": str(port), SHARD: json.dumps(whole), DRAIN_AT_START: "true"
+        }  # fmt: skip
+        process_of = world.process(PYTHON, "-m", "knafka.dispatcher", environment=environment)
+        async with process_of as process:
+            await listens(f"{HOST}:{port}")
+            yield Running(OURS, [process.pid])
+
+
+def _write_contract(world: World, topic: str, shard: str, egresses: Sequence[Any]) -> None:
+    """As an operator does."""
+    producer = Producer({"bootstrap.servers": world.bootstrap})
+    for each in egresses:
+        value = json.dumps({"shard": shard, "egress": each}).encode()
+        producer.produce(topic, value, each["group"].encode())
+    if producer.flush(60):
+        raise BenchError("the contract's topic takes no records")
 
 
 @asynccontextmanager

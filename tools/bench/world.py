@@ -97,6 +97,10 @@ class World:
         """`count` events with ids from 0, in batches as a receiver writes them."""
         await self.run("fill", bootstrap=self.bootstrap, topic=topic, n=count, **flags)
 
+    async def begin_at_end(self, group: str, topic: str) -> None:
+        """Have a group read what comes from now on."""
+        await self._admin.ensure_committed(group, topic)
+
     async def reset_sink(self, lanes: int) -> None:
         await asyncio.to_thread(self._ask_sink, f"_reset?lanes={lanes}")
 

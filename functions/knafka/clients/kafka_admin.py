@@ -258,14 +258,11 @@ class KafkaAdmin:
         self._ranges[topic] = found.id, known
         return known, read.keys()
 
+    async def detach_group(self, group: str, topic: str) -> None:
+        await self._groups.detach(group, (await self._existing(topic)).partitions)
+
     async def delete_group(self, group: str) -> None:
-        await self._unless(
-            KafkaError.GROUP_ID_NOT_FOUND,
-            lambda timeout: self._admin.delete_consumer_groups([group], request_timeout=timeout)[
-                group
-            ],
-        )
-        self._groups.forget(group)
+        await self._groups.delete(group)
 
     def forget_group(self, group: str) -> None:
         self._groups.forget(group)

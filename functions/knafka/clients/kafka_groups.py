@@ -20,10 +20,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupState,
+    ConsumerGroupType,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin._group import ConsumerGroupDescription
 
 from knafka.clients.kafka_client import Connection, open_client
 from knafka.clients.kafka_requests import THREADS, AdminCalls
+from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
 
 REMEMBERED: Final = 1.5
@@ -32,6 +41,11 @@ a quarter of a percent of a core then, however many there are."""
 MIN_REMEMBERED: Final = 15.0
 MAX_REMEMBERED: Final = 1800.0
 """The same for all together, at least and at most."""
+
+
+COPY: Final = ".detaching"
+"""Behind a group's name, that of the group which has its offsets while it is made anew."""
+_NONE: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,11 @@ class _Known:
 def remembered(groups: int) -> float:
     """Seconds, at most, for which one of so many groups at the end of its topic isn't asked."""
     return min(max(REMEMBERED * groups, MIN_REMEMBERED), MAX_REMEMBERED)
+
+
+def _there(group: ConsumerGroupDescription | None) -> ConsumerGroupDescription | None:
+    """A group that there is: of one that there isn't, Kafka says that it is dead."""
+    return group if group is not None and group.state is not ConsumerGroupState.DEAD else None
 
 
 class KafkaGroups:
@@ -86,6 +105,54 @@ class KafkaGroups:
         wanted = list(offsets)
         await self._as(group, lambda it, _: it.commit(offsets=wanted, asynchronous=False))
         self.forget(group)
+
+    async def delete(self, group: str) -> None:
+        """Nothing if there is none."""
+        await self._calls.many(
+            lambda timeout: self._calls.admin.delete_consumer_groups(
+                [group], request_timeout=timeout
+            ),
+            leaving_out=_NONE,
+        )
+        self.forget(group)
+
+    async def detach(self, group: str, partitions: Sequence[TopicPartition]) -> None:
+        """See `LogAdmin.detach_group`.
+
+        Of a group that members of the classic protocol have left, Kafka counts
+        offsets.retention.minutes from then on, whatever is committed as nobody's later (tried with
+        Kafka 4.3; decision 0019). One that never had members is kept by its commits, and so is one
+        of the consumer protocol. So it is made anew, from a copy that outlives who makes it.
+        """
+        copy = f"{group}{COPY}"
+        described = await self._calls.many(
+            lambda timeout: self._calls.admin.describe_consumer_groups(
+                [group, copy], request_timeout=timeout
+            ),
+            leaving_out=_NONE,
+        )
+        now, kept = (_there(described.get(each)) for each in (group, copy))
+        if now is not None and now.members:
+            raise LogError(f"the group {group} has {len(now.members)} members")
+        had_members = (
+            now is not None
+            and now.type is ConsumerGroupType.CLASSIC
+            and not now.is_simple_consumer_group
+        )
+        if had_members:
+            offsets = await self.committed_partitions(group, partitions)
+            if not offsets:
+                return
+            await self.commit(copy, offsets)
+            await self.delete(group)
+        elif kept is None:
+            return
+        else:
+            # Somebody died over it: the copy counts if there is nothing else.
+            offsets = await self.committed_partitions(copy, partitions)
+        if (had_members or now is None) and offsets:
+            await self.commit(group, offsets)
+        await self.delete(copy)
 
     async def behind(
         self,

@@ -81,6 +81,11 @@ class MemoryAdmin:
             )
         return lags
 
+    async def detach_group(self, group: str, topic: str) -> None:
+        self._partitions(topic)
+        if group in self._memory.groups and self._memory.groups[group].members:
+            raise LogError(f"the group {group} has members")
+
     async def delete_group(self, group: str) -> None:
         if group in self._memory.groups and self._memory.groups[group].members:
             raise LogError(f"the group {group} has members")

@@ -287,10 +287,11 @@ class Shard(Model):
     group: Annotated[str, Field(min_length=1)]
     """The shard's name. By a group of that name its pods divide the partitions among them; what is
     delivered is committed for each Egress's own group."""
-    kafka: Kafka | None = None
-    contract_topic: str = ""
-    """Compacted: the key is an Egress's group, the value a `SharedEgress` or a tombstone."""
-    egresses: tuple[Egress, ...] = ()
+    kafka: Kafka
+    """Where the contract and all that it names is: no Egress's own is looked at."""
+    contract_topic: Annotated[str, Field(min_length=1)]
+    """Compacted, of one partition: the key is an Egress's group, the value a `SharedEgress` or a
+    tombstone."""
     one_read: bool = True
     """Whether a topic is read once for all of them; else each reads it as a member of its group."""
 

@@ -57,6 +57,13 @@ class CongestionControl:
         self._probed_at = 0.0
         self._pace = FIRST_PACE
 
+    def allow(self, max_in_flight: int) -> None:
+        """It may get so many at once from now on."""
+        was_max = self._window == self._max
+        self._max = max_in_flight
+        self._window = float(self._max) if was_max else min(self._window, self._max)
+        self.limit = int(self._window)
+
     def answered(self) -> None:
         """The subscriber has answered: it is there, whatever it thinks of the event."""
         self._failures = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -22,6 +22,7 @@ from knafka.dispatcher.parsing import Parser
 from knafka.dispatcher.shared.record import SharedParser
 from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import Assignment, LogReader, LogWriter, TopicMaker
+from knafka.ports.shared_log import PositionedReader
 from knafka.ports.subscriber import Subscriber
 
 SHARD_BYTES: Final = 128 * 1024 * 1024
@@ -38,16 +39,17 @@ LEAST_IN_FLIGHT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """What an Egress works with, for as long as the process runs."""
+    """What an Egress works with: its own dispatcher for as long as the process runs, in a shard for
+    one drain."""
 
     open_reader: OpenReader
     writer: LogWriter
     subscriber: Subscriber
     topics: TopicMaker
     parser: Parser | None = None
-    held_bytes: int | None = None
-    """Of requests that it may hold; None: as many as one Egress may that is alone."""
-    max_in_flight: int | None = None
+    held_bytes: Callable[[], int] | None = None
+    """Bytes of requests that it may hold; None: as many as one Egress may that is alone."""
+    max_in_flight: Callable[[], int] | None = None
     """Attempts under way at once, if it may have fewer than its Egress says."""
 
 
@@ -62,9 +64,20 @@ def connect(egress: Egress) -> Clients:
 
 
 class ShardClients(Protocol):
-    """Those of all Egresses of a shard; they have one writer."""
+    """What a shard works with; its Egresses have one writer."""
 
-    def of(self, egress: Egress) -> Clients: ...
+    writer: LogWriter
+    subscriber: Subscriber
+    """For requests to its own Service."""
+
+    def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
+        """Those of one drain; `among` gives how many Egresses share what there is. Who drains
+        closes the subscriber."""
+        ...
+
+    def open_contract(self) -> PositionedReader:
+        """Raises `LogError`."""
+        ...
 
     async def close(self) -> None:
         """Leave the groups; all drains are over."""
@@ -76,30 +89,36 @@ class KafkaShard:
     own, or a slow one would take the others' of the same host."""
 
     def __init__(self, shard: Shard, kafka: Mapping[str, Any]) -> None:
+        # What all share has the Broker's settings; an Egress's own are for a reader of its own.
+        shared = shard.kafka or shard.egresses[0].kafka
+        self.writer: LogWriter = KafkaWriter({**kafka, **settings(shared, "producer")})
+        self.subscriber: Subscriber = HttpSubscriber(limit=1)
         self._shard = shard
         self._kafka = kafka
-        # What one Egress sets of its own reader holds for that; what all share has the Broker's.
-        shared = shard.kafka or shard.egresses[0].kafka
         self._reading = {**kafka, **settings(shared, "consumer")}
-        self._writer = KafkaWriter({**kafka, **settings(shared, "producer")})
         self._maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
-        egresses = len(shard.egresses)
-        self._held_bytes = max(LEAST_BYTES, SHARD_BYTES // egresses)
-        self._most_in_flight = max(LEAST_IN_FLIGHT, (open_files() - OTHER_FILES) // egresses)
+        self._files = open_files() - OTHER_FILES
 
-    def of(self, egress: Egress) -> Clients:
-        in_flight = min(egress.max_in_flight, self._most_in_flight)
+    def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
         parser: Parser | None = None
         own = {**self._kafka, **settings(egress.kafka, "consumer")}
         open_reader: OpenReader = partial(KafkaReader, own, egress.group, egress.topic)
         if self._shard.one_read:
             parser, open_reader = SharedParser(), self._shared_reader(egress)
-        subscriber = HttpSubscriber(limit=in_flight)
         return Clients(
-            open_reader, self._writer, subscriber, self._maker, parser, self._held_bytes, in_flight
+            open_reader,
+            self.writer,
+            HttpSubscriber(limit=egress.max_in_flight),
+            self._maker,
+            parser,
+            lambda: max(LEAST_BYTES, SHARD_BYTES // max(1, among())),
+            lambda: max(LEAST_IN_FLIGHT, self._files // max(1, among())),
         )
+
+    def open_contract(self) -> PositionedReader:
+        return KafkaPositionedReader(self._kafka, self._shard.contract_topic)
 
     def _shared_reader(self, egress: Egress) -> OpenReader:
         def open_reader(assignment: Assignment) -> LogReader:
@@ -123,11 +142,12 @@ class KafkaShard:
         for topic in self._topics.values():
             await topic.close()
         await self._offsets.close()
+        await self.subscriber.close()
 
 
 def connect_shard(shard: Shard) -> ShardClients:
     """Raises `InvalidDocument` for a Secret that can't work."""
-    return KafkaShard(shard, connection(shard.egresses[0].kafka))
+    return KafkaShard(shard, connection(shard.kafka))
 
 
 def open_files() -> int:

@@ -21,11 +21,11 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final, TypeAlias
 
 from knafka.core.contract import Egress, Order
-from knafka.core.drain import DrainProgress, Ended
+from knafka.core.drain import Counts, DrainProgress, Ended
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.filters import compile_trigger
 from knafka.core.kafka_binding import RecordHeaders
@@ -91,7 +91,7 @@ class Drain:
         now: Callable[[], float],
         topics: TopicMaker,
         parser: Parser | None = None,
-        held_bytes: int | None = None,
+        held_bytes: Callable[[], int] = lambda: MAX_UNSETTLED_BYTES,
     ) -> None:
         self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight)
@@ -99,10 +99,13 @@ class Drain:
         """Seconds without anything to do after which it ends; None: never."""
         self.shrunk_at: float | None = None
         """When partitions last went to another dispatcher, on the event loop's clock."""
+        self.is_over = False
+        self._told = Counts()
+        """What earlier requests were told of."""
         self._egress = egress
         self._policy = policy_of(egress)
         self._open_reader = open_reader
-        self._max_held_bytes = held_bytes or MAX_UNSETTLED_BYTES
+        self._max_held_bytes = held_bytes
         self._passes = compile_trigger(egress.filter, egress.filters, self.counts.filter_failed)
         self._lane_of = lane_of(egress.order)
         self._parser = parser or OwnParser()
@@ -135,16 +138,24 @@ class Drain:
     def is_stopping(self) -> bool:
         return self._stopping
 
+    @property
+    def owns_partitions(self) -> bool:
+        return bool(self._partitions)
+
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """The counts so far."""
+        """The counts since the last request has ended."""
         return DrainProgress(
-            **asdict(self.counts.events),
+            **asdict(self.counts.events - self._told),
             unsettled=self._held(),
             partitions=tuple(sorted(self._partitions)),
             congestion=self.congestion.describe() or None,
             ended=ended,
             error=error,
         )
+
+    def request_ended(self) -> None:
+        """Later progress counts from here."""
+        self._told = replace(self.counts.events)
 
     async def run(self) -> DrainProgress:
         """Drain; returns the last progress. A `LogError` ends it as failed, and is not raised."""
@@ -168,17 +179,15 @@ class Drain:
                 self.lost(list(self._partitions))
                 await self._workers.close()
                 await asyncio.gather(committing, return_exceptions=True)
+                self.is_over = True
         if self._workers.crash is not None:
             raise self._workers.crash
         return self.progress(ended, problem)
 
     async def _fetch(self, reader: LogReader) -> Ended:
         while not self._stopping:
-            now = self._loop.time()
             holds_records = self._held() > 0
-            if holds_records:
-                self._active_at = now
-            until_idle = self._until_idle(now)
+            until_idle = self.until_idle(math.inf if self.idle is None else self.idle)
             if until_idle <= 0:
                 return Ended.IDLE
             timeout = READ_TIMEOUT
@@ -220,11 +229,13 @@ class Drain:
                     await moved.wait()
         return not self._in_flight()
 
-    def _until_idle(self, now: float) -> float:
-        if self.idle is None:
-            return math.inf
+    def until_idle(self, idle: float) -> float:
+        """Seconds until it has had nothing to do for so many, if nothing comes."""
+        now = self._loop.time()
+        if self._held() > 0:
+            self._active_at = now
         at_least = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
-        return self._active_at + max(self.idle, at_least) - now
+        return self._active_at + max(idle, at_least) - now
 
     def _reach(self, reader: LogReader) -> None:
         for number, end in reader.ends.items():
@@ -312,7 +323,7 @@ class Drain:
 
     def _full(self) -> list[Partition]:
         open_ones = [each for each in self._partitions.values() if not each.paused]
-        if self._held_bytes() >= self._max_held_bytes:
+        if self._held_bytes() >= self._max_held_bytes():
             return open_ones
         share = self._share()
         return [
@@ -323,7 +334,7 @@ class Drain:
         return (
             len(partition.tracker.unsettled) <= self._share() // 2
             and partition.may_read
-            and self._held_bytes() <= self._max_held_bytes // 2
+            and self._held_bytes() <= self._max_held_bytes() // 2
         )
 
     def _held(self) -> int:

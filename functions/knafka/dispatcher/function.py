@@ -1,16 +1,17 @@
 """The dispatcher as a function: `POST /drain` under ASGI (FN-2, FN-4, design: the drain).
 
 A request begins the drain or has it go on, and streams its progress as JSON lines; the drain itself
-outlives it (`lease`). Each Egress has one drain and one request at a time; a second one is answered
-409. A process has one Egress, or the many of a shard (docs/decisions/0018-shared-dispatchers.md).
+outlives it (`lease`). There is one drain and one request at a time; a second one is answered 409. A
+process has one Egress, or the many of a shard (docs/decisions/0018-shared-dispatchers.md), which is
+ready once it has read what they are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from knafka import settings
 from knafka.core import drain as contract
@@ -19,15 +20,67 @@ from knafka.core.documents import parse_json
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import InvalidDocument
 from knafka.dispatcher.connecting import Clients, ShardClients, connect, connect_shard
-from knafka.dispatcher.served import Served, answer, metrics_of
+from knafka.dispatcher.own import OwnEgress
+from knafka.dispatcher.served import Served, metrics_of
+from knafka.dispatcher.shared.served import ServedShard
+from knafka.dispatcher.streaming import answer
 from knafka.observability import Metric, prometheus_text
-from knafka.ports.log import LogWriter, failure_of
+from knafka.ports.log import LogWriter
 from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
 
 METRICS: Final = "/metrics"
 MAX_REQUEST_BYTES: Final = 64 * 1024
+READY_PATIENCE: Final = 5.0
+"""Seconds that a request waits for what a dispatcher reads at its start."""
 STOP_TIMEOUT: Final = 4.0
 """Seconds for dead letters and replies that are still being written at the end."""
+
+
+class Side(Protocol):
+    """What a process drains: one Egress, or a shard of them."""
+
+    writer: LogWriter
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be drained yet; empty: it can."""
+        ...
+
+    async def wait_until_ready(self, timeout: float) -> None:
+        """Until it has no `problem`, at most so many seconds."""
+        ...
+
+    @property
+    def served(self) -> Sequence[Served]: ...
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a request is under way."""
+        ...
+
+    def start(self, *, drain: bool) -> None:
+        """`drain`: without being asked."""
+        ...
+
+    def refusal(self, request: DrainRequest) -> str:
+        """Why it is for another dispatcher; empty: it isn't."""
+        ...
+
+    async def stream(
+        self, request: DrainRequest, caller: asyncio.Task[bool], send: Send
+    ) -> None: ...
+
+    def detach(self) -> None:
+        """The request is over."""
+        ...
+
+    def stop(self, timeout: float) -> None:
+        """End: attempts under way get `timeout` seconds."""
+        ...
+
+    async def close(self) -> None:
+        """Wait for the end of all drains, and close what isn't the writer."""
+        ...
 
 
 class Dispatcher:
@@ -41,13 +94,9 @@ class Dispatcher:
     ) -> None:
         self._connect = connect
         self._connect_shard = connect_shard
-        self._served: dict[str, Served] = {}
-        """By the digest of the Egress; none before `start`."""
-        self._closing: list[Callable[[], Awaitable[None]]] = []
-        """What to do last, in this order."""
+        self._side: Side | None = None
+        """None before `start`."""
         self._stop_timeout: float
-        self._writers: list[LogWriter] = []
-        """None before `start`, then one."""
         self._ending = False
 
     async def start(self, environment: Mapping[str, str]) -> None:
@@ -56,53 +105,47 @@ class Dispatcher:
         drains = settings.drains(environment)
         shard = settings.shard(environment)
         self._stop_timeout = drains.stop_timeout
+        side: Side
         if shard is None:
             egress = settings.egress(environment)
-            clients = self._connect(egress)
-            self._serve(egress, clients, drains)
+            side = OwnEgress(egress, self._connect(egress), drains.service_url)
         else:
-            together = self._connect_shard(shard)
-            for egress in shard.egresses:
-                clients = together.of(egress)
-                self._serve(egress, clients, drains)
-            self._closing.append(together.close)
-        self._writers.append(clients.writer)
-        self._closing.append(lambda: clients.writer.close(STOP_TIMEOUT))
-        for served in self._served.values():
-            self._closing.append(served.clients.subscriber.close)
-            if drains.at_start:
-                served.lease.drain_from_start()
-
-    def _serve(self, egress: Egress, clients: Clients, drains: settings.Drains) -> None:
-        served = Served(egress, clients, drains.service_url)
-        self._served[served.digest] = served
+            side = ServedShard(shard, self._connect_shard(shard), drains.service_url)
+        self._side = side
+        side.start(drain=drains.at_start)
 
     def state(self) -> Mapping[str, Any]:
         return {}
 
     def interrupt(self) -> None:
         """The process is to end: so is the drain, before the server waits for its response."""
-        if not self._ending:
-            for served in self._served.values():
-                served.lease.stop(self._stop_timeout)
+        if not self._ending and self._side is not None:
+            self._side.stop(self._stop_timeout)
         self._ending = True
 
     async def stop(self) -> None:
         """End the drains, and close what was opened."""
         self.interrupt()
-        for served in self._served.values():
-            await served.lease.wait()
-        for close in self._closing:
-            await close()
+        if self._side is not None:
+            await self._side.close()
+            await self._side.writer.close(STOP_TIMEOUT)
 
     def alive(self) -> tuple[bool, str]:
         """Whether a restart would not help, and why it would."""
-        failure = failure_of(self._writers)
+        failure = None if self._side is None else self._side.writer.failure
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
         """Whether a drain may be asked for."""
-        return (False, "ending") if self._ending else (True, "ready")
+        if self._ending:
+            return False, "ending"
+        problem = "" if self._side is None else self._side.problem
+        return (False, problem) if problem else (True, "ready")
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a request for a drain is under way."""
+        return self._side is not None and self._side.is_attached
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One HTTP request, as ASGI has it."""
@@ -132,28 +175,30 @@ class Dispatcher:
         if asked is None:
             return
         request, rest = asked
-        served = self._served.get(request.egress or "")
-        if request.egress is None and len(self._served) == 1:
-            (served,) = self._served.values()
-        if request.egress is None and served is None:
-            await answer(send, 400, b"this dispatcher has several egresses: name one\n")
-        elif served is None:
-            await answer(send, 412, b"this dispatcher has another egress\n")
-        elif served.lease.is_attached:
+        side = self._side
+        assert side is not None
+        if refusal := side.refusal(request):
+            await answer(send, 412, f"{refusal}\n".encode())
+            return
+        # Where nobody waits for it to be ready before asking, it has only just been started.
+        await side.wait_until_ready(READY_PATIENCE)
+        if side.is_attached:
             await answer(send, 409, b"a drain is under way here\n")
         elif self._ending:
             await answer(send, 503, b"this dispatcher is ending\n")
+        elif side.problem:
+            await answer(send, 503, f"{side.problem}\n".encode())
         else:
             caller = asyncio.create_task(_caller(receive, rest))
             try:
-                await served.stream(request, caller, send)
+                await side.stream(request, caller, send)
             finally:
                 caller.cancel()
-                served.lease.detach()
+                side.detach()
 
     def metrics(self) -> Iterator[Metric]:
         """KN-DP-15: what became of each Trigger's events, in this process."""
-        return metrics_of(list(self._served.values()))
+        return metrics_of([] if self._side is None else self._side.served)
 
 
 async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:

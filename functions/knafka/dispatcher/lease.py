@@ -14,13 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
-from knafka.core.drain import Counts, DrainProgress, DrainRequest, Ended
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import KnafkaError
-from knafka.dispatcher.counts import DrainCounts
-from knafka.dispatcher.drain import Drain
+from knafka.dispatcher.drain import REVOKE_TIMEOUT
 from knafka.observability import RateLimitedFilter
 
 log = logging.getLogger(__name__)
@@ -41,6 +39,11 @@ LAST_RESTART: Final = 10.0
 """Seconds between a drain that failed and the next if nobody asks: doubled up to the last."""
 
 
+def restart_after(failures: int) -> float:
+    """Seconds after a drain that failed, the `failures` before it having failed too."""
+    return min(FIRST_RESTART * 2.0 ** min(failures, 16), LAST_RESTART)
+
+
 class AnotherEgress(KnafkaError):
     """The Service has a newer Revision, which drains by another Egress."""
 
@@ -52,14 +55,49 @@ class Renewal(Protocol):
     def __call__(self, request: DrainRequest) -> Awaitable[None]: ...
 
 
-class Lease:
+P = TypeVar("P", bound=DrainProgress | ShardProgress)
+P_co = TypeVar("P_co", bound=DrainProgress | ShardProgress, covariant=True)
+
+
+class Leased(Protocol[P_co]):
+    """A drain, of one Egress or of a shard."""
+
+    idle: float | None
+    """Seconds without anything to do after which it ends; None: never."""
+
+    @property
+    def shrunk_at(self) -> float | None:
+        """When partitions last went to another dispatcher, on the event loop's clock."""
+        ...
+
+    @property
+    def is_stopping(self) -> bool: ...
+
+    async def run(self) -> P_co:
+        """Drain; gives the last progress."""
+        ...
+
+    def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
+        """End: attempts under way get `timeout` seconds."""
+        ...
+
+    def progress(self, ended: Ended | None = None, error: str | None = None) -> P_co:
+        """With the counts since the last request has ended."""
+        ...
+
+    def request_ended(self) -> None:
+        """Later progress counts from here."""
+        ...
+
+
+class Lease(Generic[P]):
     """The drains of one dispatcher, one at a time; `renewal` is None where nobody scales it."""
 
-    def __init__(self, new_drain: Callable[[], Drain], renewal: Renewal | None) -> None:
+    def __init__(self, new_drain: Callable[[], Leased[P]], renewal: Renewal | None) -> None:
         self._new_drain = new_drain
         self._renewal = renewal
-        self._drain: Drain | None = None
-        self._running: asyncio.Task[DrainProgress] | None = None
+        self._drain: Leased[P] | None = None
+        self._running: asyncio.Task[P] | None = None
         self._request = DrainRequest()
         """The last one."""
         self.is_attached = False
@@ -69,23 +107,15 @@ class Lease:
         self._restarts = 0
         self._timer: asyncio.TimerHandle | None = None
         self._renewing: asyncio.Task[None] | None = None
-        self._totals = DrainCounts()
-        """Of the drains that are over."""
-        self._told = Counts()
-        """What earlier requests were told of the drain."""
         self._loop = asyncio.get_running_loop()
-
-    @property
-    def drain(self) -> Drain | None:
-        return self._drain
 
     def drain_from_start(self) -> None:
         """Drain for as long as the process lives, without being asked."""
         self._at_start = True
         self._begin()
 
-    async def attach(self, request: DrainRequest) -> asyncio.Task[DrainProgress]:
-        """A request begins: have the drain begin, or go on; gives the drain's end."""
+    async def attach(self, request: DrainRequest) -> tuple[Leased[P], asyncio.Task[P]]:
+        """A request begins: have the drain begin, or go on; gives it and its end."""
         self.is_attached = True
         self._request = request
         if not request.renewal:
@@ -99,18 +129,14 @@ class Lease:
         assert self._running is not None
         if not self._at_start:
             self._drain.idle = request.idle
-        return self._running
+        return self._drain, self._running
 
     def detach(self) -> None:
         """The request is over, however it ended."""
         if self._drain is not None:
-            self._told = replace(self._drain.counts.events)
+            self._drain.request_ended()
         self.is_attached = False
         self._wait_for_renewal()
-
-    def progress(self, progress: DrainProgress) -> DrainProgress:
-        """The same with the counts since the last request has ended."""
-        return progress.model_copy(update=asdict(progress.counts - self._told))
 
     def stop(self, timeout: float) -> None:
         """End the drain for good: attempts under way get `timeout` seconds."""
@@ -125,21 +151,13 @@ class Lease:
         if self._running is not None:
             await asyncio.wait({self._running})
 
-    def totals(self) -> DrainCounts:
-        """What became of the events of all drains."""
-        return self._totals if self._drain is None else self._totals + self._drain.counts
-
     def _begin(self) -> None:
         drain = self._drain = self._new_drain()
         drain.idle = None if self._at_start else self._request.idle
-        self._told = Counts()
         self._running = asyncio.create_task(drain.run())
         self._running.add_done_callback(self._ended)
 
-    def _ended(self, running: asyncio.Task[DrainProgress]) -> None:
-        drain = self._drain
-        assert drain is not None
-        self._totals += drain.counts
+    def _ended(self, running: asyncio.Task[P]) -> None:
         self._drain = self._running = None
         self._cancel_timer()
         failed = running.cancelled() or running.exception() is not None
@@ -154,8 +172,8 @@ class Lease:
         """A drain that failed begins anew unless somebody is told, who will see to that."""
         if self._ending or (self.is_attached and not self._at_start):
             return
-        seconds = min(FIRST_RESTART * 2.0**self._restarts, LAST_RESTART)
-        self._restarts = min(self._restarts + 1, 16)
+        seconds = restart_after(self._restarts)
+        self._restarts += 1
         self._timer = self._loop.call_later(seconds, self._restart)
 
     def _restart(self) -> None:

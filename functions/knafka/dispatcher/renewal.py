@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Final
 
 from knafka.core import drain
@@ -21,24 +22,24 @@ class RenewalFailed(KnafkaError):
 
 
 class OwnService:
-    """A `lease.Renewal` over HTTP; `egress` is the digest of what it drains by.
+    """A `lease.Renewal` over HTTP; `what` are the fields of a request that say what it drains.
 
     Raises `InvalidDocument` for a URL that can't be used.
     """
 
-    def __init__(self, url: str, egress: str, subscriber: Subscriber) -> None:
+    def __init__(self, url: str, what: Mapping[str, str], subscriber: Subscriber) -> None:
         self._target = Target.parse(url.rstrip("/") + drain.PATH)
-        self._egress = egress
+        self._what = what
         self._subscriber = subscriber
 
     async def __call__(self, request: DrainRequest) -> None:
-        body = json.dumps(dump(request.model_copy(update={"egress": self._egress}))).encode()
+        body = json.dumps(dump(request.model_copy(update=self._what))).encode()
         head = b"content-type: application/json\r\n"
         try:
             response = await self._subscriber.post(self._target, head, body, request.budget + GRACE)
         except DeliveryError as error:
             raise RenewalFailed(f"{self._target.url}: {error}") from error
         if response.status == 412:
-            raise AnotherEgress(f"{self._target.url} has another egress")
+            raise AnotherEgress(f"{self._target.url} drains something else")
         if response.status != 200:
             raise RenewalFailed(f"{self._target.url} answered {response.status}")

@@ -1,43 +1,31 @@
-"""An Egress that is served: its lease, the request that asks for its drain, and its metrics."""
+"""An Egress that is served: its drains, one at a time, their counts, and its metrics."""
 
 from __future__ import annotations
 
-import asyncio
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from knafka.core import drain as contract
 from knafka.core.contract import Egress
-from knafka.core.documents import digest
-from knafka.core.drain import DrainProgress, DrainRequest, Ended, outcomes
+from knafka.core.drain import outcomes
 from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.counts import DrainCounts
-from knafka.dispatcher.drain import Drain
-from knafka.dispatcher.lease import Lease
-from knafka.dispatcher.renewal import OwnService
+from knafka.dispatcher.drain import MAX_UNSETTLED_BYTES, Drain
 from knafka.observability import Metric
-from knafka.serving import Send
 
 
 class Served:
-    """One Egress in this process; `service_url` as in `settings.Drains`. Raises `InvalidDocument`
-    for one that can't be used."""
+    """One Egress in this process, for as long as it is served here, however it changes."""
 
-    def __init__(self, egress: Egress, clients: Clients, service_url: str | None) -> None:
+    def __init__(self, egress: Egress) -> None:
         self.egress = egress
-        self.digest = digest(egress)
-        self.clients = clients
-        renewal = None
-        if service_url is not None:
-            renewal = OwnService(service_url, self.digest, clients.subscriber)
-        self.lease = Lease(self._new_drain, renewal)
+        self._drain: Drain | None = None
+        self._before = DrainCounts()
+        """What became of the events of the drains before that."""
 
-    def _new_drain(self) -> Drain:
-        clients, egress = self.clients, self.egress
-        if clients.max_in_flight is not None:
-            egress = egress.model_copy(update={"max_in_flight": clients.max_in_flight})
-        return Drain(
+    def new_drain(self, egress: Egress, clients: Clients) -> Drain:
+        """The next one; the last one is over."""
+        self._before = self.totals()
+        self._drain = Drain(
             egress,
             clients.open_reader,
             clients.writer,
@@ -45,43 +33,31 @@ class Served:
             time.time,
             clients.topics,
             clients.parser,
-            clients.held_bytes,
+            clients.held_bytes or (lambda: MAX_UNSETTLED_BYTES),
         )
+        return self._drain
 
-    async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Tell the drain's progress until it ends, the budget is spent, or the caller goes."""
-        lease, loop = self.lease, asyncio.get_running_loop()
-        running = await lease.attach(request)
-        drain = lease.drain
-        assert drain is not None
-        over_at = loop.time() + request.budget
-        await start(send, 200, b"application/x-ndjson")
-        while not running.done() and (left := over_at - loop.time()) > 0:
-            await _line(send, lease.progress(drain.progress()))
-            waiting = {running} if caller.done() else {running, caller}
-            timeout = min(left, contract.PROGRESS_INTERVAL)
-            await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            if caller.done() and not caller.result():
-                return
-            if caller.done():
-                drain.stop()
-                over_at = math.inf
-        last = await _end_of(running, drain) if running.done() else drain.progress(Ended.BUDGET)
-        await _line(send, lease.progress(last))
-        await send({"type": "http.response.body", "body": b""})
+    @property
+    def drain(self) -> Drain | None:
+        """The one that runs."""
+        return None if self._drain is None or self._drain.is_over else self._drain
+
+    def totals(self) -> DrainCounts:
+        """What became of the events of all drains."""
+        return self._before if self._drain is None else self._before + self._drain.counts
 
 
 def metrics_of(served: Sequence[Served]) -> Iterator[Metric]:
     """KN-DP-15: what became of each Trigger's events, in this process."""
-    totals = {each.digest: each.lease.totals() for each in served}
+    totals = [(each, each.totals()) for each in served]
 
     def counted(
         samples: Callable[[DrainCounts], Iterator[tuple[dict[str, str], float]]],
     ) -> list[tuple[dict[str, str], float]]:
         return [
             (_labels(each) | more, count)
-            for each in served
-            for more, count in samples(totals[each.digest])
+            for each, total in totals
+            for more, count in samples(total)
         ]
 
     yield Metric(
@@ -124,33 +100,10 @@ def _labels(served: Served) -> dict[str, str]:
 
 
 def _is_congested(served: Served) -> bool:
-    drain = served.lease.drain
+    drain = served.drain
     return drain is not None and drain.congestion.is_open
 
 
 def _limit(served: Served) -> int:
-    drain = served.lease.drain
+    drain = served.drain
     return served.egress.max_in_flight if drain is None else drain.congestion.limit
-
-
-async def _end_of(running: asyncio.Task[DrainProgress], drain: Drain) -> DrainProgress:
-    try:
-        return running.result()
-    except Exception as error:
-        return drain.progress(Ended.FAILED, f"{type(error).__name__}: {error}")
-
-
-async def start(send: Send, status: int, content_type: bytes) -> None:
-    headers = [(b"content-type", content_type)]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-async def answer(send: Send, status: int, body: bytes) -> None:
-    """A whole response."""
-    await start(send, status, b"text/plain; charset=utf-8")
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _line(send: Send, progress: DrainProgress) -> None:
-    line = progress.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
-    await send({"type": "http.response.body", "body": line, "more_body": True})

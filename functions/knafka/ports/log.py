@@ -254,6 +254,14 @@ class LogAdmin(TopicMaker, LagSource, Protocol):
         """
         ...
 
+    async def detach_group(self, group: str, topic: str) -> None:
+        """Have Kafka keep what this group has committed for as long as somebody commits for it,
+        though nobody joins it any more. Raises `LogError`, also while it has members.
+
+        Who dies in between has this done by the next call.
+        """
+        ...
+
     async def delete_group(self, group: str) -> None:
         """Forget what it has committed; nothing if there is none. A `LogError` if it isn't empty:
         somebody reads."""

@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final
 
 from cryptography import x509
 from pydantic import BeforeValidator, ValidationError
@@ -33,6 +33,8 @@ from knafka.core.names import MAX_LENGTH, is_topic
 from knafka_operator.decide import desired, kafka_settings
 from knafka_operator.decide.external_topics import reserved
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.isolation import declared_isolation
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     DELIVERY_ORDER,
@@ -47,9 +49,6 @@ from knafka_operator.model.resources import (
     annotation_path,
     whole_number,
 )
-
-Document: TypeAlias = Mapping[str, Any]
-"""Decoded JSON, as the API server shows it."""
 
 DEPENDENCY: Final = "knative.dev/dependency"
 """On a Trigger: an ObjectReference as JSON; the Trigger isn't Ready before that object is."""
@@ -196,6 +195,7 @@ def _raise(problems: Collection[_Problem]) -> None:
 def _wrong_with_broker(document: Document) -> Iterator[_Problem]:
     yield from _misfits(Broker, {**document, "status": None})
     yield from _broken_certificates(document)
+    yield from _caught(lambda: declared_isolation(_annotations(document)))
     topic = _annotations(document).get(EXTERNAL_TOPIC)
     if topic is not None and not is_topic(topic):
         yield _Problem(

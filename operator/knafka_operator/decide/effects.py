@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from knafka.core.contract import SharedEgress
 from knafka.ports.log import Start
 from knafka_operator.decide.desired import Topic
 
@@ -107,6 +108,16 @@ class PromiseGroup:
 
     group: str
     dead_letter_topic: str
+    dispatcher: str | None = None
+    """The Service that will deliver, which is written down before it is made; None: another one
+    is still to be deleted, and stays written down until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateContract:
+    """Have the topic that the Broker's shared dispatchers follow; its status says so before."""
+
+    topic: Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +128,54 @@ class ApplyDispatcher:
 
 
 @dataclass(frozen=True, slots=True)
+class ApplyShard:
+    """Have a shared dispatcher's Service applied, once for all its Triggers, and Ready."""
+
+    number: int
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class WakeDispatcher:
+    """Have a pod of its own run, so that what takes over need not start first."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Have what delivered until now let go, since what takes over is Ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteContract:
+    """From here on its shard delivers it, and by this."""
+
+    group: str
+    shared: SharedEgress
+
+
+@dataclass(frozen=True, slots=True)
 class StartDelivery:
     """Hold drains as decided; done when drains of what was before are over."""
 
     replaces: bool
     """Whether pods of what was before may still drain unasked."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteDispatcher:
+    """Delete the Service of its own: `instead` delivers."""
+
+    service: str
+    instead: str
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitShard:
+    """Wait until every process of the shard delivers by the contract as it was written."""
+
+    shard: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +199,15 @@ Effect: TypeAlias = (
     | DeleteGroup
     | CommitOffsets
     | PromiseGroup
+    | CreateContract
     | ApplyDispatcher
+    | ApplyShard
+    | WakeDispatcher
+    | HandOver
+    | WriteContract
     | StartDelivery
+    | DeleteDispatcher
+    | AwaitShard
     | AwaitReplacement
 )
 
@@ -166,8 +227,15 @@ TRIGGER_ORDER: Final = (
     DeleteGroup,
     CommitOffsets,  # before the function, and before Ready: later events are the group's
     PromiseGroup,  # after the offsets, and before a function that could join the group unasked
+    CreateContract,
     ApplyDispatcher,
+    ApplyShard,
+    WakeDispatcher,
+    HandOver,  # after what takes over is Ready: whatever can't start stops nobody
+    WriteContract,  # after its own drains are over, and the tombstone before its own begin
     StartDelivery,
+    DeleteDispatcher,  # last of a move, so that whoever goes back finds it
+    AwaitShard,
     AwaitReplacement,
     PublishStatus,
 )

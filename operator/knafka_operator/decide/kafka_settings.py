@@ -18,7 +18,14 @@ from knafka.core import client_settings
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import Start
-from knafka_operator.model.resources import GROUP_STATUS, OURS, START, annotation_path
+from knafka_operator.model.isolation import Isolation, declared_isolation
+from knafka_operator.model.resources import (
+    GROUP_STATUS,
+    ISOLATION,
+    OURS,
+    START,
+    annotation_path,
+)
 
 CLEANUP: Final = "cleanup.policy"
 LATEST: Final = "latest"
@@ -38,8 +45,28 @@ def of_trigger(kafka: Kafka, annotations: Mapping[str, str]) -> Kafka:
 
 def check_trigger(annotations: Mapping[str, str]) -> None:
     """Refuse what a Trigger's annotations can't mean."""
-    client_settings.given(annotations, OURS, annotation_path(""))
     start_position(annotations)
+    isolation_of(annotations)
+
+
+def isolation_of(annotations: Mapping[str, str]) -> Isolation | None:
+    """What a Trigger's annotations say of sharing a dispatcher; None: nothing.
+
+    A shared one has one reader and one writer for all, with the Broker's settings: a Trigger that
+    sets its own has a dispatcher of its own.
+    """
+    declared = declared_isolation(annotations)
+    given = client_settings.given(annotations, OURS, annotation_path(""))
+    names = [f"{OURS}{side}.{name}" for side, found in given.items() for name in found]
+    if not names:
+        return declared
+    if declared is Isolation.SHARED:
+        raise InvalidDocument(
+            annotation_path(ISOLATION),
+            f"can't be shared beside {', '.join(names)}: a shared dispatcher has its Broker's "
+            "settings: want own, or the settings in the Broker's ConfigMap",
+        )
+    return Isolation.OWN
 
 
 def _with(kafka: Kafka, given: Mapping[str, Mapping[str, str]]) -> Kafka:

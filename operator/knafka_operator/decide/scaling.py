@@ -42,13 +42,18 @@ class TriggerStatus:
     beyond_end: frozenset[int] = frozenset()
     """Partitions of which it has committed what isn't there (any more)."""
     paused: bool = False
+    shard: str | None = None
+    """The group of the shared dispatcher that delivers it; None: its own does."""
 
 
-def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Scale:
+def decide(
+    lag: int, partitions: int, autoscaling: Autoscaling, held: int, *, shared: bool = False
+) -> Scale:
     """How many drains a Trigger needs now; `held` are open already.
 
     ceil(lag / lag-threshold), within min-scale, max-scale and the number of partitions. Fewer than
-    `held` means only that those which end aren't opened again. None while it is paused.
+    `held` means only that those which end aren't opened again. None while it is paused, and one at
+    most in a shared dispatcher: what needs more is moved out of it.
     """
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     if autoscaling.paused:
@@ -60,8 +65,12 @@ def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Sc
     elif held == 0 and lag <= autoscaling.activation_lag_threshold:
         needed = 0
         reason += f"it starts when more than {autoscaling.activation_lag_threshold} wait"
+    elif shared:
+        reason = waiting
     else:
         reason += f"one dispatcher per {autoscaling.lag_threshold}"
+    if shared:
+        return _shared(needed, reason, partitions, autoscaling)
     replicas = min(max(needed, autoscaling.min_scale), autoscaling.max_scale, partitions)
     if replicas > needed:
         reason += f", at least {autoscaling.min_scale} (min-scale)"
@@ -70,3 +79,24 @@ def decide(lag: int, partitions: int, autoscaling: Autoscaling, held: int) -> Sc
     elif replicas < needed:
         reason += f", at most {partitions} (its topic's partitions)"
     return Scale(replicas, reason)
+
+
+def keeping_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
+    """One drain where there would be none, so that Kafka keeps the offsets of the group."""
+    return Scale(min(1, partitions), f"{scale.reason}, one to keep its offsets{_where(shared)}")
+
+
+def expected(*, shared: bool) -> Scale:
+    """One drain before there is any lag."""
+    return Scale(1, f"an event is on its way{_where(shared)}")
+
+
+def _shared(needed: int, reason: str, partitions: int, autoscaling: Autoscaling) -> Scale:
+    replicas = min(max(needed, autoscaling.min_scale), 1, partitions)
+    if replicas > needed:
+        reason += f", at least {autoscaling.min_scale} (min-scale)"
+    return Scale(replicas, reason + (_where(True) if replicas else ""))
+
+
+def _where(shared: bool) -> str:
+    return ", in a shared dispatcher" if shared else ""

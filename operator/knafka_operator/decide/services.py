@@ -2,6 +2,7 @@
 
     Broker, Ingress  -> the receiver's Service
     Trigger, Egress  -> a dispatcher's Service, and one for its replays
+    Broker, Shard    -> the Service of a dispatcher that many Triggers share
 
 The contract goes into the environment as JSON, so that a change is a new Revision; a Secret is
 mounted as files. The owner is a Broker or Trigger of the same namespace, so deletion needs nobody.
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from knafka.core import documents, names
-from knafka.core.contract import Egress, Ingress
+from knafka.core.contract import Egress, Ingress, Shard
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import EVENTING, SERVING, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
@@ -32,6 +33,8 @@ TRIGGER: Final = "knafka.dev/trigger"
 RECEIVER: Final = "receiver"
 DISPATCHER: Final = "dispatcher"
 REPLAYER: Final = "replayer"
+SHARD_ROLE: Final = "shard"
+SHARD_NUMBER: Final = "knafka.dev/shard"
 DISPATCHER_SUFFIX: Final = "-kn-dispatcher"
 
 SECRET_VERSION: Final = "knafka.dev/secret-version"
@@ -43,6 +46,10 @@ such an answer short now and then."""
 
 EGRESS: Final = "KNAFKA_EGRESS"
 """The variable of a dispatcher with its contract."""
+SHARD: Final = "KNAFKA_SHARD"
+"""The variable of a shared dispatcher: which shard it is."""
+SHARD_PODS: Final = 2
+"""An old and a new one while a Revision takes over; one request is held, so one pod drains."""
 
 TIMEOUT_SECONDS: Final = 600
 """Knative's default maximum; a drain's budget stays below it."""
@@ -76,6 +83,16 @@ def dispatcher_name(trigger: Resource) -> str:
 
 def replayer_name(trigger: Resource) -> str:
     return names.child(trigger.metadata.name, "-kn-replayer")
+
+
+def shard_name(broker: str, number: int) -> str:
+    return names.child(broker, f"-kn-shard-{number}")
+
+
+def shard_number(service: Mapping[str, Any]) -> int | None:
+    """Of a shard's Service; None: it is another one's."""
+    text = (service["metadata"].get("labels") or {}).get(SHARD_NUMBER, "")
+    return int(text) if text.isdecimal() else None
 
 
 def receiver_service(
@@ -123,18 +140,6 @@ def dispatcher_service(
     """
     most = max(1, min(autoscaling.max_scale, partitions))
     always = 0 if replays else min(autoscaling.min_scale, most)
-    scaling = {
-        # Exactly as many pods as there are drains: one each, none to spare, soon gone.
-        "metric": "concurrency",
-        "target": "1",
-        "target-utilization-percentage": "100",
-        "target-burst-capacity": "-1",  # the activator stays, as it alone sees which pod is free
-        "window": "10s",
-        "scale-to-zero-pod-retention-period": "0s",
-        "min-scale": str(always),
-        "max-scale": str(most),
-        "initial-scale": str(settings.initial_scale),
-    }
     name = replayer_name(trigger) if replays else dispatcher_name(trigger)
     environment = {
         "FUNCTION_TARGET": "dispatch",
@@ -153,13 +158,60 @@ def dispatcher_service(
             BROKER: names.child(egress.broker, ""),
             TRIGGER: names.child(egress.trigger, ""),
         },
-        annotations={_KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()},
+        annotations=_exact_scaling(always, most, settings),
         environment=environment,
         secret=secret,
         resources=settings.pods.dispatcher_resources,
         settings=settings,
         concurrency=1,
     )
+
+
+def shard_service(
+    broker: Broker,
+    shard: Shard,
+    number: int,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+) -> Manifest:
+    """The dispatcher of one of a Broker's shards, whatever Triggers are in it."""
+    name = shard_name(broker.metadata.name, number)
+    return _service(
+        name,
+        owner=broker,
+        labels={
+            ROLE: SHARD_ROLE,
+            BROKER: names.child(broker.metadata.name, ""),
+            SHARD_NUMBER: str(number),
+        },
+        annotations=_exact_scaling(0, SHARD_PODS, settings),
+        environment={
+            "FUNCTION_TARGET": "dispatch",
+            SHARD: _json(documents.dump(shard)),
+            "KNAFKA_SERVICE_URL": url(name, broker.metadata.namespace, settings),
+            "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
+        },
+        secret=secret,
+        resources=settings.pods.shard_resources,
+        settings=settings,
+        concurrency=1,
+    )
+
+
+def _exact_scaling(least: int, most: int, settings: Settings) -> Mapping[str, str]:
+    """Annotations for as many pods as there are drains: one each, none to spare, soon gone."""
+    scaling = {
+        "metric": "concurrency",
+        "target": "1",
+        "target-utilization-percentage": "100",
+        "target-burst-capacity": "-1",  # the activator stays, as it alone sees which pod is free
+        "window": "10s",
+        "scale-to-zero-pod-retention-period": "0s",
+        "min-scale": str(least),
+        "max-scale": str(most),
+        "initial-scale": str(settings.initial_scale),
+    }
+    return {_KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()}
 
 
 def url(name: str, namespace: str, settings: Settings) -> str:

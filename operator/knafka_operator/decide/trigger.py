@@ -6,27 +6,42 @@ That `SubscriptionReady` is True holds if every effect succeeds.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from knafka.core.contract import Egress, Sink
+from knafka.core.contract import Egress, SharedEgress, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decide import admission, delivery_status, desired, kafka_settings, services
+from knafka_operator.decide import (
+    admission,
+    delivery_status,
+    desired,
+    kafka_settings,
+    services,
+    shards,
+)
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import (
     ApplyDispatcher,
+    ApplyShard,
     AwaitReplacement,
+    AwaitShard,
     ClaimGroup,
     CommitOffsets,
+    CreateContract,
+    DeleteDispatcher,
     DeleteFunctions,
     DeleteGroup,
     Effect,
+    HandOver,
     PromiseGroup,
     PublishStatus,
     StartDelivery,
     StopDelivery,
+    WakeDispatcher,
+    WriteContract,
 )
+from knafka_operator.decide.shards import DISPATCHER, Contract, Place
 from knafka_operator.decide.status import (
     BROKER_READY,
     DEAD_LETTER_SINK_RESOLVED,
@@ -44,6 +59,7 @@ from knafka_operator.decide.status import (
 )
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import READY, Condition, Status
+from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import GROUP_STATUS, OURS, PAUSED, Broker, Trigger
 from knafka_operator.model.settings import Settings
 
@@ -85,10 +101,16 @@ class Watched(Generic[K]):
     autoscaling: Autoscaling
     partitions: int
     secret: tuple[str, str] | None
+    place: Place | None = None
+    """The shard that delivers it; None: its own Service does."""
 
     def offsets(self) -> tuple[str, str, str]:
-        """Whose offsets it goes by: of what Kafka, topic and group."""
-        return self.egress.kafka.bootstrap_servers, self.egress.topic, self.egress.group
+        return _offsets(self.egress)
+
+    @property
+    def drains_unasked(self) -> bool:
+        """Whether pods of its own drain from their start."""
+        return self.place is None and bool(self.autoscaling.min_scale)
 
 
 @dataclass(frozen=True)
@@ -111,6 +133,8 @@ class ObservedTrigger(Generic[K]):
     """What is delivered now."""
     replaced: bool = False
     """Whether pods of an older Revision may still drain unasked."""
+    contract: Contract | KnafkaError | None = None
+    """Its Broker's; None: there are no shared dispatchers here."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +210,19 @@ def decide(
             broker.defaults,
             taken,
         )
-        watched = Watched(broker.kafka, egress, autoscaling, broker.partitions, broker.secret)
-        effects = _effects(trigger, broker.topic, watched, seen, settings)
+        contract = value(seen.contract)
+        shared = None
+        if contract is not None and not autoscaling.paused:
+            isolation = shards.isolation(trigger, broker.broker, settings.isolation)
+            if isolation is Isolation.SHARED:
+                number = shards.number_for(egress.group, contract.numbers, settings.shard_size)
+                shared = shards.place(broker.broker, number, broker.defaults.kafka)
+        watched = Watched(
+            broker.kafka, egress, autoscaling, broker.partitions, broker.secret, shared
+        )
+        if paused:
+            status["annotations"].pop(DISPATCHER, None)
+        effects = _effects(trigger, broker, watched, contract or Contract(), seen, settings)
         return TriggerDecision(effects, conditions, status, watched)
     return TriggerDecision(STOP if paused else (), conditions, status)
 
@@ -212,52 +247,111 @@ def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
 
 def _effects(
     trigger: Trigger,
-    topic: Topic,
+    broker: BrokerState[K],
     watched: Watched[K],
+    contract: Contract,
     seen: ObservedTrigger[K],
     settings: Settings,
 ) -> tuple[Effect, ...]:
-    """Offsets, Service, scaler: from the end of this on, no event is missed (KN-TRG-06).
+    """Offsets, Service or shard, scaler: from the end of this on, no event is missed (KN-TRG-06).
 
     One that is paused has no Service: no pod of min-scale drains, and none goes on by itself. The
     scaler knows of it, for its lag.
     """
-    egress, before = watched.egress, seen.watched
+    egress, before, place = watched.egress, seen.watched, watched.place
     paused = watched.autoscaling.paused
     promised = ((seen.document.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
+    record = contract.records.get(egress.group)
+    shared = record is not None or egress.group in contract.leaving
+    delivered = before or record
     effects: list[Effect] = []
-    if before is not None and (
+    if (
         # Its offsets are other ones, which can't be written while a group has members.
-        before.offsets() != watched.offsets()
+        (delivered is not None and _offsets(delivered.egress) != watched.offsets())
         # Before its function goes: what is in flight is settled.
-        or (paused and not before.autoscaling.paused)
+        or (paused and (shared or (before is not None and not before.autoscaling.paused)))
+        # Its own pods would drain unasked, from their start.
+        or (place is None and shared and watched.autoscaling.min_scale)
     ):
         effects.append(StopDelivery())
-        before = None
+        before, record, shared = None, None, False
     if paused:
         effects.append(DeleteFunctions())
     effects.append(ClaimGroup(egress.group))
     if before is None:
         if promised is None:
             effects.append(DeleteGroup(egress.group))
-        if promised != egress.group or (topic.external and not paused):
+        if promised != egress.group or (broker.topic.external and not paused):
             start = kafka_settings.start_position(trigger.metadata.annotations)
             effects.append(CommitOffsets(egress.group, egress.topic, start))
         # Else it was promised every event: should Kafka have no offsets of it any more, since its
         # Broker was made anew or it rested for a week, it begins at the beginning.
-    effects.append(PromiseGroup(egress.group, egress.dead_letter_topic))
+    if place is not None:
+        return *effects, *_in_shard(trigger, broker, watched, contract, place, seen, settings)
+    name = services.dispatcher_name(trigger)
+    own = None if paused else name
+    effects.append(PromiseGroup(egress.group, egress.dead_letter_topic, own))
     if not paused:
         manifest = services.dispatcher_service(
             trigger, egress, watched.autoscaling, watched.partitions, watched.secret, settings
         )
         effects.append(ApplyDispatcher(manifest))
+        if shared:
+            url = services.url(name, egress.namespace, settings)
+            effects += [WakeDispatcher(url), HandOver()]
     replaces = seen.replaced
     if before != watched:
-        replaces = replaces or (before is not None and bool(before.autoscaling.min_scale))
+        replaces = replaces or (before is not None and before.drains_unasked)
         effects.append(StartDelivery(replaces))
     if watched.autoscaling.min_scale or replaces or paused:
-        effects.append(AwaitReplacement(services.dispatcher_name(trigger)))
+        effects.append(AwaitReplacement(name))
     return tuple(effects)
+
+
+def _in_shard(
+    trigger: Trigger,
+    broker: BrokerState[K],
+    watched: Watched[K],
+    contract: Contract,
+    place: Place,
+    seen: ObservedTrigger[K],
+    settings: Settings,
+) -> Iterator[Effect]:
+    """From the promise on: it has a record in its Broker's contract, and no Service of its own."""
+    egress, before = watched.egress, seen.watched
+    annotations = (seen.document.get("status") or {}).get("annotations") or {}
+    own, name = services.dispatcher_name(trigger), services.shard_name(egress.broker, place.number)
+    # Whatever was promised before may have a Service; what is written down says which.
+    moves = GROUP_STATUS in annotations and annotations.get(DISPATCHER, own) == own
+    replaces = seen.replaced or (moves and (before is None or before.drains_unasked))
+    hands_over = before is not None and before.place is None and not before.autoscaling.paused
+    wanted = SharedEgress(shard=place.shard.group, egress=egress)
+    news = contract.records.get(egress.group) != wanted
+
+    yield PromiseGroup(egress.group, egress.dead_letter_topic, None if moves else name)
+    if not contract.exists:
+        yield CreateContract(shards.contract_topic(broker.broker, broker.topic))
+    manifest = services.shard_service(
+        broker.broker, place.shard, place.number, watched.secret, settings
+    )
+    yield ApplyShard(place.number, manifest)
+    if hands_over:
+        yield HandOver()
+    if news:
+        yield WriteContract(egress.group, wanted)
+    if hands_over or before != watched:
+        yield StartDelivery(replaces)
+    if moves:
+        yield DeleteDispatcher(own, name)
+    if news or not is_ready(seen.document):
+        yield AwaitShard(place.shard.group)
+    if replaces:
+        yield AwaitReplacement(own)
+
+
+def _offsets(egress: Egress) -> tuple[str, str, str]:
+    """Whose offsets it goes by: of what Kafka, topic and group."""
+    return egress.kafka.bootstrap_servers, egress.topic, egress.group
 
 
 def _check_broker(name: str, seen: ObservedTrigger[K]) -> None:

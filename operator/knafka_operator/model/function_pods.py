@@ -3,6 +3,7 @@
     KNAFKA_POD                   fields of the pod's spec, as YAML
     KNAFKA_RECEIVER_RESOURCES    requests and limits of the receiver's container, as YAML
     KNAFKA_DISPATCHER_RESOURCES  the same of the dispatcher's
+    KNAFKA_SHARD_RESOURCES       the same of a shared dispatcher's
 
 The fields have Kubernetes' names and are passed on as they are. Knative Serving takes
 `imagePullSecrets` and resources as they come, and the others once its ConfigMap `config-features`
@@ -24,6 +25,7 @@ from knafka.core.errors import InvalidDocument
 POD: Final = "KNAFKA_POD"
 RECEIVER_RESOURCES: Final = "KNAFKA_RECEIVER_RESOURCES"
 DISPATCHER_RESOURCES: Final = "KNAFKA_DISPATCHER_RESOURCES"
+SHARD_RESOURCES: Final = "KNAFKA_SHARD_RESOURCES"
 
 FEATURES: Final[Mapping[str, str]] = {
     "affinity": "kubernetes.podspec-affinity",
@@ -46,6 +48,12 @@ _RESOURCES: Final = ("requests", "limits")
 
 DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {"requests": {"cpu": "25m", "memory": "64Mi"}}
 """What a function takes while it does nothing; without a limit, a burst takes what is free."""
+DEFAULT_SHARD_RESOURCES: Final[Mapping[str, Any]] = {
+    "requests": {"cpu": "100m", "memory": "192Mi"},
+    "limits": {"memory": "1Gi"},
+}
+"""What a dispatcher of many Triggers takes: 268 MB were seen with 200 (docs/decisions/0018). With
+a limit, as the process divides that memory among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,7 @@ class FunctionPods:
     """Fields of the pod, as in Kubernetes."""
     receiver_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_RESOURCES)
     dispatcher_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_RESOURCES)
+    shard_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_SHARD_RESOURCES)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> FunctionPods:
@@ -70,6 +79,7 @@ class FunctionPods:
             spec,
             _resources(environment, RECEIVER_RESOURCES),
             _resources(environment, DISPATCHER_RESOURCES),
+            _resources(environment, SHARD_RESOURCES, DEFAULT_SHARD_RESOURCES),
         )
 
 
@@ -94,9 +104,11 @@ def _mapping(environment: Mapping[str, str], name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def _resources(environment: Mapping[str, str], name: str) -> Mapping[str, Any]:
+def _resources(
+    environment: Mapping[str, str], name: str, default: Mapping[str, Any] = DEFAULT_RESOURCES
+) -> Mapping[str, Any]:
     if not environment.get(name, "").strip():
-        return DEFAULT_RESOURCES
+        return default
     found = _mapping(environment, name)
     for key, amounts in found.items():
         if key not in _RESOURCES:

@@ -12,8 +12,11 @@
                             the Broker's namespace ("false")
     KNAFKA_CLUSTER_DOMAIN   ("cluster.local")
     KNAFKA_POD              fields for the pods of functions, as YAML ("")
-    KNAFKA_RECEIVER_RESOURCES, KNAFKA_DISPATCHER_RESOURCES
+    KNAFKA_RECEIVER_RESOURCES, KNAFKA_DISPATCHER_RESOURCES, KNAFKA_SHARD_RESOURCES
                             of their containers, as YAML: see `function_pods`
+    KNAFKA_ISOLATION        whether Triggers that don't say so, and whose Broker doesn't, have a
+                            dispatcher of their "own" or a "shared" one ("own")
+    KNAFKA_SHARD_SIZE       Triggers in one shared dispatcher, at most ("250")
     KNAFKA_INITIAL_SCALE    pods with which a new Revision starts, "0" where Knative allows it ("1")
     KNAFKA_DELETION_TIMEOUT seconds after which a deletion no longer waits for Kafka ("60")
     KNAFKA_WEBHOOKS         "true": serve admission webhooks ("false")
@@ -32,9 +35,12 @@ from uuid import uuid4
 
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.function_pods import FunctionPods
+from knafka_operator.model.isolation import Isolation, parse_isolation
 from knafka_operator.model.resources import BROKER_CLASSES, whole_number
 
 BROKER_DEFAULTS: Final = "knative-eventing/config-br-defaults"
+SHARD_SIZE: Final = 250
+MAX_SHARD_SIZE: Final = 10_000
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -56,6 +62,10 @@ class Settings:
     project_secrets: bool = False
     cluster_domain: str = "cluster.local"
     pods: FunctionPods = field(default_factory=FunctionPods)
+    isolation: Isolation = Isolation.OWN
+    """Of Triggers that declare none, and whose Broker declares none."""
+    shard_size: int = SHARD_SIZE
+    """Triggers in one shared dispatcher, at most."""
     initial_scale: int = 1
     deletion_timeout: float = 60.0
     webhooks: bool = False
@@ -103,6 +113,15 @@ class Settings:
             project_secrets=flag("KNAFKA_PROJECT_SECRETS"),
             cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),
             pods=FunctionPods.from_environment(environment),
+            isolation=parse_isolation(
+                environment.get("KNAFKA_ISOLATION", Isolation.OWN).strip(), "KNAFKA_ISOLATION"
+            ),
+            shard_size=whole_number(
+                environment.get("KNAFKA_SHARD_SIZE", str(SHARD_SIZE)),
+                "KNAFKA_SHARD_SIZE",
+                1,
+                MAX_SHARD_SIZE,
+            ),
             initial_scale=number("KNAFKA_INITIAL_SCALE", 1),
             deletion_timeout=number("KNAFKA_DELETION_TIMEOUT", 60),
             webhooks=flag("KNAFKA_WEBHOOKS"),

@@ -55,6 +55,7 @@ from knafka_operator.model.resources import (
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
     BrokerRecord,
     BrokerState,
@@ -71,6 +72,7 @@ class Brokers:
     settings: Settings
     cluster: Cluster
     kafkas: KafkaClusters
+    shards: Shards
     states: States
     probe: Callable[[str], Awaitable[None]]
     now: Callable[[], str]
@@ -107,6 +109,8 @@ class Brokers:
         _remember(seen, decision, record, conditions)
         status = {**decision.status, "conditions": conditions}
         await self._publish(PublishStatus(statuses.changes(before, status)), document)
+        if record.state is not None:
+            await self.shards.look(record.state.broker)
         return status
 
     async def delete(self, document: Document, groups: Collection[str]) -> None:
@@ -118,6 +122,8 @@ class Brokers:
         metadata, annotations = broker.metadata, broker.status.annotations
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         await delete_service(self.cluster, services.receiver_name(broker), broker)
+        record = self.states.broker(document)
+        await self.shards.delete(broker)
         topic = annotations.get(TOPIC_STATUS)
         own = names.is_broker_topic(topic, metadata.namespace, metadata.name)
         if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
@@ -129,7 +135,16 @@ class Brokers:
                     # takes that for a topic made anew under the name: events would be passed over.
                     await topics.delete_group(group)
                 await topics.delete_topic(topic)
+        if record.has_contract:
+            contract = names.contract_topic(metadata.namespace, metadata.name)
+            await (await self._kafka_of(broker)).topics.delete_topic(contract)
         self.forget(document)
+
+    async def find_kafka(self, document: Document) -> None:
+        """Keep in mind where a Broker is that wasn't reconciled, if its shards are to let go."""
+        record = self.states.broker(document)
+        if record.has_contract and record.kafka is None:
+            record.kafka = await self._kafka_of(parse(Broker, document))
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""

@@ -1,4 +1,4 @@
-"""Probe: whether a Broker's address answers (KN-BRK-21).
+"""Probe: whether a Broker's address answers (KN-BRK-21), or a dispatcher does.
 
 Knative calls a Service Ready a moment before some ingresses route to it; an event in between would
 be answered 404. Who asks does it once for each Revision, since asking wakes a receiver that sleeps.
@@ -18,11 +18,23 @@ TIMEOUT: Final = 10.0
 
 async def probe(url: str) -> None:
     """Returns when `url` has answered; raises `NotReady`."""
+    await _ask("OPTIONS", url)
+
+
+async def wake(url: str) -> None:
+    """Returns when a pod of the dispatcher at `url` runs; raises `NotReady`.
+
+    What takes over need not start first, and Knative keeps the pod for a while.
+    """
+    await _ask("GET", f"{url}/health/readiness")
+
+
+async def _ask(method: str, url: str) -> None:
     try:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT)
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.options(url) as response,
+            session.request(method, url) as response,
         ):
             status = response.status
     except (aiohttp.ClientError, TimeoutError) as error:

@@ -1,10 +1,12 @@
 """Resuming: what was being delivered when an operator starts, from what Services themselves say.
 
     Triggers, dispatchers' Services -> Revision that serves -> Egress, Secret -> Watched
+    Triggers, shards' Services      -> Revision that serves -> contract, Secret -> Watched
 
-That takes no reconciliation and nothing from Kafka: a Service's environment has the contract, its
-annotations and volumes the rest. So every Trigger that was delivered to is delivered to again after
-a few requests in all, and reconciled in its turn.
+That takes no reconciliation: a Service's environment has the contract, its annotations and volumes
+the rest. So every Trigger that was delivered to is delivered to again after a few requests in all,
+and reconciled in its turn. Kafka is asked only for the contracts of Brokers that share dispatchers,
+each once, and for a while: one that is away is the trouble of its own Brokers.
 
 Not here: watching (`triggers`), and whether a Trigger is still as declared (reconciling tells).
 """
@@ -14,18 +16,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from knafka.core.contract import Egress
+from knafka.core.contract import Egress, Kafka, Shard
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import services
+from knafka_operator.decide.shards import Place
 from knafka_operator.decide.trigger import DEFAULT_AUTOSCALING
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Cluster, Document, decoded
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import Watched, group_in_status
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
@@ -33,6 +38,9 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 8
 """Requests under way at a time."""
+
+CONTRACT_TIMEOUT: Final = 5.0
+"""Seconds for a Broker's contract; after that its Triggers are left to reconciling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +54,23 @@ class Serving:
     """What max-scale allows for; reconciling knows better."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServingShard:
+    """What serves the Triggers of a shard."""
+
+    number: int
+    shard: Shard
+    kafka: KafkaCluster
+    secret: tuple[str, str] | None
+
+
 class Resuming:
     """One look at everything; Secrets are read once each."""
 
-    def __init__(self, cluster: Cluster, kafkas: KafkaClusters) -> None:
+    def __init__(self, cluster: Cluster, kafkas: KafkaClusters, shards: Shards) -> None:
         self._cluster = cluster
         self._kafkas = kafkas
+        self._shards = shards
         self._secrets: dict[tuple[str, str], asyncio.Task[Document | None]] = {}
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
@@ -67,14 +86,89 @@ class Resuming:
         ]
         return [each for each in await asyncio.gather(*asked) if each is not None]
 
+    async def sharing(
+        self,
+        broker: Document,
+        triggers: Collection[Document],
+        own: Iterable[Document],
+        shards: Iterable[Document],
+    ) -> list[tuple[Document, Watched]]:
+        """The same of one Broker that shares dispatchers: `own` are its Triggers' Services.
+
+        Each is delivered by the shard that has its record, else by its own Service. None where it
+        can't be known in time which of them that is.
+        """
+        name = str(Identity.of(broker))
+        try:
+            async with asyncio.timeout(CONTRACT_TIMEOUT):
+                return await self._sharing(broker, triggers, own, shards)
+        except TimeoutError:
+            log.warning("Broker %s is left to reconciling: Kafka doesn't answer", name)
+        except KnafkaError as error:
+            log.warning("Broker %s is left to reconciling: %s", name, error)
+        except Exception:  # whatever it is, the others are resumed
+            log.exception("Broker %s is left to reconciling", name)
+        return []
+
+    async def _sharing(
+        self,
+        broker: Document,
+        triggers: Collection[Document],
+        own: Iterable[Document],
+        shards: Iterable[Document],
+    ) -> list[tuple[Document, Watched]]:
+        uid = broker["metadata"]["uid"]
+        looks = [self._serving_shard(each) for each in shards if uid in _owners(each)]
+        serving = {each.shard.group: each for each in await asyncio.gather(*looks) if each}
+        shared: dict[str, Watched] = {}
+        for group, (egress, shard) in (await self._contracts(broker, serving)).items():
+            place = Place(shard.number, shard.shard)
+            shared[group] = Watched(
+                shard.kafka, egress, DEFAULT_AUTOSCALING, 1, shard.secret, place
+            )
+        found = []
+        for each in triggers:
+            watched = shared.get(group_in_status(each) or "")
+            if watched is not None and "deletionTimestamp" not in each["metadata"]:
+                annotations = each["metadata"].get("annotations") or {}
+                found.append((each, replace(watched, autoscaling=_autoscaling(annotations))))
+        rest = [each for each in triggers if (group_in_status(each) or "") not in shared]
+        return [*found, *await self.found(rest, own)]
+
+    async def _contracts(
+        self, broker: Document, serving: Mapping[str, ServingShard]
+    ) -> Mapping[str, tuple[Egress, ServingShard]]:
+        """What each of these shards delivers, by group; raises `LogError`."""
+        records = {}
+        for kafka in {each.kafka for each in serving.values()}:
+            contract = await self._shards.resume(broker, kafka)
+            for group, shared in contract.records.items():
+                if shared.shard in serving:
+                    records[group] = shared.egress, serving[shared.shard]
+        return records
+
+    async def _serving_shard(self, service: Document) -> ServingShard | None:
+        template = await self._template(service)
+        number = services.shard_number(service)
+        if template is None or number is None:
+            return None
+        shard, secret = serves_shard(template)
+        kafka = await self._kafka(shard.kafka, secret, service["metadata"]["namespace"])
+        return ServingShard(number, shard, kafka, secret)
+
     async def connect(self, found: Iterable[Document]) -> None:
         """Connect to every Kafka that these Services name."""
         await asyncio.gather(*map(self._connected, found))
 
     async def _connected(self, service: Document) -> None:
         try:
-            serving = serves(service["spec"]["template"])
-            await self._kafka(serving, service["metadata"]["namespace"])
+            template, namespace = service["spec"]["template"], service["metadata"]["namespace"]
+            if services.shard_number(service) is not None:
+                shard, secret = serves_shard(template)
+                await self._kafka(shard.kafka, secret, namespace)
+            else:
+                serving = serves(template)
+                await self._kafka(serving.egress.kafka, serving.secret, namespace)
         except KnafkaError as error:
             log.info("%s is left to reconciling: %s", service["metadata"]["name"], error)
         except Exception:  # whatever it is, the others are connected to
@@ -99,7 +193,7 @@ class Resuming:
         serving, metadata = serves(template), trigger["metadata"]
         if group_in_status(trigger) != serving.egress.group:
             return None  # it was promised nothing yet, has another group by now, or can't have this
-        kafka = await self._kafka(serving, metadata["namespace"])
+        kafka = await self._kafka(serving.egress.kafka, serving.secret, metadata["namespace"])
         autoscaling = _autoscaling(metadata.get("annotations") or {})
         return trigger, Watched(
             kafka, serving.egress, autoscaling, serving.partitions, serving.secret
@@ -119,11 +213,13 @@ class Resuming:
         async with self._at_once:
             return await self._cluster.get(SERVING, "Revision", metadata["namespace"], serving)
 
-    async def _kafka(self, serving: Serving, namespace: str) -> KafkaCluster:
-        secret = None
-        if serving.secret is not None:
-            secret = await self._secret((namespace, serving.secret[0]))
-        return self._kafkas.at(serving.egress.kafka.bootstrap_servers, secret)
+    async def _kafka(
+        self, kafka: Kafka | None, mounted: tuple[str, str] | None, namespace: str
+    ) -> KafkaCluster:
+        if kafka is None:
+            raise InvalidDocument(services.SHARD, "no shard of ours: it names no Kafka")
+        secret = None if mounted is None else await self._secret((namespace, mounted[0]))
+        return self._kafkas.at(kafka.bootstrap_servers, secret)
 
     async def _secret(self, of: tuple[str, str]) -> Mapping[str, str]:
         if of not in self._secrets:
@@ -137,16 +233,33 @@ class Resuming:
 def serves(template: Document) -> Serving:
     """What a dispatcher's template, or a Revision, says; raises `InvalidDocument`."""
     annotations = template["metadata"].get("annotations") or {}
-    spec = template["spec"]
-    environment = {each["name"]: each.get("value") for each in spec["containers"][0]["env"]}
     try:
-        egress = parse(Egress, json.loads(environment[services.EGRESS]))
-        mounted = [each["secret"]["secretName"] for each in spec.get("volumes") or ()]
+        egress = parse(Egress, json.loads(_environment(template)[services.EGRESS]))
         partitions = int(annotations[services.MAX_SCALE])
     except (KeyError, ValueError) as error:
         raise InvalidDocument(services.EGRESS, f"no dispatcher of ours: {error!r}") from error
-    version = str(annotations.get(services.SECRET_VERSION, ""))
-    return Serving(egress, (mounted[0], version) if mounted else None, partitions)
+    return Serving(egress, _mounted(template), partitions)
+
+
+def serves_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
+    """The same of a shard's, with its Secret; raises `InvalidDocument`."""
+    try:
+        shard = parse(Shard, json.loads(_environment(template)[services.SHARD]))
+        return shard, _mounted(template)
+    except (KeyError, ValueError) as error:
+        raise InvalidDocument(services.SHARD, f"no shard of ours: {error!r}") from error
+
+
+def _environment(template: Document) -> Mapping[str, str]:
+    container = template["spec"]["containers"][0]
+    return {each["name"]: each.get("value", "") for each in container["env"]}
+
+
+def _mounted(template: Document) -> tuple[str, str] | None:
+    """Name and version of the Secret that its pods mount; raises `KeyError`."""
+    mounted = [each["secret"]["secretName"] for each in template["spec"].get("volumes") or ()]
+    annotations = template["metadata"].get("annotations") or {}
+    return (mounted[0], str(annotations.get(services.SECRET_VERSION, ""))) if mounted else None
 
 
 def _autoscaling(annotations: Mapping[str, str]) -> Autoscaling:

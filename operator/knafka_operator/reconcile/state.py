@@ -9,6 +9,7 @@ Everything belongs to the event loop but `foreign_brokers`, which webhooks ask f
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,8 +18,11 @@ from typing import Any, TypeAlias
 from knafka.core import names
 from knafka_operator.decide import services
 from knafka_operator.decide import trigger as deciding
+from knafka_operator.decide.shards import CONTRACT
+from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
+from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 Document: TypeAlias = Mapping[str, Any]
@@ -41,10 +45,37 @@ class BrokerRecord:
     """Where its topic is: its ConfigMap and Secret may go before it does."""
     topics: set[str] = field(default_factory=set)
     """Names of topics that are its own."""
+    has_contract: bool = False
+    """Whether its status says that there is a topic with its contract, or there was."""
+    creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while that is written and the topic is made."""
+    contracts: dict[str, ContractLog] = field(default_factory=dict)
+    """By the Kafka's servers; mostly there is one."""
+    urls: set[str] = field(default_factory=set)
+    """Keys of `States.urls` that are its shards'."""
+    shards: dict[int, ShardRecord] = field(default_factory=dict)
+    """By number, those whose Services were applied or found."""
+    shards_listed: bool = False
+    """Whether Services of shards that an operator before left were looked for."""
 
     def known(self) -> tuple[object, ...]:
         """What its Triggers go by."""
-        return self.state, self.stopped, self.reconciled
+        problems = {number: str(each.problem) for number, each in self.shards.items()}
+        return self.state, self.stopped, self.reconciled, problems
+
+
+@dataclass(eq=False, slots=True)
+class ShardRecord:
+    """The Service of one of a Broker's shards."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    manifest: Mapping[str, Any] | None = None
+    """As it was applied last; None: that isn't known."""
+    problem: NotReady | None = None
+    """Why it isn't Ready."""
+    tried: float = -math.inf
+    empty_since: float | None = None
+    """Both by the event loop's clock."""
 
 
 @dataclass(eq=False, slots=True)
@@ -99,7 +130,8 @@ class States:
         self.receivers_known = False
         """Whether those are all: while nobody tells of pods, any Broker may have a receiver."""
         self.urls: dict[str, str] = {}
-        """Where each Trigger's dispatcher is, by the scaler's id: what drains are asked of."""
+        """Where each Trigger's dispatcher is, by the scaler's id, and each shard's, by its group:
+        what drains are asked of."""
 
     def broker(self, document: Document) -> BrokerRecord:
         """The record of a Broker of ours, another one if it is another object."""
@@ -111,6 +143,7 @@ class States:
         if record is None:
             record = self.brokers[identity] = BrokerRecord(uid)
             self.brokers_by_label[_label(identity)] = identity
+        record.has_contract = record.has_contract or has_contract(document)
         return record
 
     def broker_state(self, identity: Identity) -> BrokerState | None:
@@ -147,6 +180,12 @@ class States:
         self.topics[topic] = record.uid
         record.topics.add(topic)
 
+    def keep_url(self, broker: Identity, shard: str, url: str) -> None:
+        """Where one of a Broker's shards is, by its group."""
+        self.urls[shard] = url
+        if (record := self.brokers.get(broker)) is not None:
+            record.urls.add(shard)
+
     def drop_broker(self, identity: Identity) -> None:
         """It is gone, whatever is left of it in Kafka."""
         record = self.brokers.pop(identity, None)
@@ -155,6 +194,8 @@ class States:
             for topic in record.topics:
                 if self.topics.get(topic) == record.uid:
                     del self.topics[topic]
+            for shard in record.urls:
+                self.urls.pop(shard, None)
 
     def trigger(self, document: Document) -> TriggerRecord:
         """The record of a Trigger; the names that another object of its name had are free."""
@@ -245,6 +286,11 @@ def broker_of(trigger: Document) -> Identity:
     reference = spec.get("brokerRef")
     name = spec.get("broker") or (isinstance(reference, Mapping) and reference.get("name")) or ""
     return Identity(trigger["metadata"]["namespace"], str(name))
+
+
+def has_contract(broker: Document) -> bool:
+    """Whether there is a topic with what its shared dispatchers deliver, or may be."""
+    return CONTRACT in ((broker.get("status") or {}).get("annotations") or {})
 
 
 def topic_in_status(broker: Document) -> str | None:

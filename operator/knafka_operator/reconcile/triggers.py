@@ -13,53 +13,60 @@ Not here: hearing of changes (`handlers`), Brokers (`brokers`), how many drains 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from knafka.core import names
-from knafka.core.contract import Sink
 from knafka.core.documents import parse
-from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decide import admission, desired, services
+from knafka.core.errors import KnafkaError
+from knafka_operator.decide import desired, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.effects import (
     ApplyDispatcher,
+    ApplyShard,
     AwaitReplacement,
+    AwaitShard,
     ClaimGroup,
     CommitOffsets,
+    CreateContract,
+    DeleteDispatcher,
     DeleteFunctions,
     DeleteGroup,
     Effect,
+    HandOver,
     PromiseGroup,
     PublishStatus,
     StartDelivery,
     StopDelivery,
+    WakeDispatcher,
+    WriteContract,
 )
-from knafka_operator.decide.resolving import not_allowed
 from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.decide.shards import DISPATCHER
 from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, NotReady
 from knafka_operator.decide.trigger import (
     DEAD_LETTER_TOPIC,
-    ObservedTrigger,
 )
-from knafka_operator.model.cluster import Cluster, Document, NotAllowed
+from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     CORE,
     EVENTING,
     GROUP_STATUS,
     START,
-    Destination,
     Resource,
     Trigger,
 )
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
-from knafka_operator.reconcile.destinations import observe_sink
+from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.observing import TriggerObserver
+from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
     BrokerState,
     States,
@@ -68,7 +75,11 @@ from knafka_operator.reconcile.state import (
     broker_of,
     group_in_status,
 )
-from knafka_operator.scale.kafka_clusters import KafkaCluster
+
+log = logging.getLogger(__name__)
+
+KEPT: Final = frozenset({GROUP_STATUS, DISPATCHER})
+"""Keys of `status.annotations` that are written before what they name is made."""
 
 
 @dataclass(slots=True)
@@ -89,6 +100,11 @@ class _Acting:
     def identity(self) -> Identity:
         return Identity.of(self.document)
 
+    @property
+    def written(self) -> Mapping[str, str]:
+        """The annotations of its status as they are stored."""
+        return (self.document.get("status") or {}).get("annotations") or {}
+
 
 @dataclass(eq=False)
 class Triggers:
@@ -97,7 +113,11 @@ class Triggers:
     settings: Settings
     cluster: Cluster
     brokers: Brokers
+    shards: Shards
     states: States
+    observer: TriggerObserver
+    wake: Callable[[str], Awaitable[None]]
+    """Has a function's pod run; raises `NotReady`."""
     now: Callable[[], str]
     """The time, RFC 3339."""
 
@@ -115,9 +135,8 @@ class Triggers:
         identity, record = Identity.of(document), self.states.trigger(document)
         broker = self.states.brokers.get(broker_of(document))
         if broker is not None and broker.stopped is not None:
-            for stopping in deciding.STOP:
-                await self.run(stopping, _Acting(document, record))
-        seen = await self._observe(document)
+            await self._stop(_Acting(document, record))
+        seen = await self.observer.observe(document)
         if seen.stored_broker is not None:
             if not self.brokers.is_ours(seen.stored_broker):
                 await self.leave(document)
@@ -128,6 +147,8 @@ class Triggers:
                 return None
         taken = desired.OthersNames(self.states.groups, record.uid)
         decision = deciding.decide(seen, taken, self.settings)
+        if decision.watched is not None:
+            self.shards.reserve(broker_of(document), decision.watched)
         annotations = decision.status["annotations"]
         acting = _Acting(document, record, seen.broker, decision.watched, annotations)
         for effect in decision.effects:
@@ -160,6 +181,8 @@ class Triggers:
         identity = Identity.of(document)
         await self.stop_delivery(identity)
         if group := group_in_status(document):
+            # Its record may be all that there is of it: an operator died before it was delivered.
+            await self.shards.withdraw(broker_of(document), [group])
             broker, record = broker_of(document), self.states.triggers.get(identity)
             state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
             kafka = state.kafka if state else record.kafka if record else None
@@ -190,17 +213,49 @@ class Triggers:
         record = self.states.triggers.get(identity)
         if record is None:
             return  # it went meanwhile
-        name = names.child(identity.name, services.DISPATCHER_SUFFIX)
-        self.states.urls[str(identity)] = services.url(name, identity.namespace, self.settings)
+        place, egress, namespace = watched.place, watched.egress, identity.namespace
+        if place is not None:
+            url = self._url(services.shard_name(egress.broker, place.number), namespace)
+            self.states.keep_url(Identity(namespace, egress.broker), place.shard.group, url)
+        own = names.child(identity.name, services.DISPATCHER_SUFFIX)
+        self.states.urls[str(identity)] = self._url(own, namespace)
         before = record.watched
         if before is not None and before.kafka is not watched.kafka:
-            await self.stop_delivery(identity)
+            await self.forget_drains(identity)
         record.watched, record.kafka = watched, watched.kafka
         watched.kafka.watched.add(watched.egress.topic)
-        await watched.kafka.scaler.watch(str(identity), watched.egress, watched.autoscaling)
+        shard, scaling_ = place.shard if place else None, watched.autoscaling
+        await watched.kafka.scaler.watch(str(identity), watched.egress, scaling_, shard)
+
+    def _url(self, service: str, namespace: str) -> str:
+        return services.url(service, namespace, self.settings)
 
     async def stop_delivery(self, identity: Identity) -> None:
-        """Deliver nothing for now; returns when its drains are over."""
+        """Deliver nothing for now; returns when its drains are over, and no shard has it.
+
+        Raises `LogError`, and `NotReady` while a shard still has it.
+        """
+        record = self.states.triggers.get(identity)
+        if record is None:
+            return
+        watched = record.watched
+        broker = record.broker
+        if broker is None and watched is not None:
+            broker = Identity(watched.egress.namespace, watched.egress.broker)
+        if broker is not None:
+            await self.shards.withdraw(broker, list(record.groups))
+        await self.forget_drains(identity)
+
+    async def abandon(self, identity: Identity) -> None:
+        """It is gone: deliver nothing, as far as that can be had; never raises."""
+        try:
+            await self.stop_delivery(identity)
+        except KnafkaError as error:
+            log.warning("Trigger %s is gone, and its shard doesn't know: %s", identity, error)
+            await self.forget_drains(identity)
+
+    async def forget_drains(self, identity: Identity) -> None:
+        """Ask for nothing any more; returns when its drains are over."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
         if record is None or watched is None:
@@ -212,63 +267,6 @@ class Triggers:
             watched.kafka.watched.discard(topic)
         if record.gone and record.watched is None:
             self.states.drop_trigger(identity)
-
-    # Observe.
-
-    async def _observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
-        """Raises `ClusterError`."""
-        identity, broker = Identity.of(document), broker_of(document)
-        record = self.states.trigger(document)
-        try:
-            trigger = parse(Trigger, document)
-        except InvalidDocument as error:
-            return ObservedTrigger(document, error, watched=record.watched)
-        state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
-        stored = None if state else await self.cluster.get(EVENTING, "Broker", *broker)
-        if stored is not None and not self.brokers.is_ours(stored):
-            return ObservedTrigger(document, trigger, stored_broker=stored)
-        sink = desired.dead_letter_destination(trigger, state.broker) if state else None
-        self._refer(identity, trigger.spec.subscriber, sink)
-        return ObservedTrigger(
-            document,
-            trigger,
-            broker=state,
-            stored_broker=stored,
-            stopped=of_broker.stopped if of_broker else None,
-            dependency=await self._dependency(trigger),
-            subscriber=await self._sink(trigger.spec.subscriber, identity.namespace),
-            dead_letter_sink=await self._sink(sink, identity.namespace) if sink else None,
-            watched=record.watched,
-            replaced=record.replaced,
-        )
-
-    def _refer(self, identity: Identity, *destinations: Destination | None) -> None:
-        """Have changes of these lead to this Trigger, and of nothing else."""
-        self.states.refer_to_nothing(identity)
-        for each in destinations:
-            if each is not None and each.ref is not None:
-                namespace = each.ref.namespace or identity.namespace
-                self.states.refer(identity, Identity(namespace, each.ref.name))
-
-    async def _sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
-        domain = self.settings.cluster_domain
-        return await observe_sink(self.cluster, destination, namespace, domain)
-
-    async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
-        """KN-TRG-13: the object that its annotation names."""
-        try:
-            reference = admission.dependency(trigger.metadata)
-        except InvalidDocument:
-            return None  # which is decided upon
-        if reference is None:
-            return None
-        named = (
-            reference.api_version, reference.kind, trigger.metadata.namespace, reference.name,
-        )  # fmt: skip
-        try:
-            return await self.cluster.get(*named)
-        except NotAllowed:
-            return not_allowed(*named)
 
     # Act.
 
@@ -290,14 +288,31 @@ class Triggers:
                 declared = (acting.document["metadata"].get("annotations") or {}).get(START)
                 if declared is not None and group_in_status(acting.document) != group:
                     acting.annotations[START] = declared
-            case PromiseGroup(group, dead_letter_topic):
+            case PromiseGroup(group, dead_letter_topic, dispatcher):
                 promise = {GROUP_STATUS: group, DEAD_LETTER_TOPIC: dead_letter_topic}
-                if group_in_status(acting.document) != group:
+                if dispatcher is not None:
+                    promise[DISPATCHER] = dispatcher
+                if any(acting.written.get(key) != promise[key] for key in KEPT & promise.keys()):
                     await self.cluster.write_status(acting.document, {"annotations": promise})
                 acting.annotations.update(promise)
             case ApplyDispatcher(manifest):
                 owner = parse(Trigger, acting.document)
                 acting.revision = await apply_service(self.cluster, manifest, owner)
+            case CreateContract(topic) if state is not None:
+                await self.shards.create(broker_of(acting.document), topic)
+            case ApplyShard(number, manifest) if state is not None:
+                await self.shards.apply(state.broker, number, manifest)
+            case WakeDispatcher(url):
+                await self.wake(url)
+            case HandOver():
+                await self.stop_delivery(identity)
+            case WriteContract(group, shared) if state is not None:
+                await self._contract_of(acting).write(group, shared)
+            case AwaitShard(shard) if state is not None:
+                await self._contract_of(acting).applied(shard)
+            case DeleteDispatcher(service, instead):
+                await delete_service(self.cluster, service, _resource(acting.document))
+                acting.annotations[DISPATCHER] = instead
             case StartDelivery(replaces):
                 await self._start(acting, replaces=replaces)
             case AwaitReplacement(service):
@@ -308,6 +323,19 @@ class Triggers:
                     await self.cluster.write_status(acting.document, patch)
             case _:
                 raise TypeError(f"no effect of a Trigger's: {effect}")
+
+    def _contract_of(self, acting: _Acting) -> ContractLog:
+        identity, state = broker_of(acting.document), acting.broker
+        assert state is not None
+        return self.shards.contract_at(self.states.brokers[identity], identity, state.kafka)
+
+    async def _stop(self, acting: _Acting) -> None:
+        """Its Broker may not use its topic; what stands in the way is tried again."""
+        try:
+            for each in deciding.STOP:
+                await self.run(each, acting)
+        except EXPECTED as error:
+            log.warning("Trigger %s is to stop: %s", acting.identity, error)
 
     async def _start(self, acting: _Acting, *, replaces: bool) -> None:
         watched, broker = acting.watched, broker_of(acting.document)
@@ -335,10 +363,14 @@ class Triggers:
             raise NotReady("OldRevisionDelivers", message, transient=True)
 
     async def _delete_functions(self, document: Document) -> None:
-        """Also those of a Trigger that can't be read."""
-        of = parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
+        of = _resource(document)
         for name in (services.dispatcher_name(of), services.replayer_name(of)):
             await delete_service(self.cluster, name, of)
+
+
+def _resource(document: Document) -> Resource:
+    """Also one whose spec can't be read."""
+    return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
 
 
 def _runs(pod: Document) -> bool:

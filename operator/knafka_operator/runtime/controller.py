@@ -289,7 +289,7 @@ class Controller:
     async def _forget(self, document: Document) -> None:
         """Deliver nothing to what is gone, and keep nothing of it."""
         if document["kind"] == "Trigger":
-            await self._operator.triggers.stop_delivery(Identity.of(document))
+            await self._operator.triggers.abandon(Identity.of(document))
         self._operator.forget(document)
 
     # -- the finalizer

@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 import kopf
 
 from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_writer import KafkaWriter
 from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
@@ -57,7 +58,7 @@ async def run(settings: Settings) -> None:
     # First of all: should nobody lead, the time until that is known begins here.
     acquired = asyncio.Event()
     holding = asyncio.create_task(leadership.hold(acquired))
-    operator = Operator(settings, cluster, KafkaAdmin)
+    operator = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter)
     serving = await _webhooks(settings, api, operator, lambda: _from_thread(loop, stop))
     http = await HttpServer.start(operator, leadership.leads, serving.is_ready)
     # What was imported stays. Each full collection would go through it, and keep everything from

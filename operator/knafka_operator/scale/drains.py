@@ -11,18 +11,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import aiohttp
 
 from knafka.core import documents, drain
-from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, DrainRequest
+from knafka.core.contract import Egress, Shard
+from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import KnafkaError
 
 SILENCE: Final = 120.0
 """Seconds without a line of progress: long enough for a pod that must be scheduled first."""
 CONNECT_TIMEOUT: Final = 10.0
+LINE_BYTES: Final = 8 * 1024 * 1024
+"""The longest line of progress. A shard's first and last one have all its Egresses, some hundred
+bytes each; by default aiohttp refuses a line of more than 128 KiB."""
+
+Progress = TypeVar("Progress", DrainProgress, ShardProgress)
 
 
 class DrainRefused(KnafkaError):
@@ -30,32 +35,49 @@ class DrainRefused(KnafkaError):
 
 
 class HttpDrains:
-    """`scaler.Drains` over HTTP; `urls` has each Trigger's dispatcher, by the scaler's id."""
+    """`scaler.Drains` over HTTP; `urls` has each Trigger's dispatcher, by the scaler's id, and each
+    shard's, by its group."""
 
     def __init__(self, urls: Mapping[str, str]) -> None:
         self._urls = urls
         self._session: aiohttp.ClientSession | None = None
 
-    async def hold(
+    def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain; leaving the iterator hangs up. Raises `DrainRefused`, `aiohttp`'s own."""
         wanted = request.model_copy(update={"egress": documents.digest(egress)})
-        url = self._urls[trigger_id].rstrip("/") + drain.PATH
+        return self._lines(DrainProgress, trigger_id, wanted, stop)
+
+    def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[ShardProgress]:
+        """Hold the drains of one shard, as `hold` does one."""
+        wanted = request.model_copy(update={"shard": shard.group})
+        return self._lines(ShardProgress, shard.group, wanted, stop)
+
+    async def _lines(
+        self, of: type[Progress], unit: str, wanted: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[Progress]:
+        url = self._urls[unit].rstrip("/") + drain.PATH
 
         async def body() -> AsyncIterator[bytes]:
             yield json.dumps(documents.dump(wanted)).encode() + b"\n"
             await stop.wait()
             yield drain.STOP
 
-        headers = {"content-type": "application/json"}
-        async with self._client().post(url, data=body(), headers=headers) as response:
+        async with self._client().post(
+            url,
+            data=body(),
+            headers={"content-type": "application/json"},
+            read_bufsize=LINE_BYTES // 2,  # It reads on up to twice as much.
+        ) as response:
             if response.status != 200:
                 text = (await response.content.read(300)).decode("utf-8", "replace").strip()
                 raise DrainRefused(f"{url} answered {response.status}: {text}")
             async for line in response.content:
                 if line.strip():
-                    yield documents.parse_json(DrainProgress, line.decode())
+                    yield documents.parse_json(of, line.decode())
 
     async def close(self) -> None:
         if self._session is not None:

@@ -17,11 +17,12 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from knafka.core.errors import LogError
 from knafka.core.kafka_secret import for_librdkafka
-from knafka.ports.log import LogAdmin
+from knafka.ports.log import LogAdmin, LogWriter
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains, Scaler
 
@@ -35,6 +36,8 @@ FORGOTTEN: Final = 1800.0
 """Seconds after which a Kafka that nobody asked for is let go, if nobody uses it either."""
 LOOK_TIMEOUT: Final = 10.0
 """Seconds after which a look is given up; the next one follows."""
+WRITER_CLOSE_TIMEOUT: Final = 1.0
+"""Seconds for what is in flight; whoever waits for it has given up already."""
 
 
 @dataclass(eq=False, repr=False)
@@ -43,6 +46,9 @@ class KafkaCluster:
 
     topics: LogAdmin
     scaler: Scaler
+    bootstrap_servers: str = ""
+    open_writer: Callable[[], LogWriter] | None = None
+    """Opens a writer here; None: contracts can't be written, so no Trigger is shared."""
     watched: set[str] = field(default_factory=set)
     """Topics whose new events wake somebody."""
     needed: float = 0.0
@@ -54,14 +60,38 @@ class KafkaCluster:
     _ends: dict[str, Mapping[int, int]] = field(default_factory=dict)
     _moved: dict[str, float] = field(default_factory=dict)
     """When each topic was seen first, or to have grown, by the event loop's clock."""
+    _writer: LogWriter | None = None
+    _closing: set[asyncio.Future[None]] = field(default_factory=set)
     _turn: int = 0
     _is_away: bool = False
 
+    def writer(self) -> LogWriter:
+        """For contracts: opened when first needed, and anew after one that can't go on."""
+        assert self.open_writer is not None
+        if self._writer is not None and self._writer.failure is not None:
+            self._close_writer()
+        if self._writer is None:
+            self._writer = self.open_writer()
+        return self._writer
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            closing = asyncio.ensure_future(self._writer.close(WRITER_CLOSE_TIMEOUT))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            self._writer = None
+
     async def run(self) -> None:
         """Scale, and wake by new events, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(repeat("scaling", self.scaler.run, LOOK_INTERVAL))
-            group.create_task(repeat("looking at the ends of topics", self._look, LOOK_INTERVAL))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(repeat("scaling", self.scaler.run, LOOK_INTERVAL))
+                looks = repeat("looking at the ends of topics", self._look, LOOK_INTERVAL)
+                group.create_task(looks)
+        finally:
+            self._close_writer()
+            if self._closing:
+                await asyncio.wait(set(self._closing))
 
     async def _look(self) -> None:
         if not (wanted := self._due()):
@@ -109,15 +139,17 @@ class KafkaClusters:
         used: Callable[[], Collection[KafkaCluster]] = tuple,
         on_return: Callable[[], None] = lambda: None,
         resting: Callable[[KafkaCluster], Collection[str]] = lambda _: (),
+        open_writer: Callable[[Mapping[str, Any]], LogWriter] | None = None,
     ) -> None:
         """`used` gives those that Brokers and Triggers use; it is asked seldom. `on_return` is
         called when a Kafka answers again: what waits for it need not wait for its back-off.
-        `resting` is each `KafkaCluster`'s."""
+        `resting` is each `KafkaCluster`'s; `open_writer` is like `connect`."""
         self._connect = connect
         self._drains = drains
         self._used = used
         self._on_return = on_return
         self._resting = resting
+        self._open_writer = open_writer
         self._sides: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
 
     def at(self, bootstrap_servers: str, secret: Mapping[str, str] | None) -> KafkaCluster:
@@ -131,7 +163,14 @@ class KafkaClusters:
         if key not in self._sides:
             topics = self._connect(configuration)
             scaler = Scaler(topics, self._drains)
-            side = KafkaCluster(topics, scaler, on_return=self._on_return, resting=self._resting)
+            side = KafkaCluster(
+                topics,
+                scaler,
+                bootstrap_servers,
+                self._open_writer and partial(self._open_writer, configuration),
+                on_return=self._on_return,
+                resting=self._resting,
+            )
             self._sides[key] = side, asyncio.create_task(side.run())
         side, _ = self._sides[key]
         side.needed = asyncio.get_running_loop().time()

@@ -1,6 +1,6 @@
 """One scaled Trigger: its drains, what they report, and the last decision about it.
 
-Not here: deciding and holding (`scaler`).
+Not here: deciding (`scaler`), holding (`holds`), what a shard reports of it (`scaled_shard`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import math
 import random
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from knafka.core.contract import Egress
-from knafka.core.drain import COUNTED, DrainProgress
+from knafka.core.contract import Egress, Shard
+from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended
 from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.scale.holds import Hold, Holds
+
+if TYPE_CHECKING:
+    from knafka_operator.scale.scaled_shard import ScaledShard
 
 KEPT_WITHOUT_DRAIN: Final = 24 * 3600.0
 """Seconds without a drain, at most, after which one is held though there is no lag: Kafka forgets
@@ -27,25 +31,58 @@ NOT_KNOWN: Final = Scale(0, "the lag is not known yet")
 
 @dataclass(eq=False, slots=True)
 class ScaledTrigger:
-    """A Trigger that the scaler watches."""
+    """A Trigger that the scaler watches; the `Unit` of its own drains."""
 
     id: str
     egress: Egress
     autoscaling: Autoscaling
+    own: Holds[DrainProgress] = field(init=False)
+    """Its own drains."""
+    declared: Shard | None = None
+    """The shard that is to have it; None: it has drains of its own."""
+    shard: ScaledShard | None = None
+    """The shard that has it: none while its own drains end, or it is paused."""
     lag: int | None = None
     scale: Scale = NOT_KNOWN
     floor: int = 0
     """Drains held even when they end idle."""
-    holds: dict[asyncio.Task[None], asyncio.Event] = field(default_factory=dict)
-    """Each holds one drain after another, with a pause between them when one fails, until its
-    event is set."""
-    open: dict[asyncio.Task[None], DrainProgress] = field(default_factory=dict)
+    open: dict[Hold, DrainProgress] = field(default_factory=dict)
     ended: DrainProgress = field(default_factory=DrainProgress)
+    """Counts of its own drains that have ended, and all that shards counted."""
     beyond_end: frozenset[int] = frozenset()
     lag_error: str | None = None
     drain_error: str | None = None
     join_by: float = math.inf
     """When its group must be joined again, on the loop's clock."""
+
+    @property
+    def holds(self) -> Holds[Any]:
+        """The requests by which it is delivered now."""
+        return self.own if self.shard is None else self.shard.holds
+
+    @property
+    def wanted(self) -> int:
+        return self.scale.replicas
+
+    @property
+    def cooldown(self) -> float:
+        return self.autoscaling.cooldown_period
+
+    def on_open(self, hold: Hold) -> None:
+        self.open[hold] = DrainProgress()
+
+    def on_line(self, hold: Hold, line: DrainProgress) -> None:
+        self.open[hold] = line
+        if has_settled(line):
+            self.drain_error = None
+
+    def on_close(self, hold: Hold) -> None:
+        self.ended = sum_progress([self.ended, self.open.pop(hold)], [])
+
+    def on_end(self, ended: Ended, last: DrainProgress | None, error: str | None) -> None:
+        self.drain_error = error
+        if ended in (Ended.IDLE, Ended.BUDGET):
+            self.joined()
 
     def joined(self) -> None:
         """Its group was joined; the next time is not everybody's at once."""
@@ -53,15 +90,23 @@ class ScaledTrigger:
         self.join_by = now + KEPT_WITHOUT_DRAIN * random.uniform(0.5, 1)
 
     def status(self) -> TriggerStatus:
+        shard = self.shard
+        open_ = [*self.open.values(), *(shard.open(self) if shard else ())]
         return TriggerStatus(
             lag=self.lag,
-            replicas=len(self.open),
+            replicas=len(open_),
             scale=self.scale,
-            counts=sum_progress([self.ended], self.open.values()) if self.open else self.ended,
-            error=self.drain_error or self.lag_error,
+            counts=sum_progress([self.ended], open_) if open_ else self.ended,
+            error=self.drain_error or (shard.error if shard else None) or self.lag_error,
             beyond_end=self.beyond_end,
             paused=self.autoscaling.paused,
+            shard=shard.shard.group if shard else None,
         )
+
+
+def has_settled(counts: Counts | DrainProgress) -> bool:
+    """Whether any event got somewhere: what was wrong isn't any more."""
+    return bool(counts.filtered or counts.delivered or counts.dead_lettered)
 
 
 def sum_progress(ended: Iterable[DrainProgress], open_: Collection[DrainProgress]) -> DrainProgress:

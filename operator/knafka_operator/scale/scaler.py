@@ -2,14 +2,17 @@
 
     lag --decide--> Scale --hold--> requests, each of which keeps one drain going
 
-A drain ends by itself when it has been idle; one too many is ended when its request's budget is
-nearly spent, and those of a Trigger that changes or goes at once. What merely ends, such as this
-process, ends no drain: dispatchers go on, and the next scaler holds them. Time is the event
-loop's.
+A Trigger has requests of its own, or its shard has one for all its Triggers. What changes, moves
+or goes is held by one of them at a time:
 
-Not here: the decision (`decide.scaling`), Kafka and HTTP. `LagSource` and `Drains` bring those in,
-so the operator (Knative Services) and the local mode (processes) share this loop. One Scaler serves
-one Kafka.
+    own --stopped, awaited--> shard --taken out--> own, another shard, none
+
+Drains of what changes or goes are ended at once; what merely ends, such as this process, ends no
+drain: dispatchers go on, and the next scaler holds them. Time is the event loop's.
+
+Not here: the decision (`decide.scaling`), how a request is held (`holds`), Kafka and HTTP.
+`LagSource` and `Drains` bring those in, so the operator (Knative Services) and the local mode
+(processes) share this loop. One Scaler serves one Kafka.
 """
 
 from __future__ import annotations
@@ -17,32 +20,23 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol
 
-from knafka.core.contract import Egress
-from knafka.core.drain import DrainProgress, DrainRequest, Ended
+from knafka.core.contract import Egress, Shard
+from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.ports.log import Lag, LagSource
-from knafka_operator.decide.scaling import Scale, TriggerStatus, decide
+from knafka_operator.decide.scaling import TriggerStatus, decide, expected, keeping_offsets
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.scaled_trigger import ScaledTrigger, sum_progress
+from knafka_operator.scale.holds import Hold, Holds, explain
+from knafka_operator.scale.scaled_shard import ScaledShard
+from knafka_operator.scale.scaled_trigger import ScaledTrigger
 
 BUDGET: Final = 570.0
 """Seconds for one request: below a Knative Service's timeoutSeconds of 600."""
-LAST_SECONDS: Final = 5.0
-"""Seconds before a budget's end at which it is decided whether the drain is still wanted."""
-STOP_TIMEOUT: Final = 15.0
-"""Seconds for a drain that was asked to end; then its request is given up."""
-GRACE: Final = 60.0
-"""Seconds past its budget after which a silent drain is given up: a cold start, a slow end."""
-MIN_BACKOFF: Final = 0.5
-MAX_BACKOFF: Final = 10.0
-"""Seconds between a drain that failed and the next: doubled each time, and short enough that a
-subscriber's recovery shows soon."""
 WAKE_SPACING: Final = 0.25
 """Seconds between two looks at one topic however often it is woken."""
-
 LAG_TIMEOUT: Final = 60.0
 """Seconds after which a question for lags is given up; Kafka's own limits end most before."""
 
@@ -59,6 +53,12 @@ class Drains(Protocol):
         wrong. `stop` has the drain end, which it tells with its last progress; cancelled, the
         caller hangs up and the drain goes on.
         """
+        ...
+
+    def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[ShardProgress]:
+        """Ask the dispatcher of a shard to drain all that it has, as `hold` does."""
         ...
 
 
@@ -81,7 +81,10 @@ class Scaler:
         self._budget = budget
         self._triggers: dict[str, ScaledTrigger] = {}
         self._topics: dict[str, _Topic] = {}
-        self._ending: dict[str, set[asyncio.Task[None]]] = {}
+        self._shards: dict[str, ScaledShard] = {}
+        """Those with members, or a request that isn't over, by group."""
+        self._ending: dict[str, set[Hold]] = {}
+        """By Trigger, what must be over before anything is opened for it."""
         self._unfollowed: list[_Topic] = []
         self._added = asyncio.Event()
         """There are topics that aren't followed yet."""
@@ -98,46 +101,74 @@ class Scaler:
                         follows.create_task(self._follow(topic))
                     await self._added.wait()
         finally:
-            holds = set().union(*self._ending.values())
+            holds = set[Hold]().union(*self._ending.values())
             for trigger in self._triggers.values():
-                holds |= set(trigger.holds)
+                holds |= trigger.own.all
+            for shard in self._shards.values():
+                holds |= shard.holds.all
             for hold in holds:
                 hold.cancel()
             if holds:
                 await asyncio.wait(holds)
 
-    async def watch(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> None:
-        """Scale this Trigger from now on, or by what has changed.
+    async def watch(
+        self,
+        trigger_id: str,
+        egress: Egress,
+        autoscaling: Autoscaling,
+        shard: Shard | None = None,
+    ) -> None:
+        """Scale this Trigger from now on, or by what has changed; its counts go on.
 
-        A changed egress and a pause end its drains; returns when they are over. Its counts go on.
+        A changed egress, a pause and a `shard` end its own drains. A shard's request goes on
+        without a Trigger that is paused or moved, whose record in the contract's topic is gone by
+        now, and ends with the last one. Returns when what was to end is over.
         """
         trigger = self._triggers.get(trigger_id)
         if trigger is None:
-            trigger = self._triggers[trigger_id] = ScaledTrigger(trigger_id, egress, autoscaling)
-            trigger.joined()  # nobody knows when; most Triggers have events before this is due
-        elif trigger.egress != egress:
+            trigger = self._triggers[trigger_id] = self._new(trigger_id, egress, autoscaling)
+        before, had = trigger.egress, trigger.shard
+        joins = None if autoscaling.paused else shard
+        if had is not None:
+            stays = joins is not None and joins.group == had.shard.group
+            if not stays or before.group != egress.group:
+                self._leave(trigger, stays=stays)
+        if shard is not None or autoscaling.paused or before != egress:
+            self._end(trigger_id, trigger.own)
+        if before != egress:
             self._unlist(trigger)
-            self._stop(trigger)
             trigger.egress = egress
-            trigger.lag = trigger.drain_error = None
-        trigger.autoscaling = autoscaling
-        if autoscaling.paused:
-            self._stop(trigger)
-        topic = self._topics.get(egress.topic)
-        if topic is None:
-            topic = self._topics[egress.topic] = _Topic(egress.topic)
-            self._unfollowed.append(topic)
-            self._added.set()
-        topic.triggers[trigger_id] = trigger
+            if shard is None or (before.topic, before.group) != (egress.topic, egress.group):
+                trigger.lag = trigger.drain_error = None
+        trigger.autoscaling, trigger.declared = autoscaling, shard
+        self._list(trigger)
+        self._join(trigger)
         self._soon(egress.topic)
         await self._until_ended(trigger_id)
 
     async def forget(self, trigger_id: str) -> None:
-        """Scale this Trigger no more; returns when its drains are over."""
+        """Scale this Trigger no more; returns when what drained for it alone is over."""
         if trigger := self._triggers.pop(trigger_id, None):
             self._unlist(trigger)
-            self._stop(trigger)
+            self._leave(trigger)
+            self._end(trigger_id, trigger.own)
         await self._until_ended(trigger_id)
+
+    async def applied(self, shard_group: str, position: int, timeout: float) -> bool:
+        """Whether this shard delivers by every record before `position` of the contract's topic.
+
+        Waits for its open request to say so; at once if there is none. False after `timeout`
+        seconds.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while (shard := self._shards.get(shard_group)) is not None:
+                    if shard.has_applied(position):
+                        break
+                    await shard.changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def wake(self, topic: str) -> None:
         """There are new events: look at this topic now, if any of its Triggers is at zero."""
@@ -148,21 +179,22 @@ class Scaler:
             self._soon(topic)
 
     def prewarm(self, topic: str, limit: int) -> None:
-        """An event is on its way there: Triggers at zero drain already, if at most `limit` are.
+        """An event is on its way there: Triggers at zero drain already, if at most `limit` are;
+        those of one shard count as one.
 
         Their start and the receiver's then take the same time, not one after the other.
         """
         found = self._topics.get(topic)
-        triggers = found.triggers.values() if found else ()
-        asleep = [
-            each
-            for each in triggers
-            if not (each.holds or each.autoscaling.paused or each.id in self._ending)
-        ]
+        asleep: dict[Holds[Any], list[ScaledTrigger]] = {}
+        for trigger in found.triggers.values() if found else ():
+            holds = trigger.holds
+            if not (holds.all or trigger.autoscaling.paused or trigger.id in self._ending):
+                asleep.setdefault(holds, []).append(trigger)
         if len(asleep) <= limit:
-            for trigger in asleep:
-                trigger.scale = Scale(1, "an event is on its way")
-                self._open(trigger)
+            for holds, triggers in asleep.items():
+                for trigger in triggers:
+                    trigger.scale = expected(shared=trigger.shard is not None)
+                holds.open()
 
     def status(self, trigger_id: str) -> TriggerStatus | None:
         """Of one Trigger; None: it isn't scaled."""
@@ -188,6 +220,37 @@ class Scaler:
                 topic.due = soon
                 topic.changed.set()
 
+    def _new(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> ScaledTrigger:
+        trigger = ScaledTrigger(trigger_id, egress, autoscaling)
+        trigger.own = Holds(
+            trigger,
+            lambda request, stop: self._drains.hold(trigger_id, trigger.egress, request, stop),
+            self._budget,
+            # What arrived since the drain last read, and had nobody to wake it, is looked for now.
+            lambda: self._soon(trigger.egress.topic),
+        )
+        trigger.joined()  # nobody knows when; most Triggers have events before this is due
+        return trigger
+
+    def _new_shard(self, declared: Shard) -> ScaledShard:
+        shard = ScaledShard(declared)
+        shard.holds = Holds(
+            shard,
+            lambda request, stop: self._drains.hold_shard(shard.shard, request, stop),
+            self._budget,
+            lambda: self._is_over_for(shard),
+        )
+        return shard
+
+    def _list(self, trigger: ScaledTrigger) -> None:
+        name = trigger.egress.topic
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = _Topic(name)
+            self._unfollowed.append(topic)
+            self._added.set()
+        topic.triggers[trigger.id] = trigger
+
     def _unlist(self, trigger: ScaledTrigger) -> None:
         topic = self._topics[trigger.egress.topic]
         del topic.triggers[trigger.id]
@@ -195,21 +258,46 @@ class Scaler:
             del self._topics[trigger.egress.topic]
             topic.changed.set()
 
-    def _stop(self, trigger: ScaledTrigger) -> None:
-        """Begin to end its drains; until they are over, `_look` opens none for this id."""
-        holds, trigger.holds = trigger.holds, {}
-        for hold, stop in holds.items():
-            self._ending.setdefault(trigger.id, set()).add(hold)
-            hold.add_done_callback(lambda hold: self._is_over(trigger, hold))
-            stop.set()
-            asyncio.get_running_loop().call_later(STOP_TIMEOUT, hold.cancel)
+    def _join(self, trigger: ScaledTrigger) -> None:
+        """Have its shard hold it, if it is to and nothing else does any more."""
+        declared = trigger.declared
+        if declared is None or trigger.autoscaling.paused or trigger.id in self._ending:
+            return
+        if (shard := self._shards.get(declared.group)) is None:
+            shard = self._shards[declared.group] = self._new_shard(declared)
+        shard.shard = declared
+        if trigger.shard is None:
+            shard.add(trigger)
 
-    def _is_over(self, trigger: ScaledTrigger, hold: asyncio.Task[None]) -> None:
-        ending = self._ending[trigger.id]
+    def _leave(self, trigger: ScaledTrigger, *, stays: bool = False) -> None:
+        """Take it out of its shard, which ends with its last one unless that `stays`."""
+        if (shard := trigger.shard) is None:
+            return
+        shard.remove(trigger)
+        if shard.is_empty and not stays:
+            self._end(trigger.id, shard.holds)
+            self._is_over_for(shard)
+
+    def _is_over_for(self, shard: ScaledShard) -> None:
+        shard.notify()
+        if shard.is_empty and not shard.holds.all:
+            self._shards.pop(shard.shard.group, None)
+        for topic in shard.topics:
+            self._soon(topic)
+
+    def _end(self, trigger_id: str, holds: Holds[Any]) -> None:
+        """Begin to end these; until they are over, nothing is opened for this id."""
+        for hold in holds.stop():
+            self._ending.setdefault(trigger_id, set()).add(hold)
+            hold.add_done_callback(partial(self._is_over, trigger_id))
+
+    def _is_over(self, trigger_id: str, hold: Hold) -> None:
+        ending = self._ending[trigger_id]
         ending.discard(hold)
         if not ending:
-            del self._ending[trigger.id]
-            if successor := self._triggers.get(trigger.id):
+            del self._ending[trigger_id]
+            if successor := self._triggers.get(trigger_id):
+                self._join(successor)
                 self._soon(successor.egress.topic)
 
     async def _until_ended(self, trigger_id: str) -> None:
@@ -247,7 +335,7 @@ class Scaler:
                 lags = await self._lags.lags([egress.group for _, egress in asked], name)
         except Exception as error:  # Whatever it is, the other topics need their drains.
             for trigger, _ in asked:
-                trigger.lag_error = f"the lag is not known: {_say(error)}"
+                trigger.lag_error = f"the lag is not known: {explain(error)}"
             return
         for trigger, egress in asked:
             if self._triggers.get(trigger.id) is trigger and trigger.egress is egress:
@@ -257,104 +345,17 @@ class Scaler:
         if lag is None:
             trigger.lag_error = f"the lag is not known: no group {trigger.egress.group}"
             return
-        partitions = len(lag.by_partition)
+        partitions, shared = len(lag.by_partition), trigger.declared is not None
+        holds, autoscaling = trigger.holds, trigger.autoscaling
         trigger.lag_error = None
         trigger.lag = lag.total
         trigger.beyond_end = lag.beyond_end
-        trigger.floor = decide(0, partitions, trigger.autoscaling, 0).replicas
-        trigger.scale = decide(lag.total, partitions, trigger.autoscaling, len(trigger.holds))
+        trigger.floor = decide(0, partitions, autoscaling, 0, shared=shared).replicas
+        trigger.scale = decide(lag.total, partitions, autoscaling, len(holds), shared=shared)
         due = asyncio.get_running_loop().time() >= trigger.join_by
-        if due and not trigger.scale.replicas and not trigger.autoscaling.paused:
-            trigger.scale = Scale(
-                min(1, partitions), f"{trigger.scale.reason}, one to keep its offsets"
-            )
-        if trigger.id in self._ending:
+        if due and not trigger.scale.replicas and not autoscaling.paused:
+            trigger.scale = keeping_offsets(trigger.scale, partitions, shared=shared)
+        if trigger.id in self._ending or holds.is_ending:
             return
-        while len(trigger.holds) < trigger.scale.replicas:
-            self._open(trigger)
-
-    def _open(self, trigger: ScaledTrigger) -> None:
-        stop = asyncio.Event()
-        trigger.holds[asyncio.create_task(self._hold(trigger, stop))] = stop
-
-    async def _hold(self, trigger: ScaledTrigger, stop: asyncio.Event) -> None:
-        """One drain after another, as long as that many are wanted."""
-        task = _current()
-        loop = asyncio.get_running_loop()
-        failures = 0
-        try:
-            while True:
-                began = loop.time()
-                ended = await self._drain(trigger, stop)
-                if stop.is_set():
-                    return
-                lasted = loop.time() - began
-                if ended in (Ended.IDLE, Ended.BUDGET):
-                    failures = 0
-                    pause = max(0.0, MIN_BACKOFF - lasted)
-                else:
-                    failures = failures + 1 if lasted < MAX_BACKOFF else 1
-                    pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_BACKOFF)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await stop.wait()
-                wanted = trigger.floor if ended is Ended.IDLE else trigger.scale.replicas
-                if stop.is_set() or len(trigger.holds) > wanted:
-                    return
-        finally:
-            trigger.holds.pop(task, None)
-            # What arrived since the drain last read, and had nobody to wake it, is looked for now.
-            self._soon(trigger.egress.topic)
-
-    async def _drain(self, trigger: ScaledTrigger, stop: asyncio.Event) -> Ended:
-        """Hold one drain until it ends, and keep what it tells; never raises but if cancelled."""
-        task = _current()
-        loop = asyncio.get_running_loop()
-        needless = len(trigger.holds) > trigger.floor
-        request = DrainRequest(
-            # One that min-scale wants has no reason to end when idle, only to begin anew.
-            idle=trigger.autoscaling.cooldown_period if needless else self._budget,
-            budget=self._budget,
-        )
-        progress = trigger.open[task] = DrainProgress()
-
-        def stop_if_needless() -> None:
-            going_on = sum(not each.is_set() for each in trigger.holds.values())
-            if going_on > trigger.scale.replicas:
-                stop.set()
-
-        deciding = loop.call_later(self._budget - LAST_SECONDS, stop_if_needless)
-        holding = self._drains.hold(trigger.id, trigger.egress, request, stop)
-        try:
-            async with asyncio.timeout(self._budget + GRACE):
-                async for progress in holding:
-                    trigger.open[task] = progress
-                    if progress.filtered or progress.delivered or progress.dead_lettered:
-                        trigger.drain_error = None
-        except Exception as error:  # Whatever it is, the status says so and it is tried again.
-            trigger.drain_error = f"the drain failed: {_say(error)}"
-            return Ended.FAILED
-        finally:
-            deciding.cancel()
-            trigger.ended = sum_progress([trigger.ended, trigger.open.pop(task)], [])
-        match progress.ended:
-            case Ended.STOPPED if stop.is_set():
-                trigger.drain_error = None
-            case Ended.IDLE | Ended.BUDGET:
-                trigger.drain_error = None
-                trigger.joined()
-            case Ended.FAILED:
-                trigger.drain_error = f"the drain failed: {progress.error or 'it did not say why'}"
-            case None:
-                trigger.drain_error = "the drain failed: it broke off"
-        return progress.ended or Ended.FAILED
-
-
-def _current() -> asyncio.Task[None]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
-
-
-def _say(error: Exception) -> str:
-    return str(error) or type(error).__name__
+        while len(holds) < trigger.scale.replicas:
+            holds.open()

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -28,6 +29,7 @@ type sink struct {
 	first, last int64
 	latency     []uint32
 	badID       int64
+	flooded     atomic.Int64
 }
 
 func (s *sink) reset(lanes int64) {
@@ -83,13 +85,14 @@ type sinkStats struct {
 	Paths      int                `json:"paths"`
 	First      int64              `json:"first_ns"`
 	Last       int64              `json:"last_ns"`
+	Flooded    int64              `json:"flooded"`
 	Latency    map[string]float64 `json:"latency_ms,omitempty"`
 }
 
 func (s *sink) stats(latency bool) sinkStats {
 	s.Lock()
 	defer s.Unlock()
-	o := sinkStats{First: s.first, Last: s.last, Paths: len(s.paths), BadID: s.badID}
+	o := sinkStats{First: s.first, Last: s.last, Paths: len(s.paths), BadID: s.badID, Flooded: s.flooded.Load()}
 	for _, a := range s.paths {
 		o.Total, o.Distinct, o.Disorder = o.Total+a.total, o.Distinct+a.distinct, o.Disorder+a.disorder
 	}
@@ -102,7 +105,7 @@ func (s *sink) stats(latency bool) sinkStats {
 }
 
 func runSink(fs *flag.FlagSet, args []string) error {
-	addr := fs.String("addr", "127.0.0.1:18090", "listen address; any path takes events, each counted by itself")
+	addr := fs.String("addr", "127.0.0.1:18090", "listen address; any path takes events, each counted by itself; /slow... takes 5 s, /broken... answers 500, /flooded... is counted apart")
 	lanes := fs.Int64("lanes", 10, "ids equal modulo this are in one key or partition, for the order")
 	fs.Parse(args)
 	s := &sink{}
@@ -116,6 +119,20 @@ func runSink(fs *flag.FlagSet, args []string) error {
 			s.reset(int64(c.QueryArgs().GetUintOrZero("lanes")))
 			s.Unlock()
 		default:
+			// Paths that aren't what they should be: their events count for nothing.
+			switch {
+			case strings.HasPrefix(path, "/slow"):
+				time.Sleep(5 * time.Second)
+				c.SetStatusCode(202)
+				return
+			case strings.HasPrefix(path, "/broken"):
+				c.SetStatusCode(500)
+				return
+			case strings.HasPrefix(path, "/flooded"):
+				s.flooded.Add(1)
+				c.SetStatusCode(202)
+				return
+			}
 			now := time.Now().UnixNano()
 			id, err := strconv.ParseInt(string(c.Request.Header.Peek("ce-id")), 10, 64)
 			if err != nil {

@@ -1,0 +1,125 @@
+"""A shard in a process: the contract that it follows, its lease, and the request for its drain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from knafka.core.contract import Egress, Shard
+from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
+from knafka.dispatcher.connecting import Clients, ShardClients
+from knafka.dispatcher.lease import Lease
+from knafka.dispatcher.renewal import OwnService
+from knafka.dispatcher.served import Served
+from knafka.dispatcher.shared.contract import ContractFollower
+from knafka.dispatcher.shared.drain import ShardDrain
+from knafka.dispatcher.streaming import stream
+from knafka.serving import Send
+
+
+class ServedShard:
+    """A `function.Side`; `service_url` as in `settings.Drains`. Raises `InvalidDocument` for one
+    that can't be used."""
+
+    def __init__(self, shard: Shard, clients: ShardClients, service_url: str | None) -> None:
+        self.writer = clients.writer
+        self._shard = shard
+        self._clients = clients
+        self._served: dict[str, Served] = {}
+        """By group."""
+        self._follower = ContractFollower(shard.group, clients.open_contract)
+        self._follower.listeners.append(self._follow)
+        self._following: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        renewal = None
+        if service_url is not None:
+            renewal = OwnService(service_url, {"shard": shard.group}, clients.subscriber)
+        self._lease: Lease[ShardProgress] = Lease(self._new_drain, renewal)
+        self._at_start: asyncio.Task[None] | None = None
+
+    @property
+    def served(self) -> Sequence[Served]:
+        return list(self._served.values())
+
+    @property
+    def is_attached(self) -> bool:
+        return self._lease.is_attached
+
+    @property
+    def problem(self) -> str:
+        if self._follower.is_ready:
+            return ""
+        return f"the contract isn't read yet: {self._follower.problem or 'no answer so far'}"
+
+    async def wait_until_ready(self, timeout: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._follower.wait_until_ready()
+
+    def start(self, *, drain: bool) -> None:
+        self._following = asyncio.create_task(self._follower.follow())
+        if drain:
+            self._at_start = asyncio.create_task(self._drain_from_start())
+
+    async def _drain_from_start(self) -> None:
+        await self._follower.wait_until_ready()
+        self._lease.drain_from_start()
+
+    def _new_drain(self) -> ShardDrain:
+        return ShardDrain(self._follower, self._served_of, self._connect, self._news)
+
+    def _connect(self, egress: Egress) -> Clients:
+        return self._clients.of(egress, lambda: len(self._follower.contract.egresses))
+
+    def _served_of(self, egress: Egress) -> Served:
+        return self._served.setdefault(egress.group, Served(egress))
+
+    def _follow(self) -> None:
+        egresses = self._follower.contract.egresses
+        self._served = {group: each for group, each in self._served.items() if group in egresses}
+        for egress in egresses.values():
+            self._served_of(egress).egress = egress
+
+    def refusal(self, request: DrainRequest) -> str:
+        if request.egress is not None or request.shard != self._shard.group:
+            return f"this dispatcher has the shard {self._shard.group}"
+        return ""
+
+    async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
+        await stream(self._lease, request, caller, send, changes(), self._news)
+
+    def detach(self) -> None:
+        self._lease.detach()
+
+    def stop(self, timeout: float) -> None:
+        if self._at_start is not None:
+            self._at_start.cancel()
+        if self._following is not None:
+            self._following.cancel()
+        self._lease.stop(timeout)
+
+    async def close(self) -> None:
+        await self._lease.wait()
+        if self._following is not None:
+            with suppress(asyncio.CancelledError):
+                await self._following
+        await self._clients.close()
+
+
+def changes() -> Callable[[ShardProgress], ShardProgress]:
+    """Makes the lines of one request: all Egresses in the first and the last, between them those
+    that have changed."""
+    last: dict[str, DrainProgress] = {}
+
+    def line_of(progress: ShardProgress) -> ShardProgress:
+        nonlocal last
+        before, last = last, progress.egresses
+        if progress.ended is not None:
+            return progress
+        changed = {
+            group: each for group, each in progress.egresses.items() if before.get(group) != each
+        }
+        return progress.model_copy(update={"egresses": changed})
+
+    return line_of

@@ -1,0 +1,81 @@
+"""The response to `POST /drain`: progress as JSON lines, until the request is over."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from knafka.core import drain as contract
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
+from knafka.dispatcher.lease import Lease, Leased
+from knafka.serving import Send
+
+P = TypeVar("P", bound=DrainProgress | ShardProgress)
+
+
+async def stream(
+    lease: Lease[P],
+    request: DrainRequest,
+    caller: asyncio.Task[bool],
+    send: Send,
+    line_of: Callable[[P], P] = lambda progress: progress,
+    news: asyncio.Event | None = None,
+) -> None:
+    """Tell the drain's progress until it ends, the budget is spent, or the caller goes: each
+    second, and at once when there are `news`."""
+    loop = asyncio.get_running_loop()
+    drain, running = await lease.attach(request)
+    over_at = loop.time() + request.budget
+    await start(send, 200, b"application/x-ndjson")
+    while not running.done() and (left := over_at - loop.time()) > 0:
+        if news is not None:
+            news.clear()
+        await _line(send, line_of(drain.progress()))
+        waiting: set[asyncio.Task[Any]] = {running} if caller.done() else {running, caller}
+        await _wait(waiting, news, min(left, contract.PROGRESS_INTERVAL))
+        if caller.done() and not caller.result():
+            return
+        if caller.done():
+            drain.stop()
+            over_at = math.inf
+    last = await _end_of(running, drain) if running.done() else drain.progress(Ended.BUDGET)
+    await _line(send, line_of(last))
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _wait(
+    waiting: set[asyncio.Task[Any]], news: asyncio.Event | None, timeout: float
+) -> None:
+    hearing = None if news is None else asyncio.create_task(news.wait())
+    if hearing is not None:
+        waiting = {*waiting, hearing}
+    try:
+        await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if hearing is not None:
+            hearing.cancel()
+
+
+async def _end_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
+    try:
+        return running.result()
+    except Exception as error:
+        return drain.progress(Ended.FAILED, f"{type(error).__name__}: {error}")
+
+
+async def start(send: Send, status: int, content_type: bytes) -> None:
+    headers = [(b"content-type", content_type)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def answer(send: Send, status: int, body: bytes) -> None:
+    """A whole response."""
+    await start(send, status, b"text/plain; charset=utf-8")
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _line(send: Send, progress: DrainProgress | ShardProgress) -> None:
+    line = progress.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
+    await send({"type": "http.response.body", "body": line, "more_body": True})

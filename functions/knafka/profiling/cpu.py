@@ -1,0 +1,252 @@
+"""Where time goes: every thread's stack, looked at a hundred times a second from a thread beside.
+
+Each look gives a thread's stack the time since the look before: once by the clock (`wall`), and as
+much of it as the kernel says that the thread ran (`cpu`). So a thread that waits costs nothing in
+the one and shows in the other. Threads without Python, librdkafka's, have no stack to look at: what
+they ran is one frame with the thread's name.
+
+The event loop's thread is looked at for `cpu` by a timer that goes by CPU time. Its work comes in
+bursts of microseconds, and another thread gets to look when it lets go of the interpreter: when it
+waits again, which all of its time would seem to be.
+
+Nothing stops: a look holds the interpreter for some tens of microseconds. It takes `SHARE` of one
+core at most: where there are many threads or deep stacks, looks are rarer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Final
+
+from knafka.profiling.format import Frame, Profile, ValueType
+
+INTERVAL: Final = 0.01
+"""Seconds between two looks, on average."""
+SHARE: Final = 0.02
+"""Of one core, at most, for looking."""
+PATIENCE: Final = 1.0
+"""Seconds for the event loop to begin."""
+DEPTH: Final = 200
+"""Innermost frames of a stack that are kept."""
+
+_TASKS: Final = Path("/proc/self/task")
+_TYPES: Final = (
+    ValueType("samples", "count"),
+    ValueType("wall", "nanoseconds"),
+    ValueType("cpu", "nanoseconds"),
+)
+
+_Stack = tuple[tuple[CodeType, int], ...]
+
+
+def profile(
+    seconds: float,
+    loop: asyncio.AbstractEventLoop | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Profile:
+    """Look for so many seconds; blocks the thread that calls, which isn't among what is seen.
+
+    `loop` is the main thread's, if it has one.
+    """
+    began, started = time.time(), time.monotonic()
+    native = _ran_by_thread()
+    seen = _Seen()
+    with _ticking(loop, seen) as ticks:
+        looks = _Looks(seen, threading.main_thread().ident if ticks else None)
+        while (left := started + seconds - time.monotonic()) > 0:
+            # Not in step with what is looked at.
+            sleep(min(left, looks.interval * random.uniform(0.5, 1.5)))
+            looks.look()
+    samples = seen.samples()
+    for stack, ran in _without_python(native).items():
+        samples[stack] = (0, 0, ran)
+    return Profile(
+        types=_TYPES,
+        samples=samples,
+        period_type=ValueType("cpu", "nanoseconds"),
+        period=int(INTERVAL * 1e9),
+        default="cpu",
+        time=began,
+        duration=time.monotonic() - started,
+        comments=[
+            f"Python {sys.version.split()[0]}, process {os.getpid()}: {looks.count} looks, "
+            f"which took {looks.cost * 1000:.1f} ms"
+        ],
+    )
+
+
+class _Seen(dict[_Stack, list[int]]):
+    """Looks, nanoseconds by the clock and nanoseconds of CPU of each stack."""
+
+    def __missing__(self, stack: _Stack) -> list[int]:
+        values = self[stack] = [0, 0, 0]
+        return values
+
+    def samples(self) -> dict[tuple[Frame, ...], tuple[int, ...]]:
+        found: dict[tuple[Frame, ...], tuple[int, ...]] = {}
+        for stack, values in self.items():
+            frames = tuple(Frame(code.co_qualname, code.co_filename, line) for code, line in stack)
+            known = found.get(frames, (0,) * len(_TYPES))
+            found[frames] = tuple(map(sum, zip(known, values, strict=True)))
+        return found
+
+
+class _Looks:
+    """From a thread beside: at all threads, and for `cpu` at all but the one that ticks."""
+
+    def __init__(self, seen: _Seen, ticking: int | None) -> None:
+        self.count = 0
+        self.cost = 0.0
+        """Seconds of CPU."""
+        self.interval = INTERVAL
+        self._seen = seen
+        self._ticking = ticking
+        self._at = time.monotonic_ns()
+        self._ran: dict[int, int] = {}
+        """By thread, what it had run at the look before."""
+        for thread in _numbers().values():
+            self._new_time(thread)
+
+    def look(self) -> None:
+        before = time.thread_time()
+        now = time.monotonic_ns()
+        passed, self._at = now - self._at, now
+        own = threading.get_ident()
+        native = _numbers()
+        # Asked for first: what the kernel says takes longer, and a stack is to be that of the time.
+        stacks = {
+            ident: _stack(frame) for ident, frame in sys._current_frames().items() if ident != own
+        }
+        for ident, stack in stacks.items():
+            values = self._seen[stack]
+            values[0] += 1
+            values[1] += passed
+            if ident != self._ticking:
+                values[2] += self._new_time(native.get(ident))
+        self.count += 1
+        cost = time.thread_time() - before
+        self.cost += cost
+        self.interval = max(INTERVAL, self.cost / self.count / SHARE)
+
+    def _new_time(self, thread: int | None) -> int:
+        """Nanoseconds that this thread ran since it was asked last; 0 the first time."""
+        if thread is None or (ran := _ran(thread)) is None:
+            return 0
+        new = ran - self._ran.get(thread, ran)
+        self._ran[thread] = ran
+        return new
+
+
+class _Ticks:
+    """From a timer of the process's CPU time: at the main thread, which handles signals."""
+
+    def __init__(self, seen: _Seen) -> None:
+        self._seen = seen
+        self._at = 0
+
+    def start(self) -> None:
+        self._at = time.thread_time_ns()
+        signal.signal(signal.SIGPROF, self._tick)
+        # Bytecode isn't all that is interrupted: without this, a system call of C code may fail.
+        signal.siginterrupt(signal.SIGPROF, False)
+        signal.setitimer(signal.ITIMER_PROF, INTERVAL, INTERVAL)
+
+    def stop(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        # Never the default again: one that is still on its way would end the process.
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)
+
+    def _tick(self, _: int, frame: FrameType | None) -> None:
+        now = time.thread_time_ns()
+        if frame is not None:
+            self._seen[_stack(frame)][2] += now - self._at
+        self._at = now
+
+
+@contextmanager
+def _ticking(loop: asyncio.AbstractEventLoop | None, seen: _Seen) -> Iterator[bool]:
+    """Whether the main thread ticks: it has an event loop, and that isn't stuck."""
+    ticks = _Ticks(seen)
+    wanted, started, ended = True, threading.Event(), threading.Event()
+
+    def start() -> None:
+        # A loop that was stuck until now isn't to begin when nobody looks any more.
+        if wanted and threading.current_thread() is threading.main_thread():
+            ticks.start()
+            started.set()
+
+    def stop() -> None:
+        ticks.stop()
+        ended.set()
+
+    if loop is not None:
+        loop.call_soon_threadsafe(start)
+        started.wait(PATIENCE)
+    wanted = started.is_set()
+    try:
+        yield wanted
+    finally:
+        if wanted and loop is not None:
+            loop.call_soon_threadsafe(stop)
+            ended.wait(PATIENCE)
+
+
+def _stack(innermost: FrameType) -> _Stack:
+    stack: list[tuple[CodeType, int]] = []
+    frame: FrameType | None = innermost
+    while frame is not None and len(stack) < DEPTH:
+        stack.append((frame.f_code, frame.f_lineno or 0))
+        frame = frame.f_back
+    return tuple(stack)
+
+
+def _numbers() -> dict[int | None, int | None]:
+    """The kernel's number of each thread that Python knows, by Python's."""
+    found = {each.ident: each.native_id for each in threading.enumerate()}
+    # After a fork (functions-framework's workers) Python 3.11 has the parent's.
+    found[threading.main_thread().ident] = os.getpid()
+    return found
+
+
+def _ran(thread: int) -> int | None:
+    """Nanoseconds that a thread has run on a CPU; None if it is gone, or the kernel doesn't say."""
+    try:
+        with open(f"{_TASKS}/{thread}/schedstat", "rb", buffering=0) as file:
+            return int(file.read(100).split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _ran_by_thread() -> dict[int, int]:
+    """Of every thread of this process, with Python or without."""
+    try:
+        threads = [int(each) for each in os.listdir(_TASKS)]
+    except OSError:
+        return {}
+    return {each: ran for each in threads if (ran := _ran(each)) is not None}
+
+
+def _without_python(before: dict[int, int]) -> dict[tuple[Frame, ...], int]:
+    """What threads ran since then that Python doesn't know, by their names."""
+    known = set(_numbers().values())
+    found: dict[tuple[Frame, ...], int] = {}
+    for thread, ran in _ran_by_thread().items():
+        if thread in known or not (new := ran - before.get(thread, 0)):
+            continue
+        try:
+            name = (_TASKS / str(thread) / "comm").read_text().strip()
+        except OSError:
+            continue
+        stack = (Frame(f"{name} (a thread without Python)", "", 0),)
+        found[stack] = found.get(stack, 0) + new
+    return found

@@ -1,0 +1,124 @@
+"""The format of profiles: pprof's gzipped protocol buffer, written by hand.
+
+See github.com/google/pprof/blob/main/proto/profile.proto; the numbers of its fields are here. Not a
+library: those for Python that write it are no longer kept, and the format is five small messages.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+VARINT: Final = 0
+BYTES: Final = 2
+"""Two of protobuf's wire types; profiles need no others."""
+
+
+class Frame(NamedTuple):
+    """One call on a stack."""
+
+    function: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """What the values of samples count, and in which unit: ("cpu", "nanoseconds")."""
+
+    type: str
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Stacks, innermost frame first, and how much was seen with each."""
+
+    types: Sequence[ValueType]
+    samples: Mapping[tuple[Frame, ...], Sequence[int]]
+    """As many values for each stack as there are types."""
+    period_type: ValueType
+    period: int
+    default: str
+    """The type that is shown first."""
+    time: float = 0.0
+    """Seconds since the Unix epoch at which it began."""
+    duration: float = 0.0
+    comments: Sequence[str] = ()
+
+
+def encode(profile: Profile) -> bytes:
+    """The profile as a file, or as the body of a response."""
+    return gzip.compress(_Encoder().profile(profile), compresslevel=6)
+
+
+class _Encoder:
+    """Gives strings, functions and locations their numbers as they come up."""
+
+    def __init__(self) -> None:
+        self._strings: dict[str, int] = {"": 0}
+        self._functions: dict[tuple[str, str], int] = {}
+        self._locations: dict[Frame, int] = {}
+
+    def profile(self, profile: Profile) -> bytes:
+        parts = [_message(1, self._value_type(each)) for each in profile.types]
+        parts += [
+            _message(2, self._sample(stack, values)) for stack, values in profile.samples.items()
+        ]
+        parts += [
+            _message(4, self._location(number, frame)) for frame, number in self._locations.items()
+        ]
+        parts += [
+            _message(5, self._function(number, *named)) for named, number in self._functions.items()
+        ]
+        parts.append(_number(9, int(profile.time * 1e9)))
+        parts.append(_number(10, int(profile.duration * 1e9)))
+        parts.append(_message(11, self._value_type(profile.period_type)))
+        parts.append(_number(12, profile.period))
+        parts += [_number(13, self._string(each)) for each in profile.comments]
+        parts.append(_number(14, self._string(profile.default)))
+        # Last, as what comes before it adds strings.
+        parts += [_message(6, each.encode("utf-8", "replace")) for each in self._strings]
+        return b"".join(parts)
+
+    def _value_type(self, of: ValueType) -> bytes:
+        return _number(1, self._string(of.type)) + _number(2, self._string(of.unit))
+
+    def _sample(self, stack: Iterable[Frame], values: Iterable[int]) -> bytes:
+        locations = [self._locations.setdefault(frame, len(self._locations) + 1) for frame in stack]
+        return _packed(1, locations) + _packed(2, values)
+
+    def _location(self, number: int, frame: Frame) -> bytes:
+        named = frame.function, frame.file
+        function = self._functions.setdefault(named, len(self._functions) + 1)
+        return _number(1, number) + _message(4, _number(1, function) + _number(2, frame.line))
+
+    def _function(self, number: int, name: str, file: str) -> bytes:
+        named, where = self._string(name), self._string(file)
+        return _number(1, number) + _number(2, named) + _number(3, named) + _number(4, where)
+
+    def _string(self, text: str) -> int:
+        return self._strings.setdefault(text, len(self._strings))
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3 | VARINT) + _varint(max(0, value))
+
+
+def _message(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | BYTES) + _varint(len(content)) + content
+
+
+def _packed(field: int, values: Iterable[int]) -> bytes:
+    return _message(field, b"".join(_varint(max(0, each)) for each in values))

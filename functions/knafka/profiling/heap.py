@@ -1,0 +1,87 @@
+"""What Python allocates and keeps, by `tracemalloc`.
+
+Tracing costs time and memory, so it runs only while somebody waits for this profile, which then has
+what was allocated since and is still held. A process that was started with PYTHONTRACEMALLOC=8
+traces all its life: its profile has everything, at once. Memory of C libraries isn't in it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Collection, Iterator
+from types import CodeType
+from typing import Final
+
+from knafka.profiling.format import Frame, Profile, ValueType
+
+DEPTH: Final = 8
+"""Frames of a stack that are kept: each costs time for every allocation."""
+
+_one_at_a_time = threading.Lock()
+
+
+def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
+    """What is held of what was allocated in so many seconds from now, or ever where that is
+    traced. Blocks the thread that calls."""
+    began = time.time()
+    with _one_at_a_time:
+        traced = tracemalloc.is_tracing()
+        if not traced:
+            tracemalloc.start(DEPTH)
+        try:
+            if not traced:
+                sleep(seconds)
+            snapshot = tracemalloc.take_snapshot()
+        finally:
+            if not traced:
+                tracemalloc.stop()
+    stacks = snapshot.statistics("traceback")
+    functions = _functions({at.filename for each in stacks for at in each.traceback})
+    samples: dict[tuple[Frame, ...], tuple[int, int]] = {}
+    for each in stacks:
+        stack = tuple(
+            Frame(functions.get((at.filename, at.lineno), at.filename), at.filename, at.lineno)
+            for at in reversed(each.traceback)
+        )
+        count, size = samples.get(stack, (0, 0))
+        samples[stack] = count + each.count, size + each.size
+    return Profile(
+        types=[ValueType("inuse_objects", "count"), ValueType("inuse_space", "bytes")],
+        samples=samples,
+        period_type=ValueType("space", "bytes"),
+        period=1,
+        default="inuse_space",
+        time=began,
+        duration=time.time() - began,
+        comments=["since the process began" if traced else "allocated while it was looked at"],
+    )
+
+
+def _functions(files: Collection[str]) -> dict[tuple[str, int], str]:
+    """The function of each line of these modules: tracemalloc keeps no more than lines."""
+    found: dict[tuple[str, int], str] = {}
+    for module in list(sys.modules.values()):
+        spec = getattr(module, "__spec__", None)
+        get_code = getattr(getattr(spec, "loader", None), "get_code", None)
+        if spec is None or get_code is None or spec.origin not in files:
+            continue
+        try:
+            code = get_code(spec.name)
+        except (ImportError, OSError, SyntaxError):
+            continue
+        if code is not None:
+            found.update(_lines(code))
+    return found
+
+
+def _lines(code: CodeType) -> Iterator[tuple[tuple[str, int], str]]:
+    """What stands within another comes after it."""
+    for *_, line in code.co_lines():
+        if line is not None:
+            yield (code.co_filename, line), code.co_qualname
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _lines(each)

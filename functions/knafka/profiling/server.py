@@ -1,0 +1,142 @@
+"""The profiles over HTTP: http://127.0.0.1:8008/debug/pprof/ (DSP-14).
+
+In threads of its own, so that a process whose event loop hangs can be looked at, too. On the
+loopback only, which is where `kubectl port-forward` ends: a profile says a lot about a process, and
+asks nobody who they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+from knafka.profiling import cpu, heap, threads
+from knafka.profiling.format import Profile, encode
+
+PORT: Final = 8008
+ADDRESS: Final = "127.0.0.1"
+PREFIX: Final = "/debug/pprof/"
+MAX_SECONDS: Final = 600.0
+
+INDEX: Final = f"""\
+Profiles of this process, for `go tool pprof URL` or speedscope:
+
+{PREFIX}profile?seconds=30   where time goes: cpu, and wall with what waits
+{PREFIX}heap?seconds=30      what Python allocates meanwhile and still holds
+{PREFIX}threads              how many threads are where
+{PREFIX}threads?debug=1      every thread and task, to be read
+"""
+SECONDS: Final = 30.0
+"""How long is looked where the request doesn't say."""
+
+_log = logging.getLogger(__name__)
+
+
+def start(loop: asyncio.AbstractEventLoop | None = None, port: int = PORT) -> ThreadingHTTPServer:
+    """Serve until the process ends; `loop` is the one whose tasks are shown.
+
+    Where the port is taken (many functions on one machine), at another one.
+    """
+    try:
+        server = _Server(port, loop)
+    except OSError:
+        server = _Server(0, loop)
+    threading.Thread(target=server.serve_forever, name="profiling", daemon=True).start()
+    # A warning, as it isn't for every day, and as where it is must be seen at any level.
+    _log.warning("profiling is on: http://%s:%d%s", *server.server_address[:2], PREFIX)
+    return server
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # Two processes would share the port, and answer by turns.
+    allow_reuse_port = False
+
+    def __init__(self, port: int, loop: asyncio.AbstractEventLoop | None) -> None:
+        super().__init__((ADDRESS, port), _Handler)
+        self.loop = loop
+        self.profiling = threading.Lock()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Mostly, the client hung up."""
+        _log.debug("a profile could not be sent", exc_info=True)
+
+
+class _Refused(Exception):
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        try:
+            kind, body = self._answer()
+        except _Refused as refused:
+            self._send(refused.status, "text/plain; charset=utf-8", f"{refused}\n".encode())
+        else:
+            self._send(HTTPStatus.OK, kind, body)
+
+    def _answer(self) -> tuple[str, bytes]:
+        url = urlsplit(self.path)
+        asked = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        plain = "text/plain; charset=utf-8"
+        path = f"{url.path}/"
+        match path.removeprefix(PREFIX).strip("/") if path.startswith(PREFIX) else None:
+            case "":
+                return plain, INDEX.encode()
+            case "profile":
+                return _file(self._alone(lambda time: cpu.profile(time, self.server.loop), asked))
+            case "heap":
+                return _file(self._alone(heap.profile, asked))
+            case "threads" if asked.get("debug", "0") != "0":
+                return plain, threads.text(self.server.loop).encode("utf-8", "replace")
+            case "threads":
+                return _file(threads.profile())
+        raise _Refused(HTTPStatus.NOT_FOUND, f"want one of these. {INDEX}")
+
+    def _alone(self, profile: Callable[[float], Profile], asked: dict[str, str]) -> Profile:
+        """One at a time: they would see each other, and each costs."""
+        seconds = _seconds(asked)
+        if not self.server.profiling.acquire(blocking=False):
+            raise _Refused(HTTPStatus.CONFLICT, "another profile is being taken: ask again")
+        try:
+            return profile(seconds)
+        finally:
+            self.server.profiling.release()
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
+        _log.debug(format, *args)
+
+
+def _seconds(asked: dict[str, str]) -> float:
+    text = asked.get("seconds", str(SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_SECONDS:
+        why = f"seconds: invalid value: {text:.80}: want a number up to {MAX_SECONDS:.0f}"
+        raise _Refused(HTTPStatus.BAD_REQUEST, why)
+    return seconds
+
+
+def _file(profile: Profile) -> tuple[str, bytes]:
+    return "application/octet-stream", encode(profile)

@@ -1,0 +1,61 @@
+"""What every thread and every task of the event loop is doing now: for what hangs or waits."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import traceback
+from collections import Counter
+
+from knafka.profiling.format import Frame, Profile, ValueType
+
+
+def profile() -> Profile:
+    """How many threads are at each place."""
+    stacks = Counter(
+        tuple(
+            Frame(frame.f_code.co_qualname, frame.f_code.co_filename, line)
+            for frame, line in traceback.walk_stack(innermost)
+        )
+        for ident, innermost in sys._current_frames().items()
+        if ident != threading.get_ident()
+    )
+    kind = ValueType("threads", "count")
+    return Profile(
+        types=[kind],
+        samples={stack: (count,) for stack, count in stacks.items()},
+        period_type=kind,
+        period=1,
+        default="threads",
+    )
+
+
+def text(loop: asyncio.AbstractEventLoop | None) -> str:
+    """The same to be read, and where each task of the loop waits."""
+    names = {each.ident: each for each in threading.enumerate()}
+    parts = []
+    for ident, frame in sys._current_frames().items():
+        if ident == threading.get_ident():
+            continue
+        thread = names.get(ident)
+        named = "unknown" if thread is None else f"{thread.name} ({thread.native_id})"
+        parts.append(f"thread {named}\n{''.join(traceback.format_stack(frame))}")
+    for task in asyncio.all_tasks(loop) if loop is not None else ():
+        called = getattr(task.get_coro(), "__qualname__", "")
+        stack = "".join(traceback.format_list(_stack_of(task)))
+        parts.append(f"task {task.get_name()}: {called}\n{stack}")
+    return "\n".join(parts)
+
+
+def _stack_of(task: asyncio.Task[object]) -> list[traceback.FrameSummary]:
+    """Through everything that it awaits; `Task.get_stack` has the outermost coroutine only."""
+    found = []
+    awaited: object = task.get_coro()
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None:
+            code = frame.f_code
+            found.append(traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_qualname))
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    return found

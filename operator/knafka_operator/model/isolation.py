@@ -1,0 +1,34 @@
+"""Isolation: whether a Trigger has a dispatcher of its own, or shares one with its neighbours.
+
+Not here: which shard it gets (`decide.shards`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from knafka.core.errors import InvalidDocument
+from knafka_operator.model.resources import ISOLATION, annotation_path
+
+
+class Isolation(StrEnum):
+    OWN = "own"
+    """A Service of its own: nobody else's events are in its pods."""
+    SHARED = "shared"
+    """A shard, with other Triggers of the same Broker (docs/decisions/0018)."""
+
+
+def parse_isolation(text: str, path: str) -> Isolation:
+    """Raises `InvalidDocument`."""
+    try:
+        return Isolation(text)
+    except ValueError:
+        wanted = ", ".join(Isolation)
+        raise InvalidDocument(path, f"invalid value: {text:.80}: want {wanted}") from None
+
+
+def declared_isolation(annotations: Mapping[str, str]) -> Isolation | None:
+    """What these annotations say; None: nothing. Raises `InvalidDocument`."""
+    text = annotations.get(ISOLATION)
+    return None if text is None else parse_isolation(text, annotation_path(ISOLATION))

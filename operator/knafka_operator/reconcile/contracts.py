@@ -1,0 +1,224 @@
+"""Contracts: what each Broker's shared dispatchers deliver, in a topic of its Kafka.
+
+    read whole, once -> records in mind -> written record by record, and awaited at the dispatchers
+
+Whoever writes waits until the record is durable; those who come meanwhile are written together.
+After a write that failed nobody knows what the topic has, so it is read again.
+
+Not here: what a record should be (`decide.trigger`), and a shard's Service (`shards`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Final
+
+from knafka.core import documents
+from knafka.core.contract import SharedEgress
+from knafka.core.errors import LogError
+from knafka_operator.decide import shards as deciding
+from knafka_operator.decide.desired import Topic
+from knafka_operator.decide.shards import Contract
+from knafka_operator.decide.status import NotReady
+from knafka_operator.model.identity import Identity
+from knafka_operator.scale.kafka_clusters import KafkaCluster
+
+EVERYTHING: Final = 1_000_000
+"""More records than there are in any contract's topic, before it is compacted too."""
+
+WRITE_TIMEOUT: Final = 30.0
+"""Seconds for records to be durable."""
+
+APPLIED_TIMEOUT: Final = 10.0
+"""Seconds for every process of a shard to say that it delivers by what was written; after that
+the Trigger says so and is looked at again."""
+
+
+@dataclass(eq=False, slots=True)
+class _Write:
+    group: str
+    shared: SharedEgress | None
+    """None: a tombstone."""
+    done: asyncio.Future[None]
+
+
+@dataclass(eq=False)
+class ContractLog:
+    """One Broker's contract in one Kafka; belongs to one event loop."""
+
+    broker: Identity
+    topic: str
+    kafka: KafkaCluster
+    exists: bool = False
+    known: bool = True
+    """Whether `records` is what the topic has."""
+    records: dict[str, SharedEgress] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    """The shard of each group, of those included that were given one and have no record yet."""
+    leaving: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Groups whose record is gone: the shard, and the position from which it knows."""
+    position: int = 0
+    """The topic's end, behind all that was written."""
+    _writes: list[_Write] = field(default_factory=list)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def view(self) -> Contract:
+        """As it is decided upon."""
+        return Contract(self.exists, self.records, self.leaving, self.numbers)
+
+    def reserve(self, group: str, number: int) -> None:
+        """Have nobody else get the room in this shard."""
+        self.numbers[group] = number
+
+    def members(self, number: int) -> int:
+        """How many are in this shard, or on their way there."""
+        return sum(each == number for each in self.numbers.values())
+
+    async def load(self) -> None:
+        """Read the topic, unless it is known; raises `LogError`."""
+        if self.known:
+            return
+        async with self._lock:
+            if not self.known:
+                await self._read()
+
+    async def create(self, topic: Topic) -> None:
+        """Have the topic; raises `LogError`."""
+        await self.kafka.topics.ensure_topic(
+            topic.name, topic.partitions, topic.replication, topic.config
+        )
+        self.exists = True
+
+    async def write(self, group: str, shared: SharedEgress | None) -> None:
+        """Put down what a shard delivers, or nothing; returns when that is durable.
+
+        Raises `LogError`: then it may be there or not, and the topic is read again.
+        """
+        mine = _Write(group, shared, asyncio.get_running_loop().create_future())
+        # Whoever wrote it together with his own may be the only one who is still there.
+        mine.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._writes.append(mine)
+        async with self._lock:
+            if not mine.done.done():
+                writes, self._writes = self._writes, []
+                await self._write(writes)
+        await mine.done
+
+    async def withdraw(self, group: str) -> None:
+        """Have no shard deliver this group; returns when every process has let go.
+
+        Raises `LogError`, and `NotReady` while one hasn't.
+        """
+        await self.load()
+        if (record := self.records.get(group)) is not None:
+            await self.write(group, None)
+            self.leaving[group] = record.shard, self.position
+        if (pending := self.leaving.get(group)) is not None:
+            await self.applied(*pending)
+            self.leaving.pop(group, None)
+        self.numbers.pop(group, None)
+
+    async def applied(self, shard: str, position: int | None = None) -> None:
+        """Returns when every process of a shard that is asked to drain delivers by what was
+        written; raises `NotReady` if that takes long."""
+        position = self.position if position is None else position
+        if not await self.kafka.scaler.applied(shard, position, APPLIED_TIMEOUT):
+            raise NotReady(
+                "ShardBehind",
+                "a shared dispatcher doesn't say yet that it delivers by what is declared now: "
+                f"offset {position} of topic {self.topic}",
+                transient=True,
+            )
+
+    async def check(self) -> bool:
+        """Read the topic again if it isn't as it was left; whether it had changed.
+
+        A write that was given up may have come late, and somebody may have made the topic anew.
+        Raises `LogError`.
+        """
+        if not self.exists or self._lock.locked():
+            return False
+        before, position = dict(self.records), self.position
+        try:
+            if sum((await self.kafka.topics.end_offsets(self.topic)).values()) == position:
+                return False
+        except LogError as error:
+            if not error.unknown_topic:
+                raise
+        async with self._lock:
+            if self.position == position:
+                await self._read()
+        return self.records != before
+
+    async def _read(self) -> None:
+        topics = self.kafka.topics
+        try:
+            records = await topics.read_all(self.topic, EVERYTHING)
+            self.position = sum((await topics.end_offsets(self.topic)).values())
+            self.exists = True
+        except LogError as error:
+            if not error.unknown_topic:
+                raise
+            records, self.exists, self.position = (), False, 0
+        # By offset: what was written later may have an earlier time, by another operator's clock.
+        found = deciding.read(sorted(records, key=lambda record: record.offset()))
+        reserved = {each: self.numbers[each] for each in self.numbers.keys() - self.records.keys()}
+        self.records = found
+        self.numbers = {**reserved, **deciding.numbers_of(*self.broker, found)}
+        self.known = True
+
+    async def _write(self, writes: list[_Write]) -> None:
+        """Write these together; their futures say how that went."""
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT):
+                await self._append(writes)
+                ends = await self.kafka.topics.end_offsets(self.topic)
+        except BaseException as error:
+            self.known = False
+            if isinstance(error, TimeoutError):
+                error = LogError(f"Kafka did not take a record of {self.topic} in time")
+            for each in writes:
+                if not each.done.done():
+                    each.done.set_exception(_told(error))
+            if isinstance(error, LogError):
+                return
+            raise
+        self.position = sum(ends.values())
+        for each in writes:
+            if each.shared is None:
+                self.records.pop(each.group, None)
+            else:
+                self.records[each.group] = each.shared
+                self.leaving.pop(each.group, None)
+            each.done.set_result(None)
+
+    async def _append(self, writes: list[_Write]) -> None:
+        loop, writer = asyncio.get_running_loop(), self.kafka.writer()
+        stored = []
+        for each in writes:
+            durable: asyncio.Future[None] = loop.create_future()
+            stored.append(durable)
+
+            def reported(error: LogError | None, durable: asyncio.Future[None] = durable) -> None:
+                if durable.done():
+                    return
+                if error is None:
+                    durable.set_result(None)
+                else:
+                    durable.set_exception(error)
+
+            text = None if each.shared is None else _json(each.shared)
+            writer.append(self.topic, each.group.encode(), text, [], reported)
+        failures = [each for each in await asyncio.gather(*stored, return_exceptions=True) if each]
+        if failures:
+            raise failures[0]
+
+
+def _told(error: BaseException) -> LogError:
+    return error if isinstance(error, LogError) else LogError(f"it isn't written: {error!r}")
+
+
+def _json(shared: SharedEgress) -> bytes:
+    return json.dumps(documents.dump(shared), separators=(",", ":")).encode()

@@ -1,0 +1,99 @@
+"""Observing: everything that is decided upon of one Trigger, read; where reading failed, why.
+
+Not here: what follows (`decide.trigger`), and doing it (`triggers`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from knafka.core.contract import Sink
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
+from knafka_operator.decide import admission, desired
+from knafka_operator.decide.resolving import not_allowed
+from knafka_operator.decide.shards import Contract
+from knafka_operator.decide.trigger import ObservedTrigger
+from knafka_operator.model.cluster import Cluster, Document, NotAllowed
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import EVENTING, Destination, Trigger
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.brokers import Brokers
+from knafka_operator.reconcile.destinations import observe_sink
+from knafka_operator.reconcile.shards import Shards
+from knafka_operator.reconcile.state import States, broker_of
+from knafka_operator.scale.kafka_clusters import KafkaCluster
+
+
+@dataclass(eq=False)
+class TriggerObserver:
+    """Reads what concerns a Trigger."""
+
+    settings: Settings
+    cluster: Cluster
+    brokers: Brokers
+    shards: Shards
+    states: States
+
+    async def observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
+        """Raises `ClusterError`."""
+        identity, broker = Identity.of(document), broker_of(document)
+        record = self.states.trigger(document)
+        try:
+            trigger = parse(Trigger, document)
+        except InvalidDocument as error:
+            return ObservedTrigger(document, error, watched=record.watched)
+        state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
+        stored = None if state else await self.cluster.get(EVENTING, "Broker", *broker)
+        if stored is not None and not self.brokers.is_ours(stored):
+            return ObservedTrigger(document, trigger, stored_broker=stored)
+        sink = desired.dead_letter_destination(trigger, state.broker) if state else None
+        self._refer(identity, trigger.spec.subscriber, sink)
+        return ObservedTrigger(
+            document,
+            trigger,
+            broker=state,
+            stored_broker=stored,
+            stopped=of_broker.stopped if of_broker else None,
+            dependency=await self._dependency(trigger),
+            subscriber=await self._sink(trigger.spec.subscriber, identity.namespace),
+            dead_letter_sink=await self._sink(sink, identity.namespace) if sink else None,
+            watched=record.watched,
+            replaced=record.replaced,
+            contract=await self._contract(broker) if state else None,
+        )
+
+    async def _contract(self, broker: Identity) -> Contract | KnafkaError | None:
+        try:
+            contract = await self.shards.contract(broker)
+            return None if contract is None else contract.view()
+        except LogError as error:
+            return error
+
+    def _refer(self, identity: Identity, *destinations: Destination | None) -> None:
+        """Have changes of these lead to this Trigger, and of nothing else."""
+        self.states.refer_to_nothing(identity)
+        for each in destinations:
+            if each is not None and each.ref is not None:
+                namespace = each.ref.namespace or identity.namespace
+                self.states.refer(identity, Identity(namespace, each.ref.name))
+
+    async def _sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
+        domain = self.settings.cluster_domain
+        return await observe_sink(self.cluster, destination, namespace, domain)
+
+    async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
+        """KN-TRG-13: the object that its annotation names."""
+        try:
+            reference = admission.dependency(trigger.metadata)
+        except InvalidDocument:
+            return None  # which is decided upon
+        if reference is None:
+            return None
+        named = (
+            reference.api_version, reference.kind, trigger.metadata.namespace, reference.name,
+        )  # fmt: skip
+        try:
+            return await self.cluster.get(*named)
+        except NotAllowed:
+            return not_allowed(*named)

@@ -1,0 +1,222 @@
+"""Shards: each Broker's shared dispatchers, their Services and what they deliver.
+
+    Trigger    contract (read once) -> Service (applied once for all) -> record
+    Broker     looks at the Services of its shards, so that it is woken when one changes; deletes
+               those that nobody has used for a while
+
+A Broker whose status doesn't say that it has a contract costs nothing here.
+
+Not here: which shard (`decide.shards`), the topic itself (`contracts`), and drains (`scaler`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from knafka.core import names
+from knafka.core.errors import LogError
+from knafka_operator.decide import services
+from knafka_operator.decide.desired import Topic
+from knafka_operator.decide.effects import Manifest
+from knafka_operator.decide.shards import CONTRACT
+from knafka_operator.decide.status import NotReady
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import EVENTING, SERVING, Broker
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.contracts import ContractLog
+from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.state import BrokerRecord, ShardRecord, States, Watched
+from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.scale.kafka_clusters import KafkaCluster
+
+log = logging.getLogger(__name__)
+
+APPLY_AGAIN: Final = 1.0
+"""Seconds before a Service that isn't Ready is applied again: its Triggers ask for it together."""
+
+EMPTY_FOR: Final = 60.0
+"""Seconds without a Trigger after which a shard's Service is deleted: one may come back."""
+
+
+@dataclass(eq=False)
+class Shards:
+    """The shards of all Brokers that are ours."""
+
+    settings: Settings
+    cluster: Cluster
+    states: States
+    enqueue: Callable[[Key], None]
+
+    async def contract(self, broker: Identity) -> ContractLog | None:
+        """The contract of a Broker that has its topic; None: there are no shared dispatchers here.
+
+        Raises `LogError`.
+        """
+        record = self.states.brokers[broker]
+        assert record.state is not None
+        if record.state.kafka.open_writer is None:
+            return None
+        found = self.contract_at(record, broker, record.state.kafka)
+        await found.load()
+        return found
+
+    def contract_at(
+        self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
+    ) -> ContractLog:
+        """A Broker's contract in one Kafka, which may have to be read yet."""
+        found = record.contracts.get(kafka.bootstrap_servers)
+        if found is None:
+            topic = names.contract_topic(*broker)
+            found = ContractLog(broker, topic, kafka, known=not record.has_contract)
+            record.contracts[kafka.bootstrap_servers] = found
+        found.kafka = kafka  # another one after its Secret was changed
+        return found
+
+    async def resume(self, broker: Document, kafka: KafkaCluster) -> ContractLog:
+        """The contract of a Broker that wasn't reconciled yet; raises `LogError`."""
+        record = self.states.broker(broker)
+        record.kafka = record.kafka or kafka
+        found = self.contract_at(record, Identity.of(broker), kafka)
+        await found.load()
+        return found
+
+    def reserve(self, broker: Identity, watched: Watched) -> None:
+        """Have no other Trigger get the room that this one was given."""
+        if watched.place is not None:
+            contract = self.contract_at(self.states.brokers[broker], broker, watched.kafka)
+            contract.reserve(watched.egress.group, watched.place.number)
+
+    async def withdraw(self, broker: Identity, groups: Collection[str]) -> None:
+        """Have no shard deliver these groups; returns when every process has let go.
+
+        Raises `LogError`, and `NotReady` while one hasn't.
+        """
+        record = self.states.brokers.get(broker)
+        if record is None:
+            return
+        for kafka in (None if record.state is None else record.state.kafka, record.kafka):
+            if record.has_contract and kafka is not None and kafka.open_writer is not None:
+                self.contract_at(record, broker, kafka)
+        for contract in list(record.contracts.values()):
+            for group in groups:
+                await contract.withdraw(group)
+
+    async def create(self, broker: Identity, topic: Topic) -> None:
+        """Have the topic with a Broker's contract, which its status says first.
+
+        An operator that dies in between knows that there may be one.
+        """
+        record, contract = self.states.brokers[broker], await self.contract(broker)
+        assert contract is not None
+        async with record.creating:
+            if contract.exists:
+                return
+            if not record.has_contract:
+                metadata = {"namespace": broker.namespace, "name": broker.name, "uid": record.uid}
+                document = {"apiVersion": EVENTING, "kind": "Broker", "metadata": metadata}
+                written = {"annotations": {CONTRACT: topic.name}}
+                await self.cluster.write_status(document, written)
+                record.has_contract = True
+            await contract.create(topic)
+
+    async def apply(self, broker: Broker, number: int, manifest: Manifest) -> None:
+        """Have a shard's Service as it should be; raises `NotReady` while it isn't Ready.
+
+        However many Triggers are in it, it is applied once, and looked at by its Broker only.
+        """
+        identity = Identity(broker.metadata.namespace, broker.metadata.name)
+        shard = self.states.brokers[identity].shards.setdefault(number, ShardRecord())
+        async with shard.lock:
+            again = shard.problem is not None and _now() - shard.tried >= APPLY_AGAIN
+            if shard.manifest != manifest or again:
+                before = shard.manifest
+                await self._apply(shard, manifest, broker)
+                if before != manifest:
+                    self.enqueue(("Broker", *identity))
+        if shard.problem is not None:
+            raise shard.problem
+
+    async def _apply(self, shard: ShardRecord, manifest: Manifest, broker: Broker) -> None:
+        shard.manifest, shard.tried = None, _now()
+        try:
+            await apply_service(self.cluster, manifest, broker)
+            shard.problem = None
+        except NotReady as error:
+            if error.transient:
+                # Whatever changes in it is news to each of its Triggers.
+                name = manifest["metadata"]["name"]
+                text = f"Knative Service {name}, a shared dispatcher, is not Ready yet"
+                error = NotReady(error.reason, text, transient=True)
+            shard.problem = error
+        shard.manifest = manifest
+
+    async def look(self, broker: Broker) -> None:
+        """Have a Broker's shards as they were applied, and none that is empty; raises
+        `ClusterError`."""
+        identity = Identity(broker.metadata.namespace, broker.metadata.name)
+        record = self.states.brokers[identity]
+        if not record.has_contract or record.state is None:
+            return
+        try:
+            contract = await self.contract(identity)
+            if contract is None:
+                return
+            await contract.check()
+            await self._withdraw_orphans(identity, contract)
+        except (LogError, NotReady) as error:
+            log.info("the contract of Broker %s: %s", identity, error)
+            return
+        await self._find(record, broker)
+        for number, shard in list(record.shards.items()):
+            async with shard.lock:
+                if contract.members(number):
+                    shard.empty_since = None
+                    if shard.manifest is not None:
+                        await self._apply(shard, shard.manifest, broker)
+                elif shard.empty_since is None:
+                    shard.empty_since = _now()
+                elif _now() - shard.empty_since >= EMPTY_FOR:
+                    name = services.shard_name(identity.name, number)
+                    await delete_service(self.cluster, name, broker)
+                    record.shards.pop(number, None)
+
+    async def delete(self, broker: Broker) -> None:
+        """Have none of a Broker's shards; raises `ClusterError`."""
+        identity = Identity(broker.metadata.namespace, broker.metadata.name)
+        record = self.states.brokers[identity]
+        if record.has_contract:
+            await self._find(record, broker)
+            for number in record.shards:
+                name = services.shard_name(identity.name, number)
+                await delete_service(self.cluster, name, broker)
+
+    async def _withdraw_orphans(self, broker: Identity, contract: ContractLog) -> None:
+        """Triggers that went without us: somebody took our finalizer away."""
+        for group, shared in list(contract.records.items()):
+            who = Identity(shared.egress.namespace, shared.egress.trigger)
+            if who not in self.states.triggers:
+                if await self.cluster.get(EVENTING, "Trigger", *who) is None:
+                    log.warning("Trigger %s is gone and was still delivered", who)
+                    await contract.withdraw(group)
+
+    async def _find(self, record: BrokerRecord, broker: Broker) -> None:
+        """Services that an operator before this one applied."""
+        if record.shards_listed:
+            return
+        labels = {services.ROLE: services.SHARD_ROLE}
+        for each in await self.cluster.list(SERVING, "Service", labels):
+            if (
+                services.is_owned(each, broker)
+                and (number := services.shard_number(each)) is not None
+            ):
+                record.shards.setdefault(number, ShardRecord())
+        record.shards_listed = True
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

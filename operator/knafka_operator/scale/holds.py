@@ -1,0 +1,199 @@
+"""Holds: the requests to drain that are kept open for one unit, and how each is held.
+
+    open --drain after drain, with pauses--> stop --> ending --> over
+
+A unit is what has dispatchers of its own: a Trigger, or a shard of many. A drain ends by itself
+when it has been idle; one too many is ended when its request's budget is nearly spent.
+
+Not here: how many there are to be (`scaler`), what lines of progress mean (`scaled_trigger`,
+`scaled_shard`), HTTP (`drains`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
+
+LAST_SECONDS: Final = 5.0
+"""Seconds before a budget's end at which it is decided whether the drain is still wanted."""
+STOP_TIMEOUT: Final = 15.0
+"""Seconds for a drain that was asked to end; then its request is given up."""
+GRACE: Final = 60.0
+"""Seconds past its budget after which a silent drain is given up: a cold start, a slow end."""
+MIN_BACKOFF: Final = 0.5
+MAX_BACKOFF: Final = 10.0
+"""Seconds between a drain that failed and the next: doubled each time, and short enough that a
+subscriber's recovery shows soon."""
+
+Hold: TypeAlias = asyncio.Task[None]
+"""It holds one drain after another, with a pause between them when one fails."""
+Line = TypeVar("Line", DrainProgress, ShardProgress)
+Told = TypeVar("Told", DrainProgress, ShardProgress, contravariant=True)
+Ask: TypeAlias = Callable[[DrainRequest, asyncio.Event], AsyncIterator[Line]]
+"""One request: gives what the dispatcher tells; the event has the drain end."""
+
+
+class Unit(Protocol[Told]):
+    """What requests are held for."""
+
+    @property
+    def wanted(self) -> int:
+        """Requests that it needs now."""
+        ...
+
+    @property
+    def floor(self) -> int:
+        """Requests that it needs even when they end idle."""
+        ...
+
+    @property
+    def cooldown(self) -> float:
+        """Seconds without anything to do after which a drain ends."""
+        ...
+
+    def on_open(self, hold: Hold) -> None:
+        """A request begins."""
+        ...
+
+    def on_line(self, hold: Hold, line: Told) -> None:
+        """It tells its progress."""
+        ...
+
+    def on_close(self, hold: Hold) -> None:
+        """It is over, also if nobody waits for its end any more."""
+        ...
+
+    def on_end(self, ended: Ended, last: Told | None, error: str | None) -> None:
+        """How it ended after its `last` line, and what went wrong, for a person; not called if the
+        dispatcher's process ended by itself."""
+        ...
+
+
+class Holds(Generic[Line]):
+    """The requests of one unit."""
+
+    def __init__(
+        self, unit: Unit[Line], ask: Ask[Line], budget: float, on_over: Callable[[], None]
+    ) -> None:
+        """`on_over` is called when one is held no more."""
+        self._unit: Unit[Line] = unit
+        self._ask: Ask[Line] = ask
+        self._budget = budget
+        self._on_over = on_over
+        self._open: dict[Hold, asyncio.Event] = {}
+        self._ending: set[Hold] = set()
+
+    def __len__(self) -> int:
+        """Those that go on."""
+        return len(self._open)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether one that was stopped isn't over yet."""
+        return bool(self._ending)
+
+    @property
+    def all(self) -> set[Hold]:
+        """Those that go on and those that end."""
+        return self._ending | self._open.keys()
+
+    def open(self) -> None:
+        """One more."""
+        stop = asyncio.Event()
+        self._open[asyncio.create_task(self._hold(stop))] = stop
+
+    def stop(self) -> set[Hold]:
+        """Begin to end all; gives those that weren't ending yet."""
+        stopped, self._open = self._open, {}
+        self._ending |= stopped.keys()
+        for hold, stop in stopped.items():
+            stop.set()
+            asyncio.get_running_loop().call_later(STOP_TIMEOUT, hold.cancel)
+        return set(stopped)
+
+    async def _hold(self, stop: asyncio.Event) -> None:
+        """One drain after another, as long as that many are wanted."""
+        hold = _current()
+        loop = asyncio.get_running_loop()
+        failures = 0
+        try:
+            while True:
+                began = loop.time()
+                ended = await self._drain(hold, stop)
+                if stop.is_set():
+                    return
+                lasted = loop.time() - began
+                if ended in (Ended.IDLE, Ended.BUDGET):
+                    failures = 0
+                    pause = max(0.0, MIN_BACKOFF - lasted)
+                else:
+                    failures = failures + 1 if lasted < MAX_BACKOFF else 1
+                    pause = min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_BACKOFF)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await stop.wait()
+                wanted = self._unit.floor if ended is Ended.IDLE else self._unit.wanted
+                if stop.is_set() or len(self._open) > wanted:
+                    return
+        finally:
+            self._open.pop(hold, None)
+            self._ending.discard(hold)
+            self._on_over()
+
+    async def _drain(self, hold: Hold, stop: asyncio.Event) -> Ended:
+        """Hold one drain until it ends; never raises but if cancelled."""
+        loop = asyncio.get_running_loop()
+        needless = len(self._open) > self._unit.floor
+        request = DrainRequest(
+            # One that min-scale wants has no reason to end when idle, only to begin anew.
+            idle=self._unit.cooldown if needless else self._budget,
+            budget=self._budget,
+        )
+        last: Line | None = None
+        self._unit.on_open(hold)
+
+        def stop_if_needless() -> None:
+            going_on = sum(not each.is_set() for each in self._open.values())
+            if going_on > self._unit.wanted:
+                stop.set()
+
+        deciding = loop.call_later(self._budget - LAST_SECONDS, stop_if_needless)
+        asking = self._ask(request, stop)
+        try:
+            async with asyncio.timeout(self._budget + GRACE):
+                async for line in asking:
+                    last = line
+                    self._unit.on_line(hold, line)
+        except Exception as error:  # Whatever it is, the status says so and it is tried again.
+            self._unit.on_end(Ended.FAILED, last, f"the drain failed: {explain(error)}")
+            return Ended.FAILED
+        finally:
+            deciding.cancel()
+            self._unit.on_close(hold)
+        ended, said = (None, None) if last is None else (last.ended, last.error)
+        match ended:
+            case Ended.IDLE | Ended.BUDGET:
+                self._unit.on_end(ended, last, None)
+            case Ended.STOPPED if stop.is_set():
+                self._unit.on_end(ended, last, None)
+            case Ended.FAILED:
+                why = said or "it did not say why"
+                self._unit.on_end(ended, last, f"the drain failed: {why}")
+            case None:
+                self._unit.on_end(Ended.FAILED, last, "the drain failed: it broke off")
+        return ended or Ended.FAILED
+
+
+def explain(error: Exception) -> str:
+    """What it says, or at least what it is."""
+    return str(error) or type(error).__name__
+
+
+def _current() -> Hold:
+    task = asyncio.current_task()
+    assert task is not None
+    return task

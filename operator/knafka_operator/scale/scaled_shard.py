@@ -1,0 +1,136 @@
+"""One shard: the Triggers that it has, and what its request reports of each.
+
+Many Triggers have one request, so one pod (docs/decisions/0019-contract-topic.md). What they cost
+here they cost once a request; a line costs as much as it has changes.
+
+Not here: which Trigger is in which shard (whose caller says so), holding the request (`holds`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from knafka.core.contract import Shard
+from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended, ShardProgress
+from knafka_operator.scale.holds import Hold, Holds
+from knafka_operator.scale.scaled_trigger import ScaledTrigger, has_settled, sum_progress
+
+_NO_COUNTS: Final[dict[str, Any]] = dict.fromkeys(COUNTED, 0)
+
+
+class ScaledShard:
+    """A shard whose Triggers the scaler watches; the `Unit` of its request."""
+
+    holds: Holds[ShardProgress]
+    """Its request: one at most."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.error: str | None = None
+        """What went wrong last with all of them."""
+        self.changed = asyncio.Event()
+        """Set, and replaced, when its position in the contract's topic has changed."""
+        self._members: dict[str, ScaledTrigger] = {}
+        """By group."""
+        self._is_open = False
+        self._contract: int | None = None
+        """Of the open request; None: it has told nothing yet."""
+        self._told: dict[str, DrainProgress] = {}
+        """Of the open request, the last of each group, whether it is a member or not."""
+        self._counted: dict[str, Counts] = {}
+        """Of the open request, what of each group's counts is in its Trigger's."""
+
+    @property
+    def wanted(self) -> int:
+        return int(any(each.scale.replicas for each in self._members.values()))
+
+    @property
+    def floor(self) -> int:
+        return int(any(each.floor for each in self._members.values()))
+
+    @property
+    def cooldown(self) -> float:
+        return max((each.cooldown for each in self._members.values()), default=0.0)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._members
+
+    @property
+    def topics(self) -> set[str]:
+        """Of its members."""
+        return {each.egress.topic for each in self._members.values()}
+
+    def add(self, trigger: ScaledTrigger) -> None:
+        """Have it; also while a request is open, which goes on."""
+        group = trigger.egress.group
+        self._members[group] = trigger
+        trigger.shard = self
+        if (progress := self._told.get(group)) is not None:
+            self._count(trigger, progress)
+
+    def remove(self, trigger: ScaledTrigger) -> None:
+        """Have it no more: its record in the contract's topic is gone, or another shard's."""
+        group = trigger.egress.group
+        del self._members[group]
+        self._told.pop(group, None)
+        trigger.shard = trigger.drain_error = None
+
+    def open(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
+        """What a member's drain does right now, without counts; empty: no request is open."""
+        if not self._is_open:
+            return ()
+        told = self._told.get(trigger.egress.group)
+        return (told.model_copy(update=_NO_COUNTS) if told is not None else DrainProgress(),)
+
+    def has_applied(self, position: int) -> bool:
+        """Whether nothing drains that isn't known to deliver by all records before `position`."""
+        if not self.holds.all:
+            return True
+        return self._is_open and self._contract is not None and self._contract >= position
+
+    def on_open(self, hold: Hold) -> None:
+        self._is_open, self._contract = True, None
+        self._told, self._counted = {}, {}
+
+    def on_line(self, hold: Hold, line: ShardProgress) -> None:
+        for group, progress in line.egresses.items():
+            self._told[group] = progress
+            if (member := self._members.get(group)) is not None:
+                self._count(member, progress)
+        if line.contract != self._contract:
+            self._contract = line.contract
+            self.notify()
+
+    def on_close(self, hold: Hold) -> None:
+        self._is_open = False
+
+    def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
+        self.error = error
+        if ended not in (Ended.IDLE, Ended.BUDGET) or last is None:
+            return
+        for group, progress in last.egresses.items():
+            member = self._members.get(group)
+            if member is not None and progress.error is None:
+                member.drain_error = None
+                member.joined()
+
+    def notify(self) -> None:
+        """Wake those who wait for `has_applied`."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def _count(self, member: ScaledTrigger, progress: DrainProgress) -> None:
+        group, counts = member.egress.group, progress.counts
+        grown = counts - self._counted.get(group, Counts())
+        if any(getattr(grown, name) < 0 for name in COUNTED):
+            grown = counts  # Whoever tells it has begun to count anew.
+        self._counted[group] = counts
+        of_line = {name: getattr(grown, name) for name in COUNTED}
+        member.ended = sum_progress([member.ended, DrainProgress(**of_line)], [])
+        if progress.error is not None:
+            member.drain_error = f"the drain failed: {progress.error}"
+        elif has_settled(grown):
+            member.drain_error = self.error = None

@@ -1,0 +1,128 @@
+"""`knafka trace` on a real Kafka: an event found in a topic, and what its group has committed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from support.kafka import Kafka, MakeTopic
+
+from knafka.core.errors import LogError
+from knafka.core.event import Event
+from knafka.core.kafka_binding import to_record
+from knafka.ports.log import OffsetAndMetadata, Record
+from knafka_local import searching
+from knafka_local.searching import Search, is_event
+from knafka_local.tracing import committed_in
+
+pytestmark = pytest.mark.kafka
+
+NOW = int(time.time() * 1000)
+
+
+def append(kafka: Kafka, topic: str, id_: str, *, ago: float, partition: int = 0) -> None:
+    """`ago`: seconds."""
+    draft = to_record(Event({"specversion": "1.0", "id": id_, "source": "/s", "type": "t"}, b"1"))
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    producer.produce(
+        topic, draft.value, headers=list(draft.headers), partition=partition,
+        timestamp=NOW - int(ago * 1000),
+    )  # fmt: skip
+    assert producer.flush(30) == 0
+
+
+def look(kafka: Kafka, topic: str, id_: str, ago: float) -> tuple[Search, list[int]]:
+    """The search, and how many records it had read each time it said."""
+    search = Search(topic)
+    said: list[int] = []
+    searching.run(
+        {"bootstrap.servers": kafka.bootstrap_servers}, search, is_event(id_, None),
+        NOW / 1000 - ago, lambda now: said.append(now.read),
+    )  # fmt: skip
+    return search, said
+
+
+def test_every_record_of_an_event_is_found_newest_chunk_first(
+    kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "CHUNK", 2)
+    name = topic(partitions=2)
+    for number, id_ in enumerate(["a", "wanted", "b", "c", "wanted", "d"]):
+        append(kafka, name, id_, ago=100 - number * 10)
+    append(kafka, name, "wanted", ago=75, partition=1)
+    search, said = look(kafka, name, "wanted", 3600)
+    assert [(each.partition(), each.offset()) for each in search.found] == [(0, 1), (1, 0), (0, 4)]
+    assert said == [3, 5, 7]
+    assert search.whole
+    assert search.ended
+
+
+def test_each_record_is_looked_at_once(
+    kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a partition has many more than another, which ends in the middle of a round."""
+    monkeypatch.setattr(searching, "CHUNK", 70)
+    name = topic(partitions=4)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in range(1000):
+        producer.produce(name, str(number).encode(), partition=number % 10 % 4)
+    assert producer.flush(30) == 0
+    search = Search(name)
+    seen: list[bytes | None] = []
+
+    def note(record: Record) -> bool:
+        seen.append(record.value())
+        return False
+
+    connection = {"bootstrap.servers": kafka.bootstrap_servers}
+    searching.run(connection, search, note, 0.0, lambda now: None)
+    assert sorted(int(each or b"") for each in seen) == list(range(1000))
+    assert search.ended
+
+
+def test_what_is_older_is_not_read(kafka: Kafka, topic: MakeTopic) -> None:
+    name = topic(partitions=3)
+    append(kafka, name, "wanted", ago=200)
+    append(kafka, name, "wanted", ago=100, partition=1)
+    append(kafka, name, "other", ago=50)
+    search, _ = look(kafka, name, "wanted", 150)
+    assert [(each.partition(), each.offset()) for each in search.found] == [(1, 0)]
+    assert (search.read, search.total, search.whole) == (2, 2, False)
+    nothing, _ = look(kafka, name, "wanted", 10)
+    assert (nothing.found, nothing.total) == ([], 0)
+
+
+def test_a_topic_that_ends_with_a_transaction_is_read_to_its_end(
+    kafka: Kafka, topic: MakeTopic
+) -> None:
+    """Its marker has an offset and is no record."""
+    name = topic()
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"search-{name}"}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(name, b"1", headers=[("ce_id", b"wanted")])
+    producer.commit_transaction(30)
+    search, _ = look(kafka, name, "wanted", 3600)
+    assert [each.offset() for each in search.found] == [0]
+    assert (search.read, search.total) == (2, 2)
+
+
+def test_a_topic_that_is_not_there_is_an_error(kafka: Kafka) -> None:
+    with pytest.raises(LogError):
+        look(kafka, "search-of-nobody", "1", 10)
+
+
+def test_what_a_group_has_committed_is_asked_without_joining_it(
+    kafka: Kafka, topic: MakeTopic
+) -> None:
+    name = topic(partitions=2)
+    group = f"group-{name}"
+    member = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
+    place = TopicPartition(name, 1, 7, metadata="k1:")
+    member.commit(offsets=[place], asynchronous=False)
+    member.close()
+    committed = committed_in({"bootstrap.servers": kafka.bootstrap_servers})
+    assert committed(group, name, [0, 1]) == {1: OffsetAndMetadata(7, "k1:")}

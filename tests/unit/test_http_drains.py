@@ -1,0 +1,189 @@
+"""Requests to drain over HTTP, for a Trigger's own dispatcher and for a shard."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, cast
+
+import pytest
+from support.loopback import HOST, LoopbackServer
+from support.scaling import SHARD, egress
+
+from knafka.core import documents
+from knafka.core.drain import STOP, DrainProgress, DrainRequest, Ended, ShardProgress
+from knafka.core.errors import InvalidDocument
+from knafka_operator.scale.drains import DrainRefused, HttpDrains
+
+REQUEST = DrainRequest(idle=5, budget=60)
+KINDS = ["own", "shard"]
+
+
+class Dispatcher:
+    """Answers each request with the lines that a test has it tell."""
+
+    def __init__(self) -> None:
+        self.status = "200 OK"
+        self.heads: list[bytes] = []
+        self.told: asyncio.Queue[bytes] = asyncio.Queue()
+        """Lines of the request's body; an empty one is its end."""
+        self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.hung_up = asyncio.Event()
+
+    def tell(self, **line: Any) -> None:
+        self.lines.put_nowait(json.dumps(line).encode() + b"\n")
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(f"HTTP/1.1 {self.status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        reading = asyncio.create_task(self._read(reader))
+        try:
+            while (line := await self.lines.get()) is not None:
+                writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+            writer.write(b"0\r\n\r\n")
+            await writer.drain()
+        finally:
+            reading.cancel()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while size := int(await reader.readline(), 16):
+                self.told.put_nowait((await reader.readexactly(size + 2))[:-2])
+            self.told.put_nowait(b"")
+        except (ValueError, asyncio.IncompleteReadError, ConnectionError):
+            self.hung_up.set()
+            self.lines.put_nowait(None)
+
+
+class Asking:
+    """One kind of request to that dispatcher."""
+
+    def __init__(self, kind: str, dispatcher: Dispatcher, port: int) -> None:
+        self.is_shard = kind == "shard"
+        url = f"http://{HOST}:{port}/"
+        self.drains = HttpDrains({SHARD.group if self.is_shard else "shop/mail": url})
+        self.stop = asyncio.Event()
+        self._dispatcher = dispatcher
+
+    def tell(self, **line: Any) -> None:
+        """Have the dispatcher tell this, as it is told by its kind."""
+        self._dispatcher.tell(**(line | {"contract": 7} if self.is_shard else line))
+
+    def __call__(self) -> AsyncGenerator[DrainProgress | ShardProgress, None]:
+        held: AsyncIterator[DrainProgress | ShardProgress]
+        if self.is_shard:
+            held = self.drains.hold_shard(SHARD, REQUEST, self.stop)
+        else:
+            held = self.drains.hold("shop/mail", egress(), REQUEST, self.stop)
+        return cast("AsyncGenerator[DrainProgress | ShardProgress, None]", held)
+
+
+@pytest.fixture
+async def dispatcher() -> Dispatcher:
+    return Dispatcher()
+
+
+@pytest.fixture(params=KINDS)
+async def asking(request: pytest.FixtureRequest, dispatcher: Dispatcher) -> AsyncIterator[Asking]:
+    async with LoopbackServer(dispatcher.handle) as server:
+        asking = Asking(request.param, dispatcher, server.port)
+        yield asking
+        await asking.drains.close()
+
+
+async def test_a_request_says_whom_it_is_for(asking: Asking, dispatcher: Dispatcher) -> None:
+    """A dispatcher that has another Egress, or another shard, refuses."""
+    asking.tell()
+    held = asking()
+    await anext(held)
+    assert dispatcher.heads[0].startswith(b"POST /drain HTTP/1.1\r\n")
+    asked = documents.parse_json(DrainRequest, (await dispatcher.told.get()).decode())
+    if asking.is_shard:
+        assert asked == REQUEST.model_copy(update={"shard": "shard-0"})
+    else:
+        assert asked == REQUEST.model_copy(update={"egress": documents.digest(egress())})
+    asking.tell(ended="budget")
+    dispatcher.lines.put_nowait(None)
+    assert [line.ended async for line in held] == [Ended.BUDGET]
+
+
+async def test_a_drain_that_is_to_end_is_told_so_and_says_that_it_has(
+    asking: Asking, dispatcher: Dispatcher
+) -> None:
+    asking.tell()
+    held = asking()
+    assert (await anext(held)).ended is None
+    await dispatcher.told.get()
+    last = asyncio.create_task(anext(held))
+    asking.stop.set()
+    assert await dispatcher.told.get() == STOP
+    assert not last.done()
+    asking.tell(ended="stopped")
+    assert (await last).ended is Ended.STOPPED
+    dispatcher.lines.put_nowait(None)
+    assert [line async for line in held] == []
+    assert not dispatcher.hung_up.is_set()
+
+
+async def test_leaving_hangs_up_and_ends_no_drain(asking: Asking, dispatcher: Dispatcher) -> None:
+    """The lease goes on: what merely ends, such as the operator, ends no drain."""
+    asking.tell()
+    async with aclosing(asking()) as held:
+        await anext(held)
+        await dispatcher.told.get()
+    await dispatcher.hung_up.wait()
+    assert dispatcher.told.empty()
+
+
+@pytest.mark.parametrize("status", ["409 Conflict", "412 Precondition Failed"])
+async def test_a_dispatcher_that_refuses_is_quoted(
+    asking: Asking, dispatcher: Dispatcher, status: str
+) -> None:
+    dispatcher.status = status
+    dispatcher.lines.put_nowait(b"this dispatcher has another shard\n")
+    dispatcher.lines.put_nowait(None)
+    with pytest.raises(DrainRefused, match=f"{status[:3]}: this dispatcher has another shard$"):
+        await anext(asking())
+
+
+async def test_what_is_no_progress_is_an_error(asking: Asking, dispatcher: Dispatcher) -> None:
+    asking.tell(unsettled="none", egresses="none")
+    with pytest.raises(InvalidDocument):
+        await anext(asking())
+
+
+@pytest.mark.parametrize("asking", ["shard"], indirect=True)
+async def test_a_shards_lines_tell_of_each_egress(asking: Asking, dispatcher: Dispatcher) -> None:
+    dispatcher.tell(contract=7, egresses={"a": {"read": 2, "delivered": 2, "partitions": [1]}})
+    dispatcher.tell(
+        contract=8, egresses={"b": {"error": "no such topic"}}, ended="failed", error="x"
+    )
+    dispatcher.lines.put_nowait(None)
+    assert [line async for line in asking()] == [
+        ShardProgress(
+            contract=7, egresses={"a": DrainProgress(read=2, delivered=2, partitions=(1,))}
+        ),
+        ShardProgress(
+            contract=8,
+            egresses={"b": DrainProgress(error="no such topic")},
+            ended=Ended.FAILED,
+            error="x",
+        ),
+    ]
+
+
+@pytest.mark.parametrize("asking", ["shard"], indirect=True)
+async def test_a_line_may_have_thousands_of_egresses(
+    asking: Asking, dispatcher: Dispatcher
+) -> None:
+    """A shard's first and last line have all; aiohttp's own limit is 128 KiB."""
+    everybody = {
+        f"group-{number:_>200}": {"read": number, "congestion": "10 attempts failed" * 5}
+        for number in range(5000)
+    }
+    dispatcher.tell(contract=7, egresses=everybody)
+    line = await anext(asking())
+    assert isinstance(line, ShardProgress)
+    assert len(line.egresses) == 5000

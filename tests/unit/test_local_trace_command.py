@@ -1,0 +1,151 @@
+"""What `knafka trace` prints, and when it fails; Kafka is in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog
+from knafka.core.contract import Egress, Ingress, Kafka, Sink
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of
+from knafka.core.delivery import Reason
+from knafka.core.event import Event
+from knafka.core.kafka_binding import to_record
+from knafka.ports.log import OffsetAndMetadata
+from knafka_local import searching, trace_command, tracing
+from knafka_local.cli import app
+from knafka_local.installation import Installation, State
+from knafka_local.searching import Search
+
+KAFKA = Kafka(bootstrap_servers="k:1")
+RUNNING = State(
+    pid=1,
+    url="http://127.0.0.1:1",
+    bootstrap_servers="k:1",
+    ingresses=tuple(
+        Ingress(namespace="shop", broker=each, topic=each, kafka=KAFKA) for each in ("main", "more")
+    ),
+    egresses=tuple(
+        Egress(
+            namespace="shop", broker=broker, trigger=trigger, topic=broker, group=trigger,
+            dead_letter_topic=f"dead-{trigger}", kafka=KAFKA, subscriber=Sink(url="http://s/"),
+        )
+        for broker, trigger in (("main", "mail"), ("main", "audit"), ("more", "other"))
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
+    """What runs has this log in Kafka's place."""
+    found = MemoryLog()
+    found.create("main")
+    found.create("more")
+
+    def run(_: Any, search: Search, wanted: Any, since: float, progress: Any) -> None:
+        records = [record for each in found.topics[search.topic] for record in each]
+        search.total = len(records)
+        search.whole = since == 0
+        for record in reversed(records):
+            if record.value() == b"interrupt":
+                raise KeyboardInterrupt
+            search.read += 1
+            search.found += [record] if wanted(record) else []
+        progress(search)
+
+    def with_kafka(_: State, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+        return asyncio.run(ask(MemoryAdmin(found)))
+
+    def committed_in(_: Any) -> tracing.Committed:
+        return lambda group, topic, partitions: dict.fromkeys(partitions, OffsetAndMetadata(1))
+
+    monkeypatch.setattr(Installation, "running", lambda _: RUNNING)
+    monkeypatch.setattr(searching, "run", run)
+    monkeypatch.setattr(trace_command, "with_kafka", with_kafka)
+    monkeypatch.setattr(tracing, "committed_in", committed_in)
+    return found
+
+
+def store(memory: MemoryLog, topic: str, data: bytes, source: str = "/shop") -> None:
+    about = {"specversion": "1.0", "id": "1", "source": source, "type": "order"}
+    draft = to_record(Event(about, data))
+    memory.store(topic, draft.key, draft.value, draft.headers)
+
+
+def knafka(*arguments: str, data: Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["trace", *arguments, "--data-dir", str(data)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_each_record_is_printed_with_the_triggers_of_its_broker(
+    memory: MemoryLog, tmp_path: Path
+) -> None:
+    store(memory, "main", b"1")
+    store(memory, "main", b"2", source="/other")
+    store(memory, "more", b"1")
+    code, printed, _ = knafka("1", data=tmp_path)
+    assert code == 0
+    assert printed.count("order 1 from /") == 3
+    assert ", at main/0/0" in printed
+    assert "shop/mail   settled  no dead letter: delivered" in printed
+    assert "shop/audit  waiting  it is next" in printed
+    assert printed.count("shop/other") == 1
+    _, printed, _ = knafka("1", "--broker", "shop/main", "--source", "/shop", data=tmp_path)
+    assert printed.count("order 1 from /shop") == 1
+    assert "shop/other" not in printed
+
+
+def test_json_is_one_object(memory: MemoryLog, tmp_path: Path) -> None:
+    store(memory, "main", b"1")
+    code, printed, _ = knafka("1", "--json", data=tmp_path)
+    found = json.loads(printed)
+    assert (code, found["complete"]) == (0, True)
+    (event,) = found["events"]
+    assert (event["id"], event["topic"], event["partition"], event["offset"]) == ("1", "main", 0, 0)
+    assert [each["state"] for each in event["deliveries"]] == ["settled", "settled"]
+
+
+def test_an_event_that_is_not_there_says_where_it_may_be(memory: MemoryLog, tmp_path: Path) -> None:
+    code, _, said = knafka("1", data=tmp_path)
+    assert code == 1
+    assert "no event 1 is in main, more since " in said
+    assert "--since 7d" in said
+    code, _, said = knafka("1", "--since", "start", data=tmp_path)
+    assert code == 1
+    assert "it was not accepted, or Kafka has deleted it by now" in said
+    assert "--since" not in said
+
+
+def test_a_dead_letter_outlives_its_event(memory: MemoryLog, tmp_path: Path) -> None:
+    """Kafka deletes what is old from the Broker's topic; dead letters are kept."""
+    memory.create("dead-mail")
+    about = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order"}
+    draft = to_record(Event(about, b"1"))
+    failure = Failure("http://s/", Reason.STATUS, 3, 0.0, 1.5, 500)
+    headers, value = dead_letter_of(
+        draft.headers, draft.value, failure, Origin("shop", "main", "mail", "main", 0, 0)
+    )
+    memory.store("dead-mail", draft.key, value, headers)
+    code, _, said = knafka("1", data=tmp_path)
+    assert code == 1
+    assert "its dead letter is kept: mail: order 1 from /shop (status 500)" in said
+
+
+def test_what_was_found_until_ctrl_c_is_shown(memory: MemoryLog, tmp_path: Path) -> None:
+    memory.store("main", None, b"interrupt", [])
+    store(memory, "main", b"1")
+    code, printed, said = knafka("1", "--broker", "shop/main", data=tmp_path)
+    assert code == 0
+    assert "order 1 from /shop" in printed
+    assert "interrupted: 1 older records of main were not looked at" in said
+
+
+def test_a_time_that_is_none_is_refused(memory: MemoryLog, tmp_path: Path) -> None:
+    assert knafka("1", "--since", "yesterday", data=tmp_path)[0] == 2

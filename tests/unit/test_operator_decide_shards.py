@@ -1,0 +1,361 @@
+"""What is decided of a Trigger that shares a dispatcher, or moves: effects, order and place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from knafka.clients.memory_log import MemoryRecord
+from knafka.core import names
+from knafka.core.contract import Egress, Kafka, SharedEgress, Sink
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, LogError
+from knafka_operator.decide import shards
+from knafka_operator.decide import trigger as triggers
+from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.effects import (
+    TRIGGER_ORDER,
+    ApplyDispatcher,
+    ApplyShard,
+    AwaitReplacement,
+    AwaitShard,
+    ClaimGroup,
+    CommitOffsets,
+    CreateContract,
+    DeleteDispatcher,
+    DeleteFunctions,
+    DeleteGroup,
+    HandOver,
+    PromiseGroup,
+    PublishStatus,
+    StartDelivery,
+    StopDelivery,
+    WakeDispatcher,
+    WriteContract,
+)
+from knafka_operator.decide.shards import Contract
+from knafka_operator.decide.trigger import BrokerState, ObservedTrigger, Watched
+from knafka_operator.model.isolation import Isolation, declared_isolation
+from knafka_operator.model.resources import ISOLATION, Broker, Trigger
+from knafka_operator.model.settings import Settings
+
+SETTINGS = Settings(namespace="knafka", image="knafka:latest", shard_size=2)
+KAFKA = Kafka(bootstrap_servers="kafka:9092")
+BROKER = parse(
+    Broker,
+    {
+        "apiVersion": "eventing.knative.dev/v1",
+        "kind": "Broker",
+        "metadata": {"namespace": "shop", "name": "default", "uid": "u1"},
+    },
+)
+STATE = BrokerState(
+    BROKER, Topic("events", 4, 3, {"min.insync.replicas": "2"}), 4, Defaults(kafka=KAFKA), None,
+    kafka=None, ready="True",
+)  # fmt: skip
+GROUP = names.trigger_group("shop", "orders")
+FIRST = names.shard_group("shop", "default", 0)
+SHARED = {ISOLATION: "shared"}
+OWN = {ISOLATION: "own"}
+PAUSED = {"knafka.dev/paused": "true"}
+MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "1"}
+IN_SHARD = {"group.id": GROUP, shards.DISPATCHER: "default-kn-shard-0"}
+BY_ITSELF = {"group.id": GROUP, shards.DISPATCHER: "orders-kn-dispatcher"}
+READY = [{"type": "Ready", "status": "True"}]
+NOBODYS = Contract(exists=True)
+
+
+def decide(
+    annotations: dict[str, str], status: dict[str, str] | None = None, **seen: Any
+) -> triggers.TriggerDecision[None]:
+    document = {
+        "apiVersion": "eventing.knative.dev/v1",
+        "kind": "Trigger",
+        "metadata": {
+            "namespace": "shop",
+            "name": "orders",
+            "uid": "u2",
+            "annotations": annotations,
+        },
+        "spec": {"broker": "default", "subscriber": {"uri": "http://there/"}},
+        "status": {"annotations": status or {}, "conditions": READY if status else []},
+    }
+    given: dict[str, Any] = {
+        "broker": STATE,
+        "subscriber": Sink(url="http://there/"),
+        "contract": NOBODYS,
+        **seen,
+    }
+    observed: ObservedTrigger[None] = ObservedTrigger(document, parse(Trigger, document), **given)
+    decision = triggers.decide(observed, frozenset(), SETTINGS)
+    places = [TRIGGER_ORDER.index(each) for each in kinds(decision.effects)]
+    assert places == sorted(places)
+    return decision
+
+
+def kinds(effects: Sequence[object]) -> list[Any]:
+    return [type(each) for each in effects]
+
+
+def watched(annotations: dict[str, str]) -> Watched[None]:
+    """How it is delivered where it declares these."""
+    found = decide(annotations).watched
+    assert found is not None
+    return found
+
+
+def has(egress: Egress | None = None) -> Contract:
+    """A contract in which it has a record."""
+    record = SharedEgress(shard=FIRST, egress=egress or watched(SHARED).egress)
+    return Contract(exists=True, records={GROUP: record}, numbers={GROUP: 0})
+
+
+OTHERS = watched(SHARED).egress.model_copy(update={"max_in_flight": 3})
+MOVED = watched(SHARED).egress.model_copy(update={"topic": "before"})
+LEAVING = Contract(exists=True, leaving={GROUP: 1})
+OFFSETS = [ClaimGroup, DeleteGroup, CommitOffsets]
+RECORD = [WriteContract, StartDelivery]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "status", "seen", "effects"),
+    [
+        pytest.param(
+            SHARED,
+            {},
+            {"contract": Contract()},
+            [*OFFSETS, PromiseGroup, CreateContract, ApplyShard, *RECORD, AwaitShard],
+            id="new, the first of its Broker",
+        ),
+        pytest.param(
+            SHARED, {}, {}, [*OFFSETS, PromiseGroup, ApplyShard, *RECORD, AwaitShard], id="new"
+        ),
+        pytest.param(
+            SHARED,
+            IN_SHARD,
+            {"watched": watched(SHARED), "contract": has()},
+            [ClaimGroup, PromiseGroup, ApplyShard],
+            id="as it was",
+        ),
+        pytest.param(
+            SHARED,
+            IN_SHARD,
+            {"contract": has()},
+            [ClaimGroup, PromiseGroup, ApplyShard, StartDelivery],
+            id="after a start",
+        ),
+        pytest.param(
+            SHARED,
+            IN_SHARD,
+            {"watched": watched(SHARED), "contract": has(OTHERS)},
+            [ClaimGroup, PromiseGroup, ApplyShard, WriteContract, AwaitShard],
+            id="changed",
+        ),
+        pytest.param(
+            SHARED,
+            IN_SHARD,
+            {"contract": has(MOVED)},
+            [
+                *(StopDelivery, ClaimGroup, PromiseGroup, ApplyShard),
+                *(*RECORD, AwaitShard),
+            ],
+            id="of another topic",
+        ),
+        pytest.param(
+            SHARED,
+            BY_ITSELF,
+            {"watched": watched(OWN)},
+            [
+                *(ClaimGroup, PromiseGroup, ApplyShard, HandOver, *RECORD),
+                *(DeleteDispatcher, AwaitShard),
+            ],
+            id="from its own",
+        ),
+        pytest.param(
+            SHARED,
+            BY_ITSELF,
+            {"watched": watched({**OWN, **MIN_SCALE})},
+            [
+                *(ClaimGroup, PromiseGroup, ApplyShard, HandOver, *RECORD),
+                *(DeleteDispatcher, AwaitShard, AwaitReplacement),
+            ],
+            id="from its own, which drains unasked",
+        ),
+        pytest.param(
+            SHARED,
+            BY_ITSELF,
+            {"contract": has()},
+            [
+                *(ClaimGroup, PromiseGroup, ApplyShard, StartDelivery),
+                *(DeleteDispatcher, AwaitReplacement),
+            ],
+            id="from its own, as far as an operator came that died",
+        ),
+        pytest.param(
+            OWN,
+            IN_SHARD,
+            {"watched": watched(SHARED), "contract": has()},
+            [ClaimGroup, PromiseGroup, ApplyDispatcher, WakeDispatcher, HandOver, StartDelivery],
+            id="to its own",
+        ),
+        pytest.param(
+            OWN,
+            IN_SHARD,
+            {"contract": LEAVING},
+            [ClaimGroup, PromiseGroup, ApplyDispatcher, WakeDispatcher, HandOver, StartDelivery],
+            id="to its own, while the shard may not have let go",
+        ),
+        pytest.param(
+            {**OWN, **MIN_SCALE},
+            IN_SHARD,
+            {"watched": watched(SHARED), "contract": has()},
+            [
+                *(StopDelivery, ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery),
+                AwaitReplacement,
+            ],
+            id="to its own, which drains unasked",
+        ),
+        pytest.param(
+            {**SHARED, **PAUSED},
+            IN_SHARD,
+            {"watched": watched(SHARED), "contract": has()},
+            [
+                *(StopDelivery, DeleteFunctions, ClaimGroup, PromiseGroup, StartDelivery),
+                AwaitReplacement,
+            ],
+            id="paused",
+        ),
+        pytest.param(
+            SHARED, {}, {"contract": None},
+            [*OFFSETS, PromiseGroup, ApplyDispatcher, StartDelivery],
+            id="where nothing is shared",
+        ),
+        pytest.param(
+            SHARED, {}, {"contract": LogError("away")}, [], id="while its contract can't be read"
+        ),
+    ],
+)  # fmt: skip
+def test_a_shared_triggers_effects_in_their_order(
+    annotations: dict[str, str], status: dict[str, str], seen: dict[str, Any], effects: list[type]
+) -> None:
+    assert kinds(decide(annotations, status, **seen).effects) == effects
+
+
+WINDOWS: list[tuple[type, type]] = [
+    (StopDelivery, CommitOffsets),
+    (CommitOffsets, WriteContract),
+    (PromiseGroup, WriteContract),
+    (PromiseGroup, ApplyDispatcher),  # the Service is written down before it is there
+    (CreateContract, ApplyShard),  # what follows a topic finds it
+    (ApplyShard, HandOver),
+    (ApplyShard, WriteContract),
+    (ApplyDispatcher, WakeDispatcher),
+    (WakeDispatcher, HandOver),
+    (HandOver, WriteContract),
+    (HandOver, StartDelivery),
+    (WriteContract, DeleteDispatcher),
+    (WriteContract, AwaitShard),
+    (StartDelivery, AwaitShard),  # which is asked of those that are asked to drain
+    (AwaitShard, PublishStatus),
+    (DeleteDispatcher, AwaitReplacement),
+]
+
+
+@pytest.mark.parametrize(("first", "then"), WINDOWS, ids=lambda each: each.__name__)
+def test_a_move_has_an_order(first: type, then: type) -> None:
+    order: tuple[type, ...] = TRIGGER_ORDER
+    assert order.index(first) < order.index(then)
+
+
+def test_a_service_of_its_own_is_written_down_before_it_is_made() -> None:
+    (promise,) = (
+        each for each in decide(OWN, IN_SHARD, contract=has()).effects
+        if isinstance(each, PromiseGroup)
+    )  # fmt: skip
+    assert promise.dispatcher == "orders-kn-dispatcher"
+
+
+def test_a_service_of_its_own_stays_written_down_until_it_is_deleted() -> None:
+    moving = decide(SHARED, BY_ITSELF, watched=watched(OWN)).effects
+    assert [each.dispatcher for each in moving if isinstance(each, PromiseGroup)] == [None]
+    assert DeleteDispatcher("orders-kn-dispatcher", "default-kn-shard-0") in moving
+
+
+@pytest.mark.parametrize(
+    ("trigger", "broker", "default", "is_"),
+    [
+        (None, None, "own", "own"),
+        (None, None, "shared", "shared"),
+        (None, "shared", "own", "shared"),
+        (None, "own", "shared", "own"),
+        ("own", "shared", "shared", "own"),
+        ("shared", "own", "own", "shared"),
+    ],
+)
+def test_the_nearest_that_declares_an_isolation_decides(
+    trigger: str | None, broker: str | None, default: str, is_: str
+) -> None:
+    def with_(declared: str | None, of: Any) -> Any:
+        annotations = {} if declared is None else {ISOLATION: declared}
+        metadata = of.metadata.model_copy(update={"annotations": annotations})
+        return of.model_copy(update={"metadata": metadata})
+
+    found = shards.isolation(with_(trigger, BROKER), with_(broker, BROKER), Isolation(default))
+    assert found is Isolation(is_)
+
+
+@pytest.mark.parametrize("text", ["", "Shared", "own ", "alone"])
+def test_another_isolation_is_refused(text: str) -> None:
+    wrong = decide({ISOLATION: text}, IN_SHARD, contract=has())
+    assert wrong.effects == ()
+    with pytest.raises(InvalidDocument, match="want own, shared"):
+        declared_isolation({ISOLATION: text})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "number"),
+    [
+        ({}, 0),
+        ({"a": 0}, 0),
+        ({"a": 0, "b": 0}, 1),
+        ({"a": 0, "b": 0, "c": 1, "d": 1}, 2),
+        ({"a": 1, "b": 1, "c": 0}, 0),
+        ({"a": 0, "b": 0, GROUP: 0}, 0),
+        ({GROUP: 3}, 3),
+    ],
+)
+def test_a_trigger_stays_in_its_shard_and_a_new_one_gets_the_lowest_with_room(
+    numbers: dict[str, int], number: int
+) -> None:
+    assert shards.number_for(GROUP, numbers, 2) == number
+
+
+def test_a_contracts_topic_is_as_durable_as_its_brokers() -> None:
+    topic = shards.contract_topic(BROKER, STATE.topic)
+    assert (topic.name, topic.partitions) == (names.contract_topic("shop", "default"), 1)
+    assert topic.config == {"cleanup.policy": "compact", "min.insync.replicas": "2"}
+    assert topic.replication == 3
+
+
+def test_beside_an_external_topic_the_contract_is_a_topic_of_ours() -> None:
+    external = Topic("legacy", 4, 1, {"min.insync.replicas": "2"}, external=True)
+    topic = shards.contract_topic(BROKER, external)
+    assert (topic.name, topic.replication) == (names.contract_topic("shop", "default"), -1)
+    assert (topic.external, topic.config) == (False, {"cleanup.policy": "compact"})
+
+
+def test_a_contract_is_what_its_last_records_say() -> None:
+    def record(group: str, value: bytes | None) -> MemoryRecord:
+        return MemoryRecord("contract", 0, 0, group.encode(), value, None)
+
+    text = has().records[GROUP].model_dump_json(by_alias=True).encode()
+    records = [
+        record("a", text), record("b", text), record("c", text), record("d", b"{}"),
+        record("a", None), record("b", b"no JSON"), record("d", text),
+    ]  # fmt: skip
+    found = shards.read(records)
+    assert found.keys() == {"c", "d"}
+    assert found["c"] == has().records[GROUP]
+    assert shards.numbers_of("shop", "default", found) == {"c": 0, "d": 0}

@@ -1,0 +1,380 @@
+"""Triggers that share a dispatcher: what the operator makes of them, and how one moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.operator_world import OperatorWorld, condition, running_operator
+
+from knafka.core import names
+from knafka.core.contract import Shard, SharedEgress
+from knafka.core.documents import parse_json
+from knafka.core.errors import LogError
+from knafka_operator.decide import shards
+from knafka_operator.decide.services import SHARD
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE, EVENTING, ISOLATION, PAUSED, SERVING
+
+pytestmark = pytest.mark.looptime
+
+SHOP = "shop"
+ORDERS = Identity(SHOP, "orders")
+GROUP = names.trigger_group(SHOP, "orders")
+CONTRACT = names.contract_topic(SHOP, "default")
+FIRST = names.shard_group(SHOP, "default", 0)
+SHARED = {ISOLATION: "shared"}
+OWN = {ISOLATION: "own"}
+RECEIVER, SERVICE, DISPATCHER = "default-kn-receiver", "default-kn-shard-0", "orders-kn-dispatcher"
+MIN_SCALE = "autoscaling.eventing.knative.dev/min-scale"
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[OperatorWorld]:
+    async with running_operator() as world:
+        world.declare_broker(SHOP)
+        await world.reconcile_broker(SHOP)
+        yield world
+
+
+def contract(world: OperatorWorld) -> dict[str, SharedEgress]:
+    """What the contract's topic says now."""
+    return shards.read(world.log.topics.get(CONTRACT, [[]])[0])
+
+
+async def declare(
+    world: OperatorWorld, annotations: dict[str, str], name: str = "orders", **spec: Any
+) -> Any:
+    """Have this Trigger declared, and reconciled; its status."""
+    world.declare_trigger(SHOP, name, annotations=annotations, **spec)
+    return await world.reconcile_trigger(SHOP, name)
+
+
+def is_ready(status: Any) -> bool:
+    return condition(status, "Ready")["status"] == "True"
+
+
+def dispatcher(status: Any) -> str | None:
+    found: str | None = status["annotations"].get(shards.DISPATCHER)
+    return found
+
+
+async def test_a_shared_trigger_is_a_record_in_its_brokers_contract(world: OperatorWorld) -> None:
+    status = await declare(world, SHARED, filter={"attributes": {"type": "t"}})
+    assert is_ready(status)
+    record = contract(world)[GROUP]
+    assert record.shard == FIRST
+    assert record.egress.filter.attributes == {"type": "t"}
+    assert record.egress == world.operator.triggers.watched[ORDERS].egress
+    assert dispatcher(status) == SERVICE
+
+
+async def test_its_shards_service_is_the_brokers_and_it_has_none(world: OperatorWorld) -> None:
+    await declare(world, SHARED)
+    assert world.cluster.services() == {RECEIVER, SERVICE}
+    service = world.cluster.objects[SERVING, "Service", SHOP, SERVICE]
+    broker = world.document("Broker", SHOP)
+    assert [each["uid"] for each in service["metadata"]["ownerReferences"]] == [
+        broker["metadata"]["uid"]
+    ]
+    template = service["spec"]["template"]
+    assert template["spec"]["containerConcurrency"] == 1
+    environment = {each["name"]: each["value"] for each in template["spec"]["containers"][0]["env"]}
+    shard = parse_json(Shard, environment[SHARD])
+    assert (shard.group, shard.contract_topic) == (FIRST, CONTRACT)
+    assert shard.kafka is not None
+    assert shard.kafka.bootstrap_servers == "kafka:9092"
+    assert environment["KNAFKA_SERVICE_URL"] == f"http://{SERVICE}.{SHOP}.svc.cluster.local"
+    assert world.operator.states.urls[FIRST] == environment["KNAFKA_SERVICE_URL"]
+
+
+async def test_the_contracts_topic_is_compacted_and_of_one_partition(world: OperatorWorld) -> None:
+    await declare(world, SHARED)
+    found = world.log.descriptions[CONTRACT]
+    assert (found.partitions, found.config["cleanup.policy"]) == (1, "compact")
+    assert (
+        found.replication == world.log.descriptions[names.broker_topic(SHOP, "default")].replication
+    )
+
+
+async def test_a_broker_without_shared_triggers_has_no_contract(world: OperatorWorld) -> None:
+    status = await declare(world, {})
+    assert is_ready(status)
+    assert CONTRACT not in world.log.topics
+    assert dispatcher(status) == DISPATCHER
+    assert shards.CONTRACT not in world.document("Broker", SHOP)["status"]["annotations"]
+
+
+async def test_another_filter_is_another_record_and_no_other_service(world: OperatorWorld) -> None:
+    await declare(world, SHARED)
+    await declare(world, SHARED, name="mail")
+    before = world.cluster.objects[SERVING, "Service", SHOP, SERVICE]
+    mail = contract(world)[names.trigger_group(SHOP, "mail")]
+    assert is_ready(await declare(world, SHARED, filter={"attributes": {"type": "new"}}))
+    assert contract(world)[GROUP].egress.filter.attributes == {"type": "new"}
+    assert contract(world)[names.trigger_group(SHOP, "mail")] == mail
+    assert world.cluster.objects[SERVING, "Service", SHOP, SERVICE] == before
+    assert len(world.log.topics[CONTRACT][0]) == 3
+
+
+async def test_a_trigger_that_stays_as_it_is_writes_nothing(world: OperatorWorld) -> None:
+    await declare(world, SHARED)
+    for _ in range(2):
+        assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
+    assert len(world.log.topics[CONTRACT][0]) == 1
+
+
+async def test_a_trigger_moves_to_a_shard_and_back(world: OperatorWorld) -> None:
+    assert is_ready(await declare(world, OWN))
+    assert world.cluster.services() == {RECEIVER, DISPATCHER}
+    status = await declare(world, SHARED)
+    assert (is_ready(status), dispatcher(status)) == (True, SERVICE)
+    assert contract(world).keys() == {GROUP}
+    assert world.cluster.services() == {RECEIVER, SERVICE}
+    status = await declare(world, OWN)
+    assert (is_ready(status), dispatcher(status)) == (True, DISPATCHER)
+    assert contract(world) == {}
+    assert DISPATCHER in world.cluster.services()
+    assert world.operator.triggers.watched[ORDERS].place is None
+
+
+async def test_a_brokers_isolation_is_that_of_triggers_that_declare_none(
+    world: OperatorWorld,
+) -> None:
+    assert dispatcher(await declare(world, {})) == DISPATCHER
+    assert dispatcher(await declare(world, OWN, name="mail")) == "mail-kn-dispatcher"
+    world.declare_broker(SHOP, annotations=SHARED)
+    await world.reconcile_broker(SHOP)
+    assert dispatcher(await world.reconcile_trigger(SHOP, "orders")) == SERVICE
+    assert dispatcher(await world.reconcile_trigger(SHOP, "mail")) == "mail-kn-dispatcher"
+
+
+@pytest.mark.parametrize("kind", ["Trigger", "Broker"])
+async def test_an_isolation_that_there_isnt_is_a_condition(world: OperatorWorld, kind: str) -> None:
+    await declare(world, OWN)
+    wrong = {ISOLATION: "alone"}
+    if kind == "Broker":
+        world.declare_broker(SHOP, annotations=wrong)
+        await world.reconcile_broker(SHOP)
+    status = await declare(world, wrong if kind == "Trigger" else {})
+    found = condition(status, "SubscriptionReady")
+    assert found["reason"] == "Invalid"
+    assert "want own, shared" in found["message"]
+    assert ORDERS in world.operator.triggers.watched, "it is delivered as before"
+
+
+async def test_a_full_shard_has_no_room_for_another_trigger() -> None:
+    async with running_operator() as world:
+        await world.restart(shard_size=2)
+        world.declare_broker(SHOP)
+        await world.reconcile_broker(SHOP)
+        for name in ("a", "b", "c"):
+            assert is_ready(await declare(world, SHARED, name=name))
+        found = [each.shard for each in contract(world).values()]
+        assert found == [FIRST, FIRST, names.shard_group(SHOP, "default", 1)]
+        await world.delete_trigger(SHOP, "a")
+        assert dispatcher(await declare(world, SHARED, name="d")) == SERVICE
+        assert dispatcher(await declare(world, SHARED, name="c")) == "default-kn-shard-1"
+
+
+async def test_a_paused_trigger_is_in_no_shard(world: OperatorWorld) -> None:
+    await declare(world, SHARED)
+    status = await declare(world, {**SHARED, PAUSED: "true"})
+    assert (is_ready(status), dispatcher(status)) == (True, None)
+    assert contract(world) == {}
+    assert dispatcher(await declare(world, SHARED)) == SERVICE
+    assert contract(world).keys() == {GROUP}
+
+
+async def test_a_trigger_without_a_subscriber_is_in_no_shard(world: OperatorWorld) -> None:
+    await declare(world, SHARED)
+    missing = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
+    assert not is_ready(await declare(world, SHARED, subscriber=missing))
+    assert contract(world) == {}
+
+
+async def test_a_deleted_trigger_has_no_record(world: OperatorWorld) -> None:
+    await declare(world, SHARED)
+    await world.delete_trigger(SHOP, "orders")
+    assert contract(world) == {}
+    assert GROUP not in world.log.groups
+
+
+async def test_a_deleted_broker_leaves_no_contract(world: OperatorWorld) -> None:
+    await declare(world, SHARED)
+    await world.delete_broker(SHOP)
+    assert CONTRACT not in world.log.topics
+    assert world.cluster.services() == set()
+
+
+async def test_a_shards_service_goes_when_nobody_has_used_it_for_a_while(
+    world: OperatorWorld,
+) -> None:
+
+    await declare(world, SHARED)
+    await declare(world, OWN)
+    await world.reconcile_broker(SHOP)
+    assert SERVICE in world.cluster.services(), "one may come back"
+    await asyncio.sleep(120)
+    await world.reconcile_broker(SHOP)
+    assert SERVICE not in world.cluster.services()
+
+
+async def test_a_shards_service_that_was_deleted_is_made_again(world: OperatorWorld) -> None:
+    await declare(world, SHARED)
+    await world.cluster.delete(SERVING, "Service", SHOP, SERVICE)
+    await world.reconcile_broker(SHOP)
+    assert SERVICE in world.cluster.services()
+
+
+async def test_a_shard_that_isnt_ready_takes_nothing_over(world: OperatorWorld) -> None:
+    await declare(world, OWN)
+    world.cluster.unready.add(SERVICE)
+    status = await declare(world, SHARED)
+    assert condition(status, "SubscriptionReady")["reason"] == "FunctionNotReady"
+    assert dispatcher(status) == DISPATCHER
+    assert world.operator.triggers.watched[ORDERS].place is None
+    assert DISPATCHER in world.cluster.services()
+    world.cluster.become_ready(SHOP, SERVICE)
+    await world.reconcile_broker(SHOP)
+    status = await world.reconcile_trigger(SHOP, "orders")
+    assert (is_ready(status), dispatcher(status)) == (True, SERVICE)
+
+
+async def test_two_hundred_shared_triggers_are_one_service(world: OperatorWorld) -> None:
+    """What each costs the API server is its own status: its group first, conditions at the end."""
+    for number in range(200):
+        world.declare_trigger(SHOP, f"t{number}", annotations=SHARED)
+    before, connected = world.cluster.requests.copy(), len(world.connected)
+    ready = await asyncio.gather(
+        *(world.reconcile_trigger(SHOP, f"t{number}") for number in range(200))
+    )
+    assert all(map(is_ready, ready))
+    asked = world.cluster.requests - before
+    # The Broker's status, which says that there is a contract, is the one more.
+    assert asked == {"write_status": 401, "get": 1, "apply": 1}
+    assert len(world.connected) == connected
+    assert len(contract(world)) == 200
+    owned = {f"t{number}" for number in range(200)}
+    for each in world.cluster.objects.values():
+        owners = each["metadata"].get("ownerReferences") or ()
+        assert not owned & {owner.get("name") for owner in owners}
+
+
+async def test_records_that_come_together_are_written_together(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(world, SHARED)
+    (found,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    record = found.records[GROUP]
+    asked = 0
+    original = found.kafka.topics.end_offsets
+
+    async def end_offsets(topic: str) -> Any:
+        nonlocal asked
+        asked += 1
+        return await original(topic)
+
+    monkeypatch.setattr(found.kafka.topics, "end_offsets", end_offsets, raising=False)
+    await asyncio.gather(*(found.write(f"g{number}", record) for number in range(50)))
+    assert asked == 2, "the first alone, and all that came meanwhile"
+    assert found.position == 51
+    assert len(contract(world)) == 51
+
+
+async def test_after_a_write_that_failed_the_contract_is_read_again(world: OperatorWorld) -> None:
+    """It may be stored though it was reported as failed."""
+    await declare(world, SHARED)
+    (found,) = world.operator.states.brokers[Identity(SHOP, "default")].contracts.values()
+    world.log.fail(LogError("Kafka is away"))
+    status = await declare(world, SHARED, filter={"attributes": {"type": "new"}})
+    assert condition(status, "SubscriptionReady")["reason"] == "KafkaNotReachable"
+    world.log.fail(None)
+    world.log.store(CONTRACT, GROUP.encode(), None, [])  # stored after all, by somebody before us
+    assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
+    assert contract(world)[GROUP].egress.filter.attributes == {"type": "new"}
+    assert found.position == len(world.log.topics[CONTRACT][0]) == 3
+
+
+async def test_a_contract_that_somebody_changed_is_put_right(world: OperatorWorld) -> None:
+    """A write that was given up may come late."""
+    await declare(world, SHARED)
+    world.log.store(CONTRACT, GROUP.encode(), None, [])
+    await world.reconcile_broker(SHOP)
+    assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
+    assert contract(world).keys() == {GROUP}
+
+
+async def test_a_trigger_that_went_without_us_is_in_no_shard_any_more(
+    world: OperatorWorld,
+) -> None:
+    await declare(world, SHARED)
+    world.cluster.remove(EVENTING, "Trigger", SHOP, "orders")
+    await world.restart()
+    await world.reconcile_broker(SHOP)
+    assert contract(world) == {}
+
+
+async def test_a_trigger_whose_shard_is_behind_is_not_ready(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await declare(world, SHARED)
+    scaler = world.operator.triggers.watched[ORDERS].kafka.scaler
+    asked: list[tuple[str, int]] = []
+    applied = False
+
+    async def is_applied(shard: str, position: int, timeout: float) -> bool:
+        asked.append((shard, position))
+        return applied
+
+    monkeypatch.setattr(scaler, "applied", is_applied)
+    status = await declare(world, SHARED, filter={"attributes": {"type": "new"}})
+    assert condition(status, "SubscriptionReady")["reason"] == "ShardBehind"
+    assert asked == [(FIRST, 2)]
+    status = await declare(world, OWN)
+    assert condition(status, "SubscriptionReady")["reason"] == "ShardBehind"
+    assert world.operator.triggers.watched[ORDERS].place is not None, "nobody else delivers yet"
+    applied = True
+    status = await world.reconcile_trigger(SHOP, "orders")
+    assert (is_ready(status), dispatcher(status)) == (True, DISPATCHER)
+    assert world.operator.triggers.watched[ORDERS].place is None
+
+
+async def test_with_min_scale_its_own_pods_start_after_the_shard_let_go(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They drain from their start, unasked."""
+    await declare(world, SHARED)
+    seen: list[bool] = []
+    apply = world.cluster.apply
+
+    async def applying(manifest: Any) -> Any:
+        if manifest["metadata"]["name"] == DISPATCHER:
+            seen.append(GROUP in contract(world))
+        return await apply(manifest)
+
+    monkeypatch.setattr(world.cluster, "apply", applying)
+    status = await declare(world, {**OWN, MIN_SCALE: "1"})
+    assert (is_ready(status), seen) == (True, [False])
+
+
+async def test_a_changed_secret_changes_the_shard_and_moves_nobody(world: OperatorWorld) -> None:
+    """Its Kafka is asked by other clients then, and is the same."""
+    mine = {"apiVersion": "v1", "kind": "ConfigMap", "name": "mine"}
+    world.declare_secret(SHOP, "kafka", protocol="PLAINTEXT")
+    world.configure(
+        SHOP, "mine", **{"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "kafka"}
+    )
+    world.declare_broker(SHOP, config=mine)
+    await world.reconcile_broker(SHOP)
+    assert is_ready(await declare(world, SHARED))
+    world.declare_secret(SHOP, "kafka", protocol="PLAINTEXT", user="another")
+    await world.reconcile_broker(SHOP)
+    records = len(world.log.topics[CONTRACT][0])
+    assert is_ready(await world.reconcile_trigger(SHOP, "orders"))
+    assert len(world.log.topics[CONTRACT][0]) == records
+    template = world.cluster.objects[SERVING, "Service", SHOP, SERVICE]["spec"]["template"]
+    stored = world.cluster.objects[CORE, "Secret", SHOP, "kafka"]["metadata"]["resourceVersion"]
+    assert template["metadata"]["annotations"]["knafka.dev/secret-version"] == stored
