@@ -89,13 +89,11 @@ class KafkaShard:
     own, or a slow one would take the others' of the same host."""
 
     def __init__(self, shard: Shard, kafka: Mapping[str, Any]) -> None:
-        # What all share has the Broker's settings; an Egress's own are for a reader of its own.
-        shared = shard.kafka or shard.egresses[0].kafka
-        self.writer: LogWriter = KafkaWriter({**kafka, **settings(shared, "producer")})
+        self.writer: LogWriter = KafkaWriter({**kafka, **settings(shard.kafka, "producer")})
         self.subscriber: Subscriber = HttpSubscriber(limit=1)
         self._shard = shard
         self._kafka = kafka
-        self._reading = {**kafka, **settings(shared, "consumer")}
+        self._reading = {**kafka, **settings(shard.kafka, "consumer")}
         self._maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
@@ -103,8 +101,7 @@ class KafkaShard:
 
     def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
         parser: Parser | None = None
-        own = {**self._kafka, **settings(egress.kafka, "consumer")}
-        open_reader: OpenReader = partial(KafkaReader, own, egress.group, egress.topic)
+        open_reader: OpenReader = partial(KafkaReader, self._reading, egress.group, egress.topic)
         if self._shard.one_read:
             parser, open_reader = SharedParser(), self._shared_reader(egress)
         return Clients(
