@@ -9,8 +9,7 @@ import pytest
 from support.kafka import Kafka, MakeTopic
 from support.logs import SOON, Owner
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import connection, reading, writing
+from knafka.clients.kafka_connection import reading, writing
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core import contract
@@ -49,8 +48,6 @@ async def test_events_pass_with_every_setting(
             **CONNECTIONS,
         },
     )
-    admin = KafkaAdmin(connection(kafka_of_contract))
-    await admin.ensure_committed(name, name)
     writer = KafkaWriter(writing(kafka_of_contract))
     reader = KafkaReader(reading(kafka_of_contract), name, name, Owner())
     failures: list[LogError | None] = []
@@ -65,4 +62,3 @@ async def test_events_pass_with_every_setting(
     assert set(failures) == {None}
     await reader.close(5)
     await writer.close(5)
-    await admin.close()

@@ -142,6 +142,9 @@ async def pass_events(world: World, kafka: Mapping[str, Any]) -> None:
     admin = KafkaAdmin(kafka, request_timeout=TIMEOUT)
     assert await admin.cluster_id() == world.server.cluster_id
     await admin.ensure_topic(topic, 1, 1, {})
+    async with asyncio.timeout(SOON):
+        while not await admin.end_offsets_of_all([topic]):  # until it has a leader
+            pass
     await admin.ensure_committed(topic, topic)
     writer, reader = KafkaWriter(kafka), KafkaReader(kafka, topic, topic, Owner())
     sent: list[bytes] = []
