@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from knafka.clients.http_subscriber import HttpSubscriber
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection, reading, settings, writing
 from knafka.clients.kafka_member import KafkaMember
 from knafka.clients.kafka_offsets import KafkaOffsets
 from knafka.clients.kafka_positioned import KafkaPositionedReader
@@ -56,12 +56,11 @@ class Clients:
 
 def connect(egress: Egress) -> Clients:
     """Kafka and HTTP; raises `InvalidDocument` for a Secret that can't work."""
-    kafka = connection(egress.kafka)
     return Clients(
-        partial(KafkaReader, kafka, egress.group, egress.topic),
-        KafkaWriter(kafka),
+        partial(KafkaReader, reading(egress.kafka), egress.group, egress.topic),
+        KafkaWriter(writing(egress.kafka)),
         HttpSubscriber(limit=egress.max_in_flight),
-        KafkaTopics(kafka),
+        KafkaTopics(connection(egress.kafka)),
     )
 
 
@@ -91,10 +90,11 @@ class KafkaShard:
     own, or a slow one would take the others' of the same host."""
 
     def __init__(self, shard: Shard, kafka: Mapping[str, Any]) -> None:
-        self.writer: LogWriter = KafkaWriter(kafka)
+        self.writer: LogWriter = KafkaWriter({**kafka, **settings(shard.kafka, "producer")})
         self.subscriber: Subscriber = HttpSubscriber(limit=1)
         self._shard = shard
         self._kafka = kafka
+        self._reading = {**kafka, **settings(shard.kafka, "consumer")}
         self._maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
@@ -102,7 +102,7 @@ class KafkaShard:
 
     def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
         parser: Parser | None = None
-        open_reader: OpenReader = partial(KafkaReader, self._kafka, egress.group, egress.topic)
+        open_reader: OpenReader = partial(KafkaReader, self._reading, egress.group, egress.topic)
         if self._shard.one_read:
             parser, open_reader = SharedParser(), self._shared_reader(egress)
         return Clients(
@@ -130,7 +130,7 @@ class KafkaShard:
             self._topics[name] = SharedTopic(
                 name,
                 partial(KafkaMember, self._kafka, group, name),
-                partial(KafkaPositionedReader, self._kafka, name),
+                partial(KafkaPositionedReader, self._reading, name),
                 self._offsets,
             )
         return self._topics[name]

@@ -23,6 +23,7 @@ from knafka.core.contract import Kafka, Shard, SharedEgress
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import Record
+from knafka_operator.decide import kafka_settings
 from knafka_operator.decide.desired import MIN_IN_SYNC, Topic
 from knafka_operator.model.isolation import Isolation, declared_isolation
 from knafka_operator.model.resources import Broker, Trigger
@@ -60,8 +61,8 @@ class Contract:
 
 def isolation(trigger: Trigger, broker: Broker, default: Isolation) -> Isolation:
     """The Trigger's own, else its Broker's, else the installation's. Raises `InvalidDocument`."""
-    declared = (declared_isolation(each.metadata.annotations) for each in (trigger, broker))
-    return next((each for each in declared if each is not None), default)
+    own = kafka_settings.isolation_of(trigger.metadata.annotations)
+    return own or declared_isolation(broker.metadata.annotations) or default
 
 
 def number_for(group: str, numbers: Mapping[str, int], size: int) -> int:

@@ -12,7 +12,14 @@ from typing import Any, Final, Generic, TypeVar
 
 from knafka.core.contract import Egress, SharedEgress, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decide import admission, delivery_status, desired, services, shards
+from knafka_operator.decide import (
+    admission,
+    delivery_status,
+    desired,
+    kafka_settings,
+    services,
+    shards,
+)
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import (
     ApplyDispatcher,
@@ -53,7 +60,7 @@ from knafka_operator.decide.status import (
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import READY, Condition, Status
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.model.resources import GROUP_STATUS, PAUSED, Broker, Trigger
+from knafka_operator.model.resources import GROUP_STATUS, OURS, PAUSED, Broker, Trigger
 from knafka_operator.model.settings import Settings
 
 DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
@@ -61,9 +68,6 @@ DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
 
 K = TypeVar("K")
 """A connection to Kafka: passed on, and never asked here."""
-
-OURS: Final = "knafka.dev/"
-"""What the keys that nobody else writes begin with."""
 
 DEFAULT_AUTOSCALING: Final = Autoscaling()
 
@@ -278,7 +282,8 @@ def _effects(
         if promised is None:
             effects.append(DeleteGroup(egress.group))
         if promised != egress.group or (broker.topic.external and not paused):
-            effects.append(CommitOffsets(egress.group, egress.topic))
+            start = kafka_settings.start_position(trigger.metadata.annotations)
+            effects.append(CommitOffsets(egress.group, egress.topic, start))
         # Else it was promised every event: should Kafka have no offsets of it any more, since its
         # Broker was made anew or it rested for a week, it begins at the beginning.
     if place is not None:

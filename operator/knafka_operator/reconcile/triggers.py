@@ -57,6 +57,7 @@ from knafka_operator.model.resources import (
     CORE,
     EVENTING,
     GROUP_STATUS,
+    START,
     Resource,
     Trigger,
 )
@@ -282,8 +283,11 @@ class Triggers:
                 record.kafka = state.kafka
             case DeleteGroup(group) if state is not None:
                 await state.kafka.topics.delete_group(group)
-            case CommitOffsets(group, topic) if state is not None:
-                await state.kafka.topics.ensure_committed(group, topic)
+            case CommitOffsets(group, topic, start) if state is not None:
+                await state.kafka.topics.ensure_committed(group, topic, start)
+                declared = (acting.document["metadata"].get("annotations") or {}).get(START)
+                if declared is not None and group_in_status(acting.document) != group:
+                    acting.annotations[START] = declared
             case PromiseGroup(group, dead_letter_topic, dispatcher):
                 promise = {GROUP_STATUS: group, DEAD_LETTER_TOPIC: dead_letter_topic}
                 if dispatcher is not None:
