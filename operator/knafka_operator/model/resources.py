@@ -35,7 +35,8 @@ MAX_IN_FLIGHT: Final = "knafka.dev/max-in-flight"
 PAUSED: Final = "knafka.dev/paused"
 """On a Trigger: `true` has nothing delivered until it is `false` or gone; its events wait."""
 ISOLATION: Final = "knafka.dev/isolation"
-"""On a Trigger, or on its Broker for all that declare none: `own` or `shared`, see `isolation`."""
+"""On a Trigger, or on its Broker for all that declare none: `own`, `shared` or `auto`, see
+`isolation`."""
 LOCAL_COMMAND: Final = "local.knafka.dev/command"
 """On a Knative Service: what the local mode runs in place of its image."""
 
