@@ -65,6 +65,25 @@ def isolation(trigger: Trigger, broker: Broker, default: Isolation) -> Isolation
     return own or declared_isolation(broker.metadata.annotations) or default
 
 
+def automatic(
+    needed: Isolation | None,
+    delivered: Isolation | None,
+    *,
+    drains_always: bool,
+    has_record: bool,
+    has_own: bool,
+) -> Isolation:
+    """What an `auto` Trigger has: the first of these that says something.
+
+    That it wants dispatchers always; what it was found to need; how it is delivered now; its
+    record in the contract, or a Service of its own. A new one is shared.
+    """
+    if drains_always:
+        return Isolation.OWN
+    at_start = Isolation.OWN if has_own and not has_record else Isolation.SHARED
+    return needed or delivered or at_start
+
+
 def number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
     """The shard of a group: the one it is in, else the lowest with room for one more."""
     if group in numbers:

@@ -40,7 +40,8 @@ PAUSED: Final = "knafka.dev/paused"
 START: Final = "knafka.dev/start-position"
 """On a Trigger: where it begins when it is new; in its status, where it began."""
 ISOLATION: Final = "knafka.dev/isolation"
-"""On a Trigger, or on its Broker for all that declare none: `own` or `shared`, see `isolation`."""
+"""On a Trigger, or on its Broker for all that declare none: `own`, `shared` or `auto`, see
+`isolation`."""
 LOCAL_COMMAND: Final = "local.knafka.dev/command"
 """On a Knative Service: what the local mode runs in place of its image."""
 

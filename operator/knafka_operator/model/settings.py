@@ -15,7 +15,8 @@
     KNAFKA_RECEIVER_RESOURCES, KNAFKA_DISPATCHER_RESOURCES, KNAFKA_SHARD_RESOURCES
                             of their containers, as YAML: see `function_pods`
     KNAFKA_ISOLATION        whether Triggers that don't say so, and whose Broker doesn't, have a
-                            dispatcher of their "own" or a "shared" one ("own")
+                            dispatcher of their "own", a "shared" one, or the one that each
+                            needs, "auto" ("own")
     KNAFKA_SHARD_SIZE       Triggers in one shared dispatcher, at most ("250")
     KNAFKA_INITIAL_SCALE    pods with which a new Revision starts, "0" where Knative allows it ("1")
     KNAFKA_DELETION_TIMEOUT seconds after which a deletion no longer waits for Kafka ("60")
