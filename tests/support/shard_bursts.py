@@ -1,7 +1,6 @@
-"""Bursts that a shard of two Egresses delivers, in processes that are kept up as a cluster keeps pods.
+"""Bursts that a shard of two Egresses delivers, in processes that are kept up as pods are.
 
-A process that ends is started again, and is asked again for its drain, as the scaler's requests are:
-`deaths` counts those that nobody asked for.
+A process that ends is started again, and asked again for its drain, as the scaler does.
 """
 
 from __future__ import annotations
@@ -10,12 +9,13 @@ import asyncio
 import contextlib
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from support.contracts import KafkaContract
 from support.functions import FunctionProcess
@@ -28,7 +28,6 @@ from knafka.core.contract import Delivery, Egress, Shard, Sink
 from knafka.core.documents import dump
 from knafka.core.drain import ShardProgress
 from knafka.settings import SHARD
-from knafka_local.kafka_server import KafkaServer
 
 KEYS: Final = 100
 PARTITIONS: Final = 3
@@ -40,10 +39,18 @@ LATE: Final = 1.5
 """Seconds in which what comes late comes twice."""
 ASK_AGAIN: Final = 0.2
 """Seconds between two requests."""
+SOON: Final = 60.0
+
+
+class HasAddress(Protocol):
+    """A Kafka, whether it is a test's own or not."""
+
+    @property
+    def bootstrap_servers(self) -> str: ...
 
 
 class Keeper:
-    """Keeps one process of the shard up and draining, until it is told to let it end."""
+    """Keeps one process of the shard up and draining, until `terminate`."""
 
     def __init__(self, function: FunctionProcess, shard: Shard) -> None:
         self.function = function
@@ -51,18 +58,18 @@ class Keeper:
         """How it ended each time that nobody wanted it to."""
         self.contract = -1
         """The position that it delivers by."""
-        self.killed = False
-        """Whether its next end is meant."""
         self._shard = shard
+        self._killed = False
+        """Whether its next end is wanted."""
         self._over = False
         self._task = asyncio.create_task(self._keep())
 
     async def _keep(self) -> None:
         while not self._over:
             if (code := self.function.process.returncode) is not None:
-                if not self.killed:
+                if not self._killed:
                     self.deaths.append(code)
-                self.killed = False
+                self._killed = False
                 await self.function.start()
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):
                 if (await self.function.get("/health/readiness"))[0] == 200:
@@ -92,7 +99,7 @@ class Keeper:
 
     async def kill(self) -> None:
         """`kill -9`; it is started again."""
-        self.killed = True
+        self._killed = True
         await self.function.kill()
 
     async def end(self) -> None:
@@ -135,8 +142,9 @@ class Receiving:
 class ShardBurst:
     """A topic with a burst in it, a contract for two Egresses, and processes that deliver."""
 
-    def __init__(self, kafka: KafkaServer, count: int, logs: Path, stack: AsyncExitStack) -> None:
+    def __init__(self, kafka: HasAddress, count: int, logs: Path, stack: AsyncExitStack) -> None:
         self.kafka = kafka
+        self.events = f"burst-{uuid.uuid4().hex}"
         self.count = count // KEYS * KEYS
         self.receiving = [Receiving(), Receiving()]
         self.keepers: list[Keeper] = []
@@ -146,21 +154,31 @@ class ShardBurst:
     async def start(self) -> None:
         bootstrap = self.kafka.bootstrap_servers
         admin = KafkaAdmin({"bootstrap.servers": bootstrap})
-        await admin.ensure_topic("events", PARTITIONS, 1, {})
-        await admin.ensure_topic("dead", 1, 1, {})
-        await admin.ensure_topic("contract", 1, 1, {"cleanup.policy": "compact"})
+        await admin.ensure_topic(self.events, PARTITIONS, 1, {})
+        rules = f"{self.events}-rules"
+        await admin.ensure_topic(rules, 1, 1, {"cleanup.policy": "compact"})
         for number, each in enumerate(self.receiving):
             each.subscriber = await self._stack.enter_async_context(CountingSubscriber(each.answer))
-            await admin.ensure_committed(self.egress(number).group, "events")
+            await admin.ensure_committed(self.egress(number).group, self.events)
         await admin.close()
-        self.contract = KafkaContract(bootstrap, "contract")
-        self.contract.write("shard", *map(self.egress, range(len(self.receiving))))
-        fill(bootstrap, "events", KEYS, self.count // KEYS)
+        self.contract = KafkaContract(bootstrap, rules)
+        self.contract.write(self.shard, *map(self.egress, range(len(self.receiving))))
+        fill(bootstrap, self.events, KEYS, self.count // KEYS)
+
+    async def clean_up(self) -> None:
+        admin = KafkaAdmin({"bootstrap.servers": self.kafka.bootstrap_servers})
+        for topic in (self.events, self.contract.topic):
+            await admin.delete_topic(topic)
+        await admin.close()
+
+    @property
+    def shard(self) -> str:
+        return f"{self.events}-shard"
 
     def egress(self, number: int, retry: int = 10) -> Egress:
         return Egress(
-            namespace="test", broker="burst", trigger=f"t-{number}", topic="events",
-            group=f"group-{number}", dead_letter_topic="dead",
+            namespace="test", broker="burst", trigger=f"t-{number}", topic=self.events,
+            group=f"{self.events}-{number}", dead_letter_topic="unused",
             subscriber=Sink(url=self.receiving[number].subscriber.url),
             kafka=contract.Kafka(bootstrap_servers=self.kafka.bootstrap_servers),
             delivery=Delivery(retry=retry), max_in_flight=IN_FLIGHT,
@@ -171,7 +189,7 @@ class ShardBurst:
         found = []
         for _ in range(count):
             shard = Shard(
-                group="shard",
+                group=self.shard,
                 kafka=contract.Kafka(bootstrap_servers=self.kafka.bootstrap_servers),
                 contract_topic=self.contract.topic,
             )
@@ -185,19 +203,30 @@ class ShardBurst:
             found.append(keeper)
         return found
 
-    async def reach(self, part: float, within: float = 240) -> None:
+    async def edit(self, number: int) -> None:
+        """Change how often it is retried; returns when every process delivers by that."""
+        position = self.contract.write(self.shard, self.egress(number, retry=5))
+        async with asyncio.timeout(SOON):
+            while any(each.contract < position for each in self.keepers):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    async def reach(self, part: float) -> None:
         """Until each subscriber has got this part."""
         for each in self.receiving:
-            await each.subscriber.arrivals.reach(int(self.count * part), within)
+            await each.subscriber.arrivals.reach(int(self.count * part), within=240)
 
     @property
     def deaths(self) -> list[int]:
+        """How processes ended that were to run."""
         return [code for each in self.keepers for code in each.deaths]
 
 
 @contextlib.asynccontextmanager
-async def shard_burst(kafka: KafkaServer, count: int, logs: Path) -> AsyncIterator[ShardBurst]:
+async def shard_burst(kafka: HasAddress, count: int, logs: Path) -> AsyncIterator[ShardBurst]:
     async with AsyncExitStack() as stack:
         burst = ShardBurst(kafka, count, logs, stack)
         await burst.start()
         yield burst
+        for each in burst.keepers:
+            await each.end()
+        await burst.clean_up()
