@@ -55,10 +55,11 @@ bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (45 m
 	$(BIN)/python tools/bench/run.py $(ARGS)
 
 chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (50 minutes; root, Linux)
-	KNAFKA_BURST=40000 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 KNAFKA_KILLS=10 KNAFKA_UPDATES=20 \
-		$(BIN)/python -m pytest \
-		tests/chaos/test_disturbances.py tests/cluster/test_outages.py \
-		tests/cluster/test_operator_absent.py tests/cluster/test_changes.py \
+	KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 KNAFKA_KILLS=10 \
+		KNAFKA_UPDATES=20 $(BIN)/python -m pytest \
+		tests/chaos/test_disturbances.py tests/chaos/test_shard_disturbances.py \
+		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
+		tests/cluster/test_changes.py \
 		tests/integration/test_dead_letter_pipeline.py::test_kills_lose_nothing_and_count_nothing_twice \
 		-s $(ARGS)
 

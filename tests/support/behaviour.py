@@ -4,6 +4,10 @@
     local      `knafka up`, real processes and a real Kafka
     cluster    the operator as it is installed in the test cluster
 
+Each is there twice: as it is, and with `shared` dispatchers, which every Broker's annotation asks
+for (`memory-shared` and so on). In memory both cost nothing, so both run wherever one does; a test
+asks for the others by `also_in`.
+
 A test that takes the fixture `world` runs in each of them, in a namespace of its own; what it says
 of conditions, reasons and messages must hold literally in all. `only_in` leaves worlds out where
 a behaviour isn't theirs. Registered by `pytest_plugins` in tests/conftest.py.
@@ -19,11 +23,12 @@ import httpx
 import pytest
 
 from knafka_operator.model.conditions import Condition, Severity, Status
-from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING
+from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, ISOLATION
 
 T = TypeVar("T")
 
-WORLDS: Final = ("memory", "local", "cluster")
+SHARED: Final = "-shared"
+WORLDS: Final = ("memory", f"memory{SHARED}", "local", "cluster")
 OURS: Final = {BROKER_CLASS: "kafka"}
 
 BROKER: Final = {
@@ -206,7 +211,18 @@ def _document(
 
 def only_in(*worlds: str) -> pytest.MarkDecorator:
     """Have a test run in these worlds and no others."""
-    return pytest.mark.parametrize("world", [_parameter(each) for each in worlds], indirect=True)
+    wanted = [each for name in worlds for each in _with_shared(name)]
+    return pytest.mark.parametrize("world", [*map(_parameter, wanted)], indirect=True)
+
+
+def also_in(*worlds: str) -> pytest.MarkDecorator:
+    """Have a test run in these worlds, too."""
+    wanted = map(_parameter, (*WORLDS, *worlds))
+    return pytest.mark.parametrize("world", [*wanted], indirect=True)
+
+
+def _with_shared(name: str) -> tuple[str, ...]:
+    return (name, name + SHARED) if name == "memory" else (name,)
 
 
 def _parameter(name: str) -> Any:
@@ -215,11 +231,32 @@ def _parameter(name: str) -> Any:
         "local": [pytest.mark.kafka, pytest.mark.slow],
         "cluster": [pytest.mark.slow],
     }
-    return pytest.param(name, marks=marks[name])
+    return pytest.param(name, marks=marks[name.removesuffix(SHARED)])
+
+
+def _share(world: World) -> None:
+    """Have its Brokers say that their Triggers share dispatchers."""
+    apply = world.apply
+
+    def shared(*documents: Mapping[str, Any]) -> None:
+        apply(*map(_sharing, documents))
+
+    world.apply = shared  # type: ignore[method-assign]
+
+
+def _sharing(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    if document["kind"] != "Broker":
+        return document
+    metadata = document["metadata"]
+    annotations = {ISOLATION: "shared", **metadata["annotations"]}
+    return {**document, "metadata": {**metadata, "annotations": annotations}}
 
 
 @pytest.fixture(params=[_parameter(each) for each in WORLDS])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """A world with a namespace of this test's own; what it made is gone afterwards."""
-    with request.getfixturevalue(f"{request.param}_world")() as found:
+    name: str = request.param
+    with request.getfixturevalue(f"{name.removesuffix(SHARED)}_world")() as found:
+        if name.endswith(SHARED):
+            _share(found)
         yield found

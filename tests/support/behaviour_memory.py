@@ -17,16 +17,25 @@ from support.behaviour import conditions_of
 from support.controlled import MemoryApi
 from support.drains import ScriptedSubscriber, accept
 from support.intercepted import Intercepted
+from support.logs import shared_memory
 from support.operator_world import OperatorWorld
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from knafka.clients.memory_shared import MemoryPositionedReader
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
+from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.drain import Drain
+from knafka.dispatcher.shared.record import SharedParser
+from knafka.dispatcher.shared.served import ServedShard
+from knafka.dispatcher.shared.topic import SharedTopic
+from knafka.ports.log import Assignment, LogReader, LogWriter
+from knafka.ports.shared_log import PositionedReader
+from knafka.ports.subscriber import Subscriber
 from knafka_operator.decide import admission
 from knafka_operator.model.conditions import Condition
 from knafka_operator.model.resources import CORE, EVENTING, PAUSED, SERVING
@@ -79,10 +88,57 @@ class MemoryDrains:
         finally:
             stopping.cancel()
 
-    def hold_shard(
+    async def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
-        raise NotImplementedError
+        """A process for each request, as pods come and go."""
+        lines: asyncio.Queue[ShardProgress | None] = asyncio.Queue()
+
+        async def send(message: Any) -> None:
+            for line in message.get("body", b"").splitlines():
+                lines.put_nowait(ShardProgress.model_validate_json(line))
+
+        served = ServedShard(shard, MemoryShard(self._log, shard, self._subscriber), None)
+        served.start(drain=False)
+        stopping = asyncio.create_task(stop.wait())
+        streaming = asyncio.create_task(served.stream(request, stopping, send))
+        streaming.add_done_callback(lambda _: lines.put_nowait(None))
+        try:
+            while (progress := await lines.get()) is not None:
+                yield progress
+        finally:
+            stopping.cancel()
+            streaming.cancel()
+            served.stop(0)
+            await served.close()
+
+
+class MemoryShard:
+    """The `ShardClients` of one process."""
+
+    def __init__(self, log: MemoryLog, shard: Shard, subscriber: ScriptedSubscriber) -> None:
+        self.writer: LogWriter = MemoryWriter(log)
+        self.subscriber: Subscriber = subscriber
+        self._log = log
+        self._shard = shard
+        self._topics: dict[str, SharedTopic] = {}
+
+    def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
+        def open_reader(assignment: Assignment) -> LogReader:
+            if egress.topic not in self._topics:
+                group = f"{self._shard.group}.{egress.topic}"
+                self._topics[egress.topic] = shared_memory(self._log, group, egress.topic)
+            return self._topics[egress.topic].reader(egress.group, assignment)
+
+        topics = MemoryAdmin(self._log)
+        return Clients(open_reader, self.writer, self.subscriber, topics, SharedParser())
+
+    def open_contract(self) -> PositionedReader:
+        return MemoryPositionedReader(self._log, self._shard.contract_topic)
+
+    async def close(self) -> None:
+        for each in self._topics.values():
+            await each.close()
 
 
 class _Controlled(OperatorWorld):
@@ -98,7 +154,15 @@ class _Controlled(OperatorWorld):
         api: Any = MemoryApi(Intercepted(self.cluster, self._seen))
         cached = CachedCluster(api)
         drains = MemoryDrains(self.log, self.subscriber)
-        operator = Operator(settings, cached, self._connect, drains=drains, probe=self._probe)
+        operator = Operator(
+            settings,
+            cached,
+            self._connect,
+            drains=drains,
+            probe=self._probe,
+            wake=self._probe,
+            open_writer=self._open_writer,
+        )
         cached.changed = operator.queue.enqueue
         self.controller = Controller(operator, cached, api)
         return operator
