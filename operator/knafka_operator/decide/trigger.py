@@ -58,7 +58,7 @@ from knafka_operator.decide.status import (
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.model.resources import GROUP_STATUS, OURS, PAUSED, Broker, Trigger
+from knafka_operator.model.resources import GROUP_STATUS, PAUSED, Broker, Trigger
 from knafka_operator.model.settings import Settings
 
 DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"

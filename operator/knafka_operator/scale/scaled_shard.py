@@ -123,8 +123,8 @@ class ScaledShard:
         self.error = error
         if ended not in (Ended.IDLE, Ended.BUDGET) or last is None:
             # Another process may have what is to be done.
-            for member in self._members.values():
-                member.ask_by = -math.inf
+            for each in self._members.values():
+                each.ask_by = -math.inf
             return
         for group, progress in last.egresses.items():
             member = self._members.get(group)
