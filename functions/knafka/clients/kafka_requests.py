@@ -38,6 +38,9 @@ ON_ITS_WAY: Final = frozenset(
         KafkaError.NOT_COORDINATOR,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
+        # Of a partition that was made or has moved a moment ago, a broker may know less than we.
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
 _NO_ANSWER: Final = frozenset(
