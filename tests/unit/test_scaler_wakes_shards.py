@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from support.scaling import SCALING, SLOW, FakeDrains, FakeLags, a_shard, egress, running, share
 
+from knafka.core.drain import DrainProgress
 from knafka_operator.decide.scaling import Scale
 from knafka_operator.model.autoscaling import Autoscaling
 
@@ -196,3 +197,31 @@ async def test_the_groups_of_a_shard_that_fails_are_asked_for_at_every_interval(
         drains.open_shards[0].break_off(OSError("connection refused"))
         await asyncio.sleep(10)
         assert len(lags.asked) == asked + 1
+
+
+async def test_growth_is_not_lag_of_a_neighbour_with_another_topic(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        await share(scaler, "mail", autoscaling=SLOW)
+        await scaler.watch("bill", egress("bill", topic="bills"), SLOW, a_shard())
+        await asyncio.sleep(1)
+        scaler.wake("orders", grown=2)
+        await asyncio.sleep(1)
+        assert {name: each.lag for name, each in scaler.statuses().items()} == {
+            "mail": 2,
+            "bill": 0,
+        }
+
+
+async def test_a_group_whose_drain_fails_in_its_shard_is_asked_for(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        await share(scaler, "mail", "bill")
+        await asyncio.sleep(1)
+        scaler.wake("orders", grown=1)
+        await asyncio.sleep(1)
+        drains.open_shards[0].tell(mail=DrainProgress(error="no such topic"), bill=DrainProgress())
+        await asyncio.sleep(10)
+        assert [groups for _, groups, _ in lags.asked[1:]] == [["group-mail"]]
