@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
 
 from knafka.core.contract import Egress, Kafka, Shard, Sink
-from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
-from knafka.ports.log import Lag
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, Settled, ShardProgress
+from knafka.ports.log import Lag, Positions
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.scaler import Scaler
 
@@ -52,6 +52,7 @@ class FakeLags:
         self.asked: list[tuple[float, Sequence[str], str]] = []
         self.errors: dict[str, Exception] = {}
         self.takes = 0.0
+        self.noted: list[tuple[Sequence[str], str, Positions, float]] = []
         self.silent: set[str] = set()
         """Topics about which no question is answered."""
 
@@ -68,6 +69,11 @@ class FakeLags:
             for group, lag in lags.items()
             if lag is not None
         }
+
+    def note_committed(
+        self, groups: Collection[str], topic: str, positions: Positions, since: float
+    ) -> None:
+        self.noted.append((list(groups), topic, positions, round(since, 2)))
 
     def times(self) -> list[float]:
         return [time for time, _, _ in self.asked]
@@ -109,6 +115,8 @@ class FakeShardDrain:
     over: float | None = None
     told_to_stop: bool = False
     contract: int = 0
+    settled: Settled | None = None
+    """What the line tells that ends it."""
 
     def tell(self, contract: int | None = None, **by_trigger: DrainProgress) -> None:
         """A line with these Triggers'."""
@@ -129,7 +137,10 @@ class FakeShardDrain:
     ) -> ShardProgress:
         self.contract = self.contract if contract is None else contract
         egresses = {f"group-{trigger}": each for trigger, each in by_trigger.items()}
-        return ShardProgress(contract=self.contract, egresses=egresses, ended=ended, error=error)
+        settled = None if ended is None else self.settled
+        return ShardProgress(
+            contract=self.contract, egresses=egresses, ended=ended, error=error, settled=settled
+        )
 
 
 class FakeDrains:

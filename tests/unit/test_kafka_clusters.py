@@ -209,13 +209,13 @@ async def test_a_partition_that_was_away_or_is_new_is_no_growth(
     await admin.ensure_committed("group", "orders")
     side.watched.add("orders")
     await side.scaler.watch("shop/all", EGRESS, SLOW, SHARD)
-    ends: Positions = {}
+    ends: dict[str, Positions] = {}
 
     async def found(topics: Collection[str]) -> Mapping[str, Positions]:
-        return {"orders": ends}
+        return dict(ends)
 
     monkeypatch.setattr(admin, "end_offsets_of_all", found)
-    for ends in ({0: 5, 1: 7}, {1: 7}, {0: 5, 1: 7}, {0: 5, 1: 7, 2: 9}, {0: 0, 1: 0}):  # noqa: B007  # `found` gives it
+    for ends["orders"] in ({0: 5, 1: 7}, {1: 7}, {0: 5, 1: 7}, {0: 5, 1: 7, 2: 9}, {0: 0, 1: 0}):
         asked = admin.asked
         await asyncio.sleep(1.1 * module.LOOK_INTERVAL)
         assert (drains.held, admin.asked) == ([], asked + 1)

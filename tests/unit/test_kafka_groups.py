@@ -188,3 +188,51 @@ async def test_ends_are_remembered_of_topics_that_another_look_leaves_out(
     assert await admin.end_offsets_of_all({"b"}) == {"b": {0: 7}}
     assert admin._ends.keys() == {"a"}
     await admin.close()
+
+
+async def test_groups_that_are_told_to_be_at_the_end_of_their_topic_are_not_asked() -> None:
+    """Issue 15: a shard tells what it has committed for 1,000 groups."""
+    groups = Asked()
+    groups.note(GROUPS[1:], "id", {0: 10, 1: 0}, since=60)
+    await groups.behind(GROUPS, "id", PARTITIONS, ENDS)
+    assert groups.asked == GROUPS[:1]
+    assert groups.are_at(GROUPS[1:], "id", ENDS)
+
+
+@pytest.mark.parametrize("told", [{0: 9, 1: 0}, {0: 10}, {0: 11, 1: 0}, {}])
+async def test_what_is_told_of_other_offsets_than_all_ends_spares_no_question(
+    told: Positions,
+) -> None:
+    groups = Asked()
+    groups.note(GROUPS, "id", told, since=60)
+    assert await groups.look() == sorted(GROUPS)
+
+
+async def test_what_is_told_of_a_topic_that_was_made_again_spares_no_question() -> None:
+    groups = Asked()
+    groups.note(GROUPS, "another", ENDS, since=60)
+    assert await groups.look() == sorted(GROUPS)
+
+
+async def test_a_group_that_may_have_been_set_back_during_a_drain_is_asked_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = Asked()
+    await groups.look()
+    groups.forget(GROUPS[7])
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 50)
+    groups.note(GROUPS, "id", ENDS, since=60)
+    groups.asked.clear()
+    await groups.behind(GROUPS, "id", PARTITIONS, ENDS)
+    assert groups.asked == [GROUPS[7]]
+    groups.note(GROUPS, "id", {0: 10, 1: 1}, since=40)
+    assert groups.are_at(GROUPS, "id", {0: 10, 1: 1}), "what was set back before it has begun there"
+
+
+async def test_what_was_told_is_asked_again_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Asked()
+    groups.note(GROUPS, "id", ENDS, since=60)
+    later = time.monotonic() + remembered(len(GROUPS)) + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert await groups.look() == sorted(GROUPS)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from support.scaling import SCALING, SLOW, FakeDrains, FakeLags, a_shard, egress, running, share
 
+from knafka.core.drain import DrainProgress, Ended, Settled
 from knafka_operator.decide.scaling import Scale
 from knafka_operator.model.autoscaling import Autoscaling
 
@@ -196,3 +197,92 @@ async def test_the_groups_of_a_shard_that_fails_are_asked_for_at_every_interval(
         drains.open_shards[0].break_off(OSError("connection refused"))
         await asyncio.sleep(10)
         assert len(lags.asked) == asked + 1
+
+
+async def test_growth_is_not_lag_of_a_neighbour_with_another_topic(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        await share(scaler, "mail", autoscaling=SLOW)
+        await scaler.watch("bill", egress("bill", topic="bills"), SLOW, a_shard())
+        await asyncio.sleep(1)
+        scaler.wake("orders", grown=2)
+        await asyncio.sleep(1)
+        assert {name: each.lag for name, each in scaler.statuses().items()} == {
+            "mail": 2,
+            "bill": 0,
+        }
+
+
+async def test_a_group_whose_drain_fails_in_its_shard_is_asked_for(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        await share(scaler, "mail", "bill")
+        await asyncio.sleep(1)
+        scaler.wake("orders", grown=1)
+        await asyncio.sleep(1)
+        drains.open_shards[0].tell(mail=DrainProgress(error="no such topic"), bill=DrainProgress())
+        await asyncio.sleep(10)
+        assert [groups for _, groups, _ in lags.asked[1:]] == [["group-mail"]]
+
+
+COMMITTED = Settled(topic="orders", offsets={0: 7, 1: 3}, without=("group-late",))
+
+
+async def test_what_an_idle_shard_has_committed_is_known_before_its_lags_are_asked_for(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """Issue 15: else each of 1,000 groups is asked for each event."""
+    async with running(lags, drains) as scaler:
+        await share(scaler, "mail", "bill", "late", "broken", autoscaling=SLOW)
+        await scaler.watch("other", egress("other", topic="other"), SLOW, a_shard())
+        await asyncio.sleep(1)
+        scaler.wake("orders", grown=1)
+        await asyncio.sleep(20)
+        # One that joined after the dispatcher's last look at its contract is not in the line.
+        await share(scaler, "joined", autoscaling=SLOW)
+        await asyncio.sleep(20)
+        request = drains.open_shards[0]
+        request.settled = COMMITTED
+        told = dict.fromkeys(("mail", "bill", "late", "other", "gone"), DrainProgress())
+        asked = len(lags.asked)
+        request.end(Ended.IDLE, None, **told, broken=DrainProgress(error="no such topic"))
+        await asyncio.sleep(1)
+        assert lags.noted == [(["group-mail", "group-bill"], "orders", {0: 7, 1: 3}, 40.0)]
+        groups = {group for _, asked, topic in lags.asked[asked:] for group in asked}
+        assert len(groups) == 6, "Kafka's ends decide, so what is new wakes it again"
+        assert scaler.statuses()["mail"].lag == 0
+
+
+@pytest.mark.parametrize("ended", [Ended.STOPPED, Ended.FAILED, Ended.BUDGET])
+async def test_only_the_end_of_a_shard_that_was_idle_says_what_is_committed(
+    lags: FakeLags, drains: FakeDrains, ended: Ended
+) -> None:
+    async with running(lags, drains) as scaler:
+        await share(scaler, "mail", autoscaling=SLOW)
+        await asyncio.sleep(1)
+        scaler.wake("orders", grown=1)
+        await asyncio.sleep(1)
+        drains.open_shards[0].settled = COMMITTED
+        drains.open_shards[0].end(ended, None, mail=DrainProgress())
+        await asyncio.sleep(20)
+        assert lags.noted == []
+
+
+async def test_commits_are_as_old_as_the_first_of_a_drains_requests(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """Its groups may have been set back since then, not since the last request."""
+    async with running(lags, drains) as scaler:
+        await share(scaler, "mail", autoscaling=SLOW)
+        for seconds in (30, 10):
+            await asyncio.sleep(1)
+            scaler.wake("orders", grown=1)
+            await asyncio.sleep(seconds)
+            drains.open_shards[0].end(Ended.BUDGET, None, mail=DrainProgress())
+            await asyncio.sleep(5)
+            drains.open_shards[0].settled = COMMITTED
+            drains.open_shards[0].end(Ended.IDLE, None, mail=DrainProgress())
+            await asyncio.sleep(1)
+        assert [since for _, _, _, since in lags.noted] == [35.0, 15.0]

@@ -21,28 +21,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
+import math
 import os
 import random
 import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
-from aiohttp import web
 from confluent_kafka import Producer
 
+from bench.fake_dispatcher import Settling, fake_dispatcher
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_groups import KafkaGroups, remembered
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.core import drain, names
+from knafka.core import names
 from knafka.core.contract import Kafka
-from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.observability import prometheus_text
 from knafka_local.kafka_distribution import obtain
 from knafka_local.kafka_server import KafkaServer
@@ -59,6 +58,7 @@ from knafka_operator.runtime.controller import FINALIZER, RESYNC, Controller
 from knafka_operator.runtime.memory_cluster import MemoryServing
 from knafka_operator.runtime.metrics import metrics
 from knafka_operator.scale.kafka_clusters import REST_AFTER
+from knafka_operator.scale.scaler import Scaler
 
 NAMESPACE: Final = "load"
 SETTINGS: Final = Settings(namespace="knafka", image="unused")
@@ -71,8 +71,6 @@ SAMPLE: Final = 50
 """Reconciliations, and groups, whose cost is measured."""
 SCRAPES: Final = 9
 EVENT_TIMEOUT: Final = 60.0
-APPLIED: Final = 2**40
-"""Behind every record of a contract's topic."""
 
 
 class CountedApi:
@@ -278,7 +276,7 @@ class Load:
         each has been asked to drain."""
         brokers = -(-self._options.triggers // self._options.per_broker)
         producer = Producer({**connection(self._kafka)})
-        async with _dispatcher() as (url, asked):
+        async with fake_dispatcher() as (url, asked):
             await self.close()
             for number in range(brokers):
                 producer.produce(names.broker_topic(NAMESPACE, f"b{number}"), b"{}")
@@ -303,6 +301,46 @@ class Load:
             calls = ", ".join(f"{name} {number}" for name, number in other.api.calls.most_common())
             say(f"           calls: {sum(other.api.calls.values())} ({calls})")
             await other.close()
+
+    async def wake(self) -> None:
+        """One event after the other, each from zero until all are idle again."""
+        scalers = [each.scaler for each in self._operator._kafkas.all()]
+        topic, urls = names.broker_topic(NAMESPACE, "b0"), self._operator.states.urls
+        shards: dict[str, list[str]] = {}
+        for scaler in scalers:
+            for identity, status in scaler.statuses().items():
+                group = names.trigger_group(*identity.split("/"))
+                shards.setdefault(str(status.shard), []).append(group)
+        settling = Settling(self._kafka, topic, shards, self._options.hold)
+        producer = Producer({**connection(self._kafka)})
+        asks = _counted(KafkaGroups, "committed")
+        ways, groups_asked, costs, lasted = [], [], [], []
+        async with fake_dispatcher(settling) as (url, asked):
+            for _ in range(self._options.events + 1):
+                urls.update(dict.fromkeys(urls, url))  # reconciling knows only real Services
+                asked.clear()
+                asks.clear()
+                cpu = time.process_time()
+                producer.produce(topic, b"{}")
+                await asyncio.to_thread(producer.flush, EVENT_TIMEOUT)
+                began = time.monotonic()
+                async with asyncio.timeout(READY_TIMEOUT):
+                    while not asked or any(not _all_idle(each) for each in scalers):
+                        urls.update(dict.fromkeys(urls, url))
+                        await asyncio.sleep(0.05)
+                ways.append(min(asked.values()) - began)
+                lasted.append(time.monotonic() - began)
+                groups_asked.append(len(asks))
+                costs.append(time.process_time() - cpu)
+                await asyncio.sleep(random.uniform(1, 2))
+        # The topic rested before the first one, which was noticed later for that.
+        ways = sorted(ways[1:])
+        say(f"one event for {len(shards)} shards, {len(ways)} times, held for {settling.hold:g} s:")
+        say(f"     groups asked: {_spread(groups_asked[1:], '.0f')}")
+        say(f"     CPU until all are idle, s: {_spread(costs[1:], '.2f')}")
+        say(f"     all are idle after, s: {_spread(lasted[1:], '.2f')}")
+        p99 = ways[math.ceil(0.99 * len(ways)) - 1]
+        say(f"     a dispatcher is asked after, s: p50 {statistics.median(ways):.2f} p99 {p99:.2f}")
 
     def _functions(self, triggers: int) -> int:
         """Dispatchers that so many Triggers have."""
@@ -344,36 +382,19 @@ async def _answers(url: str) -> None:
     """A receiver that does, where there is none."""
 
 
+def _all_idle(scaler: Scaler) -> bool:
+    """Whether nothing drains, and nothing is known to wait."""
+    return all(not each.replicas and each.lag == 0 for each in scaler.statuses().values())
+
+
+def _spread(values: Sequence[float], how: str) -> str:
+    median = statistics.median(values)
+    return f"median {median:{how}}, {min(values):{how}} to {max(values):{how}}"
+
+
 def _is_idle(trigger: Document) -> bool:
     annotations = trigger.get("status", {}).get("annotations") or {}
     return is_ready(trigger) and annotations.get(LAG) == "0"
-
-
-@contextlib.asynccontextmanager
-async def _dispatcher() -> AsyncIterator[tuple[str, dict[str, float]]]:
-    """A dispatcher whose drains end at once: its address, and when each Egress was asked for."""
-    asked: dict[str, float] = {}
-
-    async def answer(request: web.Request) -> web.Response:
-        wanted = DrainRequest.model_validate_json(await request.content.readline())
-        asked.setdefault(str(wanted.shard or wanted.egress), time.monotonic())
-        if wanted.shard is not None:
-            return web.Response(
-                text=ShardProgress(contract=2**40, ended=Ended.IDLE).model_dump_json()
-            )
-        return web.Response(text=DrainProgress(ended=Ended.IDLE).model_dump_json())
-
-    app = web.Application()
-    app.router.add_post(drain.PATH, answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        host, port = runner.addresses[0][:2]
-        yield f"http://{host}:{port}", asked
-    finally:
-        await runner.cleanup()
 
 
 def say(text: str) -> None:
@@ -398,6 +419,8 @@ async def measure(options: argparse.Namespace) -> None:
             await load.blocked()
             await load.scrape()
             load.memory()
+            if options.shared:
+                await load.wake()
             await load.restart()
         finally:
             await server.stop()
@@ -411,6 +434,8 @@ if __name__ == "__main__":
     parser.add_argument("--per-broker", type=int, default=10, help="Triggers of one Broker (10)")
     parser.add_argument("--partitions", type=int, default=10, help="of each topic (10)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each idleness (30)")
+    parser.add_argument("--events", type=int, default=20, help="that wake shared ones (20)")
+    parser.add_argument("--hold", type=float, default=1.0, help="seconds of each drain then (1)")
     parser.add_argument("--shared", action="store_true", help="their Brokers' isolation is shared")
     asyncio.run(measure(parser.parse_args()))
     os._exit(0)  # librdkafka's clients may wait for ever for a Kafka that is gone

@@ -264,6 +264,12 @@ class KafkaAdmin:
     def forget_group(self, group: str) -> None:
         self._groups.forget(group)
 
+    def note_committed(
+        self, groups: Collection[str], topic: str, positions: Positions, since: float
+    ) -> None:
+        if (seen := self._seen.get(topic)) is not None:
+            self._groups.note(groups, seen.id, positions, since)
+
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         await self._existing(topic)  # which says, better than a consumer, what is wrong
         return await self._calls.in_thread(partial(self._read_all, topic, limit))

@@ -14,9 +14,10 @@ Not here: topics. See `kafka_admin`.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -43,6 +44,8 @@ a quarter of a percent of a core then, however many there are."""
 MIN_REMEMBERED: Final = 15.0
 MAX_REMEMBERED: Final = 1800.0
 """The same for all together, at least and at most."""
+MAX_COMMITTING: Final = 24 * 3600.0
+"""Seconds of commits by one drain, after which what it tells of them is not noted."""
 
 
 COPY: Final = ".detaching"
@@ -96,6 +99,8 @@ class KafkaGroups:
         self._calls = calls
         self._known: dict[str, _Known] = {}
         """By group, which reads one topic."""
+        self._forgotten: dict[str, float] = {}
+        """When each was to be asked anew last, of `time.monotonic`."""
         self._forget_old = 0.0
         """When what is too old is let go of next: of groups that are gone it is all there is."""
 
@@ -177,6 +182,9 @@ class KafkaGroups:
         now = time.monotonic()
         if now >= self._forget_old:
             self._known = {key: each for key, each in self._known.items() if each.until > now}
+            self._forgotten = {
+                key: at for key, at in self._forgotten.items() if now - at < MAX_COMMITTING
+            }
             self._forget_old = now + MAX_REMEMBERED / 6
         committed: dict[str, Commits] = {}
         unsure = []
@@ -210,9 +218,26 @@ class KafkaGroups:
         known, now = [self._known.get(each) for each in groups], time.monotonic()
         return all(each is not None and each.is_at(topic_id, ends, now) for each in known)
 
+    def note(
+        self, groups: Collection[str], topic_id: str, positions: Positions, since: float
+    ) -> None:
+        """They have committed this, as who has committed for them for so many seconds was told by
+        Kafka: they need no question while that is the topic's end.
+
+        But for those that were to be asked anew meanwhile: somebody else may have set them back.
+        """
+        now = time.monotonic()
+        committed = {number: OffsetAndMetadata(offset) for number, offset in positions.items()}
+        for group in groups:
+            asked_anew = self._forgotten.get(group, -math.inf)
+            if since < MAX_COMMITTING and asked_anew < now - since:
+                until = now + remembered(len(self._known)) * random.uniform(0.5, 1)
+                self._known[group] = _Known(topic_id, committed, positions, until)
+
     def forget(self, group: str) -> None:
         """Ask anew what this group has committed."""
         self._known.pop(group, None)
+        self._forgotten[group] = time.monotonic()
 
     async def _as(
         self, group: str, call: Callable[[Consumer, float], list[TopicPartition] | None]

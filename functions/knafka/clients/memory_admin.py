@@ -88,6 +88,10 @@ class MemoryAdmin:
 
     def forget_group(self, group: str) -> None: ...
 
+    def note_committed(
+        self, groups: Collection[str], topic: str, positions: Positions, since: float
+    ) -> None: ...
+
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         records = [
             record

@@ -117,6 +117,17 @@ class DrainProgress(Model):
         return Counts(*(getattr(self, name) for name in COUNTED))
 
 
+class Settled(Model):
+    """What the groups of a shard have committed as it ended, as Kafka has confirmed each commit."""
+
+    topic: str
+    offsets: dict[int, int]
+    """By partition that this dispatcher had until the end: everything below is settled."""
+    without: tuple[str, ...] = ()
+    """Groups of which that isn't so: their drain failed, a commit wasn't confirmed, they are
+    behind, or they read another topic."""
+
+
 class ShardProgress(Model):
     """Progress of a dispatcher with many Egresses."""
 
@@ -126,5 +137,7 @@ class ShardProgress(Model):
     egresses: dict[str, DrainProgress] = Field(default_factory=dict)
     """By group, those that have changed since the last line; all of them in a request's first and
     last one. One that failed has an `error`, and begins again by itself."""
+    settled: Settled | None = None
+    """In a last line, of those in `egresses`; None: not known."""
     ended: Ended | None = None
     error: str | None = None

@@ -219,6 +219,13 @@ class LagSource(Protocol):
         """
         ...
 
+    def note_committed(
+        self, groups: Collection[str], topic: str, positions: Positions, since: float
+    ) -> None:
+        """Who has committed for these groups for `since` seconds has told what: `lags` need not ask
+        for them while that is the end of the topic."""
+        ...
+
 
 class LogAdmin(TopicMaker, LagSource, Protocol):
     """Topics and groups. Every method answers within a bounded time, and raises `LogError`."""

@@ -11,14 +11,24 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from knafka.core.contract import Shard
-from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended, ShardProgress
+from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended, Settled, ShardProgress
+from knafka.ports.log import Positions
 from knafka_operator.scale.holds import Hold, Holds
 from knafka_operator.scale.scaled_trigger import ScaledTrigger, has_settled, sum_progress
 
 _NO_COUNTS: Final[dict[str, Any]] = dict.fromkeys(COUNTED, 0)
+
+
+class SettledGroups(NamedTuple):
+    """Groups, and what each of them has committed; see `LagSource.note_committed`."""
+
+    groups: Sequence[str]
+    topic: str
+    offsets: Positions
+    since: float
 
 
 class ScaledShard:
@@ -35,6 +45,9 @@ class ScaledShard:
         """Set, and replaced, when its position in the contract's topic has changed."""
         self._members: dict[str, ScaledTrigger] = {}
         """By group."""
+        self._began: float | None = None
+        """When the first of its requests in a row was opened, on the loop's clock."""
+        self._settled: SettledGroups | None = None
         self._is_open = False
         self._contract: int | None = None
         """Of the open request; None: it has told nothing yet."""
@@ -79,16 +92,15 @@ class ScaledShard:
         self._told.pop(group, None)
         trigger.shard = trigger.drain_error = None
 
-    def wake(self, topic: str, grown: int) -> bool:
-        """Open its request, as its topic has so many more records and nobody drains; whether that
-        is enough for one of its members."""
+    def wake(self, topic: str, grown: int) -> None:
+        """Open its request, as its topic has so many more records and nobody drains, if that is
+        enough for one of its members for sure."""
         members = [each for each in self._members.values() if each.egress.topic == topic]
         if self.holds.all or all(each.autoscaling.activation_lag_threshold for each in members):
-            return False
+            return
         for each in members:
             each.grew(grown)
         self.holds.open()
-        return True
 
     def open(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
         """What a member's drain does right now, without counts; empty: no request is open."""
@@ -105,7 +117,9 @@ class ScaledShard:
 
     def on_open(self, hold: Hold) -> None:
         self._is_open, self._contract = True, None
-        self._told, self._counted = {}, {}
+        if self._began is None:
+            self._began = asyncio.get_running_loop().time()
+        self._told, self._counted, self._settled = {}, {}, None
 
     def on_line(self, hold: Hold, line: ShardProgress) -> None:
         for group, progress in line.egresses.items():
@@ -121,6 +135,9 @@ class ScaledShard:
 
     def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
         self.error = error
+        began, self._settled = self._began, None
+        if ended is not Ended.BUDGET:
+            self._began = None
         if ended not in (Ended.IDLE, Ended.BUDGET) or last is None:
             # Another process may have what is to be done.
             for each in self._members.values():
@@ -131,6 +148,26 @@ class ScaledShard:
             if member is not None and progress.error is None:
                 member.drain_error = None
                 member.joined()
+        if ended is Ended.IDLE and last.settled is not None and began is not None:
+            self._settled = self._groups_of(last, last.settled, began)
+
+    def take_settled(self) -> SettledGroups | None:
+        """What is known of the commits of its last request, once: it holds as it ends."""
+        settled, self._settled = self._settled, None
+        return settled
+
+    def _groups_of(self, last: ShardProgress, settled: Settled, began: float) -> SettledGroups:
+        without = set(settled.without)
+        groups = [
+            group
+            for group, progress in last.egresses.items()
+            if progress.error is None
+            and group not in without
+            and (member := self._members.get(group)) is not None
+            and member.egress.topic == settled.topic
+        ]
+        since = asyncio.get_running_loop().time() - began
+        return SettledGroups(groups, settled.topic, settled.offsets, since)
 
     def notify(self) -> None:
         """Wake those who wait for `has_applied`."""

@@ -184,10 +184,9 @@ class Scaler:
             if not (each.holds or each.autoscaling.paused)
         ]
         if grown:
-            shards = {each.shard for each in asleep if each.shard is not None}
-            woken = {each for each in shards if each.wake(topic, grown)}
-            asleep = [each for each in asleep if each.shard not in woken]
-        if asleep:
+            for shard in {each.shard for each in asleep if each.shard is not None}:
+                shard.wake(topic, grown)
+        if any(each.needs_question for each in asleep):
             self._soon(topic)
 
     def prewarm(self, topic: str, limit: int) -> None:
@@ -293,6 +292,9 @@ class Scaler:
 
     def _is_over_for(self, shard: ScaledShard) -> None:
         shard.notify()
+        if (settled := shard.take_settled()) is not None:
+            # Else each of its groups is asked for now.
+            self._lags.note_committed(*settled)
         if shard.is_empty and not shard.holds.all:
             self._shards.pop(shard.shard.group, None)
         for topic in shard.topics:

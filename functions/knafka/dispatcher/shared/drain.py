@@ -17,15 +17,18 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Final
 
 from knafka.core.contract import Egress
-from knafka.core.drain import Counts, DrainProgress, Ended, ShardProgress
+from knafka.core.drain import Counts, DrainProgress, Ended, Settled, ShardProgress
 from knafka.dispatcher.connecting import Clients
-from knafka.dispatcher.drain import JOIN_PATIENCE, REVOKE_TIMEOUT, Drain
+from knafka.dispatcher.drain import JOIN_PATIENCE, REVOKE_TIMEOUT, Drain, OpenReader
 from knafka.dispatcher.lease import LAST_RESTART, restart_after
 from knafka.dispatcher.served import Served
 from knafka.dispatcher.shared.contract import ContractFollower
+from knafka.dispatcher.shared.reader import GroupReader
+from knafka.ports.log import Assignment, LogReader, Positions
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +50,11 @@ class EgressDrains:
         self.error: str | None = None
         """Why the last one failed, until there is one that works."""
         self.drain: Drain | None = None
+        self.committed: Positions = {}
+        """What the group has committed when its drain is over; nothing of one that failed."""
         self._connect = connect
         self._clients: Clients | None = None
+        self._reader: LogReader | None = None
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._failing_since: float | None = None
@@ -98,12 +104,17 @@ class EgressDrains:
     async def _drain_once(self) -> str:
         """Why it ended, unless it was stopped."""
         settled: asyncio.TimerHandle | None = None
+        self.committed = {}
         try:
             clients = self._clients = self._connect(self.egress)
+            clients = replace(clients, open_reader=partial(self._open, clients.open_reader))
             drain = self.drain = self.served.new_drain(self.egress, clients)
             self.share()
             settled = self._loop.call_later(SETTLED, self._settled)
-            return (await drain.run()).error or "it ended by itself"
+            problem = (await drain.run()).error
+            if problem is None and isinstance(self._reader, GroupReader):
+                self.committed = dict(self._reader.committed)
+            return problem or "it ended by itself"
         except Exception as error:  # it concerns this Egress, and the others go on
             log.error("the drain of %s failed", self.egress.group, exc_info=error)
             return f"{type(error).__name__}: {error}"
@@ -113,6 +124,10 @@ class EgressDrains:
                 settled.cancel()
             if self._clients is not None:
                 await self._clients.subscriber.close()
+
+    def _open(self, open_reader: OpenReader, assignment: Assignment) -> LogReader:
+        self._reader = open_reader(assignment)
+        return self._reader
 
     def _settled(self) -> None:
         self.error, self._failing_since, self._failures = None, None, 0
@@ -209,7 +224,26 @@ class ShardDrain:
             self._stopping = True
             for task in {*self._last.values(), *self._leaving}:
                 task.cancel()
-        return self.progress(ended)
+        progress = self.progress(ended)
+        if ended is Ended.IDLE:
+            return progress.model_copy(update={"settled": self._settled()})
+        return progress
+
+    def _settled(self) -> Settled | None:
+        """What they have committed, as all drains are over."""
+        if not self._drains:
+            return None
+        topic = next(iter(self._drains.values())).egress.topic
+        committed = {
+            group: each.committed if each.egress.topic == topic else {}
+            for group, each in self._drains.items()
+        }
+        offsets: dict[int, int] = {}
+        for each in committed.values():
+            for number, offset in each.items():
+                offsets[number] = max(offset, offsets.get(number, 0))
+        without = [group for group, each in committed.items() if each != offsets]
+        return Settled(topic=topic, offsets=offsets, without=tuple(without))
 
     # The contract
 

@@ -61,6 +61,8 @@ class GroupReader:
         self.ends: Positions = {}
         self.cursors: dict[int, Cursor] = {}
         """By partition that is ours."""
+        self.committed: dict[int, int] = {}
+        """By partition that is ours, or was until it closed: what Kafka has confirmed last."""
         self.is_closing = False
         self._topic = topic
         self._assignment = assignment
@@ -160,6 +162,8 @@ class GroupReader:
             self._epochs[number] = NO_EPOCH if found is None else found.epoch
             offset = 0 if found is None else found.offset
             self.cursors[number] = Cursor(number, offset, self)
+            if found is not None:
+                self.committed[number] = found.offset
         self._assignment.assigned(
             {number: found and found.value for number, found in committed.items()}
         )
@@ -178,6 +182,7 @@ class GroupReader:
         cursor.offset, cursor.reported, cursor.paused = 0, -1, False
         self._to_commit.pop(number, None)
         self._epochs.pop(number, None)
+        self.committed.pop(number, None)
         self._assignment.lost([number])
         self._assignment.assigned({number: None})
 
@@ -195,6 +200,8 @@ class GroupReader:
             commits = await asyncio.shield(self._last_commits)
         waiting = {each: self._to_commit.pop(each) for each in mine if each in self._to_commit}
         await self._wait_for_commit()
+        for number in mine:
+            self.committed.pop(number, None)
         last = {number: each for number, each in {**waiting, **commits}.items() if number in mine}
         if last:
             try:
@@ -210,6 +217,7 @@ class GroupReader:
         for number in mine:
             self._topic.leave(self.cursors.pop(number))
             self._to_commit.pop(number, None)
+            self.committed.pop(number, None)
         if mine and not self.is_closing:
             self._assignment.lost(mine)
 
@@ -256,7 +264,12 @@ class GroupReader:
             number: Commit(each.offset, each.metadata, epochs[number])
             for number, each in commits.items()
         }
+        # Until Kafka has answered, either may be so.
+        for number in whole:
+            self.committed.pop(number, None)
         await self._offsets.commit(self.group, self._topic.name, whole)
+        for number in whole.keys() & self.cursors.keys():
+            self.committed[number] = whole[number].offset
 
     def _epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
         """The leader epoch of the last record read; too low a one would be taken for a loss."""

@@ -1,0 +1,105 @@
+"""Fake dispatchers for `idle_triggers`: they answer the operator, and deliver nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Final
+
+from aiohttp import web
+
+from knafka.clients.kafka_connection import connection
+from knafka.core import drain
+from knafka.core.contract import Kafka
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, Settled, ShardProgress
+
+APPLIED: Final = 2**40
+"""Behind every record of a contract's topic."""
+COMMIT_ENDS: Final = """
+import json, sys
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+wanted = json.load(sys.stdin)
+admin, topic = AdminClient(wanted["connection"]), wanted["topic"]
+partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
+asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in partitions}
+ends = {each.partition: found.result().offset for each, found in admin.list_offsets(asked).items()}
+places = [TopicPartition(topic, number, end) for number, end in ends.items()]
+commits = [
+    admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, places)])[group]
+    for group in wanted["groups"]
+]
+for each in commits:
+    each.result()
+json.dump(ends, sys.stdout)
+"""
+"""Commits the ends of a topic for each group, and tells them."""
+
+
+class Settling:
+    """What a dispatcher does for a shard, without delivering: it reports, holds its request for a
+    while, and commits the topic's ends for its groups, in another process, whose CPU isn't ours."""
+
+    def __init__(
+        self, kafka: Kafka, topic: str, shards: Mapping[str, Sequence[str]], hold: float
+    ) -> None:
+        self.hold = hold
+        self._kafka = {**connection(kafka)}
+        self._topic = topic
+        self._shards = shards
+
+    async def lines(self, shard: str) -> AsyncIterator[ShardProgress]:
+        groups = self._shards[shard]
+        told = ShardProgress(
+            contract=APPLIED, egresses=dict.fromkeys(groups, DrainProgress(partitions=(0,)))
+        )
+        yield told
+        await asyncio.sleep(self.hold)
+        committing = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", COMMIT_ENDS, stdin=PIPE, stdout=PIPE
+        )
+        wanted = {"connection": self._kafka, "topic": self._topic, "groups": list(groups)}
+        ends, _ = await committing.communicate(json.dumps(wanted).encode())
+        settled = Settled(topic=self._topic, offsets=json.loads(ends))
+        yield told.model_copy(update={"ended": Ended.IDLE, "settled": settled})
+
+
+@contextlib.asynccontextmanager
+async def fake_dispatcher(
+    settling: Settling | None = None,
+) -> AsyncIterator[tuple[str, dict[str, float]]]:
+    """A dispatcher whose drains end at once, or as soon as all is settled: its address, and when
+    each Egress was asked for."""
+    asked: dict[str, float] = {}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        wanted = DrainRequest.model_validate_json(await request.content.readline())
+        asked.setdefault(str(wanted.shard or wanted.egress), time.monotonic())
+        if settling is not None:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            async for line in settling.lines(str(wanted.shard)):
+                await response.write(line.model_dump_json(by_alias=True).encode() + b"\n")
+            return response
+        if wanted.shard is not None:
+            return web.Response(
+                text=ShardProgress(contract=APPLIED, ended=Ended.IDLE).model_dump_json()
+            )
+        return web.Response(text=DrainProgress(ended=Ended.IDLE).model_dump_json())
+
+    app = web.Application()
+    app.router.add_post(drain.PATH, answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}", asked
+    finally:
+        await runner.cleanup()
