@@ -56,10 +56,10 @@ bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (45 m
 
 chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (50 minutes; root, Linux)
 	KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 KNAFKA_KILLS=10 \
-		$(BIN)/python -m pytest \
+		KNAFKA_UPDATES=20 $(BIN)/python -m pytest \
 		tests/chaos/test_disturbances.py tests/chaos/test_shard_disturbances.py \
-		tests/cluster/test_outages.py \
-		tests/cluster/test_operator_absent.py \
+		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
+		tests/cluster/test_changes.py \
 		tests/integration/test_dead_letter_pipeline.py::test_kills_lose_nothing_and_count_nothing_twice \
 		-s $(ARGS)
 
@@ -89,6 +89,8 @@ lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra local --extra jobs --group build -o requirements/jobs.lock
 	$(LOCK) --extra operator -o requirements/operator.lock
 	$(LOCK) --extra functions -o requirements/functions.lock
+	$(LOCK) --extra functions --extra aws -o requirements/functions-aws.lock
+	$(LOCK) --extra operator --extra aws -o requirements/operator-aws.lock
 	$(LOCK) --extra local --extra jobs --extra operator --group dev -o requirements/dev.lock
 
 clean: ## Remove the virtual environment, caches and local data

@@ -118,7 +118,9 @@ class Child:
         """SIGTERM, and SIGKILL to the whole group if it takes too long or leaves some behind."""
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+                # Not `terminate`, which looks whether it runs: one that has just died by itself
+                # would lose its exit code to that look.
+                os.kill(self.pid, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience):
                     await self._process.wait()

@@ -69,6 +69,7 @@ class Controller:
             wake=_is_awake,
             open_writer=KafkaWriter,
         )
+        self._operator.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
         self._deleting: dict[Key, float] = {}
         """Since when each deletion is being tried, on the event loop's clock."""
         self._heard = asyncio.Event()

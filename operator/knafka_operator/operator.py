@@ -21,6 +21,7 @@ from knafka.core.errors import KnafkaError
 from knafka.ports.log import LogAdmin, LogWriter
 from knafka_operator.decide import services
 from knafka_operator.decide import status as statuses
+from knafka_operator.decide.activity import USUAL, Limits
 from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model.cluster import Cluster, Document
@@ -28,6 +29,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
+from knafka_operator.reconcile.moves import Moves
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.probe import probe, wake
 from knafka_operator.reconcile.replays import Replays
@@ -62,6 +64,9 @@ PUBLISH_PATIENCE: Final = 0.25
 PUBLISHED_AT_ONCE: Final = 20
 """Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
 
+MOVE_INTERVAL: Final = 5.0
+"""Seconds between two looks at which `auto` Triggers need another dispatcher."""
+
 PREWARM_LIMIT: Final = 5
 """Triggers of one Broker that are woken before there is an event: with more, most would find
 nothing, and lag wakes them anyway."""
@@ -80,12 +85,15 @@ class Operator:
         probe: Callable[[str], Awaitable[None]] = probe,
         wake: Callable[[str], Awaitable[None]] = wake,
         open_writer: Callable[[Mapping[str, Any]], LogWriter] | None = None,
+        activity: Limits = USUAL,
+        move_interval: float = MOVE_INTERVAL,
     ) -> None:
         """`connect` gives the admin client of a Kafka by librdkafka's configuration, and
         `open_writer` a writer; without that, every Trigger has a dispatcher of its own.
 
         `drains` are those of HTTP where none are given. `probe` raises `NotReady` for an address
-        that doesn't answer, and so does `wake`, which has a pod of a dispatcher run.
+        that doesn't answer, and so does `wake`, which has a pod of a dispatcher run. `activity`
+        says which `auto` Triggers are busy.
         """
         self.settings = settings
         self.states = States()
@@ -110,7 +118,9 @@ class Operator:
         self._publishing: set[str] = set()
         """Namespaces where a status is being written."""
         publishing = repeat("publishing lags", self._publish_statuses, PUBLISH_INTERVAL)
-        self._tasks = {asyncio.create_task(each) for each in (publishing, replays.run())}
+        self.moves = Moves(self.states, self.queue.enqueue, activity)
+        moving = repeat("moving Triggers", self.moves.look, move_interval)
+        self._tasks = {asyncio.create_task(each) for each in (publishing, moving, replays.run())}
 
     async def resume(self) -> int:
         """Go on with the drains of every Trigger that a Revision serves, as its Service says.

@@ -29,7 +29,7 @@ import pytest
 from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import EVENTING, Installation
 
-TRIGGERS: Final = int(os.environ.get("KNAFKA_TRIGGERS", "30"))
+TRIGGERS: Final = int(os.environ.get("KNAFKA_TRIGGERS", "10"))
 INITIAL_SCALE: Final = os.environ.get("KNAFKA_INITIAL_SCALE", "0")
 WITHIN: Final = float(os.environ.get("KNAFKA_WITHIN", "600"))
 """Seconds until all are Ready."""

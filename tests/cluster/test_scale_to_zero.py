@@ -27,7 +27,7 @@ from support.installation import ARRIVAL, ROOT, Installation
 
 from testcluster import settings
 
-REPETITIONS: Final = int(os.environ.get("KNAFKA_TEST_COLD_STARTS", "5"))
+REPETITIONS: Final = int(os.environ.get("KNAFKA_TEST_COLD_STARTS", "3"))
 FAST: Final = {"window": "6s", "scale-to-zero-pod-retention-period": "0s"}
 """As soon as Knative allows."""
 RECEIVER: Final = "default-kn-receiver"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from support.logs import SOON, Log, Owner, read, values
+from support.waiting import until
 
 from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, OffsetAndMetadata
@@ -108,6 +109,35 @@ async def test_a_group_that_has_offsets_keeps_its_place(log: Log, group: str) ->
     await log.admin.ensure_committed(group, topic)
     lag = (await log.admin.lags([group], topic))[group]
     assert (lag.total, set(lag.by_partition)) == (20, {0, 1})
+
+
+async def test_a_new_group_may_begin_at_the_first_record(log: Log, group: str) -> None:
+    topic = await log.topic(partitions=2)
+    for number in range(20):
+        await log.append(topic, key=b"%d" % number)
+    await log.admin.ensure_committed(group, topic, "earliest")
+    assert (await log.admin.lags([group], topic))[group].total == 20
+    await log.admin.ensure_committed(group, topic, "latest")
+    assert len(await read(log.reader(group, topic), 20)) == 20, "it has its place"
+
+
+async def test_a_new_group_may_begin_at_a_time(log: Log, group: str) -> None:
+    """At the first record since then; where there is none, at the end."""
+    topic = await log.topic(partitions=2)
+    for number in range(20):
+        await log.append(topic, key=b"%d" % number)
+    before = await log.admin.end_offsets(topic)
+    since = int(time.time() * 1000) + 1
+    await until(lambda: time.time() * 1000 > since)
+    for _ in range(3):
+        await log.append(topic, key=b"one")
+    after = await log.admin.end_offsets(topic)
+    grown = [number for number in after if after[number] > before[number]]
+    assert len(grown) == 1, "the other partition has nothing since then"
+    await log.admin.ensure_committed(group, topic, since)
+    assert (await log.admin.lags([group], topic))[group].by_partition == {
+        number: 3 if number in grown else 0 for number in after
+    }
 
 
 async def test_lag_counts_uncommitted_partitions_from_the_logs_start(log: Log, group: str) -> None:

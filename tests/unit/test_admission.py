@@ -51,6 +51,8 @@ from knafka_operator.runtime import handlers
         pytest.param(trigger({DELIVERY_ORDER: "ordered"}), id="order"),
         pytest.param(trigger({MAX_IN_FLIGHT: "10"}), id="max-in-flight"),
         pytest.param(trigger({AUTOSCALING + "max-scale": "4"}), id="autoscaling"),
+        pytest.param(trigger({"knafka.dev/consumer.client.rack": "a"}), id="rack"),
+        pytest.param(trigger({"knafka.dev/start-position": "earliest"}), id="start"),
         pytest.param(trigger({INJECTION: "enabled"}, broker="default"), id="injection"),
         pytest.param(trigger(delivery={"retry": 0, "timeout": "PT1S"}), id="delivery"),
         pytest.param(trigger(subscriber={"uri": "bad://uri"}), id="any-scheme"),
@@ -219,6 +221,18 @@ REFUSED = [
         "invalid value: 0: metadata.annotations[knafka.dev/max-in-flight]\n"
         "want a whole number from 1 to 10000",
         id="nothing-in-flight",
+    ),
+    pytest.param(
+        trigger({"knafka.dev/producer.compression.type": "brotli"}),
+        "invalid value: brotli: metadata.annotations[knafka.dev/producer.compression.type]\n"
+        "want one of none, gzip, snappy, lz4, zstd",
+        id="client-setting",
+    ),
+    pytest.param(
+        trigger({"knafka.dev/start-position": "yesterday"}),
+        "invalid value: yesterday: metadata.annotations[knafka.dev/start-position]\n"
+        "want latest, earliest, or a time with its zone, such as 2026-01-31T12:00:00Z",
+        id="start",
     ),
     pytest.param(
         trigger({AUTOSCALING + "min-scale": "many"}),

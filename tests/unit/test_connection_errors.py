@@ -73,6 +73,22 @@ def test_what_is_forgotten_is_told_no_more() -> None:
     assert (str(errors), errors.refusal) == ("", None)
 
 
+NO_TOKEN = Error("_AUTHENTICATION", "Failed to acquire SASL OAUTHBEARER token: no such host")
+
+
+def test_that_there_is_no_token_is_known_until_kafka_answers() -> None:
+    """librdkafka says it once, maybe before anything is asked, and tries again in silence."""
+    errors = ConnectionErrors()
+    errors.record(NO_TOKEN)
+    errors.forget()
+    assert errors.refusal == f"authentication failed: {NO_TOKEN.text}"
+    errors.record(NOBODY)
+    assert errors.refusal is None
+    errors.record(NO_TOKEN)
+    errors.mended()
+    assert (str(errors), errors.refusal) == ("", None)
+
+
 BROKEN = Error("_TRANSPORT", "k:1/bootstrap: Send failed: Broken pipe (after 0ms in state UP)")
 NO_NAME = Error("_RESOLVE", "Failed to resolve 'kafka:9092': Name or service not known")
 

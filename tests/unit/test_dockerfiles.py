@@ -12,9 +12,15 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILES = ("functions/Dockerfile", "operator/Dockerfile")
 
 
-def instructions(dockerfile: str) -> list[tuple[str, str]]:
-    """Instruction and arguments, continued lines joined, comments left out."""
+def instructions(dockerfile: str, lock: str | None = None) -> list[tuple[str, str]]:
+    """Instruction and arguments, continued lines joined, comments left out.
+
+    `lock` is the build argument LOCK; None: the Dockerfile's own.
+    """
     text = re.sub(r"(?m)^\s*#.*\n", "", (ROOT / dockerfile).read_text()).replace("\\\n", " ")
+    default = re.search(r"(?m)^ARG LOCK=(\S+)$", text)
+    assert default is not None
+    text = text.replace("${LOCK}", lock or default[1])
     lines = (line.strip() for line in text.splitlines())
     return [
         (name, rest.strip()) for name, _, rest in (line.partition(" ") for line in lines if line)
@@ -22,7 +28,8 @@ def instructions(dockerfile: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES)
-def test_what_is_copied_is_there_and_not_ignored(dockerfile: str) -> None:
+@pytest.mark.parametrize("suffix", ["", "-aws"])
+def test_what_is_copied_is_there_and_not_ignored(dockerfile: str, suffix: str) -> None:
     allowed = {
         line[1:].removesuffix("/**")
         for line in (ROOT / ".dockerignore").read_text().splitlines()
@@ -30,7 +37,7 @@ def test_what_is_copied_is_there_and_not_ignored(dockerfile: str) -> None:
     }
     copied = [
         words.split()[0]
-        for name, words in instructions(dockerfile)
+        for name, words in instructions(dockerfile, Path(dockerfile).parent.name + suffix)
         if name == "COPY" and not words.startswith("--from")
     ]
     assert copied
@@ -47,6 +54,15 @@ def test_dependencies_are_those_of_a_lock_and_checked_by_hash(dockerfile: str) -
     lock = Path(installs.split(" -r ")[1].split()[0]).name
     pinned = (ROOT / "requirements" / lock).read_text()
     assert re.search(r"^[a-z][\w.-]*==[^ ]+ \\\n    --hash=sha256:", pinned, re.MULTILINE)
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES)
+def test_with_aws_it_has_the_signer_of_tokens_and_else_not(dockerfile: str) -> None:
+    """docs/decisions/0020"""
+    for suffix, has in (("", False), ("-aws", True)):
+        lock = Path(dockerfile).parent.name + suffix
+        pinned = (ROOT / "requirements" / f"{lock}.lock").read_text()
+        assert ("\naws-msk-iam-sasl-signer-python==" in pinned) is has
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES)

@@ -25,7 +25,7 @@ def test_the_webhook_takes_each_isolation(isolation: str) -> None:
 @pytest.mark.parametrize("document", [trigger({ISOLATION: "alone"}), broker({ISOLATION: "alone"})])
 def test_the_webhook_refuses_another(document: dict[str, object]) -> None:
     assert refusal(document) == (
-        "invalid value: alone: metadata.annotations[knafka.dev/isolation]\nwant own, shared"
+        "invalid value: alone: metadata.annotations[knafka.dev/isolation]\nwant own, shared, auto"
     )
 
 

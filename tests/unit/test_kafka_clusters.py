@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from knafka.clients.memory_log import MemoryLog
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import InvalidDocument, LogError
-from knafka.ports.log import Positions
+from knafka.ports.log import Lag, Positions
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale import kafka_clusters as module
 from knafka_operator.scale.kafka_clusters import KafkaClusters
@@ -129,6 +129,96 @@ async def test_an_event_that_comes_before_the_first_look_at_a_topic_is_no_later_
     _append(log, "orders")
     await asyncio.sleep(2)
     assert drains.held[0] == "shop/all"
+    await kafkas.close()
+
+
+class Sharing(Drains):
+    """Holds each shard's request until it is stopped."""
+
+    async def hold_shard(
+        self, shard: Shard, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[ShardProgress]:
+        self.held.append(shard.group)
+        yield ShardProgress(contract=0)
+        await stop.wait()
+
+
+class Questions(MemoryAdmin):
+    """Counts questions for lags."""
+
+    asked = 0
+
+    async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
+        self.asked += 1
+        return await super().lags(groups, topic)
+
+
+SHARD = Shard(group="shard", kafka=EGRESS.kafka, contract_topic="contract")
+SLOW = Autoscaling(polling_interval=1000.0)
+
+
+@pytest.mark.looptime
+async def test_a_topics_growth_wakes_a_shard_without_a_question_for_its_groups(
+    log: MemoryLog,
+) -> None:
+    """Issue 15: waking costs the same however many Triggers share a dispatcher."""
+    admin, drains = Questions(log), Sharing()
+    kafkas = KafkaClusters(lambda _: admin, drains)
+    side = kafkas.at("a:1", None)
+    await admin.ensure_topic("orders", 3, 1, {})
+    await admin.ensure_committed("group", "orders")
+    side.watched.add("orders")
+    await side.scaler.watch("shop/all", EGRESS, SLOW, SHARD)
+    await asyncio.sleep(2)
+    asked = admin.asked
+    _append(log, "orders")
+    _append(log, "orders")
+    await asyncio.sleep(1.1 * module.LOOK_INTERVAL)
+    assert drains.held == ["shard"]
+    assert admin.asked == asked
+    assert side.scaler.statuses()["shop/all"].lag == 2
+    await kafkas.close()
+
+
+@pytest.mark.looptime
+async def test_the_first_look_after_a_restart_starts_no_shard_for_which_nothing_waits(
+    log: MemoryLog,
+) -> None:
+    admin, drains = Questions(log), Sharing()
+    await admin.ensure_topic("orders", 3, 1, {})
+    _append(log, "orders")
+    await admin.ensure_committed("group", "orders")
+    kafkas = KafkaClusters(lambda _: admin, drains)
+    side = kafkas.at("a:1", None)
+    side.watched.add("orders")
+    await side.scaler.watch("shop/all", EGRESS, SLOW, SHARD)
+    await asyncio.sleep(5)
+    assert drains.held == []
+    await kafkas.close()
+
+
+@pytest.mark.looptime
+async def test_a_partition_that_was_away_or_is_new_is_no_growth(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end was not known: whether anything waits is asked for."""
+    admin, drains = Questions(log), Sharing()
+    kafkas = KafkaClusters(lambda _: admin, drains)
+    side = kafkas.at("a:1", None)
+    await admin.ensure_topic("orders", 1, 1, {})
+    await admin.ensure_committed("group", "orders")
+    side.watched.add("orders")
+    await side.scaler.watch("shop/all", EGRESS, SLOW, SHARD)
+    ends: Positions = {}
+
+    async def found(topics: Collection[str]) -> Mapping[str, Positions]:
+        return {"orders": ends}
+
+    monkeypatch.setattr(admin, "end_offsets_of_all", found)
+    for ends in ({0: 5, 1: 7}, {1: 7}, {0: 5, 1: 7}, {0: 5, 1: 7, 2: 9}, {0: 0, 1: 0}):  # noqa: B007  # `found` gives it
+        asked = admin.asked
+        await asyncio.sleep(1.1 * module.LOOK_INTERVAL)
+        assert (drains.held, admin.asked) == ([], asked + 1)
     await kafkas.close()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import connection, reading, writing
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
 
@@ -102,7 +102,7 @@ def test_every_mechanism_of_upstream_but_oauth_is_known(tmp_path: Path, mechanis
     [
         ({}, "protocol: invalid value: '': want one of PLAINTEXT"),
         ({"protocol": "ssl"}, "protocol: invalid value: 'ssl'"),
-        ({"protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", **SASL}, "sasl.mechanism"),
+        ({"protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI", **SASL}, "sasl.mechanism"),
         ({"protocol": "SASL_SSL", "password": "p"}, "user: missing"),
         ({"protocol": "SASL_SSL", "user": "u"}, "password: missing"),
         ({"protocol": "SSL", "user.key": "KEY"}, "user.crt: missing"),
@@ -140,3 +140,23 @@ def test_a_secret_that_is_not_mounted_is_told(tmp_path: Path) -> None:
     missing = Kafka(bootstrap_servers="k:9092", secret_path=str(tmp_path / "nowhere"))
     with pytest.raises(InvalidDocument, match="secretPath: the Secret can't be read"):
         connection(missing)
+
+
+SET = Kafka(
+    bootstrap_servers="k:9092",
+    consumer={"client.rack": "a", "fetch.max.wait.ms": "100"},
+    producer={"compression.type": "lz4"},
+)
+
+
+def test_what_is_set_reaches_the_clients_of_its_side_only() -> None:
+    plain = {"bootstrap.servers": "k:9092"}
+    assert connection(SET) == plain, "what an admin client gets"
+    assert reading(SET) == {**plain, "client.rack": "a", "fetch.wait.max.ms": "100"}
+    assert writing(SET) == {**plain, "compression.codec": "lz4"}
+
+
+def test_a_contract_that_sets_what_nobody_may_is_refused() -> None:
+    broken = SET.model_copy(update={"producer": {"acks": "0"}})
+    with pytest.raises(InvalidDocument, match=r"producer\.acks: can't be set"):
+        writing(broken)

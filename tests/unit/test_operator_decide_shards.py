@@ -292,6 +292,9 @@ def test_a_service_of_its_own_stays_written_down_until_it_is_deleted() -> None:
         (None, "own", "shared", "own"),
         ("own", "shared", "shared", "own"),
         ("shared", "own", "own", "shared"),
+        ("auto", "own", "own", "auto"),
+        (None, "auto", "own", "auto"),
+        (None, None, "auto", "auto"),
     ],
 )
 def test_the_nearest_that_declares_an_isolation_decides(
@@ -310,7 +313,7 @@ def test_the_nearest_that_declares_an_isolation_decides(
 def test_another_isolation_is_refused(text: str) -> None:
     wrong = decide({ISOLATION: text}, IN_SHARD, contract=has())
     assert wrong.effects == ()
-    with pytest.raises(InvalidDocument, match="want own, shared"):
+    with pytest.raises(InvalidDocument, match="want own, shared, auto"):
         declared_isolation({ISOLATION: text})
 
 

@@ -26,6 +26,7 @@ def test_everything_may_be_said() -> None:
             "KNAFKA_DELETION_TIMEOUT": "5",
             "KNAFKA_INITIAL_SCALE": "0",
             "KNAFKA_LOG_LEVEL": "DEBUG",
+            "KNAFKA_PROFILING": "enabled",
         }
     )
     assert settings.broker_classes == {"Mine", "Other"}
@@ -33,6 +34,7 @@ def test_everything_may_be_said() -> None:
     assert settings.project_secrets is True
     assert (settings.deletion_timeout, settings.initial_scale) == (5, 0)
     assert settings.log_level == "debug"
+    assert settings.profiling is True
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,7 @@ def test_everything_may_be_said() -> None:
         ("KNAFKA_WEBHOOKS", "1"),
         ("KNAFKA_DELETION_TIMEOUT", "-1"),
         ("KNAFKA_LOG_LEVEL", "loud"),
+        ("KNAFKA_PROFILING", "true"),
     ],
 )
 def test_what_is_wrong_is_told_by_its_name(name: str, value: str) -> None:

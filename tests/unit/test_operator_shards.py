@@ -36,6 +36,11 @@ from knafka_operator.model.resources import CORE, ISOLATION, PAUSED, SERVING
 
 pytestmark = pytest.mark.looptime
 
+MEMBERS = names.shard_members(
+    names.shard_group(SHOP, "default", 0), names.broker_topic(SHOP, "default")
+)
+"""The group of the shard's processes."""
+
 
 @pytest.fixture
 async def world() -> AsyncIterator[OperatorWorld]:
@@ -188,8 +193,10 @@ async def test_a_deleted_trigger_has_no_record(world: OperatorWorld) -> None:
 
 async def test_a_deleted_broker_leaves_no_contract(world: OperatorWorld) -> None:
     await declare(world, SHARED)
+    world.log.group(MEMBERS)
     await world.delete_broker(SHOP)
     assert CONTRACT not in world.log.topics
+    assert MEMBERS not in world.log.groups, "the group of its shard's processes"
     assert world.cluster.services() == set()
 
 
@@ -201,9 +208,11 @@ async def test_a_shards_service_goes_when_nobody_has_used_it_for_a_while(
     await declare(world, OWN)
     await world.reconcile_broker(SHOP)
     assert SERVICE in world.cluster.services(), "one may come back"
+    world.log.group(MEMBERS)
     await asyncio.sleep(120)
     await world.reconcile_broker(SHOP)
     assert SERVICE not in world.cluster.services()
+    assert MEMBERS not in world.log.groups
 
 
 async def test_a_shards_service_that_was_deleted_is_made_again(world: OperatorWorld) -> None:

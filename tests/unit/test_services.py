@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from knafka.core import contract, documents
-from knafka.core.contract import Egress, Kafka, Sink
+from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka_operator.decide import desired, services
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.model.autoscaling import Autoscaling
@@ -135,6 +136,24 @@ def test_a_broker_may_say_how_its_receiver_scales() -> None:
     broker = _broker(annotations={"autoscaling.knative.dev/min-scale": "2"})
     annotations = _template(_receiver(broker))["metadata"]["annotations"]
     assert annotations["autoscaling.knative.dev/min-scale"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"), [(SETTINGS, None), (replace(SETTINGS, profiling=True), "enabled")]
+)
+def test_every_function_can_be_profiled_where_the_installation_says_so(
+    settings: Settings, said: str | None
+) -> None:
+    """DSP-14; where it doesn't, nothing is added, so that no Revision rolls."""
+    broker = _broker()
+    ingress = desired.ingress(broker, desired.broker_topic(broker, None, DEFAULTS), {}, DEFAULTS)
+    shard = Shard(group="knafka-shard-0", kafka=DEFAULTS.kafka, contract_topic="knafka-contract")
+    for service in (
+        services.receiver_service(broker, ingress, None, settings),
+        services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
+        services.shard_service(broker, shard, 0, None, settings),
+    ):
+        assert _environment(service).get("KNAFKA_PROFILING") == said
 
 
 def test_functions_are_for_the_cluster_only_and_run_without_privileges() -> None:

@@ -21,6 +21,7 @@ from confluent_kafka.cimpl import NewTopic, _AdminClientImpl
 
 from knafka.clients.kafka_client import Connection, log_error_of, open_client
 from knafka.clients.kafka_groups import KafkaGroups
+from knafka.clients.kafka_lag import at_most, beyond
 from knafka.clients.kafka_requests import ASK_AGAIN, AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import (
@@ -28,6 +29,7 @@ from knafka.ports.log import (
     Lag,
     Positions,
     Record,
+    Start,
     TopicDescription,
     lag_of,
 )
@@ -179,14 +181,21 @@ class KafkaAdmin:
         }
         return ends
 
-    async def ensure_committed(self, group: str, topic: str) -> None:
+    async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
         partitions = (await self._existing(topic)).partitions
         if await self._groups.committed(group, partitions):
             return
-        ends = await self._list_offsets(partitions, _LATEST)
+        starts = await self._starts(partitions, start)
         await self._groups.commit(
-            group, [TopicPartition(topic, number, offset) for number, offset in ends.items()]
+            group, [TopicPartition(topic, number, offset) for number, offset in starts.items()]
         )
+
+    async def _starts(self, partitions: Sequence[TopicPartition], start: Start) -> dict[int, int]:
+        if start == "earliest":
+            return await self._list_offsets(partitions, _EARLIEST)
+        # The ends come first: what is written from here on is either found by its time or behind.
+        ends = await self._list_offsets(partitions, _LATEST)
+        return ends if start == "latest" else ends | await self._list_offsets(partitions, start)
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         committed: Mapping[str, Commits] = {}
@@ -210,10 +219,10 @@ class KafkaAdmin:
                     number: lag_of(commits.get(number), start, end)
                     for number, (start, end) in ranges.items()
                 },
-                _beyond(commits, ranges),
+                beyond(commits, ranges),
             )
             for group, commits in (
-                (group, _at_most(commits, ranges, fresh)) for group, commits in committed.items()
+                (group, at_most(commits, ranges, fresh)) for group, commits in committed.items()
             )
         }
 
@@ -332,19 +341,20 @@ class KafkaAdmin:
     async def _list_offsets(
         self, partitions: Sequence[TopicPartition], which: int
     ) -> dict[int, int]:
-        """Of all these partitions, or a `LogError`."""
-        listed = await self._list(_asking(partitions, which))
+        """Of all these partitions, or a `LogError`; by a time, of those with a record since."""
+        listed = await self._list(_asking(partitions, which), least=-1 if which >= 0 else 0)
         for each in partitions:
             if each not in listed:
                 raise LogError(f"partition {each.partition} of {each.topic} has no leader")
-        return {each.partition: offset for each, offset in listed.items()}
+        return {each.partition: offset for each, offset in listed.items() if offset >= 0}
 
     async def _list(
-        self, wanted: list[TopicPartition], *, some: bool = False
+        self, wanted: list[TopicPartition], *, some: bool = False, least: int = 0
     ) -> dict[TopicPartition, int]:
-        """The offset of each that its own `offset` asks for, `_EARLIEST` or `_LATEST`.
+        """The offset of each that its own `offset` asks for: `_EARLIEST`, `_LATEST` or a time.
 
-        `some`: of those that can be read now; raises `LogError` if none can.
+        `some`: of those that can be read now; raises `LogError` if none can. `least` is -1 where
+        Kafka may answer that it has no record since that time.
         """
         if not wanted:
             return {}
@@ -358,7 +368,7 @@ class KafkaAdmin:
             some=some,
         )
         # librdkafka (2.16.1) answers -1001 for a leader that was there a moment ago.
-        return {each: result.offset for each, result in listed.items() if result.offset >= 0}
+        return {each: result.offset for each, result in listed.items() if result.offset >= least}
 
     async def _unless(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
         """Whether it was done; False if it failed with the code that means it was done before."""
@@ -367,24 +377,3 @@ class KafkaAdmin:
 
 def _asking(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
     return [TopicPartition(each.topic, each.partition, which) for each in partitions]
-
-
-def _beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:
-    """Partitions that were committed behind their end."""
-    return frozenset(
-        number
-        for number, each in commits.items()
-        if number in ranges and each.offset > ranges[number][1]
-    )
-
-
-def _at_most(
-    commits: Commits, ranges: Mapping[int, tuple[int, int]], fresh: Collection[int]
-) -> Commits:
-    """The same, at the end where it is only an old one that they are behind: without a leader a
-    partition's end can't be known."""
-    old = _beyond(commits, ranges) - set(fresh)
-    return {
-        number: each._replace(offset=ranges[number][1]) if number in old else each
-        for number, each in commits.items()
-    }

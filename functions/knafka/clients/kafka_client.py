@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from knafka.core.errors import LogError
 from knafka.observability import RateLimitedFilter
+from knafka.tokens import with_tokens
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -23,7 +24,8 @@ _librdkafka = logging.getLogger("librdkafka")
 _librdkafka.addFilter(RateLimitedFilter())
 
 Connection: TypeAlias = Mapping[str, Any]
-"""librdkafka's configuration of how to reach the cluster: bootstrap.servers, security."""
+"""librdkafka's configuration of how to reach the cluster: bootstrap.servers, security (see
+`knafka.tokens` for what it doesn't know of that), and what a Broker or Trigger sets."""
 
 READING: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
@@ -46,7 +48,7 @@ READING: Final[Mapping[str, Any]] = {
     "fetch.queue.backoff.ms": 50,
     "reconnect.backoff.max.ms": 1000,
 }
-"""How every consumer of ours reads."""
+"""How every consumer of ours reads, unless it is set."""
 
 C = TypeVar("C", Producer, Consumer)
 
@@ -66,10 +68,12 @@ PASSING: Final = frozenset(
 def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[str, Any]) -> C:
     """A client that logs as we do, unless told how.
 
-    Raises `LogError` for what librdkafka can't use, such as a broken certificate.
+    Raises `LogError` for what librdkafka can't use, such as a broken certificate, and what
+    `knafka.tokens` raises.
     """
+    wanted = with_tokens(configuration)
     try:
-        return client({"error_cb": log_error, "logger": _librdkafka, **configuration})
+        return client({"error_cb": log_error, "logger": _librdkafka, **wanted})
     except KafkaException as error:
         raise log_error_of(error.args[0]) from error
 
@@ -81,7 +85,7 @@ def open_admin(connection: Connection, told: Callable[[KafkaError], None]) -> Ad
     """
     from confluent_kafka.admin import AdminClient  # 10 ms that a function's start can do without
 
-    configuration: dict[str, Any] = {**connection, "log_level": 0, "error_cb": told}
+    configuration = {**with_tokens(connection), "log_level": 0, "error_cb": told}
     try:
         return AdminClient(configuration)
     except KafkaException as error:

@@ -7,8 +7,10 @@ it; what is in them is `core.kafka_secret`'s.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from knafka.core.client_settings import checked
+from knafka.core.client_settings import for_librdkafka as settings_for_librdkafka
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_secret import for_librdkafka
@@ -23,6 +25,24 @@ def connection(kafka: Kafka) -> dict[str, Any]:
     if kafka.secret_path is not None:
         configuration.update(for_librdkafka(_read(Path(kafka.secret_path))))
     return configuration
+
+
+def reading(kafka: Kafka) -> dict[str, Any]:
+    """The same for a consumer, with what is set of it. Raises `InvalidDocument`."""
+    return {**connection(kafka), **settings(kafka, "consumer")}
+
+
+def writing(kafka: Kafka) -> dict[str, Any]:
+    """The same for a producer, with what is set of it. Raises `InvalidDocument`."""
+    return {**connection(kafka), **settings(kafka, "producer")}
+
+
+def settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[str, str]:
+    """What is set of the clients of this side, for librdkafka. Raises `InvalidDocument`."""
+    given = kafka.consumer if side == "consumer" else kafka.producer
+    return settings_for_librdkafka(
+        {name: checked(side, name, value, f"{side}.{name}") for name, value in given.items()}
+    )
 
 
 def _read(folder: Path) -> dict[str, str]:

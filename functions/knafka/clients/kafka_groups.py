@@ -18,7 +18,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import (
     Consumer,
@@ -28,12 +28,14 @@ from confluent_kafka import (
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka.admin._group import ConsumerGroupDescription
 
 from knafka.clients.kafka_client import Connection, open_client
 from knafka.clients.kafka_requests import THREADS, AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
+
+if TYPE_CHECKING:  # who only reads and writes never loads it
+    from confluent_kafka.admin._group import ConsumerGroupDescription
 
 REMEMBERED: Final = 1.5
 """Seconds for each group for which those at the end of their topic aren't asked again: asking costs

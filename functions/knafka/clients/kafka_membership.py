@@ -137,10 +137,10 @@ class Membership:
                 "error_cb": self._on_error,
                 "on_commit": self._on_commit,
                 "logger": _librdkafka,
+                **READING,
                 **self._connection,
                 **_BY_PROTOCOL[self.protocol],
                 "group.id": self._group,
-                **READING,
             },
         )
 
@@ -182,7 +182,7 @@ class Membership:
         if not why and time.monotonic() - self._opened_at >= JOIN_TIMEOUT:
             why = str(self._errors)
         if why:
-            self._errors.forget()
+            self._errors.mended()  # it may be: the next read says so
             raise LogError(why)
 
     def start_anew(self, number: int) -> None:

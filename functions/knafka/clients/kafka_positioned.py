@@ -52,8 +52,8 @@ class KafkaPositionedReader:
             Consumer,
             {
                 "logger": _librdkafka,
-                **connection,
                 **READING,
+                **connection,
                 "group.id": f"{GROUP}-{uuid.uuid4().hex[:8]}",
             },
         )

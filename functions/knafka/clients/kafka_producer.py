@@ -62,6 +62,7 @@ class ReplaceableProducer:
                 # cluster's defaults.
                 "allow.auto.create.topics": False,
                 "partitioner": "murmur2_random",
+                # Not what is set: only one of a writer's producers gathers.
                 "linger.ms": self._linger_ms,
                 # Or a request waits until Kafka's kernel has acknowledged the last one's segment.
                 "socket.nagle.disable": True,

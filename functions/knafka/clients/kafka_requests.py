@@ -177,7 +177,9 @@ class AdminCalls:
         deadline = time.monotonic() + self.timeout
         while True:
             try:
-                return await ask(max(ASK_AGAIN, deadline - time.monotonic()))
+                answer = await ask(max(ASK_AGAIN, deadline - time.monotonic()))
+                self._errors.mended()
+                return answer
             except KafkaException as error:
                 code = error.args[0].code()
                 if code in _NO_ANSWER:

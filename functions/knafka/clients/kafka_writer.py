@@ -29,6 +29,7 @@ from knafka.clients.reachability import Reachability
 from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.kafka_oauth import MSK_REGION
 from knafka.ports.log import Reported
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ GATHERING_TIME: Final = 0.02
 """Seconds for which records are gathered after there were many: when a batch is acknowledged, few
 are in flight for a moment."""
 LINGER_MS: Final = 1
-"""Milliseconds for which they are gathered, the shortest time that librdkafka can wait."""
+"""Milliseconds for which they are gathered unless it is set, the shortest time that librdkafka can
+wait."""
 POLL_BUSY: Final = 0.001
 """Seconds between looks for reports of what was gathered; a look costs a microsecond."""
 POLL_IDLE: Final = 1.0
@@ -58,10 +60,15 @@ class KafkaWriter:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._linger_ms = float(connection.get("linger.ms", LINGER_MS))
         self._loop = asyncio.get_running_loop()
         self._errors = ConnectionErrors()
         self._prompt = self._open(linger_ms=0)
         self._gathering: ReplaceableProducer | None = None
+        if MSK_REGION in connection:
+            # It waits a second for its token (confluent-kafka 2.16.1 sleeps that long), in which
+            # the loop stands still: at the start, and not in the first burst.
+            self._gathering = self._open(self._linger_ms)
         self._alone: ReplaceableProducer | None = None
         self._gather_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -151,7 +158,7 @@ class KafkaWriter:
 
     def _gatherer(self) -> ReplaceableProducer:
         if self._gathering is None:
-            self._gathering = self._open(LINGER_MS)
+            self._gathering = self._open(self._linger_ms)
         self._poll_soon()
         return self._gathering
 
@@ -285,7 +292,7 @@ class KafkaWriter:
             may_pass = errors.refusal is None if self._answered else errors.nobody_listens
             raise LogError(why, retriable=may_pass) from error
         self._answered = True
-        self._errors.forget()
+        self._errors.mended()
 
     async def close(self, timeout: float) -> None:
         self._closed = True

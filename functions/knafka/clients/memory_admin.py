@@ -6,7 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 from knafka.clients.memory_log import Marker, MemoryLog, MemoryRecord
 from knafka.core.errors import LogError
-from knafka.ports.log import Lag, OffsetAndMetadata, Positions, Record, TopicDescription, lag_of
+from knafka.ports.log import (
+    Lag,
+    OffsetAndMetadata,
+    Positions,
+    Record,
+    Start,
+    TopicDescription,
+    lag_of,
+)
 
 
 class MemoryAdmin:
@@ -46,12 +54,15 @@ class MemoryAdmin:
             each: await self.end_offsets(each) for each in topics if each in self._memory.topics
         }
 
-    async def ensure_committed(self, group: str, topic: str) -> None:
+    async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
         committed = self._memory.group(group).committed
-        ends = await self.end_offsets(topic)
+        partitions = self._partitions(topic)
         if not any(place[0] == topic for place in committed):
             committed.update(
-                {(topic, number): OffsetAndMetadata(end) for number, end in ends.items()}
+                {
+                    (topic, number): OffsetAndMetadata(_start(records, start))
+                    for number, records in enumerate(partitions)
+                }
             )
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
@@ -94,3 +105,17 @@ class MemoryAdmin:
             return self._memory.topics[topic]
         except KeyError:
             raise LogError(f"the topic {topic} does not exist", unknown_topic=True) from None
+
+
+def _start(records: Sequence[MemoryRecord], start: Start) -> int:
+    match start:
+        case "earliest":
+            return 0
+        case "latest":
+            return len(records)
+    since = (
+        offset
+        for offset, each in enumerate(records)
+        if not isinstance(each, Marker) and each.timestamp()[1] >= start
+    )
+    return next(since, len(records))

@@ -7,7 +7,10 @@ Not here: for how long to wait; the client of Kafka decides that.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
+
+_NO_TOKEN: Final = "Failed to acquire SASL OAUTHBEARER token"
+"""librdkafka's words; it says so once, and then tries again in silence."""
 
 
 class ClientError(Protocol):
@@ -38,7 +41,12 @@ class ConnectionErrors:
             self._name, self._text = error.name(), error.str()
 
     def forget(self) -> None:
-        """It may have been mended."""
+        """It may have been mended; but of what isn't repeated that is known once Kafka answers."""
+        if not self._text.startswith(_NO_TOKEN):
+            self.mended()
+
+    def mended(self) -> None:
+        """Kafka has answered."""
         self._name = self._text = ""
 
     @property

@@ -202,6 +202,12 @@ class Kafka(Model):
     """host:port, comma-separated."""
     secret_path: str | None = None
     """Folder of the mounted Secret; None: plaintext, no authentication."""
+    consumer: dict[str, str] = Field(default_factory=dict)
+    producer: dict[str, str] = Field(default_factory=dict)
+    """Settings of those clients, of the ones that are allowed (`client_settings`)."""
+
+    def __hash__(self) -> int:
+        return hash((self.bootstrap_servers, self.secret_path))
 
 
 class Sink(Model):

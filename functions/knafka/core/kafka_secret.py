@@ -1,8 +1,8 @@
 """The Secret for Kafka: what its values mean to librdkafka and to a Java client.
 
 Its keys are upstream's (spec/naming.md, Secret keys), and those of upstream's older Secrets, which
-name no protocol. Not here: reading it. Its values come in by key, wherever they lie; a Secret
-that can't work is an `InvalidDocument`.
+name no protocol. Its values come in by key, wherever they lie; a Secret that can't work is an
+`InvalidDocument`. Not here: tokens (`kafka_oauth`), and reading it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from knafka.core import kafka_oauth
 from knafka.core.errors import InvalidDocument
+from knafka.core.kafka_oauth import OAUTHBEARER, quoted
 
 PROTOCOLS: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
-MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)
 
 _JAVA_MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -31,9 +33,13 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
     protocol = _protocol(secret)
     configuration = {"security.protocol": protocol.lower()}
     if protocol.startswith("SASL"):
-        configuration["sasl.mechanism"] = _mechanism(secret)
-        configuration["sasl.username"] = _present(secret, "user")
-        configuration["sasl.password"] = _present(secret, "password")
+        mechanism = _mechanism(secret)
+        if mechanism == OAUTHBEARER:
+            configuration |= kafka_oauth.for_librdkafka(secret)
+        else:
+            configuration["sasl.mechanism"] = mechanism
+            configuration["sasl.username"] = _present(secret, "user")
+            configuration["sasl.password"] = _present(secret, "password")
     if protocol.endswith("SSL"):
         if authority := secret.get("ca.crt"):
             configuration["ssl.ca.pem"] = authority
@@ -50,12 +56,15 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
     configuration = {"security.protocol": protocol}
     if protocol.startswith("SASL"):
         mechanism = _mechanism(secret)
-        user, password = _present(secret, "user"), _present(secret, "password")
-        configuration["sasl.mechanism"] = mechanism
-        configuration["sasl.jaas.config"] = (
-            f"{_JAVA_MODULES[mechanism]} required "
-            f"username={_quoted(user)} password={_quoted(password)};"
-        )
+        if mechanism == OAUTHBEARER:
+            configuration |= kafka_oauth.for_java(secret)
+        else:
+            user, password = _present(secret, "user"), _present(secret, "password")
+            configuration["sasl.mechanism"] = mechanism
+            configuration["sasl.jaas.config"] = (
+                f"{_JAVA_MODULES[mechanism]} required "
+                f"username={quoted(user)} password={quoted(password)};"
+            )
     if protocol.endswith("SSL"):
         if authority := secret.get("ca.crt"):
             configuration["ssl.truststore.type"] = "PEM"
@@ -131,9 +140,3 @@ def _present(secret: Mapping[str, str], key: str) -> str:
     if not (value := secret.get(key)):
         raise InvalidDocument(key, "missing in the Secret for Kafka")
     return value
-
-
-def _quoted(text: str) -> str:
-    """As Java's login configuration reads a string."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

@@ -100,6 +100,12 @@ def shard_group(namespace: str, broker: str, number: int) -> str:
     return _distinct(SHARDS, namespace, broker, str(number))
 
 
+def shard_members(shard: str, topic: str) -> str:
+    """The consumer group by which a shard's processes divide a topic's partitions. One for each
+    topic: members that read different ones would wait for each other."""
+    return f"{shard}.{topic}"
+
+
 def is_topic(name: str) -> bool:
     """Whether Kafka takes this as a topic's name."""
     return _LEGAL(name) is not None and name not in (".", "..")

@@ -33,6 +33,7 @@ from knafka.core.progress import decode, policy_of
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.lanes import lane_of
+from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.parsing import OwnParser, Parser, headers_of
 from knafka.dispatcher.pending import Partition, PendingEvent
 from knafka.dispatcher.sender import Sender
@@ -92,6 +93,7 @@ class Drain:
         topics: TopicMaker,
         parser: Parser | None = None,
         held_bytes: Callable[[], int] = lambda: MAX_UNSETTLED_BYTES,
+        pace: Pace | None = None,
     ) -> None:
         self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight)
@@ -113,7 +115,7 @@ class Drain:
             egress, subscriber, writer, self.counts, self.congestion, now, topics, self._parser
         )
         self._workers = Workers(
-            self._sender, self._settle, self.congestion, egress.max_in_flight, now
+            self._sender, self._settle, self.congestion, egress.max_in_flight, now, pace
         )
         self._workers.on_crash = self.stop
         self._partitions: dict[int, Partition] = {}

@@ -10,6 +10,7 @@ from knafka.core.drain import outcomes
 from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.drain import MAX_UNSETTLED_BYTES, Drain
+from knafka.dispatcher.pace import Pace
 from knafka.observability import Metric
 
 
@@ -34,6 +35,7 @@ class Served:
             clients.topics,
             clients.parser,
             clients.held_bytes or (lambda: MAX_UNSETTLED_BYTES),
+            None if clients.attempts_a_turn is None else Pace(clients.attempts_a_turn),
         )
         return self._drain
 

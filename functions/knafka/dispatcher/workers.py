@@ -19,6 +19,7 @@ from typing import Final
 from knafka.core.delivery import Done, Retry
 from knafka.core.progress import DeliveryStage
 from knafka.dispatcher.congestion import PROBES, CongestionControl
+from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.pending import Partition, PendingEvent
 from knafka.dispatcher.sender import Sender
 
@@ -37,6 +38,7 @@ class Workers:
         congestion: CongestionControl,
         limit: int,
         now: Callable[[], float],
+        pace: Pace | None = None,
     ) -> None:
         self.crash: BaseException | None = None
         """What ended a worker: a bug of ours, as what an attempt raises is caught."""
@@ -48,6 +50,7 @@ class Workers:
         self._congestion = congestion
         self._limit = limit
         self._now = now
+        self._pace = pace
         self._loop = asyncio.get_running_loop()
         self._ready: deque[PendingEvent] = deque()
         self._retries: deque[PendingEvent] = deque()
@@ -156,8 +159,10 @@ class Workers:
 
     async def _work(self) -> None:
         """One attempt after another."""
-        congestion, under_way = self._congestion, self._under_way
+        congestion, under_way, pace = self._congestion, self._under_way, self._pace
         while True:
+            if pace is not None:
+                await pace.take()
             while (event := self._next()) is None:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)

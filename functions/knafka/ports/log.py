@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
@@ -32,6 +32,10 @@ class OffsetAndMetadata(NamedTuple):
 
 Commits: TypeAlias = Mapping[int, OffsetAndMetadata]
 """By partition."""
+
+Start: TypeAlias = Literal["earliest", "latest"] | int
+"""Where a new group begins: at the first record that is there, behind the last, or at the first
+one since a time (milliseconds since the Unix epoch), behind the last if there is none."""
 
 Reported: TypeAlias = Callable[[LogError | None], None]
 """Called once per appended record, on the event loop: None when it is durable."""
@@ -241,8 +245,8 @@ class LogAdmin(TopicMaker, LagSource, Protocol):
         """
         ...
 
-    async def ensure_committed(self, group: str, topic: str) -> None:
-        """Have a new group begin at the topic's end (KN-TRG-06).
+    async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
+        """Have a new group begin at the topic's end (KN-TRG-06), unless `start` says otherwise.
 
         New is one that has no offset on any partition. Of one that has, a partition without came
         later: all of it is the group's, and that is where a reader begins without an offset. All

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from knafka import settings
-from knafka.clients.kafka_connection import connection
+from knafka.clients.kafka_connection import writing
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Ingress, Kafka
 from knafka.core.errors import LogError
@@ -56,7 +56,7 @@ class Receiver:
         ingresses = settings.ingresses(environment)
         for ingress in ingresses:
             if ingress.kafka not in self._writers:
-                configuration = {**connection(ingress.kafka), **_batches(ingress.kafka, ingresses)}
+                configuration = {**writing(ingress.kafka), **_batches(ingress.kafka, ingresses)}
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[each.kafka] for each in ingresses]
         self.ingest = IngestHandler(ingresses, writers, _limits())
@@ -185,5 +185,7 @@ def _batches(kafka: Kafka, ingresses: Sequence[Ingress]) -> Mapping[str, Any]:
     the writer sends a record again alone if its batch was too large.
     """
     limits = [each.max_batch_bytes for each in ingresses if each.kafka == kafka]
+    declared = int(kafka.producer.get("batch.size", BATCH_BYTES))
     smallest = min((each for each in limits if each is not None), default=BATCH_BYTES)
+    smallest = min(smallest, declared)
     return {"batch.size": smallest} if smallest < BATCH_BYTES else {}

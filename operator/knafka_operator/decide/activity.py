@@ -5,7 +5,7 @@
 In between it stays what it was. Only samples since the last change count, so that two changes are
 never nearer to each other than the time that the second one takes to be seen.
 
-Not here: taking the samples, and where a Trigger is delivered then.
+Not here: taking the samples, and where a Trigger is delivered then (`decide.moves`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,20 @@ QUIET_RATE: Final = 10.0
 """Deliveries a second, on average, below which its neighbours don't notice it."""
 QUIET_FOR: Final = 600.0
 """Seconds: a move back can wait, and what is busy every few minutes would be moved all the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is busy and what is quiet, as the constants above have it."""
+
+    busy_lag: int = BUSY_LAG
+    busy_rate: float = BUSY_RATE
+    busy_for: float = BUSY_FOR
+    quiet_rate: float = QUIET_RATE
+    quiet_for: float = QUIET_FOR
+
+
+USUAL: Final = Limits()
 
 
 class Activity(StrEnum):
@@ -56,22 +70,41 @@ class Judged:
     since: float
 
 
-def judge(before: Judged, samples: Sequence[Sample], lag_threshold: int) -> Judged:
+def judge(
+    before: Judged, samples: Sequence[Sample], lag_threshold: int, limits: Limits = USUAL
+) -> Judged:
     """What it is now, by samples in the order of their times; `before` where they don't say.
 
-    Those of the last `QUIET_FOR` seconds are enough, and the one before these.
+    Those of the last `span` seconds are enough, and the one before these.
     """
+
+    def is_much(lag: int) -> bool:
+        return lag > limits.busy_lag * lag_threshold
+
+    recent = _since(samples, span(before.activity, limits), before.since)
     if before.activity is Activity.QUIET:
-        recent = _since(samples, BUSY_FOR, before.since)
-        much = [each.lag is not None and _is_much(each.lag, lag_threshold) for each in recent]
-        if recent and (all(much) or _rate(recent) > BUSY_RATE):
+        much = [each.lag is not None and is_much(each.lag) for each in recent]
+        if recent and (all(much) or _rate(recent) > limits.busy_rate):
             return Judged(Activity.BUSY, samples[-1].time)
     else:
-        recent = _since(samples, QUIET_FOR, before.since)
-        little = [each.lag is not None and not _is_much(each.lag, lag_threshold) for each in recent]
-        if recent and all(little) and _rate(recent) < QUIET_RATE:
+        little = [each.lag is not None and not is_much(each.lag) for each in recent]
+        if recent and all(little) and _rate(recent) < limits.quiet_rate:
             return Judged(Activity.QUIET, samples[-1].time)
     return before
+
+
+def span(activity: Activity, limits: Limits = USUAL) -> float:
+    """Seconds whose samples say whether it isn't that any more."""
+    return limits.busy_for if activity is Activity.QUIET else limits.quiet_for
+
+
+def load(samples: Sequence[Sample], lag_threshold: int, limits: Limits = USUAL) -> float:
+    """How busy it is, to compare it with others: 1 is at the limit, by what waits or is delivered.
+
+    Of the whole time of the samples, two at least.
+    """
+    waiting = (samples[-1].lag or 0) / (limits.busy_lag * lag_threshold)
+    return max(waiting, _rate(samples) / limits.busy_rate)
 
 
 def _since(samples: Sequence[Sample], seconds: float, since: float) -> Sequence[Sample]:
@@ -84,10 +117,6 @@ def _since(samples: Sequence[Sample], seconds: float, since: float) -> Sequence[
         if samples[-1].time - each.time >= seconds:
             return recent
     return ()
-
-
-def _is_much(lag: int, lag_threshold: int) -> bool:
-    return lag > BUSY_LAG * lag_threshold
 
 
 def _rate(samples: Sequence[Sample]) -> float:

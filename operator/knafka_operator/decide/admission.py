@@ -30,7 +30,7 @@ from knafka.core.documents import parse, path_of, told_of
 from knafka.core.errors import InvalidDocument
 from knafka.core.filters import never_true
 from knafka.core.names import MAX_LENGTH, is_topic
-from knafka_operator.decide.desired import MAX_MAX_IN_FLIGHT, ORDERS
+from knafka_operator.decide import desired, kafka_settings
 from knafka_operator.decide.external_topics import reserved
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Document
@@ -213,13 +213,13 @@ def _wrong_with_trigger(document: Document, autoscaling: Autoscaling) -> Iterato
     yield from _broken_certificates(document)
     annotations = _annotations(document)
     order = annotations.get(DELIVERY_ORDER, "key")
-    if order not in ORDERS:
-        wanted = f"want {', '.join(ORDERS)}"
+    if order not in desired.ORDERS:
+        wanted = f"want {', '.join(desired.ORDERS)}"
         yield _Problem(f"invalid value: {order:.80}", wanted, _annotation(DELIVERY_ORDER))
     if (text := annotations.get(MAX_IN_FLIGHT)) is not None:
         path = annotation_path(MAX_IN_FLIGHT)
-        yield from _caught(lambda: whole_number(text, path, 1, MAX_MAX_IN_FLIGHT))
-    yield from _caught(lambda: declared_isolation(annotations))
+        yield from _caught(lambda: whole_number(text, path, 1, desired.MAX_MAX_IN_FLIGHT))
+    yield from _caught(lambda: kafka_settings.check_trigger(annotations))
     yield from _caught(lambda: Autoscaling.from_annotations(annotations, autoscaling))
     if (reference := annotations.get(DEPENDENCY)) is not None:
         yield from _wrong_with_dependency(reference, _namespace(document))
@@ -293,6 +293,7 @@ def _trigger_changes(old: Document, new: Document) -> Iterator[_Problem]:
     # Without a Broker it was never of use, and may be mended.
     if was and (diff := _diff({"spec.broker": was}, {"spec.broker": is_})):
         yield _Problem(_IMMUTABLE_FIELDS, diff, "spec, broker")
+    yield from _caught(lambda: kafka_settings.check_start_stays(old, new))
 
 
 def _diff(old: Mapping[str, object], new: Mapping[str, object]) -> str:

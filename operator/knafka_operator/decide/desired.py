@@ -29,6 +29,7 @@ from knafka.core.contract import (
     event_limit,
 )
 from knafka.core.errors import InvalidDocument
+from knafka_operator.decide import kafka_settings
 from knafka_operator.model.resources import (
     CORE,
     DELIVERY_ORDER,
@@ -145,7 +146,7 @@ def configured(config: ConfigMap | None, defaults: Defaults) -> Defaults:
         kafka = kafka.model_copy(update={"bootstrap_servers": _servers(data[BOOTSTRAP_SERVERS])})
     return replace(
         defaults,
-        kafka=kafka,
+        kafka=kafka_settings.of_broker(kafka, data),
         partitions=_count(data, PARTITIONS, defaults.partitions, 2**31 - 1),
         replication=_count(data, REPLICATION, defaults.replication, MAX_REPLICATION),
         topic_config={**defaults.topic_config, **_topic_config(data)},
@@ -217,7 +218,8 @@ def ingress(broker: Broker, topic: Topic, config: Mapping[str, str], defaults: D
         namespace=broker.metadata.namespace,
         broker=broker.metadata.name,
         topic=topic.name,
-        kafka=defaults.kafka,
+        # A receiver has no consumer: what is set of one makes no new Revision of it.
+        kafka=defaults.kafka.model_copy(update={"consumer": {}}),
         **limits,
     )
 
@@ -256,7 +258,7 @@ def egress(
         group=group,
         dead_letter_topic=names.dead_letter_topic(namespace, broker.metadata.name, name),
         dead_letter_settings=_dead_letter_settings(topic),
-        kafka=defaults.kafka,
+        kafka=kafka_settings.of_trigger(defaults.kafka, trigger.metadata.annotations),
         subscriber=subscriber,
         dead_letter_sink=dead_letter_sink,
         delivery=defaults.delivery if spec is None else _delivery(spec),
@@ -338,11 +340,13 @@ def _count(data: Mapping[str, str], key: str, default: int, maximum: int) -> int
 
 
 def _topic_config(data: Mapping[str, str]) -> Mapping[str, str]:
-    return {
+    config = {
         key.removeprefix(TOPIC_CONFIG): value.strip()
         for key, value in data.items()
         if key.startswith(TOPIC_CONFIG)
     }
+    kafka_settings.check_topic(config, f"data.{TOPIC_CONFIG}")
+    return config
 
 
 def _servers(declared: str) -> str:

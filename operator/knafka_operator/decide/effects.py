@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from knafka.core.contract import SharedEgress
+from knafka.ports.log import Start
 from knafka_operator.decide.desired import Topic
 
 Manifest: TypeAlias = Mapping[str, Any]
@@ -95,6 +96,7 @@ class CommitOffsets:
 
     group: str
     topic: str
+    start: Start = "latest"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from knafka.core import documents, names
 from knafka.core.contract import Egress, Ingress, Shard
+from knafka.settings import PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import EVENTING, SERVING, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
@@ -264,13 +265,14 @@ def _service(
     settings: Settings,
     concurrency: int = 0,
 ) -> Manifest:
+    environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level}
+    if settings.profiling:
+        # Only then: a variable more is a new Revision of every function.
+        environment[PROFILING] = "enabled"
     container: Manifest = {
         "name": "function",
         "image": settings.image,
-        "env": [
-            {"name": name, "value": value}
-            for name, value in {**environment, "KNAFKA_LOG_LEVEL": settings.log_level}.items()
-        ],
+        "env": [{"name": name, "value": value} for name, value in environment.items()],
         "readinessProbe": {"httpGet": {"path": "/health/readiness"}, "successThreshold": 1},
         "livenessProbe": LIVENESS_PROBE,
         "resources": dict(resources),

@@ -23,6 +23,7 @@ from knafka.core.contract import Kafka, Shard, SharedEgress
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import Record
+from knafka_operator.decide import kafka_settings
 from knafka_operator.decide.desired import MIN_IN_SYNC, Topic
 from knafka_operator.model.isolation import Isolation, declared_isolation
 from knafka_operator.model.resources import Broker, Trigger
@@ -60,8 +61,27 @@ class Contract:
 
 def isolation(trigger: Trigger, broker: Broker, default: Isolation) -> Isolation:
     """The Trigger's own, else its Broker's, else the installation's. Raises `InvalidDocument`."""
-    declared = (declared_isolation(each.metadata.annotations) for each in (trigger, broker))
-    return next((each for each in declared if each is not None), default)
+    own = kafka_settings.isolation_of(trigger.metadata.annotations)
+    return own or declared_isolation(broker.metadata.annotations) or default
+
+
+def automatic(
+    needed: Isolation | None,
+    delivered: Isolation | None,
+    *,
+    drains_always: bool,
+    has_record: bool,
+    has_own: bool,
+) -> Isolation:
+    """What an `auto` Trigger has: the first of these that says something.
+
+    That it wants dispatchers always; what it was found to need; how it is delivered now; its
+    record in the contract, or a Service of its own. A new one is shared.
+    """
+    if drains_always:
+        return Isolation.OWN
+    at_start = Isolation.OWN if has_own and not has_record else Isolation.SHARED
+    return needed or delivered or at_start
 
 
 def number_for(group: str, numbers: Mapping[str, int], size: int) -> int:

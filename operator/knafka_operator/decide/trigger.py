@@ -12,7 +12,14 @@ from typing import Any, Final, Generic, TypeVar
 
 from knafka.core.contract import Egress, SharedEgress, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decide import admission, delivery_status, desired, services, shards
+from knafka_operator.decide import (
+    admission,
+    delivery_status,
+    desired,
+    kafka_settings,
+    services,
+    shards,
+)
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import (
     ApplyDispatcher,
@@ -28,7 +35,6 @@ from knafka_operator.decide.effects import (
     Effect,
     HandOver,
     PromiseGroup,
-    PublishStatus,
     StartDelivery,
     StopDelivery,
     WakeDispatcher,
@@ -38,7 +44,6 @@ from knafka_operator.decide.shards import DISPATCHER, Contract, Place
 from knafka_operator.decide.status import (
     BROKER_READY,
     DEAD_LETTER_SINK_RESOLVED,
-    DELIVERING,
     DEPENDENCY_READY,
     SUBSCRIBER_RESOLVED,
     SUBSCRIPTION_READY,
@@ -51,7 +56,7 @@ from knafka_operator.decide.status import (
     why_not_ready,
 )
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.model.conditions import READY, Condition, Status
+from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import GROUP_STATUS, PAUSED, Broker, Trigger
 from knafka_operator.model.settings import Settings
@@ -61,9 +66,6 @@ DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
 
 K = TypeVar("K")
 """A connection to Kafka: passed on, and never asked here."""
-
-OURS: Final = "knafka.dev/"
-"""What the keys that nobody else writes begin with."""
 
 DEFAULT_AUTOSCALING: Final = Autoscaling()
 
@@ -104,6 +106,13 @@ class Watched(Generic[K]):
         return _offsets(self.egress)
 
     @property
+    def isolation(self) -> Isolation | None:
+        """None: nothing is delivered."""
+        if self.autoscaling.paused:
+            return None
+        return Isolation.OWN if self.place is None else Isolation.SHARED
+
+    @property
     def drains_unasked(self) -> bool:
         """Whether pods of its own drain from their start."""
         return self.place is None and bool(self.autoscaling.min_scale)
@@ -131,6 +140,8 @@ class ObservedTrigger(Generic[K]):
     """Whether pods of an older Revision may still drain unasked."""
     contract: Contract | KnafkaError | None = None
     """Its Broker's; None: there are no shared dispatchers here."""
+    needed: Isolation | None = None
+    """What it was found to need last, where that is `auto`."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,8 @@ class TriggerDecision(Generic[K]):
     """All but the conditions, and but what an effect adds to its annotations."""
     watched: Watched[K] | None = None
     """What is delivered from `StartDelivery` on."""
+    automatic: Isolation | None = None
+    """What it has, where that is `auto`."""
 
 
 def decide(
@@ -207,10 +220,12 @@ def decide(
             taken,
         )
         contract = value(seen.contract)
-        shared = None
-        if contract is not None and not autoscaling.paused:
+        shared = automatic = None
+        if contract is not None:
             isolation = shards.isolation(trigger, broker.broker, settings.isolation)
-            if isolation is Isolation.SHARED:
+            if isolation is Isolation.AUTO:
+                isolation = automatic = _automatic(trigger, egress, autoscaling, contract, seen)
+            if isolation is Isolation.SHARED and not autoscaling.paused:
                 number = shards.number_for(egress.group, contract.numbers, settings.shard_size)
                 shared = shards.place(broker.broker, number, broker.defaults.kafka)
         watched = Watched(
@@ -219,26 +234,8 @@ def decide(
         if paused:
             status["annotations"].pop(DISPATCHER, None)
         effects = _effects(trigger, broker, watched, contract or Contract(), seen, settings)
-        return TriggerDecision(effects, conditions, status, watched)
+        return TriggerDecision(effects, conditions, status, watched, automatic)
     return TriggerDecision(STOP if paused else (), conditions, status)
-
-
-def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
-    """What is done for a Trigger whose Broker turns out to be another implementation's.
-
-    It came before its Broker, so its status is ours; what the other has written stays.
-    """
-    status = document.get("status") or {}
-    patch: dict[str, Any] = {}
-    annotations = status.get("annotations") or {}
-    if any(each.startswith(OURS) for each in annotations):
-        ours = [each for each in annotations if each.startswith(OURS) or each == GROUP_STATUS]
-        patch["annotations"] = dict.fromkeys(ours)
-    types = {each.get("type") for each in status.get("conditions") or ()}
-    if types - {DELIVERING} == {READY, *TRIGGER_CONDITIONS}:
-        written = ("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri")
-        patch.update({each: None for each in written if each in status})
-    return StopDelivery(), PublishStatus(patch)
 
 
 def _effects(
@@ -278,7 +275,8 @@ def _effects(
         if promised is None:
             effects.append(DeleteGroup(egress.group))
         if promised != egress.group or (broker.topic.external and not paused):
-            effects.append(CommitOffsets(egress.group, egress.topic))
+            start = kafka_settings.start_position(trigger.metadata.annotations)
+            effects.append(CommitOffsets(egress.group, egress.topic, start))
         # Else it was promised every event: should Kafka have no offsets of it any more, since its
         # Broker was made anew or it rested for a week, it begins at the beginning.
     if place is not None:
@@ -342,6 +340,23 @@ def _in_shard(
         yield AwaitShard(place.shard.group)
     if replaces:
         yield AwaitReplacement(own)
+
+
+def _automatic(
+    trigger: Trigger,
+    egress: Egress,
+    autoscaling: Autoscaling,
+    contract: Contract,
+    seen: ObservedTrigger[K],
+) -> Isolation:
+    annotations = (seen.document.get("status") or {}).get("annotations") or {}
+    return shards.automatic(
+        seen.needed,
+        seen.watched.isolation if seen.watched else None,
+        drains_always=bool(autoscaling.min_scale),
+        has_record=egress.group in contract.records,
+        has_own=annotations.get(DISPATCHER) == services.dispatcher_name(trigger),
+    )
 
 
 def _offsets(egress: Egress) -> tuple[str, str, str]:

@@ -1,6 +1,7 @@
 """Isolation: whether a Trigger has a dispatcher of its own, or shares one with its neighbours.
 
-Not here: which shard it gets (`decide.shards`).
+Not here: which shard it gets (`decide.shards`), and which of the two an `auto` one needs
+(`decide.activity`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ class Isolation(StrEnum):
     """A Service of its own: nobody else's events are in its pods."""
     SHARED = "shared"
     """A shard, with other Triggers of the same Broker (docs/decisions/0018)."""
+    AUTO = "auto"
+    """Shared while it is quiet, its own while it is busy; never what a Trigger is delivered by."""
 
 
 def parse_isolation(text: str, path: str) -> Isolation:

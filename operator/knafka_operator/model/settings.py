@@ -15,13 +15,15 @@
     KNAFKA_RECEIVER_RESOURCES, KNAFKA_DISPATCHER_RESOURCES, KNAFKA_SHARD_RESOURCES
                             of their containers, as YAML: see `function_pods`
     KNAFKA_ISOLATION        whether Triggers that don't say so, and whose Broker doesn't, have a
-                            dispatcher of their "own" or a "shared" one ("own")
+                            dispatcher of their "own", a "shared" one, or the one that each
+                            needs, "auto" ("own")
     KNAFKA_SHARD_SIZE       Triggers in one shared dispatcher, at most ("250")
     KNAFKA_INITIAL_SCALE    pods with which a new Revision starts, "0" where Knative allows it ("1")
     KNAFKA_DELETION_TIMEOUT seconds after which a deletion no longer waits for Kafka ("60")
     KNAFKA_WEBHOOKS         "true": serve admission webhooks ("false")
     KNAFKA_POD_UID          the pod's UID, which makes its name its own ("": a random one)
     KNAFKA_LOG_LEVEL        debug, info, warning, error ("info")
+    KNAFKA_PROFILING        "enabled": functions serve profiles on their pods' loopback ("disabled")
 
 Not here: what a Broker is configured with, which is in ConfigMaps that users may change.
 """
@@ -34,6 +36,7 @@ from typing import Final
 from uuid import uuid4
 
 from knafka.core.errors import InvalidDocument
+from knafka.settings import profiling
 from knafka_operator.model.function_pods import FunctionPods
 from knafka_operator.model.isolation import Isolation, parse_isolation
 from knafka_operator.model.resources import BROKER_CLASSES, whole_number
@@ -70,6 +73,8 @@ class Settings:
     deletion_timeout: float = 60.0
     webhooks: bool = False
     log_level: str = "info"
+    profiling: bool = False
+    """Of functions; the operator has none."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -126,6 +131,7 @@ class Settings:
             deletion_timeout=number("KNAFKA_DELETION_TIMEOUT", 60),
             webhooks=flag("KNAFKA_WEBHOOKS"),
             log_level=level,
+            profiling=profiling(environment),
         )
 
 

@@ -136,8 +136,11 @@ class Brokers:
                     await topics.delete_group(group)
                 await topics.delete_topic(topic)
         if record.has_contract:
-            contract = names.contract_topic(metadata.namespace, metadata.name)
-            await (await self._kafka_of(broker)).topics.delete_topic(contract)
+            topics = (await self._kafka_of(broker)).topics
+            for number in record.shards:
+                shard = names.shard_group(metadata.namespace, metadata.name, number)
+                await topics.delete_group(names.shard_members(shard, topic or ""))
+            await topics.delete_topic(names.contract_topic(metadata.namespace, metadata.name))
         self.forget(document)
 
     async def find_kafka(self, document: Document) -> None:

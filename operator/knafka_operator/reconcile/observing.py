@@ -62,6 +62,7 @@ class TriggerObserver:
             watched=record.watched,
             replaced=record.replaced,
             contract=await self._contract(broker) if state else None,
+            needed=record.needed,  # last, as it may change while the others are awaited
         )
 
     async def _contract(self, broker: Identity) -> Contract | KnafkaError | None:

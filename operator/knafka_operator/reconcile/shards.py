@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -201,7 +202,14 @@ class Shards:
                 elif _now() - shard.empty_since >= EMPTY_FOR:
                     name = services.shard_name(identity.name, number)
                     await delete_service(self.cluster, name, broker)
-                    record.shards.pop(number, None)
+                    with suppress(LogError):  # it goes with its Broker then
+                        await self._delete_members(contract, number, record.state.topic.name)
+                        record.shards.pop(number, None)
+
+    async def _delete_members(self, contract: ContractLog, number: int, topic: str) -> None:
+        """Delete the group of a shard's processes; raises `LogError` while there is one."""
+        shard = names.shard_group(*contract.broker, number)
+        await contract.kafka.topics.delete_group(names.shard_members(shard, topic))
 
     async def delete(self, broker: Broker) -> None:
         """Have none of a Broker's shards; raises `ClusterError`."""

@@ -21,6 +21,7 @@ from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.shards import CONTRACT
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.scale.kafka_clusters import KafkaCluster
@@ -99,6 +100,8 @@ class TriggerRecord:
     """What it refers to as its subscriber or dead letter sink."""
     published: tuple[object, float] = (None, -math.inf)
     """What its status says of its scaling, and since when by the event loop's clock."""
+    needed: Isolation | None = None
+    """What it needs, while its isolation is `auto` (`reconcile.moves`)."""
     checked: Document | None = None
     """As it was when that was last found to be so."""
     gone: bool = False

@@ -21,7 +21,7 @@ from typing import Any, Final
 from knafka.core import names
 from knafka.core.documents import parse
 from knafka.core.errors import KnafkaError
-from knafka_operator.decide import desired, services
+from knafka_operator.decide import desired, leaving, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.delivery_status import delivering, scaling
@@ -57,6 +57,7 @@ from knafka_operator.model.resources import (
     CORE,
     EVENTING,
     GROUP_STATUS,
+    START,
     Resource,
     Trigger,
 )
@@ -148,6 +149,7 @@ class Triggers:
         decision = deciding.decide(seen, taken, self.settings)
         if decision.watched is not None:
             self.shards.reserve(broker_of(document), decision.watched)
+            record.needed = decision.automatic
         annotations = decision.status["annotations"]
         acting = _Acting(document, record, seen.broker, decision.watched, annotations)
         for effect in decision.effects:
@@ -169,7 +171,7 @@ class Triggers:
     async def leave(self, document: Document) -> None:
         """Its Broker is another implementation's: deliver nothing, and take our status back."""
         acting = _Acting(document, self.states.trigger(document))
-        for effect in deciding.leave(document):
+        for effect in leaving.leave(document):
             await self.run(effect, acting)
 
     async def delete(self, document: Document) -> None:
@@ -282,8 +284,11 @@ class Triggers:
                 record.kafka = state.kafka
             case DeleteGroup(group) if state is not None:
                 await state.kafka.topics.delete_group(group)
-            case CommitOffsets(group, topic) if state is not None:
-                await state.kafka.topics.ensure_committed(group, topic)
+            case CommitOffsets(group, topic, start) if state is not None:
+                await state.kafka.topics.ensure_committed(group, topic, start)
+                declared = (acting.document["metadata"].get("annotations") or {}).get(START)
+                if declared is not None and group_in_status(acting.document) != group:
+                    acting.annotations[START] = declared
             case PromiseGroup(group, dead_letter_topic, dispatcher):
                 promise = {GROUP_STATUS: group, DEAD_LETTER_TOPIC: dead_letter_topic}
                 if dispatcher is not None:

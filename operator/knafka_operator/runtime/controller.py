@@ -99,6 +99,7 @@ class Controller:
         self._cluster = cluster
         self._api = api
         self._events = Events(api, operator.settings.identity)
+        operator.moves.on_move = self._on_move
         self._watches: dict[Selection, Watch] = {}
         self._synced: set[Selection] = set()
         self._all_synced = asyncio.Event()
@@ -189,6 +190,9 @@ class Controller:
 
     def _watch(self, of: Selection) -> None:
         self._watches[of] = Watch(self._api, of, self)
+
+    def _on_move(self, trigger: Document, message: str) -> None:
+        self._events.post(trigger, "Normal", "Moving", message)
 
     # -- one object
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from knafka.core.errors import LogError
 from knafka.core.kafka_secret import for_librdkafka
-from knafka.ports.log import LogAdmin, LogWriter
+from knafka.ports.log import LogAdmin, LogWriter, Positions
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains, Scaler
 
@@ -57,7 +57,7 @@ class KafkaCluster:
     """Called when it answers again after it didn't."""
     resting: Callable[[KafkaCluster], Collection[str]] = lambda _: ()
     """Topics here to which nothing writes, as far as is known; asked before each look."""
-    _ends: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    _ends: dict[str, Positions] = field(default_factory=dict)
     _moved: dict[str, float] = field(default_factory=dict)
     """When each topic was seen first, or to have grown, by the event loop's clock."""
     _writer: LogWriter | None = None
@@ -107,10 +107,11 @@ class KafkaCluster:
             self.on_return()
         for topic, now in ends.items():
             # Also at the first look: what came since the scaler's own is not to wait for the next.
-            if self._ends.get(topic) != now:
+            # But only what grew since then is known to be new.
+            if (before := self._ends.get(topic)) != now:
                 self._ends[topic] = now
                 self._moved[topic] = asyncio.get_running_loop().time()
-                self.scaler.wake(topic)
+                self.scaler.wake(topic, grown=_grown(before or {}, now))
 
     def _due(self) -> frozenset[str]:
         """Topics to look at now."""
@@ -127,6 +128,11 @@ class KafkaCluster:
             or topic not in resting
             or now - self._moved.setdefault(topic, now) < REST_AFTER
         )
+
+
+def _grown(before: Positions, now: Positions) -> int:
+    """Records that were added to partitions whose ends were known."""
+    return sum(max(0, end - before.get(number, end)) for number, end in now.items())
 
 
 class KafkaClusters:

@@ -9,6 +9,7 @@ Not here: which Trigger is in which shard (whose caller says so), holding the re
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -78,6 +79,17 @@ class ScaledShard:
         self._told.pop(group, None)
         trigger.shard = trigger.drain_error = None
 
+    def wake(self, topic: str, grown: int) -> bool:
+        """Open its request, as its topic has so many more records and nobody drains; whether that
+        is enough for one of its members."""
+        members = [each for each in self._members.values() if each.egress.topic == topic]
+        if self.holds.all or all(each.autoscaling.activation_lag_threshold for each in members):
+            return False
+        for each in members:
+            each.grew(grown)
+        self.holds.open()
+        return True
+
     def open(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
         """What a member's drain does right now, without counts; empty: no request is open."""
         if not self._is_open:
@@ -110,6 +122,9 @@ class ScaledShard:
     def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
         self.error = error
         if ended not in (Ended.IDLE, Ended.BUDGET) or last is None:
+            # Another process may have what is to be done.
+            for each in self._members.values():
+                each.ask_by = -math.inf
             return
         for group, progress in last.egresses.items():
             member = self._members.get(group)
@@ -131,6 +146,7 @@ class ScaledShard:
         of_line = {name: getattr(grown, name) for name in COUNTED}
         member.ended = sum_progress([member.ended, DrainProgress(**of_line)], [])
         if progress.error is not None:
+            member.ask_by = -math.inf
             member.drain_error = f"the drain failed: {progress.error}"
         elif has_settled(grown):
             member.drain_error = self.error = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended
-from knafka_operator.decide.scaling import Scale, TriggerStatus
+from knafka_operator.decide.scaling import Scale, TriggerStatus, decide, expected
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import Hold, Holds
 
@@ -25,6 +25,10 @@ KEPT_WITHOUT_DRAIN: Final = 24 * 3600.0
 """Seconds without a drain, at most, after which one is held though there is no lag: Kafka forgets
 the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and then all
 that its topic still has would be delivered again."""
+
+LAG_INTERVAL: Final = 60.0
+"""Seconds, about, between two questions for the lag of one that its shard drains: what the shard
+tells is enough to keep it, and what little lag there is need not be known to the second."""
 
 NOT_KNOWN: Final = Scale(0, "the lag is not known yet")
 
@@ -54,6 +58,8 @@ class ScaledTrigger:
     drain_error: str | None = None
     join_by: float = math.inf
     """When its group must be joined again, on the loop's clock."""
+    ask_by: float = -math.inf
+    """While its shard has a request: when its lag is asked for, on the loop's clock."""
 
     @property
     def holds(self) -> Holds[Any]:
@@ -88,6 +94,32 @@ class ScaledTrigger:
         """Its group was joined; the next time is not everybody's at once."""
         now = asyncio.get_running_loop().time()
         self.join_by = now + KEPT_WITHOUT_DRAIN * random.uniform(0.5, 1)
+
+    @property
+    def needs_question(self) -> bool:
+        """Whether its lag is to be asked for, and not only what its shard tells."""
+        if self.shard is None or not self.shard.holds:
+            return True
+        if self.lag is None or self.lag > self.autoscaling.lag_threshold:
+            return True
+        # It was at zero when that was decided, for too little lag, and goes on with its neighbours.
+        goes_on = self.lag > 0 and self.scale.replicas == 0
+        return goes_on or asyncio.get_running_loop().time() >= self.ask_by
+
+    def asked(self) -> None:
+        """Its lag is known enough; the next time is not everybody's at once."""
+        now = asyncio.get_running_loop().time()
+        self.ask_by = now + LAG_INTERVAL * random.uniform(0.75, 1.25)
+
+    def grew(self, records: int) -> None:
+        """Its topic has so many more, and nobody has drained it meanwhile."""
+        if self.lag is None:
+            self.scale = expected(shared=True)
+        else:
+            self.lag += records
+            # One that waits for more lag drains with its neighbours.
+            self.scale = decide(self.lag, 1, self.autoscaling, 1, shared=True)
+        self.asked()
 
     def status(self) -> TriggerStatus:
         shard = self.shard

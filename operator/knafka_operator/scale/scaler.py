@@ -141,6 +141,7 @@ class Scaler:
             if shard is None or (before.topic, before.group) != (egress.topic, egress.group):
                 trigger.lag = trigger.drain_error = None
         trigger.autoscaling, trigger.declared = autoscaling, shard
+        trigger.ask_by = -math.inf
         self._list(trigger)
         self._join(trigger)
         self._soon(egress.topic)
@@ -170,12 +171,23 @@ class Scaler:
             return False
         return True
 
-    def wake(self, topic: str) -> None:
-        """There are new events: look at this topic now, if any of its Triggers is at zero."""
+    def wake(self, topic: str, grown: int = 0) -> None:
+        """There are new events: look at this topic now, if any of its Triggers is at zero.
+
+        `grown`, if that is known, is by how many records: that many wait for each Trigger of a
+        shard at zero, which therefore drains without a question for each of its groups.
+        """
         found = self._topics.get(topic)
-        if found and any(
-            not (trigger.holds or trigger.autoscaling.paused) for trigger in found.triggers.values()
-        ):
+        asleep = [
+            each
+            for each in (found.triggers.values() if found else ())
+            if not (each.holds or each.autoscaling.paused)
+        ]
+        if grown:
+            shards = {each.shard for each in asleep if each.shard is not None}
+            woken = {each for each in shards if each.wake(topic, grown)}
+            asleep = [each for each in asleep if each.shard not in woken]
+        if asleep:
             self._soon(topic)
 
     def prewarm(self, topic: str, limit: int) -> None:
@@ -194,6 +206,7 @@ class Scaler:
             for holds, triggers in asleep.items():
                 for trigger in triggers:
                     trigger.scale = expected(shared=trigger.shard is not None)
+                    trigger.asked()
                 holds.open()
 
     def status(self, trigger_id: str) -> TriggerStatus | None:
@@ -319,14 +332,13 @@ class Scaler:
                 await self._look(topic)
 
     async def _look(self, topic: _Topic) -> None:
-        """Ask once for the lags of all Triggers of one topic, decide, and open what is missing."""
-        # The last of its Triggers may have gone since it was due.
-        if asked := [(trigger, trigger.egress) for trigger in topic.triggers.values()]:
-            topic.looked = asyncio.get_running_loop().time()
-            # Before the question: who wakes the topic meanwhile has events that the answer may
-            # miss.
-            polled = min(trigger.autoscaling.polling_interval for trigger, _ in asked)
-            topic.due = topic.looked + polled
+        """Ask once for the lags of a topic's Triggers, decide, and open what is missing."""
+        if not (triggers := topic.triggers.values()):
+            return  # the last of them has gone since it was due
+        topic.looked = asyncio.get_running_loop().time()
+        # Before the question: who wakes the topic meanwhile has events that the answer may miss.
+        topic.due = topic.looked + min(each.autoscaling.polling_interval for each in triggers)
+        if asked := [(each, each.egress) for each in triggers if each.needs_question]:
             await self._ask(topic.name, asked)
 
     async def _ask(self, name: str, asked: Sequence[tuple[ScaledTrigger, Egress]]) -> None:
@@ -349,6 +361,7 @@ class Scaler:
         holds, autoscaling = trigger.holds, trigger.autoscaling
         trigger.lag_error = None
         trigger.lag = lag.total
+        trigger.asked()
         trigger.beyond_end = lag.beyond_end
         trigger.floor = decide(0, partitions, autoscaling, 0, shared=shared).replicas
         trigger.scale = decide(lag.total, partitions, autoscaling, len(holds), shared=shared)

@@ -20,6 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_secret import for_java, for_librdkafka
+from knafka.tokens import with_tokens
 from knafka_jobs.errors import JobError
 from knafka_jobs.topics import BrokerName, Position, Span, Topic, is_dead_letter_topic
 
@@ -66,8 +67,11 @@ class Connection:
         return cls(bootstrap_servers, values)
 
     def for_librdkafka(self) -> dict[str, Any]:
+        """Raises `InvalidDocument`."""
         security = {} if self.secret is None else for_librdkafka(self.secret)
-        return {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **security}
+        return with_tokens(
+            {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **security}
+        )
 
     def for_spark(self) -> dict[str, str]:
         """The options of Spark's Kafka source."""

@@ -22,8 +22,8 @@ from knafka.ports.shared_log import BEGINNING, Position, PositionedReader
 
 log = logging.getLogger(__name__)
 
-READ_LIMIT: Final = 500
-"""Records taken at once, as in a drain."""
+READ_LIMIT: Final = 100
+"""Records taken at once: fewer than in a drain of its own, since all neighbours wait meanwhile."""
 READ_TIMEOUT: Final = 0.5
 """Seconds a read waits for a first record; also how soon another partition is read."""
 CLOSE_TIMEOUT: Final = 5.0

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Final, Protocol
 
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
@@ -26,6 +26,9 @@ from knafka.ports.shared_log import (
 )
 
 log = logging.getLogger(__name__)
+
+TAKE_LIMIT: Final = 50
+"""Records given at once: all neighbours wait while they are filtered and encoded."""
 
 
 class Places(Protocol):
@@ -78,7 +81,7 @@ class GroupReader:
     # Reading
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        loop = asyncio.get_running_loop()
+        loop, limit = asyncio.get_running_loop(), min(limit, TAKE_LIMIT)
         self.ends = {}
         records = self._take(limit)
         if records or self._failure is not None or self.is_closing or timeout <= 0:

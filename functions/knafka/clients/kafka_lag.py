@@ -1,0 +1,31 @@
+"""Commits beside the ends of their partitions, some of which were read earlier. Pure.
+
+Not here: reading either. See `kafka_admin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from knafka.ports.log import Commits
+
+
+def beyond(commits: Commits, ranges: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+    """Partitions that were committed behind their end."""
+    return frozenset(
+        number
+        for number, each in commits.items()
+        if number in ranges and each.offset > ranges[number][1]
+    )
+
+
+def at_most(
+    commits: Commits, ranges: Mapping[int, tuple[int, int]], fresh: Collection[int]
+) -> Commits:
+    """The same, at the end where it is only an old one that they are behind: without a leader a
+    partition's end can't be known."""
+    old = beyond(commits, ranges) - set(fresh)
+    return {
+        number: each._replace(offset=ranges[number][1]) if number in old else each
+        for number, each in commits.items()
+    }

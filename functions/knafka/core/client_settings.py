@@ -1,0 +1,142 @@
+"""Client settings: what a Broker or Trigger may set of our Kafka clients, and what nobody may.
+
+Names and values are Kafka's own (Java's, as its documentation has them). Only what is listed can
+be set, since some settings would lose events: those are refused with the reason (`REFUSED`).
+
+Not here: where they stand (a Broker's ConfigMap, a Trigger's annotations: `decide.desired`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from knafka.core.errors import InvalidDocument
+
+Settings: TypeAlias = Mapping[str, str]
+"""Name to value, checked."""
+
+_Check: TypeAlias = Callable[[str], str]
+"""The value as it is kept; raises `ValueError` with what is wanted."""
+
+_DIGITS = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
+_RACK = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
+
+
+def _number(minimum: int, maximum: int) -> _Check:
+    def check(text: str) -> str:
+        if _DIGITS(text) and minimum <= int(text) <= maximum:
+            return str(int(text))
+        raise ValueError(f"a whole number from {minimum} to {maximum}")
+
+    return check
+
+
+def _one_of(*values: str) -> _Check:
+    def check(text: str) -> str:
+        if text in values:
+            return text
+        raise ValueError(f"one of {', '.join(values)}")
+
+    return check
+
+
+def _rack(text: str) -> str:
+    if _RACK(text):
+        return text
+    raise ValueError("the name of a rack or zone, as the brokers' broker.rack has it")
+
+
+_CONNECTIONS: Final[Mapping[str, _Check]] = {
+    # What a load balancer before Kafka forgets, such as Azure's after four minutes.
+    "connections.max.idle.ms": _number(10_000, 86_400_000),
+    "metadata.max.age.ms": _number(10_000, 3_600_000),
+    "socket.keepalive.enable": _one_of("true", "false"),
+}
+
+CONSUMER: Final[Mapping[str, _Check]] = {
+    "client.rack": _rack,
+    "fetch.min.bytes": _number(1, 1_048_576),
+    # A partition that was just assigned or resumed waits for the question under way.
+    "fetch.max.wait.ms": _number(0, 5_000),
+    # Less than a record may have librdkafka refuses; more would be held in memory.
+    "fetch.max.bytes": _number(1_048_576, 67_108_864),
+    "max.partition.fetch.bytes": _number(1_024, 16_777_216),
+    **_CONNECTIONS,
+}
+PRODUCER: Final[Mapping[str, _Check]] = {
+    "compression.type": _one_of("none", "gzip", "snappy", "lz4", "zstd"),
+    "compression.level": _number(-1, 12),
+    "linger.ms": _number(0, 1_000),
+    "batch.size": _number(1_024, 1_000_000),
+    **_CONNECTIONS,
+}
+SIDES: Final[Mapping[str, Mapping[str, _Check]]] = {"consumer": CONSUMER, "producer": PRODUCER}
+
+_OFFSETS: Final = (
+    "Knafka commits what was delivered, and nothing else: an event could be lost or passed over"
+)
+_ORDER: Final = "events of one key would no longer be in order"
+_GROUP: Final = "its group is chosen once, and its offsets count"
+REFUSED: Final[Mapping[str, str]] = {
+    "acks": "an event is answered with success once all replicas in sync have it (acks=all)",
+    "enable.idempotence": (
+        "librdkafka may then report an event as stored that Kafka rejected "
+        "(docs/decisions/0012-no-idempotence.md)"
+    ),
+    "transactional.id": "a transaction that is aborted takes back what was answered with success",
+    "enable.auto.commit": _OFFSETS,
+    "enable.auto.offset.store": _OFFSETS,
+    "auto.offset.reset": (
+        f"{_OFFSETS}; where a new Trigger begins is its annotation knafka.dev/start-position"
+    ),
+    "isolation.level": "what an aborted transaction wrote would be delivered",
+    "group.id": _GROUP,
+    "group.instance.id": _GROUP,
+    "group.protocol": "Knafka takes the one that the brokers have",
+    "max.in.flight.requests.per.connection": _ORDER,
+    "partitioner": _ORDER,
+    "retries": "an event would be refused where Kafka only moves a leader",
+    "max.request.size": "the largest event is the topic's to say: set its max.message.bytes",
+    "message.max.bytes": "the largest event is the topic's to say: set its max.message.bytes",
+}
+"""Settings that would break delivery, and how."""
+
+_LIBRDKAFKA: Final[Mapping[str, str]] = {
+    "fetch.max.wait.ms": "fetch.wait.max.ms",
+    "max.partition.fetch.bytes": "fetch.message.max.bytes",
+    "compression.type": "compression.codec",
+}
+"""Where its name is another one."""
+
+
+def checked(side: str, name: str, value: str, path: str) -> str:
+    """The value as it is kept; raises `InvalidDocument` with `path`. `side` is one of `SIDES`."""
+    if (reason := REFUSED.get(name)) is not None:
+        raise InvalidDocument(path, f"can't be set: {reason}")
+    allowed = SIDES[side]
+    if name not in allowed:
+        raise InvalidDocument(path, f"unknown setting: want one of {', '.join(sorted(allowed))}")
+    try:
+        return allowed[name](value.strip())
+    except ValueError as error:
+        raise InvalidDocument(path, f"invalid value: {value:.80}: want {error}") from None
+
+
+def given(document: Mapping[str, str], prefix: str, path: str) -> dict[str, dict[str, str]]:
+    """By side, what the keys `prefix`SIDE.NAME of a document set, such as `producer.linger.ms`.
+
+    `path` is that of the document's keys. Raises `InvalidDocument`.
+    """
+    found: dict[str, dict[str, str]] = {side: {} for side in SIDES}
+    for key in sorted(document):
+        side, _, name = key.removeprefix(prefix).partition(".")
+        if key.startswith(prefix) and side in SIDES:
+            found[side][name] = checked(side, name, document[key], f"{path}{key}")
+    return found
+
+
+def for_librdkafka(settings: Settings) -> dict[str, str]:
+    """The same in librdkafka's words."""
+    return {_LIBRDKAFKA.get(name, name): value for name, value in settings.items()}

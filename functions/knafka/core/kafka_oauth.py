@@ -1,0 +1,188 @@
+"""OAUTHBEARER: who gives out tokens for Kafka, by the Secret's keys, for librdkafka and for Java.
+
+    OIDC client credentials     sasl.oauthbearer.token.endpoint.url, .client.id, .client.secret,
+                                and if need be .scope and .extensions, and https.ca.pem
+    AWS MSK, by IAM             tokenProvider, awsRegion, roleARN
+
+The first are librdkafka's own names, the second upstream's. With OIDC the clients fetch and renew
+tokens by themselves; those of AWS are signed by a library (`knafka.tokens`), which the keys `MSK`
+of our librdkafka configuration ask for.
+
+Not here: any token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from knafka.core.errors import InvalidDocument
+
+OAUTHBEARER: Final = "OAUTHBEARER"
+
+TOKEN_ENDPOINT: Final = "sasl.oauthbearer.token.endpoint.url"
+CLIENT_ID: Final = "sasl.oauthbearer.client.id"
+CLIENT_SECRET: Final = "sasl.oauthbearer.client.secret"
+SCOPE: Final = "sasl.oauthbearer.scope"
+EXTENSIONS: Final = "sasl.oauthbearer.extensions"
+ENDPOINT_AUTHORITY: Final = "https.ca.pem"
+
+TOKEN_PROVIDER: Final = "tokenProvider"
+ROLE: Final = "roleARN"
+REGION: Final = "awsRegion"
+MSK_ACCESS: Final = "MSKAccessTokenProvider"
+MSK_ROLE: Final = "MSKRoleAccessTokenProvider"
+PROVIDERS: Final = (MSK_ACCESS, MSK_ROLE)
+
+MSK_REGION: Final = "knafka.msk.region"
+"""Not librdkafka's: what `knafka.tokens` takes out of a configuration. Empty: the environment's."""
+MSK_ROLE_ARN: Final = "knafka.msk.role.arn"
+
+JAVA_ONLY: Final = ("sasl.jaas.config", "sasl.login.callback.handler.class")
+"""Upstream hands these on to its Java clients."""
+
+_LOGIN_MODULE: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+_LOGIN_HANDLER: Final = (
+    "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+)
+_EXTENSION = re.compile(r"[A-Za-z]+=[\x20-\x7e\t]*").fullmatch
+"""As SASL has it; Java refuses others."""
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/\S+").fullmatch
+_REGION = re.compile(r"[a-z]{2}(?:-[a-z]+)+-[0-9]").fullmatch
+
+
+def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
+    """Beside the protocol and TLS; raises `InvalidDocument`."""
+    if _provider(secret) is not None:
+        return _msk(secret)
+    configuration = {
+        "sasl.mechanism": OAUTHBEARER,
+        "sasl.oauthbearer.method": "oidc",
+        TOKEN_ENDPOINT: _endpoint(secret),
+        CLIENT_ID: _present(secret, CLIENT_ID),
+        CLIENT_SECRET: _present(secret, CLIENT_SECRET),
+    }
+    if scope := secret.get(SCOPE):
+        configuration[SCOPE] = scope
+    if extensions := _extensions(secret):
+        pairs = (f"{name}={value}" for name, value in extensions.items())
+        configuration[EXTENSIONS] = ",".join(pairs)
+    if authority := secret.get(ENDPOINT_AUTHORITY):
+        configuration[ENDPOINT_AUTHORITY] = authority
+    return configuration
+
+
+def for_java(secret: Mapping[str, str]) -> dict[str, str]:
+    """The same for a Java client; AWS's wants its library on the class path."""
+    if (provider := _provider(secret)) is not None:
+        role = _msk(secret).get(MSK_ROLE_ARN)
+        options = {} if role is None else {"awsRoleArn": role}
+        if provider == MSK_ROLE and (region := secret.get(REGION)):
+            options["awsStsRegion"] = region
+        return {
+            "sasl.mechanism": "AWS_MSK_IAM",
+            "sasl.jaas.config": _jaas("software.amazon.msk.auth.iam.IAMLoginModule", options),
+            "sasl.client.callback.handler.class": (
+                "software.amazon.msk.auth.iam.IAMClientCallbackHandler"
+            ),
+        }
+    options = {
+        "clientId": _present(secret, CLIENT_ID),
+        "clientSecret": _present(secret, CLIENT_SECRET),
+    }
+    if scope := secret.get(SCOPE):
+        options["scope"] = scope
+    for name, value in _extensions(secret).items():
+        options[f"extension_{name}"] = value
+    if authority := secret.get(ENDPOINT_AUTHORITY):
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
+    return {
+        "sasl.mechanism": OAUTHBEARER,
+        TOKEN_ENDPOINT: _endpoint(secret),
+        "sasl.login.callback.handler.class": _LOGIN_HANDLER,
+        "sasl.jaas.config": _jaas(_LOGIN_MODULE, options),
+    }
+
+
+def quoted(text: str) -> str:
+    """As Java's login configuration reads a string."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
+
+
+def _jaas(module: str, options: Mapping[str, str]) -> str:
+    words = [module, "required", *(f"{name}={quoted(value)}" for name, value in options.items())]
+    return " ".join(words) + ";"
+
+
+def _provider(secret: Mapping[str, str]) -> str | None:
+    """Who signs tokens; None: they are fetched by OIDC."""
+    if not (provider := secret.get(TOKEN_PROVIDER)):
+        return None
+    if provider not in PROVIDERS:
+        raise InvalidDocument(
+            TOKEN_PROVIDER,
+            f"invalid value: {provider!r:.80}: want one of {', '.join(PROVIDERS)} (AWS MSK), "
+            f"or none and {TOKEN_ENDPOINT} (OIDC)",
+        )
+    return provider
+
+
+def _msk(secret: Mapping[str, str]) -> dict[str, str]:
+    region = secret.get(REGION, "")
+    if region and not _REGION(region):
+        raise InvalidDocument(
+            REGION, f"invalid value: {region!r:.80}: want an AWS region, such as eu-west-1"
+        )
+    configuration = {"sasl.mechanism": OAUTHBEARER, MSK_REGION: region}
+    if _provider(secret) == MSK_ROLE:
+        role = _present(secret, ROLE)
+        if not _ROLE(role):
+            raise InvalidDocument(
+                ROLE, f"invalid value: {role!r:.200}: want one as arn:aws:iam::ACCOUNT:role/NAME"
+            )
+        configuration[MSK_ROLE_ARN] = role
+    return configuration
+
+
+def _endpoint(secret: Mapping[str, str]) -> str:
+    if not (endpoint := secret.get(TOKEN_ENDPOINT)):
+        java = next((key for key in JAVA_ONLY if secret.get(key)), None)
+        why = f"; {java} is for a Java client, which Knafka's functions aren't" if java else ""
+        raise InvalidDocument(
+            TOKEN_ENDPOINT,
+            f"missing in the Secret for Kafka: with {OAUTHBEARER} want the URL of your identity "
+            f"provider's token endpoint, or {TOKEN_PROVIDER} for AWS MSK{why}",
+        )
+    try:
+        parts = urlsplit(endpoint)
+        legal = parts.scheme in ("https", "http") and bool(parts.hostname) and "@" not in endpoint
+    except ValueError:
+        legal = False
+    if not legal:
+        raise InvalidDocument(
+            TOKEN_ENDPOINT, "invalid value: want a URL such as https://login.example.com/token"
+        )
+    return endpoint
+
+
+def _extensions(secret: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for each in filter(None, map(str.strip, secret.get(EXTENSIONS, "").split(","))):
+        name, _, value = each.partition("=")
+        if not _EXTENSION(each) or name == "auth":
+            raise InvalidDocument(
+                EXTENSIONS,
+                "invalid value: want NAME=VALUE, comma-separated; a name is of A-Z and a-z, and "
+                "not auth",
+            )
+        found[name] = value
+    return found
+
+
+def _present(secret: Mapping[str, str], key: str) -> str:
+    if not (value := secret.get(key)):
+        raise InvalidDocument(key, "missing in the Secret for Kafka")
+    return value

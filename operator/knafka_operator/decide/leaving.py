@@ -1,0 +1,35 @@
+"""Leaving: a Trigger that turns out to be another implementation's gets its status back. Pure.
+
+Not here: whose Broker it is (`reconcile.brokers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from knafka_operator.decide.effects import Effect, PublishStatus, StopDelivery
+from knafka_operator.decide.status import DELIVERING, TRIGGER_CONDITIONS
+from knafka_operator.model.conditions import READY
+from knafka_operator.model.resources import GROUP_STATUS
+
+OURS: Final = "knafka.dev/"
+"""What the keys that nobody else writes begin with."""
+
+
+def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
+    """What is done for a Trigger whose Broker turns out to be another implementation's.
+
+    It came before its Broker, so its status is ours; what the other has written stays.
+    """
+    status = document.get("status") or {}
+    patch: dict[str, Any] = {}
+    annotations = status.get("annotations") or {}
+    if any(each.startswith(OURS) for each in annotations):
+        ours = [each for each in annotations if each.startswith(OURS) or each == GROUP_STATUS]
+        patch["annotations"] = dict.fromkeys(ours)
+    types = {each.get("type") for each in status.get("conditions") or ()}
+    if types - {DELIVERING} == {READY, *TRIGGER_CONDITIONS}:
+        written = ("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri")
+        patch.update({each: None for each in written if each in status})
+    return StopDelivery(), PublishStatus(patch)

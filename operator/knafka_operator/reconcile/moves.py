@@ -1,0 +1,96 @@
+"""Moves: `auto` Triggers that turn out busy, or quiet, are moved, by a look every few seconds.
+
+    scaler's status -> history -> `decide.moves` -> what the record says it needs, and the queue
+
+Reconciling moves it, and tries again what can't be done yet. Where a Trigger is after a start of
+the operator is what it needs until it has been looked at for long enough.
+
+Not here: what is busy (`decide.activity`), and the steps of a move (`decide.trigger`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from knafka_operator.decide import moves as deciding
+from knafka_operator.decide.activity import USUAL, Judged, Limits
+from knafka_operator.decide.moves import MOVES_WITHIN, History, Move
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.isolation import Isolation
+from knafka_operator.reconcile.state import States, TriggerRecord
+from knafka_operator.reconcile.work_queue import Key
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT_ONCE: Final = 20
+"""Triggers that are looked at before the event loop has its turn."""
+
+ACTIVITY: Final = {needed: activity for activity, needed in deciding.NEEDS.items()}
+
+
+@dataclass(eq=False)
+class Moves:
+    """Looks at all `auto` Triggers; belongs to one event loop."""
+
+    states: States
+    enqueue: Callable[[Key], None]
+    limits: Limits = USUAL
+    on_move: Callable[[Document, str], None] = lambda document, message: None
+    """Is given a Trigger that moves, and a sentence that says where to and why."""
+    _histories: dict[Identity, History] = field(default_factory=dict)
+    """Of `auto` Triggers that are delivered, and of no others."""
+    _made: deque[tuple[float, Move]] = field(default_factory=deque)
+
+    async def look(self) -> None:
+        """Take a sample of each, and move those that need it."""
+        now = asyncio.get_running_loop().time()
+        wanted: list[Move] = []
+        for number, (who, record) in enumerate(list(self.states.triggers.items()), 1):
+            if number % LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if (move := self._judge(who, record, now)) is not None:
+                wanted.append(move)
+        for who in self._histories.keys() - self.states.triggers.keys():
+            del self._histories[who]
+        while self._made and now - self._made[0][0] >= MOVES_WITHIN:
+            self._made.popleft()
+        for move in deciding.choose(wanted, [made for _, made in self._made]):
+            self._made.append((now, move))
+            self._move(move)
+
+    def _judge(self, who: Identity, record: TriggerRecord, now: float) -> Move | None:
+        needed, watched = record.needed, record.watched
+        if (
+            needed is None
+            or record.broker is None
+            or watched is None
+            or watched.isolation is not needed  # paused, or on its way
+            or watched.autoscaling.min_scale
+            or (scaled := watched.kafka.scaler.status(str(who))) is None
+        ):
+            self._histories.pop(who, None)
+            return None
+        history = self._histories.get(who)
+        if history is None or history.judged.activity is not ACTIVITY[needed]:
+            history = self._histories[who] = History(Judged(ACTIVITY[needed], now))
+        history.add(deciding.sample(scaled, now), self.limits)
+        threshold = watched.autoscaling.lag_threshold
+        return deciding.wanted(who, record.broker, history, threshold, self.limits)
+
+    def _move(self, move: Move) -> None:
+        record = self.states.triggers.get(move.trigger)
+        if record is None:
+            return  # it went meanwhile
+        record.needed = move.to
+        where = "a dispatcher of its own" if move.to is Isolation.OWN else "a shared dispatcher"
+        message = f"It moves to {where}: {move.why}"
+        log.info("Trigger %s: %s", move.trigger, message)
+        if record.document is not None:
+            self.on_move(record.document, message)
+        self.enqueue(("Trigger", *move.trigger))
