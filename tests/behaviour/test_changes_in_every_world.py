@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from support.behaviour import BROKER, TRIGGER, World, broker, expect, trigger, until_arrived
+from support.behaviour import (
+    BROKER,
+    TRIGGER,
+    World,
+    also_in,
+    broker,
+    expect,
+    only_in,
+    trigger,
+    until_arrived,
+)
 
 WAITING = "Unknown Waiting"
 
 
+@also_in("local-shared")
 @pytest.mark.conformance("KN-TRG-05", "KN-TRG-06")
 def test_an_edited_trigger_delivers_by_what_it_says_now_from_ready_on(world: World) -> None:
     mail, fax = world.subscriber("mail"), world.subscriber("fax")
@@ -26,6 +37,7 @@ def test_an_edited_trigger_delivers_by_what_it_says_now_from_ready_on(world: Wor
     assert world.arrived("fax") == ["invoice-1"]
 
 
+@also_in("local-shared")
 @pytest.mark.conformance("KN-TRG-03")
 def test_a_trigger_whose_subscriber_goes_stops_and_misses_nothing(world: World) -> None:
     mail = world.subscriber("mail")
@@ -42,6 +54,7 @@ def test_a_trigger_whose_subscriber_goes_stops_and_misses_nothing(world: World) 
     until_arrived(world, "mail", "waits")
 
 
+@also_in("local-shared", "cluster-shared")
 def test_nothing_is_left_in_kafka_in_whatever_order_brokers_and_triggers_go(world: World) -> None:
     world.apply(
         broker(),
@@ -65,6 +78,7 @@ def test_nothing_is_left_in_kafka_in_whatever_order_brokers_and_triggers_go(worl
     world.until(lambda: not world.kept_in_kafka(), lambda: f"left: {world.kept_in_kafka()}")
 
 
+@also_in("local-shared")
 def test_what_comes_back_under_its_name_is_another_one(world: World) -> None:
     """Its topic is a new one, so that nothing of the first Broker is delivered again."""
     mail = world.subscriber("mail")
@@ -79,3 +93,22 @@ def test_what_comes_back_under_its_name_is_another_one(world: World) -> None:
     world.send("shop", "second")
     until_arrived(world, "mail", "second")
     assert world.arrived("mail") == ["first", "second"]
+
+
+@only_in("memory", "local-shared")
+def test_triggers_go_on_where_they_were_when_the_operator_starts_again(world: World) -> None:
+    """An own Trigger on one machine: see tests/e2e."""
+    mail, fax = world.subscriber("mail"), world.subscriber("fax")
+    world.apply(broker(), trigger(mail), trigger(fax, "copies"))
+    for name in ("orders", "copies"):
+        expect(world, "Trigger", name, TRIGGER)
+    world.send("shop", "before")
+    for each in ("mail", "fax"):
+        until_arrived(world, each, "before")
+    world.restart()
+    for name in ("orders", "copies"):
+        expect(world, "Trigger", name, TRIGGER)
+    world.send("shop", "after")
+    for each in ("mail", "fax"):
+        until_arrived(world, each, "after")
+        assert world.arrived(each) == ["before", "after"]
