@@ -221,8 +221,8 @@ class KafkaGroups:
     def note(
         self, groups: Collection[str], topic_id: str, positions: Positions, since: float
     ) -> None:
-        """They have committed this, as who has committed for them for so many seconds was told by
-        Kafka: they need no question while that is the topic's end.
+        """They have committed this: Kafka has confirmed it to their dispatcher, which has committed
+        for them for so many seconds. They need no question while that is the topic's end.
 
         But for those that were to be asked anew meanwhile: somebody else may have set them back.
         """

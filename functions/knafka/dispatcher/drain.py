@@ -103,7 +103,7 @@ class Drain:
         """When partitions last went to another dispatcher, on the event loop's clock."""
         self.is_over = False
         self._told = Counts()
-        """What earlier requests were told of."""
+        """What is in the lines of earlier requests."""
         self._egress = egress
         self._policy = policy_of(egress)
         self._open_reader = open_reader

@@ -222,8 +222,8 @@ class LagSource(Protocol):
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
-        """Who has committed for these groups for `since` seconds has told what: `lags` need not ask
-        for them while that is the end of the topic."""
+        """What these groups have committed, by their dispatcher, which has done so for `since`
+        seconds: `lags` need not ask for them while that is the topic's end."""
         ...
 
 

@@ -234,7 +234,7 @@ TRIGGER_ORDER: Final = (
     HandOver,  # after what takes over is Ready: whatever can't start stops nobody
     WriteContract,  # after its own drains are over, and the tombstone before its own begin
     StartDelivery,
-    DeleteDispatcher,  # last of a move, so that whoever goes back finds it
+    DeleteDispatcher,  # last of a move: one that goes back finds it
     AwaitShard,
     AwaitReplacement,
     PublishStatus,

@@ -2,7 +2,7 @@
 
     read whole, once -> records in mind -> written record by record, and awaited at the dispatchers
 
-Whoever writes waits until the record is durable; those who come meanwhile are written together.
+A write returns when its record is durable; records that come meanwhile are written together.
 After a write that failed nobody knows what the topic has, so it is read again.
 
 Not here: what a record should be (`decide.trigger`), and a shard's Service (`shards`).
@@ -93,7 +93,7 @@ class ContractLog:
         Raises `LogError`: then it may be there or not, and the topic is read again.
         """
         mine = _Write(group, shared, asyncio.get_running_loop().create_future())
-        # Whoever wrote it together with his own may be the only one who is still there.
+        # The one that wrote it together with its own may be the only one that is still there.
         mine.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._writes.append(mine)
         async with self._lock:

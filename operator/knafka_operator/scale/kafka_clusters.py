@@ -37,7 +37,7 @@ FORGOTTEN: Final = 1800.0
 LOOK_TIMEOUT: Final = 10.0
 """Seconds after which a look is given up; the next one follows."""
 WRITER_CLOSE_TIMEOUT: Final = 1.0
-"""Seconds for what is in flight; whoever waits for it has given up already."""
+"""Seconds for what is in flight, for which nobody waits any more."""
 
 
 @dataclass(eq=False, repr=False)

@@ -50,7 +50,7 @@ class ScaledShard:
         self._settled: SettledGroups | None = None
         self._is_open = False
         self._contract: int | None = None
-        """Of the open request; None: it has told nothing yet."""
+        """Of the open request; None: it has no line yet."""
         self._told: dict[str, DrainProgress] = {}
         """Of the open request, the last of each group, whether it is a member or not."""
         self._counted: dict[str, Counts] = {}
@@ -178,7 +178,7 @@ class ScaledShard:
         group, counts = member.egress.group, progress.counts
         grown = counts - self._counted.get(group, Counts())
         if any(getattr(grown, name) < 0 for name in COUNTED):
-            grown = counts  # Whoever tells it has begun to count anew.
+            grown = counts  # The dispatcher has begun to count anew.
         self._counted[group] = counts
         of_line = {name: getattr(grown, name) for name in COUNTED}
         member.ended = sum_progress([member.ended, DrainProgress(**of_line)], [])

@@ -33,7 +33,7 @@ READ_TIMEOUT: Final = 1.0
 CLOSE_TIMEOUT: Final = 5.0
 TOO_LONG: Final = 30.0
 """Seconds without the topic's end after which another reader is opened: librdkafka looks for a
-topic that it was told doesn't exist less and less often."""
+topic that didn't exist less and less often."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@
     a drain failed           --> it begins again by itself, later each time
     all of them are idle     --> all end, and so does this
 
-Neighbours go on whatever happens to one. The contract's position is only told when every drain has
+Neighbours go on whatever happens to one. The contract's position is reported when every drain has
 ended that was begun by what stood before it.
 """
 
@@ -148,15 +148,15 @@ class ShardDrain:
         self._served_of = served_of
         self._connect = connect
         self._news = news
-        """Set when another position is told."""
+        """Set when another position is reported."""
         self._idle: float | None = None
         self._drains: dict[str, EgressDrains] = {}
         self._last: dict[str, asyncio.Task[None]] = {}
         """By group, those that run: the last one begun."""
         self._leaving: dict[asyncio.Task[None], int] = {}
-        """Those that have to end before a position above this is told."""
+        """Those that have to end before a position above this is reported."""
         self._told: dict[str, Counts] = {}
-        """By group, what earlier requests were told of."""
+        """By group, what is in the lines of earlier requests."""
         self._stopping = False
         self._moved = asyncio.Event()
         self._loop = asyncio.get_running_loop()
