@@ -26,6 +26,7 @@ import math
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -35,7 +36,6 @@ from typing import Any, Final, cast
 
 from confluent_kafka import Producer
 
-from bench.fake_dispatcher import Settling, fake_dispatcher
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_groups import KafkaGroups, remembered
@@ -59,6 +59,10 @@ from knafka_operator.runtime.memory_cluster import MemoryServing
 from knafka_operator.runtime.metrics import metrics
 from knafka_operator.scale.kafka_clusters import REST_AFTER
 from knafka_operator.scale.scaler import Scaler
+
+# tools/ is a source root that nothing installs.
+sys.path[0] = str(Path(__file__).parents[1])
+from bench.fake_dispatcher import Settling, fake_dispatcher  # noqa: E402
 
 NAMESPACE: Final = "load"
 SETTINGS: Final = Settings(namespace="knafka", image="unused")
