@@ -152,12 +152,18 @@ async def pass_events(world: World, kafka: Mapping[str, Any]) -> None:
     loop = asyncio.get_running_loop()
     until = loop.time() + 1.5 * SHORT
     async with asyncio.timeout(SOON):
-        while loop.time() < until or len(got) < len(sent):
+        while loop.time() < until or len(set(got)) < len(sent):
             if loop.time() < until:
                 sent.append(b"%d" % len(sent))
                 await stored(writer, topic, sent[-1])
-            got += [each.value() for each in await reader.read(100, 0.2)]
-    assert got == sent
+            try:
+                got += [each.value() for each in await reader.read(100, 0.2)]
+            except LogError:
+                # On a busy machine Kafka refused one that was renewing its token. It begins anew,
+                # as a drain does.
+                await reader.close(TIMEOUT)
+                reader = KafkaReader(kafka, topic, topic, Owner())
+    assert list(dict.fromkeys(got)) == sent
     assert await admin.end_offsets(topic) == {0: len(sent)}
     await reader.close(TIMEOUT)
     await writer.close(TIMEOUT)
