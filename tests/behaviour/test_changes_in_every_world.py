@@ -54,7 +54,7 @@ def test_a_trigger_whose_subscriber_goes_stops_and_misses_nothing(world: World) 
     until_arrived(world, "mail", "waits")
 
 
-@also_in("local-shared", "cluster-shared")
+@also_in("local-shared")
 def test_nothing_is_left_in_kafka_in_whatever_order_brokers_and_triggers_go(world: World) -> None:
     world.apply(
         broker(),
