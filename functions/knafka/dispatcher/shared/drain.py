@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 SETTLED: Final = LAST_RESTART
 """Seconds that a drain must have run for its failures before to be forgotten."""
 
+LOOK_INTERVAL: Final = 1.0
+"""Seconds between two looks whether all are idle, at most."""
+
 Connect = Callable[[Egress], Clients]
 
 
@@ -214,8 +217,10 @@ class ShardDrain:
                     ended = Ended.IDLE
                     self.stop()
                     break
+                # What is known now may be the patience of drains that have no partitions yet.
+                timeout = None if until_idle == math.inf else min(until_idle, LOOK_INTERVAL)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(None if until_idle == math.inf else until_idle):
+                    async with asyncio.timeout(timeout):
                         await self._moved.wait()
             while self._last:
                 await asyncio.wait(set(self._last.values()))
