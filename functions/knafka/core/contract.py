@@ -234,10 +234,15 @@ class TopicSettings(Model):
 
 
 class Ingress(Model):
-    """One Broker, as its receiver sees it."""
+    """One Broker or KafkaChannel, as its receiver sees it."""
 
     namespace: str
     broker: str
+    """Its name, a KafkaChannel's too."""
+    kind: Literal["Broker", "KafkaChannel"] = "Broker"
+    hosts: tuple[str, ...] = ()
+    """Names of hosts that are its own, in lower case and without a port: at `/` of such a host its
+    events are taken as at its path (KN-CHN-11)."""
     topic: str
     kafka: Kafka
     max_event_bytes: Annotated[int, Field(gt=0)] = MAX_EVENT_BYTES
@@ -248,16 +253,30 @@ class Ingress(Model):
 
     @property
     def path(self) -> str:
-        """Where the Broker is addressed: `/{namespace}/{broker}` (KN-BRK-20)."""
+        """Where it is addressed: `/{namespace}/{broker}` (KN-BRK-20)."""
         return f"/{self.namespace}/{self.broker}"
 
 
+class Receiver(Model):
+    """A receiver whose Ingresses stand in a topic that it follows, so that one more is no new
+    Revision: all KafkaChannels of one Kafka Secret (CHN-11, CHN-23)."""
+
+    kafka: Kafka
+    """Where the contract and all that it names is: no Ingress's own is looked at."""
+    contract_topic: Annotated[str, Field(min_length=1)]
+    """Compacted, of one partition: the key is an Ingress's path, the value an `Ingress` or a
+    tombstone."""
+
+
 class Egress(Model):
-    """One Trigger, as its dispatcher sees it."""
+    """One Trigger or Subscription, as its dispatcher sees it."""
 
     namespace: str
     broker: str
+    """The name of its Broker, or of its KafkaChannel."""
     trigger: str
+    """Its name, a Subscription's too."""
+    kind: Literal["Trigger", "Subscription"] = "Trigger"
     topic: str
     group: str
     dead_letter_topic: str
@@ -266,7 +285,9 @@ class Egress(Model):
     kafka: Kafka
     subscriber: Sink
     reply_topic: str | None = None
-    """Where replies go, if not to `topic`: a replay's are the Broker's all the same."""
+    """Where a Trigger's replies go, if not to `topic`: a replay's are the Broker's all the same."""
+    reply: Sink | None = None
+    """Where a Subscription's replies are sent; None: they are discarded (KN-SUB-02)."""
     dead_letter_sink: Sink | None = None
     filter: AttributesFilter = AttributesFilter()
     filters: tuple[Filter, ...] = ()

@@ -23,6 +23,9 @@ OURS: Final = "knafka-"
 DEAD_LETTERS: Final = f"{OURS}dead-letters-"
 """What every dead-letter topic's name begins with."""
 
+CHANNELS: Final = "knative-messaging-kafka."
+"""What the name of every KafkaChannel's topic begins with."""
+
 REPLAYS: Final = f"{OURS}replays-"
 """What every replay topic's name begins with."""
 
@@ -66,6 +69,19 @@ def distinct_trigger_group(namespace: str, trigger: str) -> str:
 def is_trigger_group(group: str | None, namespace: str, trigger: str) -> bool:
     """Whether this Trigger can have this consumer group."""
     return group in (trigger_group(namespace, trigger), distinct_trigger_group(namespace, trigger))
+
+
+def channel_topic(namespace: str, channel: str) -> str:
+    """The topic of a KafkaChannel: upstream's default template. Namespaces have no dots, so two
+    channels never share one."""
+    name = f"{CHANNELS}{namespace}.{channel}"
+    return name if len(name) <= MAX_LENGTH else _distinct(CHANNELS, namespace, channel)
+
+
+def subscription_group(namespace: str, channel: str, uid: str) -> str:
+    """The consumer group of a Subscription (KN-CHN-11): its UID makes it nobody else's."""
+    name = f"kafka.{namespace}.{channel}.{uid}"
+    return name if len(name) <= MAX_LENGTH else f"kafka.{namespace}.{uid}"
 
 
 def child(parent: str, suffix: str) -> str:
