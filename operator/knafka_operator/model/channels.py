@@ -1,0 +1,146 @@
+"""Channels: KafkaChannel and Subscription as declared, as far as Knafka reads them.
+
+As strict as `resources`, and in upstream's words where upstream has some: `parse` either with
+`knafka.core.documents.parse`.
+
+Not here: defaults that a webhook writes into a document, and what may not change of it
+(`decide.channel_admission`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from knafka.core.documents import Duration, problem
+from knafka_operator.model.resources import (
+    Declared,
+    DeliverySpec,
+    Destination,
+    KReference,
+    Observed,
+    Resource,
+)
+
+MESSAGING: Final = "messaging.knative.dev/v1"
+"""The apiVersion of Subscriptions."""
+KAFKA_CHANNEL_VERSIONS: Final = ("messaging.knative.dev/v1beta1", "messaging.knative.dev/v1")
+"""Those of KafkaChannels, the one that is stored first (KN-CHN-10)."""
+KAFKA_CHANNEL: Final = "KafkaChannel"
+SUBSCRIPTION: Final = "Subscription"
+
+SUBSCRIBABLE: Final = "messaging.knative.dev/subscribable"
+"""On a KafkaChannel: the version of `spec.subscribers`, always `v1` (KN-CHN-07)."""
+
+PARTITIONS: Final = 1
+REPLICATION: Final = 1
+RETENTION: Final = "PT168H"
+"""What a KafkaChannel has that declares none of these; events are kept for seven days."""
+
+MAX_RETENTION: Final = 9e15
+"""Seconds; Kafka counts milliseconds in 63 bits."""
+
+_EMPTY: Final = ("channel", "subscriber", "reply")
+
+
+class Auth(Observed):
+    """Who delivers the events, for OIDC."""
+
+    service_account_name: str | None = None
+    service_account_names: tuple[str, ...] = ()
+
+
+class Subscriber(Declared):
+    """One Subscription as the server adds it to its channel (KN-CHN-05): all addresses resolved.
+
+    At least one of both URIs is there. Of `delivery`, a dead letter sink is a URI too.
+    """
+
+    uid: str = ""
+    """The Subscription's."""
+    generation: int = 0
+    """The Subscription's, when this was written."""
+    name: str = ""
+    subscriber_uri: str | None = None
+    subscriber_ca_certs: str | None = Field(default=None, alias="subscriberCACerts")
+    subscriber_audience: str | None = None
+    reply_uri: str | None = None
+    """None: replies are discarded (KN-SUB-02)."""
+    reply_ca_certs: str | None = Field(default=None, alias="replyCACerts")
+    reply_audience: str | None = None
+    delivery: DeliverySpec = DeliverySpec()
+    """If any option is set, none of the channel's holds (KN-CHN-06)."""
+    auth: Auth | None = None
+
+    @model_validator(mode="after")
+    def _has_an_address(self) -> Self:
+        if not self.subscriber_uri and not self.reply_uri:
+            raise problem("missing field(s)", "replyUri", "subscriberUri")
+        return self
+
+
+class KafkaChannelSpec(Declared):
+    num_partitions: Annotated[int, Field(gt=0, le=2**31 - 1, strict=True)] = PARTITIONS
+    replication_factor: Annotated[int, Field(gt=0, le=32_767, strict=True)] = REPLICATION
+    # Empty where the channel is from before upstream had the field.
+    retention_duration: Annotated[
+        Duration,
+        Field(ge=0, le=MAX_RETENTION),
+        BeforeValidator(lambda value: RETENTION if value == "" else value),
+    ] = 604_800.0
+    """Seconds for which the topic keeps events."""
+    delivery: DeliverySpec = DeliverySpec()
+    """Of Subscriptions that set no option of delivery (KN-CHN-06)."""
+    subscribers: tuple[Subscriber, ...] = ()
+    """Written by the server: one for each Subscription that can be delivered (KN-CHN-05)."""
+
+
+class KafkaChannel(Resource):
+    spec: KafkaChannelSpec = KafkaChannelSpec()
+
+
+class ChannelReference(KReference):
+    """A Subscription's channel; the kind may be another implementation's."""
+
+    @property
+    def is_kafka_channel(self) -> bool:
+        return self.kind == KAFKA_CHANNEL and self.api_version in KAFKA_CHANNEL_VERSIONS
+
+
+class SubscriptionSpec(Declared):
+    channel: ChannelReference
+    subscriber: Destination
+    reply: Destination | None = None
+    """None: what the subscriber answers is discarded (KN-SUB-02)."""
+    delivery: DeliverySpec = DeliverySpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, document: object) -> object:
+        """As upstream: an empty object counts as one that isn't there."""
+        if not isinstance(document, Mapping):
+            return document
+        return {
+            name: value
+            for name, value in document.items()
+            if name not in _EMPTY or not _is_empty(value)
+        }
+
+
+class Subscription(Resource):
+    spec: SubscriptionSpec
+
+    @model_validator(mode="after")
+    def _same_namespace(self) -> Self:
+        if self.spec.channel.namespace not in (None, self.metadata.namespace):
+            raise problem(
+                "must not set the field(s): want none, or the Subscription's own namespace",
+                "spec.channel.namespace",
+            )
+        return self
+
+
+def _is_empty(value: object) -> bool:
+    return isinstance(value, Mapping) and not any(each is not None for each in value.values())
