@@ -25,8 +25,9 @@ from knafka_operator.decide.activity import USUAL, Limits
 from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import EVENTING, SERVING
+from knafka_operator.model.resources import SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.moves import Moves
@@ -87,6 +88,7 @@ class Operator:
         open_writer: Callable[[Mapping[str, Any]], LogWriter] | None = None,
         activity: Limits = USUAL,
         move_interval: float = MOVE_INTERVAL,
+        beside: Operator | None = None,
     ) -> None:
         """`connect` gives the admin client of a Kafka by librdkafka's configuration, and
         `open_writer` a writer; without that, every Trigger has a dispatcher of its own.
@@ -94,20 +96,30 @@ class Operator:
         `drains` are those of HTTP where none are given. `probe` raises `NotReady` for an address
         that doesn't answer, and so does `wake`, which has a pod of a dispatcher run. `activity`
         says which `auto` Triggers are busy.
+
+        One that is given another `beside` it has its KafkaChannels and Subscriptions, and shares
+        queue and connections with it.
         """
         self.settings = settings
-        self.states = States()
+        self.family = BROKERS if beside is None else CHANNELS
+        self.states = States(self.family)
         self._cluster = cluster
-        self._http = HttpDrains(self.states.urls)
-        self.queue = WorkQueue()
-        self._kafkas = KafkaClusters(
-            connect,
-            drains or self._http,
-            self._used_kafkas,
-            self.queue.retry_failed,
-            self.states.resting,
-            open_writer,
-        )
+        self._beside: list[Operator] = []
+        if beside is None:
+            self._http = HttpDrains(self.states.urls)
+            self.queue = WorkQueue()
+            self._kafkas = KafkaClusters(
+                connect,
+                drains or self._http,
+                self._used_kafkas,
+                self.queue.retry_failed,
+                self.states.resting,
+                open_writer,
+            )
+        else:
+            beside._beside.append(self)
+            self._http, self.queue, self._kafkas = beside._http, beside.queue, beside._kafkas
+            self.states.urls = beside.states.urls
         shards = self._shards = Shards(settings, cluster, self.states, self.queue.enqueue)
         self.brokers = Brokers(settings, cluster, self._kafkas, shards, self.states, probe, _now)
         observer = TriggerObserver(settings, cluster, self.brokers, shards, self.states)
@@ -129,8 +141,8 @@ class Operator:
         there are; raises `ClusterError`.
         """
         brokers, triggers, found = await asyncio.gather(
-            self._cluster.list(EVENTING, "Broker"),
-            self._cluster.list(EVENTING, "Trigger"),
+            self._cluster.list(self.family.broker_version, self.family.broker),
+            self._cluster.list(self.family.trigger_version, self.family.trigger),
             self._cluster.list(SERVING, "Service", DISPATCHERS),
         )
         for each in brokers:
@@ -180,8 +192,9 @@ class Operator:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
-        await self._kafkas.close()
-        await self._http.close()
+        if self.family is BROKERS:
+            await self._kafkas.close()
+            await self._http.close()
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
         """Whether a Trigger's Broker isn't known to be another implementation's."""
@@ -227,12 +240,14 @@ class Operator:
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
-        (self.brokers if document["kind"] == "Broker" else self.triggers).forget(document)
+        is_broker = document["kind"] == self.family.broker
+        (self.brokers if is_broker else self.triggers).forget(document)
 
     def on_change(self, document: Document, *, gone: bool) -> None:
         """A Broker or Trigger as it is now, or was last; it is reconciled unless only its status
         has changed."""
-        (self.on_broker if document["kind"] == "Broker" else self.on_trigger)(document, gone=gone)
+        is_broker = document["kind"] == self.family.broker
+        (self.on_broker if is_broker else self.on_trigger)(document, gone=gone)
 
     def on_broker(self, document: Document, *, gone: bool) -> None:
         identity, ours = Identity.of(document), self.brokers.is_ours(document)
@@ -273,7 +288,7 @@ class Operator:
         for owner in document["metadata"].get("ownerReferences") or ():
             self.queue.enqueue((owner["kind"], namespace, owner["name"]))
         for trigger in self.states.subscribers.get(Identity(namespace, name), ()):
-            self.queue.enqueue(("Trigger", *trigger))
+            self.queue.enqueue((self.family.trigger, *trigger))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
         """A pod of a receiver; where a `new` one is made and there was none, an event made it."""
@@ -287,11 +302,12 @@ class Operator:
         states = (each.state for each in brokers)
         watched = (each.watched for each in triggers)
         used = {each.kafka for each in (*states, *brokers, *watched, *triggers) if each is not None}
-        return {each for each in used if each is not None}
+        beside = set[KafkaCluster]().union(*(each._used_kafkas() for each in self._beside))
+        return {each for each in used if each is not None} | beside
 
     def _wake_triggers(self, broker: Identity) -> None:
         for identity in self.states.triggers_of(broker):
-            self.queue.enqueue(("Trigger", *identity))
+            self.queue.enqueue((self.family.trigger, *identity))
 
     async def _publish_statuses(self) -> None:
         """Keep in each Trigger's status what the scaler knows."""
@@ -318,7 +334,7 @@ class Operator:
             return None
         status = document.get("status") or {}
         if delivering(scaled).reason != statuses.reason_of(status, statuses.DELIVERING):
-            self.queue.enqueue(("Trigger", *identity))
+            self.queue.enqueue((self.family.trigger, *identity))
             return None
         record.checked = document
         if is_recent:
@@ -336,8 +352,9 @@ class Operator:
         except Exception as error:  # whatever it is, it is tried again
             record.published = None, -math.inf
             log.warning(
-                "Trigger %s: %s",
-                "/".join(identity),
+                "%s %s: %s",
+                self.family.trigger,
+                identity,
                 error,
                 exc_info=not isinstance(error, KnafkaError),
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from knafka.core import names
 from knafka.core.contract import (
@@ -30,6 +30,7 @@ from knafka.core.contract import (
 )
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import kafka_settings
+from knafka_operator.model.family import CHANNELS, family_of
 from knafka_operator.model.resources import (
     CORE,
     DELIVERY_ORDER,
@@ -206,10 +207,17 @@ def _durable(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
     return {MIN_IN_SYNC: "2", **config} if replication >= 3 else config
 
 
-def ingress(broker: Broker, topic: Topic, config: Mapping[str, str], defaults: Defaults) -> Ingress:
-    """The receiver's contract for one Broker; `config` is its topic's, as Kafka describes it."""
+def ingress(
+    broker: Broker,
+    topic: Topic,
+    config: Mapping[str, str],
+    defaults: Defaults,
+    hosts: tuple[str, ...] = (),
+) -> Ingress:
+    """The receiver's contract for one Broker or KafkaChannel, which has `hosts` of its own; `config`
+    is its topic's, as Kafka describes it."""
     limit = config.get("max.message.bytes", "")
-    limits = (
+    limits: dict[str, Any] = (
         {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}
         if limit.isdecimal()
         else {}
@@ -217,6 +225,8 @@ def ingress(broker: Broker, topic: Topic, config: Mapping[str, str], defaults: D
     return Ingress(
         namespace=broker.metadata.namespace,
         broker=broker.metadata.name,
+        kind="KafkaChannel" if family_of(broker.kind) is CHANNELS else "Broker",
+        hosts=hosts,
         topic=topic.name,
         # A receiver has no consumer: what is set of one makes no new Revision of it.
         kafka=defaults.kafka.model_copy(update={"consumer": {}}),
@@ -232,31 +242,26 @@ def egress(
     dead_letter_sink: Sink | None,
     defaults: Defaults,
     taken: Container[str] = frozenset(),
+    reply: Sink | None = None,
 ) -> Egress:
-    """The dispatcher's contract for one Trigger.
+    """The dispatcher's contract for one Trigger or Subscription.
 
     `dead_letter_sink` is `dead_letter_destination`, resolved; `taken` are the groups of other
-    Triggers. Raises `InvalidDocument` for an
+    Triggers; `reply` is where a Subscription's replies go. Raises `InvalidDocument` for an
     annotation that says nothing usable.
     """
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
-    spec = _delivery_spec(trigger, broker)
-    kept = trigger.status.annotations.get(GROUP_STATUS)
-    # Of two names it keeps the one it got (KN-BRK-19), and no other that somebody wrote there.
-    group = (
-        kept
-        if kept and names.is_trigger_group(kept, namespace, name)
-        else names.trigger_group(namespace, name)
-    )
-    if group in taken:
-        group = names.distinct_trigger_group(namespace, name)
+    spec, family = _delivery_spec(trigger, broker), family_of(trigger.kind)
+    of_broker = namespace, family.own_name(broker.metadata.name)
     return Egress(
         namespace=namespace,
         broker=broker.metadata.name,
         trigger=name,
+        kind="Subscription" if family is CHANNELS else "Trigger",
         topic=topic.name,
-        group=group,
-        dead_letter_topic=names.dead_letter_topic(namespace, broker.metadata.name, name),
+        group=_group(trigger, broker, taken),
+        reply=reply,
+        dead_letter_topic=names.dead_letter_topic(*of_broker, name),
         dead_letter_settings=_dead_letter_settings(topic),
         kafka=kafka_settings.of_trigger(defaults.kafka, trigger.metadata.annotations),
         subscriber=subscriber,
@@ -267,6 +272,20 @@ def egress(
         order=_order(trigger),
         max_in_flight=_max_in_flight(trigger),
     )
+
+
+def _group(trigger: Trigger, broker: Broker, taken: Container[str]) -> str:
+    namespace, name = trigger.metadata.namespace, trigger.metadata.name
+    if family_of(trigger.kind) is CHANNELS:
+        return names.subscription_group(namespace, broker.metadata.name, trigger.metadata.uid)
+    kept = trigger.status.annotations.get(GROUP_STATUS)
+    # Of two names it keeps the one it got (KN-BRK-19), and no other that somebody wrote there.
+    group = (
+        kept
+        if kept and names.is_trigger_group(kept, namespace, name)
+        else names.trigger_group(namespace, name)
+    )
+    return names.distinct_trigger_group(namespace, name) if group in taken else group
 
 
 def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | None:
@@ -281,7 +300,7 @@ def replay_egress(egress: Egress) -> Egress:
     They are delivered like its events, so to its subscriber, with its retries and its dead-letter
     topic; but they passed its filters long ago, and come from a topic of their own.
     """
-    replays = names.replay_topic(egress.namespace, egress.broker, egress.trigger)
+    replays = replay_topic(egress)
     return egress.model_copy(
         update={
             "topic": replays,
@@ -291,6 +310,12 @@ def replay_egress(egress: Egress) -> Egress:
             "filters": (),
         }
     )
+
+
+def replay_topic(egress: Egress) -> str:
+    """Where its dead letters are sent again."""
+    broker = family_of(egress.kind).own_name(egress.broker)
+    return names.replay_topic(egress.namespace, broker, egress.trigger)
 
 
 def _dead_letter_settings(topic: Topic) -> TopicSettings:
@@ -319,7 +344,9 @@ def _delivery(spec: DeliverySpec) -> Delivery:
 
 
 def _order(trigger: Trigger) -> Order:
-    declared = trigger.metadata.annotations.get(DELIVERY_ORDER, "key")
+    # KN-CHN-11: upstream's default for channels.
+    default = "ordered" if family_of(trigger.kind) is CHANNELS else "key"
+    declared = trigger.metadata.annotations.get(DELIVERY_ORDER, default)
     if declared not in ORDERS:
         raise InvalidDocument(
             annotation_path(DELIVERY_ORDER),

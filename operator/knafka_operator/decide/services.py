@@ -13,14 +13,16 @@ Not here: applying them, and deciding how many drains are held (`scaler`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from knafka.core import documents, names
 from knafka.core.contract import Egress, Ingress, Shard
 from knafka.settings import PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.model.resources import EVENTING, SERVING, Broker, Resource, Trigger
+from knafka_operator.model.family import Family, family_of
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import SERVING, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
 
 Manifest = dict[str, Any]
@@ -36,7 +38,8 @@ DISPATCHER: Final = "dispatcher"
 REPLAYER: Final = "replayer"
 SHARD_ROLE: Final = "shard"
 SHARD_NUMBER: Final = "knafka.dev/shard"
-DISPATCHER_SUFFIX: Final = "-kn-dispatcher"
+OWNER: Final = "knafka.dev/owner-uid"
+"""Label of a function in another namespace than what it belongs to, which can't be its owner."""
 
 SECRET_VERSION: Final = "knafka.dev/secret-version"
 """On the template: a changed Secret makes a new Revision, since a process reads it at its start."""
@@ -78,16 +81,21 @@ def receiver_name(broker: Resource) -> str:
     return names.child(broker.metadata.name, "-kn-receiver")
 
 
-def dispatcher_name(trigger: Resource) -> str:
-    return names.child(trigger.metadata.name, DISPATCHER_SUFFIX)
+def dispatcher_name(family: Family, trigger: Identity) -> str:
+    return names.child(family.parent(trigger), f"-kn{family.infix}-dispatcher")
 
 
-def replayer_name(trigger: Resource) -> str:
-    return names.child(trigger.metadata.name, "-kn-replayer")
+def replayer_name(family: Family, trigger: Identity) -> str:
+    return names.child(family.parent(trigger), f"-kn{family.infix}-replayer")
 
 
-def shard_name(broker: str, number: int) -> str:
-    return names.child(broker, f"-kn-shard-{number}")
+def shard_name(family: Family, broker: Identity, number: int) -> str:
+    return names.child(family.parent(broker), f"-kn{family.infix}-shard-{number}")
+
+
+def namespace_of(family: Family, owner: Identity, settings: Settings) -> str:
+    """Where its functions are (CHN-22)."""
+    return settings.namespace if family.centralized else owner.namespace
 
 
 def shard_number(service: Mapping[str, Any]) -> int | None:
@@ -141,12 +149,13 @@ def dispatcher_service(
     """
     most = max(1, min(autoscaling.max_scale, partitions))
     always = 0 if replays else min(autoscaling.min_scale, most)
-    name = replayer_name(trigger) if replays else dispatcher_name(trigger)
+    family, who = family_of(trigger.kind), identity_of(trigger)
+    name = replayer_name(family, who) if replays else dispatcher_name(family, who)
     environment = {
         "FUNCTION_TARGET": "dispatch",
         EGRESS: _json(documents.dump(egress)),
         # Where it asks for its next drain when there is work left and nobody else asks.
-        "KNAFKA_SERVICE_URL": url(name, trigger.metadata.namespace, settings),
+        "KNAFKA_SERVICE_URL": url(name, namespace_of(family, who, settings), settings),
         "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
     }
     if always:
@@ -156,8 +165,8 @@ def dispatcher_service(
         owner=trigger,
         labels={
             ROLE: REPLAYER if replays else DISPATCHER,
-            BROKER: names.child(egress.broker, ""),
-            TRIGGER: names.child(egress.trigger, ""),
+            BROKER: family.label(Identity(egress.namespace, egress.broker)),
+            TRIGGER: family.label(who),
         },
         annotations=_exact_scaling(always, most, settings),
         environment=environment,
@@ -176,20 +185,21 @@ def shard_service(
     settings: Settings,
 ) -> Manifest:
     """The dispatcher of one of a Broker's shards, whatever Triggers are in it."""
-    name = shard_name(broker.metadata.name, number)
+    family, who = family_of(broker.kind), identity_of(broker)
+    name = shard_name(family, who, number)
     return _service(
         name,
         owner=broker,
         labels={
             ROLE: SHARD_ROLE,
-            BROKER: names.child(broker.metadata.name, ""),
+            BROKER: family.label(who),
             SHARD_NUMBER: str(number),
         },
         annotations=_exact_scaling(0, SHARD_PODS, settings),
         environment={
             "FUNCTION_TARGET": "dispatch",
             SHARD: _json(documents.dump(shard)),
-            "KNAFKA_SERVICE_URL": url(name, broker.metadata.namespace, settings),
+            "KNAFKA_SERVICE_URL": url(name, namespace_of(family, who, settings), settings),
             "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
         },
         secret=secret,
@@ -238,7 +248,7 @@ def projected_secret(broker: Broker, data: Mapping[str, str]) -> Manifest:
 
 def owner_reference(owner: Broker | Trigger) -> Manifest:
     return {
-        "apiVersion": EVENTING,
+        "apiVersion": owner.api_version,
         "kind": owner.kind,
         "name": owner.metadata.name,
         "uid": owner.metadata.uid,
@@ -249,8 +259,28 @@ def owner_reference(owner: Broker | Trigger) -> Manifest:
 
 def is_owned(service: Mapping[str, Any], owner: Resource) -> bool:
     """Whether `owner`, by its UID, made this object: another's must never be changed."""
-    references = service.get("metadata", {}).get("ownerReferences", ())
-    return any(each.get("uid") == owner.metadata.uid for each in references)
+    return owner.metadata.uid in owners(service)
+
+
+def owners(service: Mapping[str, Any]) -> Sequence[str]:
+    """UIDs of the objects that it belongs to."""
+    metadata = service.get("metadata") or {}
+    found = [each.get("uid", "") for each in metadata.get("ownerReferences") or ()]
+    label = (metadata.get("labels") or {}).get(OWNER)
+    return found if label is None else [*found, label]
+
+
+def identity_of(resource: Resource) -> Identity:
+    return Identity(resource.metadata.namespace, resource.metadata.name)
+
+
+def _ownership(owner: Broker | Trigger, settings: Settings) -> Manifest:
+    """Of an object's metadata: its namespace, and the owner with whom it goes, or a label."""
+    family = family_of(owner.kind)
+    namespace = namespace_of(family, identity_of(owner), settings)
+    if family.centralized:
+        return {"namespace": namespace, "labels": {OWNER: owner.metadata.uid}}
+    return {"namespace": namespace, "labels": {}, "ownerReferences": [owner_reference(owner)]}
 
 
 def _service(
@@ -265,6 +295,7 @@ def _service(
     settings: Settings,
     concurrency: int = 0,
 ) -> Manifest:
+    ownership = _ownership(owner, settings)
     environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level}
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
@@ -304,10 +335,13 @@ def _service(
         "apiVersion": SERVING,
         "kind": "Service",
         "metadata": {
+            **ownership,
             "name": name,
-            "namespace": owner.metadata.namespace,
-            "labels": {**_labels(labels), "networking.knative.dev/visibility": "cluster-local"},
-            "ownerReferences": [owner_reference(owner)],
+            "labels": {
+                **_labels(labels),
+                **ownership["labels"],
+                "networking.knative.dev/visibility": "cluster-local",
+            },
         },
         "spec": {
             "template": {

@@ -25,6 +25,7 @@ from knafka.core.errors import InvalidDocument
 from knafka.ports.log import Record
 from knafka_operator.decide import kafka_settings
 from knafka_operator.decide.desired import MIN_IN_SYNC, Topic
+from knafka_operator.model.family import family_of
 from knafka_operator.model.isolation import Isolation, declared_isolation
 from knafka_operator.model.resources import Broker, Trigger
 
@@ -94,13 +95,19 @@ def number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
 
 def place(broker: Broker, number: int, kafka: Kafka) -> Place:
     """One shard of a Broker, as its dispatchers have it."""
-    of = broker.metadata.namespace, broker.metadata.name
+    of = _parts(broker)
     shard = Shard(
         group=names.shard_group(*of, number),
         kafka=kafka,
         contract_topic=names.contract_topic(*of),
     )
     return Place(number, shard)
+
+
+def _parts(broker: Broker) -> tuple[str, str]:
+    """What names of its contract and shards are made from."""
+    metadata = broker.metadata
+    return metadata.namespace, family_of(broker.kind).own_name(metadata.name)
 
 
 def contract_topic(broker: Broker, topic: Topic) -> Topic:
@@ -112,7 +119,7 @@ def contract_topic(broker: Broker, topic: Topic) -> Topic:
     if MIN_IN_SYNC in topic.config and not topic.external:
         config[MIN_IN_SYNC] = topic.config[MIN_IN_SYNC]
     return Topic(
-        name=names.contract_topic(broker.metadata.namespace, broker.metadata.name),
+        name=names.contract_topic(*_parts(broker)),
         partitions=1,
         # How many replicas an external topic has isn't known here.
         replication=-1 if topic.external else topic.replication,

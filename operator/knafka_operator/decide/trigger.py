@@ -57,6 +57,7 @@ from knafka_operator.decide.status import (
 )
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Status
+from knafka_operator.model.family import BROKERS, family_of
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import GROUP_STATUS, PAUSED, Broker, Trigger
 from knafka_operator.model.settings import Settings
@@ -134,6 +135,8 @@ class ObservedTrigger(Generic[K]):
     subscriber: Sink | KnafkaError | None = None
     dead_letter_sink: Sink | KnafkaError | None = None
     """None: neither it nor its Broker declares one."""
+    reply: Sink | KnafkaError | None = None
+    """None: its replies go to the Broker's topic, or, of a Subscription, nowhere."""
     watched: Watched[K] | None = None
     """What is delivered now."""
     replaced: bool = False
@@ -173,7 +176,7 @@ def decide(
         "subscriberUri": "",  # KN-TRG-03
         "deadLetterSinkUri": None,
     }
-    subscriber = dead_letter_sink = None
+    subscriber = dead_letter_sink = reply = None
 
     if isinstance(seen.trigger, InvalidDocument):
         conditions.fail(SUBSCRIPTION_READY, seen.trigger)
@@ -184,15 +187,18 @@ def decide(
     if paused:
         conditions.set(delivery_status.PAUSED)
     with conditions.step(BROKER_READY):
-        _check_broker(trigger.spec.broker, seen)
+        _check_broker(trigger, seen)
     with conditions.step(DEPENDENCY_READY):
         _check_dependency(trigger, value(seen.dependency))
     with conditions.step(SUBSCRIBER_RESOLVED):
         subscriber = value(seen.subscriber)
         assert subscriber is not None
         status["subscriberUri"] = subscriber.url
+        if (reply := value(seen.reply)) is not None:
+            status["replyUri"] = reply.url  # KN-SUB-03
     if broker is None:
-        conditions.set(_waiting("it has no Broker that could send it events"))
+        kind = family_of(trigger.kind).broker
+        conditions.set(_waiting(f"it has no {kind} that could send it events"))
         goes_on = not paused and (seen.watched is None or seen.stored_broker is not None)
         return TriggerDecision(() if goes_on else stop, conditions, status)
 
@@ -218,11 +224,13 @@ def decide(
             dead_letter_sink,
             broker.defaults,
             taken,
+            reply,
         )
         contract = value(seen.contract)
         shared = automatic = None
         if contract is not None:
-            isolation = shards.isolation(trigger, broker.broker, settings.isolation)
+            default = settings.isolation if trigger.kind == BROKERS.trigger else Isolation.SHARED
+            isolation = shards.isolation(trigger, broker.broker, default)
             if isolation is Isolation.AUTO:
                 isolation = automatic = _automatic(trigger, egress, autoscaling, contract, seen)
             if isolation is Isolation.SHARED and not autoscaling.paused:
@@ -281,7 +289,8 @@ def _effects(
         # Broker was made anew or it rested for a week, it begins at the beginning.
     if place is not None:
         return *effects, *_in_shard(trigger, broker, watched, contract, place, seen, settings)
-    name = services.dispatcher_name(trigger)
+    family, who = family_of(trigger.kind), services.identity_of(trigger)
+    name = services.dispatcher_name(family, who)
     own = None if paused else name
     effects.append(PromiseGroup(egress.group, egress.dead_letter_topic, own))
     if not paused:
@@ -290,7 +299,8 @@ def _effects(
         )
         effects.append(ApplyDispatcher(manifest))
         if shared:
-            url = services.url(name, egress.namespace, settings)
+            namespace = services.namespace_of(family, who, settings)
+            url = services.url(name, namespace, settings)
             effects += [WakeDispatcher(url), HandOver()]
     replaces = seen.replaced
     if before != watched:
@@ -313,7 +323,9 @@ def _in_shard(
     """From the promise on: it has a record in its Broker's contract, and no Service of its own."""
     egress, before = watched.egress, seen.watched
     annotations = (seen.document.get("status") or {}).get("annotations") or {}
-    own, name = services.dispatcher_name(trigger), services.shard_name(egress.broker, place.number)
+    family, of_broker = family_of(trigger.kind), services.identity_of(broker.broker)
+    own = services.dispatcher_name(family, services.identity_of(trigger))
+    name = services.shard_name(family, of_broker, place.number)
     # Whatever was promised before may have a Service; what is written down says which.
     moves = GROUP_STATUS in annotations and annotations.get(DISPATCHER, own) == own
     replaces = seen.replaced or (moves and (before is None or before.drains_unasked))
@@ -355,7 +367,8 @@ def _automatic(
         seen.watched.isolation if seen.watched else None,
         drains_always=bool(autoscaling.min_scale),
         has_record=egress.group in contract.records,
-        has_own=annotations.get(DISPATCHER) == services.dispatcher_name(trigger),
+        has_own=annotations.get(DISPATCHER)
+        == services.dispatcher_name(family_of(trigger.kind), services.identity_of(trigger)),
     )
 
 
@@ -364,22 +377,25 @@ def _offsets(egress: Egress) -> tuple[str, str, str]:
     return egress.kafka.bootstrap_servers, egress.topic, egress.group
 
 
-def _check_broker(name: str, seen: ObservedTrigger[K]) -> None:
-    """KN-TRG-01; raises `NotReady`."""
+def _check_broker(trigger: Trigger, seen: ObservedTrigger[K]) -> None:
+    """KN-TRG-01, KN-SUB-01; raises `NotReady`."""
+    kind = family_of(trigger.kind).broker
+    name = f'{kind} "{trigger.spec.broker}"'
+    short = kind.removeprefix("Kafka")
     if seen.stopped is not None:
-        message = f'Broker "{name}" is not Ready: ExternalTopicNotAllowed {seen.stopped}'
-        raise NotReady("BrokerNotReady", message)
+        message = f"{name} is not Ready: ExternalTopicNotAllowed {seen.stopped}"
+        raise NotReady(f"{short}NotReady", message)
     if seen.broker is None:
         if seen.stored_broker is None:
-            raise NotReady("BrokerDoesNotExist", f'Broker "{name}" does not exist')
+            raise NotReady(f"{short}DoesNotExist", f"{name} does not exist")
         raise NotReady(
-            "BrokerNotConfigured",
-            f'Broker "{name}" has no topic yet: {why_not_ready(seen.stored_broker)}',
+            f"{short}NotConfigured",
+            f"{name} has no topic yet: {why_not_ready(seen.stored_broker)}",
             transient=True,
         )
     if seen.broker.ready != "True":
-        message = f'Broker "{name}" is not Ready: {seen.broker.why_not}'
-        raise NotReady("BrokerNotReady", message, transient=seen.broker.ready != "False")
+        message = f"{name} is not Ready: {seen.broker.why_not}"
+        raise NotReady(f"{short}NotReady", message, transient=seen.broker.ready != "False")
 
 
 def _check_dependency(trigger: Trigger, found: Mapping[str, Any] | None) -> None:

@@ -42,9 +42,14 @@ async def apply_service(cluster: Cluster, manifest: Mapping[str, Any], owner: Re
     return str(revision)
 
 
-async def delete_service(cluster: Cluster, name: str, owner: Resource) -> None:
-    """Delete this function of `owner`'s; one that is somebody else's is left alone."""
-    namespace = owner.metadata.namespace
+async def delete_service(
+    cluster: Cluster, name: str, owner: Resource, namespace: str | None = None
+) -> None:
+    """Delete this function of `owner`'s; one that is somebody else's is left alone.
+
+    None: it is in the namespace of its owner.
+    """
+    namespace = namespace or owner.metadata.namespace
     there = await cluster.get(SERVING, "Service", namespace, name)
     if there is not None and services.is_owned(there, owner):
         await cluster.delete(SERVING, "Service", namespace, name)

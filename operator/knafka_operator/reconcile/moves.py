@@ -72,7 +72,7 @@ class Moves:
             or watched is None
             or watched.isolation is not needed  # paused, or on its way
             or watched.autoscaling.min_scale
-            or (scaled := watched.kafka.scaler.status(str(who))) is None
+            or (scaled := watched.kafka.scaler.status(self.states.family.trigger_id(who))) is None
         ):
             self._histories.pop(who, None)
             return None
@@ -90,7 +90,7 @@ class Moves:
         record.needed = move.to
         where = "a dispatcher of its own" if move.to is Isolation.OWN else "a shared dispatcher"
         message = f"It moves to {where}: {move.why}"
-        log.info("Trigger %s: %s", move.trigger, message)
+        log.info("%s %s: %s", self.states.family.trigger, move.trigger, message)
         if record.document is not None:
             self.on_move(record.document, message)
-        self.enqueue(("Trigger", *move.trigger))
+        self.enqueue((self.states.family.trigger, *move.trigger))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from knafka.core.contract import Sink
-from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import admission, desired
 from knafka_operator.decide.resolving import not_allowed
@@ -17,7 +16,7 @@ from knafka_operator.decide.status import NotReady
 from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import EVENTING, Destination, Trigger
+from knafka_operator.model.resources import Destination, Trigger
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.destinations import observe_sink
@@ -41,15 +40,18 @@ class TriggerObserver:
         identity, broker = Identity.of(document), broker_of(document)
         record = self.states.trigger(document)
         try:
-            trigger = parse(Trigger, document)
+            trigger = self.states.family.read_trigger(document)
         except InvalidDocument as error:
             return ObservedTrigger(document, error, watched=record.watched)
         state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
-        stored = None if state else await self.cluster.get(EVENTING, "Broker", *broker)
+        family = self.states.family
+        kind = family.broker_version, family.broker
+        stored = None if state else await self.cluster.get(*kind, *broker)
         if stored is not None and not self.brokers.is_ours(stored):
             return ObservedTrigger(document, trigger, stored_broker=stored)
         sink = desired.dead_letter_destination(trigger, state.broker) if state else None
-        self._refer(identity, trigger.spec.subscriber, sink)
+        reply = family.reply_of(document)
+        self._refer(identity, trigger.spec.subscriber, reply, sink)
         return ObservedTrigger(
             document,
             trigger,
@@ -62,6 +64,7 @@ class TriggerObserver:
             watched=record.watched,
             replaced=record.replaced,
             contract=await self._contract(broker) if state else None,
+            reply=await self._sink(reply, identity.namespace) if reply else None,
             needed=record.needed,  # last, as it may change while the others are awaited
         )
 

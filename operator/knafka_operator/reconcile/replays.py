@@ -16,13 +16,11 @@ from functools import partial
 from typing import Any, Final
 
 from knafka.core import names
-from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import desired, services
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import Trigger
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.reconcile.state import States, Watched
@@ -108,7 +106,8 @@ class Replays:
         record = self._states.triggers.get(who)
         if record is None or record.document is None:
             return
-        trigger = parse(Trigger, record.document)
+        family = self._states.family
+        trigger = family.read_trigger(record.document)
         egress = desired.replay_egress(watched.egress)
         # Nothing waits there but for a replay: none is kept for min-scale.
         autoscaling = replace(watched.autoscaling, min_scale=0)
@@ -122,19 +121,23 @@ class Replays:
             replays=True,
         )
         await apply_service(self._cluster, manifest, trigger)
-        self._states.urls[_id(who)] = services.url(
-            services.replayer_name(trigger), who[0], self._settings
+        namespace = services.namespace_of(family, who, self._settings)
+        self._states.urls[self._id(who)] = services.url(
+            services.replayer_name(family, who), namespace, self._settings
         )
         watched.kafka.watched.add(egress.topic)
-        await watched.kafka.scaler.watch(_id(who), egress, autoscaling)
+        await watched.kafka.scaler.watch(self._id(who), egress, autoscaling)
         self._followed[who] = watched
 
     async def _unfollow(self, who: Identity) -> None:
         """Its Service stays until its Trigger goes: at zero it costs nothing."""
         watched = self._followed.pop(who)
         watched.kafka.watched.discard(_topic(watched))
-        await watched.kafka.scaler.forget(_id(who))
-        self._states.urls.pop(_id(who), None)
+        await watched.kafka.scaler.forget(self._id(who))
+        self._states.urls.pop(self._id(who), None)
+
+    def _id(self, who: Identity) -> str:
+        return f"{self._states.family.trigger_id(who)} (replays)"
 
 
 async def _topics_of(kafka: KafkaCluster) -> Collection[str] | None:
@@ -149,10 +152,5 @@ async def _topics_of(kafka: KafkaCluster) -> Collection[str] | None:
     return None
 
 
-def _id(who: Identity) -> str:
-    return f"{who} (replays)"
-
-
 def _topic(watched: Watched) -> str:
-    egress = watched.egress
-    return names.replay_topic(egress.namespace, egress.broker, egress.trigger)
+    return desired.replay_topic(watched.egress)

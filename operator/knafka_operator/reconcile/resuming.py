@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from knafka.core.contract import Egress, Kafka, Shard
 from knafka.core.documents import parse
@@ -78,7 +78,7 @@ class Resuming:
         self, triggers: Iterable[Document], found: Iterable[Document]
     ) -> list[tuple[Document, Watched]]:
         """The Triggers that one of these Services serves, and how; others are left out."""
-        owned = {uid: each for each in found for uid in _owners(each)}
+        owned = {uid: each for each in found for uid in services.owners(each)}
         asked = [
             self._watched(each, owned[each["metadata"]["uid"]])
             for each in triggers
@@ -118,7 +118,7 @@ class Resuming:
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
         uid = broker["metadata"]["uid"]
-        looks = [self._serving_shard(each) for each in shards if uid in _owners(each)]
+        looks = [self._serving_shard(each) for each in shards if uid in services.owners(each)]
         serving = {each.shard.group: each for each in await asyncio.gather(*looks) if each}
         shared: dict[str, Watched] = {}
         for group, (egress, shard) in (await self._contracts(broker, serving)).items():
@@ -267,7 +267,3 @@ def _autoscaling(annotations: Mapping[str, str]) -> Autoscaling:
         return Autoscaling.from_annotations(annotations, DEFAULT_AUTOSCALING)
     except InvalidDocument:
         return DEFAULT_AUTOSCALING  # reconciling says what is wrong with it
-
-
-def _owners(document: Document) -> Sequence[Any]:
-    return [each["uid"] for each in document["metadata"].get("ownerReferences") or ()]

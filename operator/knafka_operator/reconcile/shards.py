@@ -27,7 +27,7 @@ from knafka_operator.decide.shards import CONTRACT
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import EVENTING, SERVING, Broker
+from knafka_operator.model.resources import SERVING, Broker
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.reconcile.functions import apply_service, delete_service
@@ -73,7 +73,7 @@ class Shards:
     def _record(self, broker: Identity) -> BrokerRecord:
         record = self.states.brokers.get(broker)
         if record is None or record.state is None:
-            message = f'Broker "{broker.name}" is being deleted'
+            message = f'{self.states.family.broker} "{broker.name}" is being deleted'
             raise NotReady("BrokerDoesNotExist", message)
         return record
 
@@ -83,8 +83,9 @@ class Shards:
         """A Broker's contract in one Kafka, which may have to be read yet."""
         found = record.contracts.get(kafka.bootstrap_servers)
         if found is None:
-            topic = names.contract_topic(*broker)
-            found = ContractLog(broker, topic, kafka, known=not record.has_contract)
+            own = Identity(broker.namespace, self.states.family.own_name(broker.name))
+            topic = names.contract_topic(*own)
+            found = ContractLog(own, topic, kafka, known=not record.has_contract)
             record.contracts[kafka.bootstrap_servers] = found
         found.kafka = kafka  # another one after its Secret was changed
         return found
@@ -135,7 +136,9 @@ class Shards:
                 return
             if not record.has_contract:
                 metadata = {"namespace": broker.namespace, "name": broker.name, "uid": record.uid}
-                document = {"apiVersion": EVENTING, "kind": "Broker", "metadata": metadata}
+                family = self.states.family
+                kind = {"apiVersion": family.broker_version, "kind": family.broker}
+                document = {**kind, "metadata": metadata}
                 written = {"annotations": {CONTRACT: topic.name}}
                 await self.cluster.write_status(document, written)
                 record.has_contract = True
@@ -154,7 +157,7 @@ class Shards:
                 before = shard.manifest
                 await self._apply(shard, manifest, broker)
                 if before != manifest:
-                    self.enqueue(("Broker", *identity))
+                    self.enqueue((self.states.family.broker, *identity))
         if shard.problem is not None:
             raise shard.problem
 
@@ -185,10 +188,10 @@ class Shards:
                 return
             if await contract.check():
                 for each in self.states.triggers_of(identity):
-                    self.enqueue(("Trigger", *each))
+                    self.enqueue((self.states.family.trigger, *each))
             await self._withdraw_orphans(identity, contract)
         except (LogError, NotReady) as error:
-            log.info("the contract of Broker %s: %s", identity, error)
+            log.info("the contract of %s %s: %s", self.states.family.broker, identity, error)
             return
         await self._find(record, broker)
         for number, shard in list(record.shards.items()):
@@ -200,11 +203,16 @@ class Shards:
                 elif shard.empty_since is None:
                     shard.empty_since = _now()
                 elif _now() - shard.empty_since >= EMPTY_FOR:
-                    name = services.shard_name(identity.name, number)
-                    await delete_service(self.cluster, name, broker)
+                    await self._delete_service(broker, number)
                     with suppress(LogError):  # it goes with its Broker then
                         await self._delete_members(contract, number, record.state.topic.name)
                         record.shards.pop(number, None)
+
+    async def _delete_service(self, broker: Broker, number: int) -> None:
+        family, who = self.states.family, services.identity_of(broker)
+        namespace = services.namespace_of(family, who, self.settings)
+        name = services.shard_name(family, who, number)
+        await delete_service(self.cluster, name, broker, namespace)
 
     async def _delete_members(self, contract: ContractLog, number: int, topic: str) -> None:
         """Delete the group of a shard's processes; raises `LogError` while there is one."""
@@ -218,16 +226,16 @@ class Shards:
         if record.has_contract:
             await self._find(record, broker)
             for number in record.shards:
-                name = services.shard_name(identity.name, number)
-                await delete_service(self.cluster, name, broker)
+                await self._delete_service(broker, number)
 
     async def _withdraw_orphans(self, broker: Identity, contract: ContractLog) -> None:
         """Triggers that went without us: somebody took our finalizer away."""
         for group, shared in list(contract.records.items()):
             who = Identity(shared.egress.namespace, shared.egress.trigger)
             if who not in self.states.triggers:
-                if await self.cluster.get(EVENTING, "Trigger", *who) is None:
-                    log.warning("Trigger %s is gone and was still delivered", who)
+                kind = self.states.family.trigger
+                if await self.cluster.get(self.states.family.trigger_version, kind, *who) is None:
+                    log.warning("%s %s is gone and was still delivered", kind, who)
                     await contract.withdraw(group)
 
     async def _find(self, record: BrokerRecord, broker: Broker) -> None:

@@ -20,6 +20,7 @@ from knafka_operator.decide import services
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.shards import CONTRACT
 from knafka_operator.decide.status import NotReady
+from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
@@ -111,7 +112,8 @@ class TriggerRecord:
 class States:
     """The records of all Brokers and Triggers, and how to find them."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: Family = BROKERS) -> None:
+        self.family = family
         self.brokers: dict[Identity, BrokerRecord] = {}
         self.triggers: dict[Identity, TriggerRecord] = {}
         self.foreign_brokers: set[Identity] = set()
@@ -145,7 +147,8 @@ class States:
             record = None
         if record is None:
             record = self.brokers[identity] = BrokerRecord(uid)
-            self.brokers_by_label[_label(identity)] = identity
+            if not self.family.centralized:  # else it has no receiver of its own
+                self.brokers_by_label[_label(identity)] = identity
         record.has_contract = record.has_contract or has_contract(document)
         return record
 
@@ -262,7 +265,7 @@ class States:
         """Nothing of it is needed any more, whatever is left of it in Kafka."""
         self.refer_to_nothing(identity)
         record = self.triggers.pop(identity, None)
-        self.urls.pop(str(identity), None)
+        self.urls.pop(self.family.trigger_id(identity), None)
         if record is not None:
             self._unlist(identity, record)
             self._release_groups(record)
@@ -284,11 +287,8 @@ class States:
 
 
 def broker_of(trigger: Document) -> Identity:
-    """The Broker that a Trigger, as it is stored, refers to."""
-    spec = trigger.get("spec") or {}
-    reference = spec.get("brokerRef")
-    name = spec.get("broker") or (isinstance(reference, Mapping) and reference.get("name")) or ""
-    return Identity(trigger["metadata"]["namespace"], str(name))
+    """The Broker that a Trigger, as it is stored, refers to; of a Subscription its channel."""
+    return family_of(trigger["kind"]).broker_of(trigger)
 
 
 def has_contract(broker: Document) -> bool:
@@ -305,7 +305,11 @@ def topic_in_status(broker: Document) -> str | None:
 def group_in_status(trigger: Document) -> str | None:
     """The group that it got; None for any that can't be its own."""
     group = ((trigger.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
-    own = names.is_trigger_group(group, *Identity.of(trigger))
+    if trigger["kind"] == CHANNELS.trigger:
+        uid = trigger["metadata"].get("uid", "")
+        own = group == names.subscription_group(*broker_of(trigger), uid)
+    else:
+        own = names.is_trigger_group(group, *Identity.of(trigger))
     return str(group) if own else None
 
 

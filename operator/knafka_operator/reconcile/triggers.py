@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from knafka.core import names
 from knafka.core.documents import parse
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import desired, leaving, services
@@ -55,11 +54,9 @@ from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     CORE,
-    EVENTING,
     GROUP_STATUS,
     START,
     Resource,
-    Trigger,
 )
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
@@ -179,7 +176,7 @@ class Triggers:
 
         Raises `LogError` while drains go on, `NotReady` while it isn't known where its Kafka is.
         """
-        identity = Identity.of(document)
+        identity, family = Identity.of(document), self.states.family
         await self.stop_delivery(identity)
         if group := group_in_status(document):
             # Its record may be all that there is of it: an operator died before it was delivered.
@@ -190,8 +187,12 @@ class Triggers:
             kafka = kafka or (of_broker.kafka if of_broker else None)
             if kafka is not None:
                 await kafka.topics.delete_group(group)
-            elif await self.cluster.get(EVENTING, "Broker", *broker) is not None:
-                raise NotReady("BrokerNotConfigured", f"Broker {broker.name} has no topic yet")
+            elif await self.cluster.get(family.broker_version, family.broker, *broker) is not None:
+                message = f"{family.broker} {broker.name} has no topic yet"
+                raise NotReady("BrokerNotConfigured", message)
+        if family.centralized:
+            # Nothing else deletes what is in another namespace.
+            await self._delete_functions(document)
         self.forget(document)
 
     def forget(self, document: Document) -> None:
@@ -202,7 +203,8 @@ class Triggers:
         """What the scaler knows of it; None: it isn't scaled."""
         record = self.states.triggers.get(identity)
         watched = record.watched if record is not None else None
-        return watched.kafka.scaler.status(str(identity)) if watched else None
+        family = self.states.family
+        return watched.kafka.scaler.status(family.trigger_id(identity)) if watched else None
 
     async def resume(self, trigger: Document, watched: Watched) -> None:
         """Deliver what a Service of this Trigger's says, before it is reconciled."""
@@ -214,21 +216,24 @@ class Triggers:
         record = self.states.triggers.get(identity)
         if record is None:
             return  # it went meanwhile
-        place, egress, namespace = watched.place, watched.egress, identity.namespace
+        place, family = watched.place, self.states.family
+        trigger_id = family.trigger_id(identity)
         if place is not None:
-            url = self._url(services.shard_name(egress.broker, place.number), namespace)
-            self.states.keep_url(Identity(namespace, egress.broker), place.shard.group, url)
-        own = names.child(identity.name, services.DISPATCHER_SUFFIX)
-        self.states.urls[str(identity)] = self._url(own, namespace)
+            broker = Identity(identity.namespace, watched.egress.broker)
+            url = self._url(services.shard_name(family, broker, place.number), broker)
+            self.states.keep_url(broker, place.shard.group, url)
+        own = services.dispatcher_name(family, identity)
+        self.states.urls[trigger_id] = self._url(own, identity)
         before = record.watched
         if before is not None and before.kafka is not watched.kafka:
             await self.forget_drains(identity)
         record.watched, record.kafka = watched, watched.kafka
         watched.kafka.watched.add(watched.egress.topic)
         shard, scaling_ = place.shard if place else None, watched.autoscaling
-        await watched.kafka.scaler.watch(str(identity), watched.egress, scaling_, shard)
+        await watched.kafka.scaler.watch(trigger_id, watched.egress, scaling_, shard)
 
-    def _url(self, service: str, namespace: str) -> str:
+    def _url(self, service: str, owner: Identity) -> str:
+        namespace = services.namespace_of(self.states.family, owner, self.settings)
         return services.url(service, namespace, self.settings)
 
     async def stop_delivery(self, identity: Identity) -> None:
@@ -252,7 +257,8 @@ class Triggers:
         try:
             await self.stop_delivery(identity)
         except KnafkaError as error:
-            log.warning("Trigger %s is gone, and its shard doesn't know: %s", identity, error)
+            kind = self.states.family.trigger
+            log.warning("%s %s is gone, and its shard doesn't know: %s", kind, identity, error)
             await self.forget_drains(identity)
 
     async def forget_drains(self, identity: Identity) -> None:
@@ -262,7 +268,7 @@ class Triggers:
         if record is None or watched is None:
             return
         record.watched = None
-        await watched.kafka.scaler.forget(str(identity))
+        await watched.kafka.scaler.forget(self.states.family.trigger_id(identity))
         topic = watched.egress.topic
         if not watched.kafka.scaler.has_triggers(topic):
             watched.kafka.watched.discard(topic)
@@ -297,7 +303,7 @@ class Triggers:
                     await self.cluster.write_status(acting.document, {"annotations": promise})
                 acting.annotations.update(promise)
             case ApplyDispatcher(manifest):
-                owner = parse(Trigger, acting.document)
+                owner = _resource(acting.document)
                 acting.revision = await apply_service(self.cluster, manifest, owner)
             case CreateContract(topic) if state is not None:
                 await self.shards.create(broker_of(acting.document), topic)
@@ -312,7 +318,9 @@ class Triggers:
             case AwaitShard(shard) if state is not None:
                 await self._contract_of(acting).applied(shard)
             case DeleteDispatcher(service, instead):
-                await delete_service(self.cluster, service, _resource(acting.document))
+                namespace = services.namespace_of(self.states.family, identity, self.settings)
+                owner = _resource(acting.document)
+                await delete_service(self.cluster, service, owner, namespace)
                 acting.annotations[DISPATCHER] = instead
             case StartDelivery(replaces):
                 await self._start(acting, replaces=replaces)
@@ -335,13 +343,13 @@ class Triggers:
             for each in deciding.STOP:
                 await self.run(each, acting)
         except EXPECTED as error:
-            log.warning("Trigger %s is to stop: %s", acting.identity, error)
+            log.warning("%s %s is to stop: %s", self.states.family.trigger, acting.identity, error)
 
     async def _start(self, acting: _Acting, *, replaces: bool) -> None:
         watched, broker = acting.watched, broker_of(acting.document)
         assert watched is not None
         if self.states.broker_state(broker) is None:
-            message = f'Broker "{broker.name}" is being deleted'
+            message = f'{self.states.family.broker} "{broker.name}" is being deleted'
             raise NotReady("BrokerDoesNotExist", message)
         acting.record.replaced = replaces
         await self.deliver(acting.identity, watched)
@@ -353,19 +361,21 @@ class Triggers:
         that are late.
         """
         labels = {"serving.knative.dev/service": service}
+        namespace = services.namespace_of(self.states.family, identity, self.settings)
         older = {
             each["metadata"]["labels"].get("serving.knative.dev/revision", "")
             for each in await self.cluster.list(CORE, "Pod", labels)
-            if each["metadata"]["namespace"] == identity.namespace and _runs(each)
+            if each["metadata"]["namespace"] == namespace and _runs(each)
         } - {revision}
         if older:
             message = f"pods of the Revision before it still deliver: {', '.join(sorted(older))}"
             raise NotReady("OldRevisionDelivers", message, transient=True)
 
     async def _delete_functions(self, document: Document) -> None:
-        of = _resource(document)
-        for name in (services.dispatcher_name(of), services.replayer_name(of)):
-            await delete_service(self.cluster, name, of)
+        of, family, who = _resource(document), self.states.family, Identity.of(document)
+        namespace = services.namespace_of(family, who, self.settings)
+        for name in (services.dispatcher_name(family, who), services.replayer_name(family, who)):
+            await delete_service(self.cluster, name, of, namespace)
 
 
 def _resource(document: Document) -> Resource:

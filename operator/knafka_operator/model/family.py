@@ -1,0 +1,140 @@
+"""Families: the two pairs of kinds whose events are delivered in the same way.
+
+    Broker        <- Trigger         eventing.knative.dev
+    KafkaChannel  <- Subscription    messaging.knative.dev
+
+Behind its receiver a KafkaChannel is a Broker, and a Subscription a Trigger without filters whose
+replies go to an address: they are read as such, and what is decided and done is the same. What
+differs is here: kinds, names, and the namespace of functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from knafka.core import names
+from knafka.core.documents import parse
+from knafka_operator.model.channels import (
+    KAFKA_CHANNEL_VERSIONS,
+    MESSAGING,
+    KafkaChannel,
+    Subscription,
+)
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import (
+    EVENTING,
+    Broker,
+    BrokerSpec,
+    Destination,
+    Resource,
+    Trigger,
+    TriggerSpec,
+)
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Brokers and Triggers, or KafkaChannels and Subscriptions."""
+
+    broker_version: str
+    broker: str
+    """Kind of what events are sent to."""
+    trigger_version: str
+    trigger: str
+    """Kind of what receives them."""
+    read_broker: Callable[[Document], Broker]
+    read_trigger: Callable[[Document], Trigger]
+    """Both raise `InvalidDocument`."""
+    broker_of: Callable[[Document], Identity]
+    """What a Trigger, as it is stored, refers to."""
+    reply_of: Callable[[Document], Destination | None]
+    """Where its replies go, if not to the Broker's topic; of what `read_trigger` can read."""
+    infix: str = ""
+    """In the names of functions, so that both families may have objects of one name."""
+    centralized: bool = False
+    """Whether functions run in the operator's namespace, not in that of their owner (CHN-22)."""
+
+    def own_name(self, broker: str) -> str:
+        """What stands for a Broker in the names of topics and groups that only we use. Names in
+        Kubernetes have no capitals, so that no Broker's is that of a KafkaChannel."""
+        return f"{self.broker}-{broker}" if self.centralized else broker
+
+    def parent(self, owner: Identity) -> str:
+        """What the names of an object's functions are made from."""
+        return f"{owner.namespace}.{owner.name}" if self.centralized else owner.name
+
+    def label(self, owner: Identity) -> str:
+        """What stands for it in labels."""
+        return names.child(self.parent(owner), "")
+
+    def trigger_id(self, trigger: Identity) -> str:
+        """The scaler's."""
+        return f"{self.trigger} {trigger}" if self.centralized else str(trigger)
+
+
+def _broker_of_trigger(trigger: Document) -> Identity:
+    spec = trigger.get("spec") or {}
+    reference = spec.get("brokerRef")
+    name = spec.get("broker") or (isinstance(reference, Mapping) and reference.get("name")) or ""
+    return Identity(trigger["metadata"]["namespace"], str(name))
+
+
+def _channel_of(subscription: Document) -> Identity:
+    channel = (subscription.get("spec") or {}).get("channel")
+    name = channel.get("name") if isinstance(channel, Mapping) else ""
+    return Identity(subscription["metadata"]["namespace"], str(name or ""))
+
+
+def _as_broker(document: Document) -> Broker:
+    channel = parse(KafkaChannel, document)
+    spec = BrokerSpec(delivery=channel.spec.delivery)
+    return Broker(spec=spec, **_resource(channel))
+
+
+def _as_trigger(document: Document) -> Trigger:
+    subscription = parse(Subscription, document)
+    declared = subscription.spec
+    spec = TriggerSpec(
+        broker=declared.channel.name, subscriber=declared.subscriber, delivery=declared.delivery
+    )
+    return Trigger(spec=spec, **_resource(subscription))
+
+
+def _resource(read: Resource) -> dict[str, Any]:
+    return {name: getattr(read, name) for name in Resource.model_fields}
+
+
+BROKERS: Final = Family(
+    EVENTING,
+    "Broker",
+    EVENTING,
+    "Trigger",
+    read_broker=lambda document: parse(Broker, document),
+    read_trigger=lambda document: parse(Trigger, document),
+    broker_of=_broker_of_trigger,
+    reply_of=lambda document: None,
+)
+
+CHANNELS: Final = Family(
+    KAFKA_CHANNEL_VERSIONS[0],
+    "KafkaChannel",
+    MESSAGING,
+    "Subscription",
+    read_broker=_as_broker,
+    read_trigger=_as_trigger,
+    broker_of=_channel_of,
+    reply_of=lambda document: parse(Subscription, document).spec.reply,
+    infix="-channel",
+    centralized=True,
+)
+
+FAMILIES: Final = (BROKERS, CHANNELS)
+
+
+def family_of(kind: str) -> Family:
+    """That of a Broker, Trigger, KafkaChannel or Subscription."""
+    return CHANNELS if kind in (CHANNELS.broker, CHANNELS.trigger) else BROKERS
