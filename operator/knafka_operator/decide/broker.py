@@ -24,15 +24,13 @@ from knafka_operator.decide.status import (
     DATA_PLANE_AVAILABLE,
     DEAD_LETTER_SINK_RESOLVED,
     PROBE_SUCCEEDED,
-    TOPIC_AS_DECLARED,
     TOPIC_READY,
     ConditionSet,
     NotReady,
     no_dead_letter_sink,
     value,
 )
-from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, drift, topic_effects
-from knafka_operator.model.conditions import Condition, Severity, Status
+from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, as_declared, topic_effects
 from knafka_operator.model.resources import TOPIC_STATUS, Broker, ConfigMap
 from knafka_operator.model.settings import Settings
 
@@ -169,7 +167,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         found = topic.found
         assert found is not None
         annotations.update(_kept(topic.wanted, found, connection))
-        conditions.set(_as_declared(topic.wanted, found))
+        conditions.set(as_declared(topic.wanted, found))
     if topic is None or found is None:
         return decision()
 
@@ -199,16 +197,3 @@ def _kept(topic: Topic, found: TopicDescription, connection: Connection) -> Mapp
         desired.BOOTSTRAP_SERVERS: connection.defaults.kafka.bootstrap_servers,
         **({} if topic.external else {TOPIC_ID: found.id}),
     }
-
-
-def _as_declared(topic: Topic, found: TopicDescription) -> Condition:
-    different = drift(topic, found)
-    if not different:
-        return Condition(TOPIC_AS_DECLARED, Status.TRUE, severity=Severity.WARNING)
-    return Condition(
-        TOPIC_AS_DECLARED,
-        Status.FALSE,
-        "TopicDrifted",
-        f"topic {topic.name} is left as it is: {'; '.join(different)}",
-        Severity.WARNING,
-    )

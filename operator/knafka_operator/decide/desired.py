@@ -214,8 +214,8 @@ def ingress(
     defaults: Defaults,
     hosts: tuple[str, ...] = (),
 ) -> Ingress:
-    """The receiver's contract for one Broker or KafkaChannel, which has `hosts` of its own; `config`
-    is its topic's, as Kafka describes it."""
+    """The receiver's contract for one Broker or KafkaChannel; `hosts` are those that a channel has
+    for itself, `config` is its topic's as Kafka describes it."""
     limit = config.get("max.message.bytes", "")
     limits: dict[str, Any] = (
         {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}

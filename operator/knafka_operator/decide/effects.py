@@ -1,8 +1,8 @@
 """Effects: what reconciling does, as values; `reconcile` runs them in the order of the list.
 
-The order is the promise that no event is missed, so it is data: `BROKER_ORDER` and `TRIGGER_ORDER`
-are the orders that every list of `decide` keeps, and tests read them. A list is run until one
-effect fails, which is a condition then; the status is written whatever happens.
+The order is the promise that no event is missed, so it is data: `BROKER_ORDER`, `CHANNEL_ORDER` and
+`TRIGGER_ORDER` are the orders that every list of `decide` keeps, and tests read them. A list is run
+until one effect fails, which is a condition then; the status is written whatever happens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from knafka.core.contract import SharedEgress
+from knafka.core.contract import Ingress, SharedEgress
 from knafka.ports.log import Start
 from knafka_operator.decide.desired import Topic
 
@@ -52,8 +52,31 @@ class ApplyReceiver:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteIngress:
+    """Have the channel in the contract of the receiver that many share."""
+
+    path: str
+    ingress: Ingress
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitReceivers:
+    """Wait until every replica of that receiver has read what was written."""
+
+    receiver: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRoute:
+    """Have the channel's own host lead to the receiver."""
+
+    manifests: tuple[Manifest, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeReceiver:
-    """Ask the Broker's address for an answer, once for each Revision."""
+    """Ask the address for an answer, once for each Revision of a Broker's receiver, or once for the
+    address of a channel."""
 
     url: str
     revision: str
@@ -191,6 +214,9 @@ Effect: TypeAlias = (
     | RecordTopic
     | CreateTopic
     | ApplyReceiver
+    | WriteIngress
+    | AwaitReceivers
+    | ApplyRoute
     | ProbeReceiver
     | PublishStatus
     | StopDelivery
@@ -218,6 +244,16 @@ BROKER_ORDER: Final = (
     CreateTopic,  # before the receiver, which accepts what it can store only
     ApplyReceiver,
     ProbeReceiver,  # before the status: Ready isn't written before the address answers
+    PublishStatus,
+)
+CHANNEL_ORDER: Final = (
+    RecordTopic,
+    CreateTopic,
+    ApplyReceiver,
+    WriteIngress,  # before its address leads anywhere: Ready is never answered 404
+    AwaitReceivers,
+    ApplyRoute,
+    ProbeReceiver,
     PublishStatus,
 )
 TRIGGER_ORDER: Final = (

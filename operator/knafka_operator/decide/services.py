@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from knafka.core import documents, names
-from knafka.core.contract import Egress, Ingress, Shard
+from knafka.core.contract import Egress, Ingress, Receiver, Shard
 from knafka.settings import PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import Family, family_of
@@ -52,6 +52,11 @@ EGRESS: Final = "KNAFKA_EGRESS"
 """The variable of a dispatcher with its contract."""
 SHARD: Final = "KNAFKA_SHARD"
 """The variable of a shared dispatcher: which shard it is."""
+RECEIVER_CONTRACT: Final = "KNAFKA_RECEIVER"
+"""The variable of a receiver of many: where its contract is."""
+CHANNELS_RECEIVER: Final = "kafka-channel-receiver"
+CHANNELS_OWNER: Final = "kafka-channels"
+"""What stands as `OWNER` on what belongs to all KafkaChannels together."""
 SHARD_PODS: Final = 2
 """An old and a new one while a Revision takes over; one request is held, so one pod drains."""
 
@@ -119,12 +124,39 @@ def receiver_service(
     }
     return _service(
         receiver_name(broker),
-        owner=broker,
+        _ownership(broker, settings),
         labels={ROLE: RECEIVER, BROKER: names.child(broker.metadata.name, "")},
         annotations={**scaling, **declared},
         environment={
             "FUNCTION_TARGET": "receive",
             "KNAFKA_INGRESSES": _json([documents.dump(ingress)]),
+        },
+        secret=secret,
+        resources=settings.pods.receiver_resources,
+        settings=settings,
+    )
+
+
+def channels_receiver_name(secret: str | None) -> str:
+    """The receiver of all KafkaChannels whose Kafka is reached with this Secret (CHN-11)."""
+    return CHANNELS_RECEIVER if secret is None else names.child(secret, f"-{CHANNELS_RECEIVER}")
+
+
+def channels_receiver_service(
+    receiver: Receiver, secret: tuple[str, str] | None, settings: Settings
+) -> Manifest:
+    """The receiver of many KafkaChannels (CHN-23), whatever its contract has: it is no channel's,
+    and stays when the last one goes."""
+    metadata = {"namespace": settings.namespace, "labels": {OWNER: CHANNELS_OWNER}}
+    name = channels_receiver_name(None if secret is None else secret[0])
+    return _service(
+        name,
+        metadata,
+        labels={ROLE: RECEIVER, BROKER: name},
+        annotations={_KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()},
+        environment={
+            "FUNCTION_TARGET": "receive",
+            RECEIVER_CONTRACT: _json(documents.dump(receiver)),
         },
         secret=secret,
         resources=settings.pods.receiver_resources,
@@ -162,7 +194,7 @@ def dispatcher_service(
         environment["KNAFKA_DRAIN_AT_START"] = "true"
     return _service(
         name,
-        owner=trigger,
+        _ownership(trigger, settings),
         labels={
             ROLE: REPLAYER if replays else DISPATCHER,
             BROKER: family.label(Identity(egress.namespace, egress.broker)),
@@ -189,7 +221,7 @@ def shard_service(
     name = shard_name(family, who, number)
     return _service(
         name,
-        owner=broker,
+        _ownership(broker, settings),
         labels={
             ROLE: SHARD_ROLE,
             BROKER: family.label(who),
@@ -238,7 +270,7 @@ def projected_secret(broker: Broker, data: Mapping[str, str]) -> Manifest:
         "metadata": {
             "name": names.child(broker.metadata.name, "-kn-kafka"),
             "namespace": broker.metadata.namespace,
-            "labels": _labels({BROKER: names.child(broker.metadata.name, "")}),
+            "labels": with_common_labels({BROKER: names.child(broker.metadata.name, "")}),
             "ownerReferences": [owner_reference(broker)],
         },
         "type": "Opaque",
@@ -285,8 +317,8 @@ def _ownership(owner: Broker | Trigger, settings: Settings) -> Manifest:
 
 def _service(
     name: str,
+    ownership: Manifest,
     *,
-    owner: Broker | Trigger,
     labels: Mapping[str, str],
     annotations: Mapping[str, str],
     environment: Mapping[str, str],
@@ -295,7 +327,6 @@ def _service(
     settings: Settings,
     concurrency: int = 0,
 ) -> Manifest:
-    ownership = _ownership(owner, settings)
     environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level}
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
@@ -338,26 +369,29 @@ def _service(
             **ownership,
             "name": name,
             "labels": {
-                **_labels(labels),
+                **with_common_labels(labels),
                 **ownership["labels"],
                 "networking.knative.dev/visibility": "cluster-local",
             },
         },
         "spec": {
             "template": {
-                "metadata": {"labels": _labels(labels), "annotations": template_annotations},
+                "metadata": {
+                    "labels": with_common_labels(labels),
+                    "annotations": template_annotations,
+                },
                 "spec": pod,
             }
         },
     }
 
 
-def _labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+def with_common_labels(of: Mapping[str, str]) -> Mapping[str, str]:
     return {
         "app.kubernetes.io/name": "knafka",
-        "app.kubernetes.io/component": labels.get(ROLE, "config"),
+        "app.kubernetes.io/component": of.get(ROLE, "config"),
         "app.kubernetes.io/managed-by": "knafka-operator",
-        **labels,
+        **of,
     }
 
 

@@ -20,7 +20,6 @@ from knafka_operator.model.conditions import READY, Condition, Status, merged
 ADDRESSABLE: Final = "Addressable"
 CONFIG_PARSED: Final = "ConfigParsed"
 TOPIC_READY: Final = "TopicReady"
-TOPIC_AS_DECLARED: Final = "TopicAsDeclared"
 DATA_PLANE_AVAILABLE: Final = "DataPlaneAvailable"
 PROBE_SUCCEEDED: Final = "ProbeSucceeded"
 DEAD_LETTER_SINK_RESOLVED: Final = "DeadLetterSinkResolved"
@@ -29,6 +28,10 @@ DEPENDENCY_READY: Final = "DependencyReady"
 SUBSCRIBER_RESOLVED: Final = "SubscriberResolved"
 SUBSCRIPTION_READY: Final = "SubscriptionReady"
 DELIVERING: Final = "Delivering"
+CONTRACT_UPDATED: Final = "ContractUpdated"
+CHANNEL_READY: Final = "ChannelReady"
+REFERENCES_RESOLVED: Final = "ReferencesResolved"
+ADDED_TO_CHANNEL: Final = "AddedToChannel"
 
 BROKER_CONDITIONS: Final = (
     CONFIG_PARSED,
@@ -48,6 +51,20 @@ TRIGGER_CONDITIONS: Final = (
     SUBSCRIPTION_READY,
 )
 """Upstream's (KN-TRG-11); its OIDC identities are not offered."""
+
+CHANNEL_CONDITIONS: Final = (
+    CONFIG_PARSED,
+    DEAD_LETTER_SINK_RESOLVED,
+    TOPIC_READY,
+    DATA_PLANE_AVAILABLE,
+    CONTRACT_UPDATED,
+    PROBE_SUCCEEDED,
+    ADDRESSABLE,
+)
+"""Upstream's (KN-CHN-09); its contract is a ConfigMap, ours a topic."""
+
+SUBSCRIPTION_CONDITIONS: Final = (CHANNEL_READY, REFERENCES_RESOLVED, ADDED_TO_CHANNEL)
+"""Upstream's (KN-SUB-06); its OIDC identities are not offered."""
 
 
 INTERNAL_ERROR: Final = "InternalError"
@@ -117,6 +134,10 @@ class ConditionSet:
     def holds(self, *types: str) -> bool:
         """Whether all of these are True."""
         return all(self._found[each].status is Status.TRUE for each in types)
+
+    def found(self) -> Mapping[str, Condition]:
+        """Each as it was decided, by type."""
+        return self._found
 
     def conditions(self, before: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
         """With `Ready`, over those the object has; `at` is the time (RFC 3339)."""

@@ -16,8 +16,10 @@ from knafka.core.errors import KnafkaError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import CreateTopic, RecordTopic
+from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.resources import EXTERNAL_TOPIC, TOPIC_STATUS
 
+TOPIC_AS_DECLARED: Final = "TopicAsDeclared"
 TOPIC_ID: Final = "knafka.dev/topic-id"
 """Key of a Broker's `status.annotations`: Kafka's id of the topic that is its own."""
 
@@ -77,6 +79,20 @@ def _known_id(
 def may_delete(found: TopicDescription | None, known_id: str | None) -> bool:
     """Whether the topic under a Broker's name is the one that was made for it."""
     return found is not None and known_id is not None and known_id in ("", found.id)
+
+
+def as_declared(topic: Topic, found: TopicDescription) -> Condition:
+    """`TopicAsDeclared`, a warning."""
+    different = drift(topic, found)
+    if not different:
+        return Condition(TOPIC_AS_DECLARED, Status.TRUE, severity=Severity.WARNING)
+    return Condition(
+        TOPIC_AS_DECLARED,
+        Status.FALSE,
+        "TopicDrifted",
+        f"topic {topic.name} is left as it is: {'; '.join(different)}",
+        Severity.WARNING,
+    )
 
 
 def drift(wanted: Topic, found: TopicDescription) -> Sequence[str]:

@@ -1,26 +1,29 @@
-"""Contracts: what each Broker's shared dispatchers deliver, in a topic of its Kafka.
+"""Contracts: what a Broker's shared dispatchers deliver, and what a receiver of many accepts, each
+in a topic of its Kafka.
 
-    read whole, once -> records in mind -> written record by record, and awaited at the dispatchers
+    read whole, once -> records in mind -> written record by record, and awaited there
 
 A write returns when its record is durable; records that come meanwhile are written together.
 After a write that failed nobody knows what the topic has, so it is read again.
 
-Not here: what a record should be (`decide.trigger`), and a shard's Service (`shards`).
+Not here: what a record should be (`decide`), and whose Services read it (`shards`, `receivers`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from knafka.core import documents
 from knafka.core.contract import SharedEgress
+from knafka.core.documents import Model
 from knafka.core.errors import LogError
+from knafka.ports.log import Record
 from knafka_operator.decide import shards as deciding
 from knafka_operator.decide.desired import Topic
-from knafka_operator.decide.shards import Contract
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
 from knafka_operator.scale.kafka_clusters import KafkaCluster
@@ -36,41 +39,34 @@ APPLIED_TIMEOUT: Final = 10.0
 the Trigger says so and is looked at again."""
 
 
+T = TypeVar("T", bound=Model)
+"""What one record says."""
+
+
 @dataclass(eq=False, slots=True)
-class _Write:
-    group: str
-    shared: SharedEgress | None
+class _Write(Generic[T]):
+    key: str
+    entry: T | None
     """None: a tombstone."""
     done: asyncio.Future[None]
 
 
 @dataclass(eq=False)
-class ContractLog:
-    """One Broker's contract in one Kafka; belongs to one event loop."""
+class Contract(Generic[T]):
+    """A contract's topic in one Kafka; belongs to one event loop."""
 
-    broker: Identity
     topic: str
     kafka: KafkaCluster
+    parse: Callable[[Iterable[Record]], dict[str, T]]
+    """What records say, oldest first, by key."""
     exists: bool = False
     known: bool = True
     """Whether `records` is what the topic has."""
-    records: dict[str, SharedEgress] = field(default_factory=dict)
-    numbers: dict[str, int] = field(default_factory=dict)
-    """The shard of each group, of those included that were given one and have no record yet."""
-    leaving: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Groups whose record is gone: the shard, and the position from which it knows."""
+    records: dict[str, T] = field(default_factory=dict)
     position: int = 0
     """The topic's end, behind all that was written."""
-    _writes: list[_Write] = field(default_factory=list)
+    _writes: list[_Write[T]] = field(default_factory=list)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def view(self) -> Contract:
-        """As it is decided upon."""
-        return Contract(self.exists, self.records, self.leaving, self.numbers)
-
-    def members(self, number: int) -> int:
-        """How many are in this shard, or on their way there."""
-        return sum(each == number for each in self.numbers.values())
 
     async def load(self) -> None:
         """Read the topic, unless it is known; raises `LogError`."""
@@ -87,12 +83,12 @@ class ContractLog:
         )
         self.exists = True
 
-    async def write(self, group: str, shared: SharedEgress | None) -> None:
-        """Put down what a shard delivers, or nothing; returns when that is durable.
+    async def write(self, key: str, entry: T | None) -> None:
+        """Put down an entry, or that there is none; returns when that is durable.
 
         Raises `LogError`: then it may be there or not, and the topic is read again.
         """
-        mine = _Write(group, shared, asyncio.get_running_loop().create_future())
+        mine = _Write(key, entry, asyncio.get_running_loop().create_future())
         # The one that wrote it together with its own may be the only one that is still there.
         mine.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._writes.append(mine)
@@ -101,32 +97,6 @@ class ContractLog:
                 writes, self._writes = self._writes, []
                 await self._write(writes)
         await mine.done
-
-    async def withdraw(self, group: str) -> None:
-        """Have no shard deliver this group; returns when every process has let go.
-
-        Raises `LogError`, and `NotReady` while one hasn't.
-        """
-        await self.load()
-        if (record := self.records.get(group)) is not None:
-            await self.write(group, None)
-            self.leaving[group] = record.shard, self.position
-        if (pending := self.leaving.get(group)) is not None:
-            await self.applied(*pending)
-            self.leaving.pop(group, None)
-        self.numbers.pop(group, None)
-
-    async def applied(self, shard: str, position: int | None = None) -> None:
-        """Returns when every process of a shard that is asked to drain delivers by what was
-        written; raises `NotReady` if that takes long."""
-        position = self.position if position is None else position
-        if not await self.kafka.scaler.applied(shard, position, APPLIED_TIMEOUT):
-            raise NotReady(
-                "ShardBehind",
-                "a shared dispatcher doesn't say yet that it delivers by what is declared now: "
-                f"offset {position} of topic {self.topic}",
-                transient=True,
-            )
 
     async def check(self) -> bool:
         """Read the topic again if it isn't as it was left; whether it had changed.
@@ -159,13 +129,21 @@ class ContractLog:
                 raise
             records, self.exists, self.position = (), False, 0
         # By offset: what was written later may have an earlier time, by another operator's clock.
-        found = deciding.read(sorted(records, key=lambda record: record.offset()))
-        reserved = {each: self.numbers[each] for each in self.numbers.keys() - self.records.keys()}
-        self.records = found
-        self.numbers = {**reserved, **deciding.numbers_of(*self.broker, found)}
+        self._found(self.parse(sorted(records, key=lambda record: record.offset())))
         self.known = True
 
-    async def _write(self, writes: list[_Write]) -> None:
+    def _found(self, records: dict[str, T]) -> None:
+        """The topic has these."""
+        self.records = records
+
+    def _written(self, key: str, entry: T | None) -> None:
+        """This is durable now."""
+        if entry is None:
+            self.records.pop(key, None)
+        else:
+            self.records[key] = entry
+
+    async def _write(self, writes: list[_Write[T]]) -> None:
         """Write these together; their futures say how that went."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT):
@@ -183,14 +161,10 @@ class ContractLog:
             raise
         self.position = sum(ends.values())
         for each in writes:
-            if each.shared is None:
-                self.records.pop(each.group, None)
-            else:
-                self.records[each.group] = each.shared
-                self.leaving.pop(each.group, None)
+            self._written(each.key, each.entry)
             each.done.set_result(None)
 
-    async def _append(self, writes: list[_Write]) -> None:
+    async def _append(self, writes: list[_Write[T]]) -> None:
         loop, writer = asyncio.get_running_loop(), self.kafka.writer()
         stored = []
         for each in writes:
@@ -205,16 +179,73 @@ class ContractLog:
                 else:
                     durable.set_exception(error)
 
-            text = None if each.shared is None else _json(each.shared)
-            writer.append(self.topic, each.group.encode(), text, [], reported)
+            text = None if each.entry is None else _json(each.entry)
+            writer.append(self.topic, each.key.encode(), text, [], reported)
         failures = [each for each in await asyncio.gather(*stored, return_exceptions=True) if each]
         if failures:
             raise failures[0]
+
+
+class ContractLog(Contract[SharedEgress]):
+    """What one Broker's shared dispatchers deliver, by consumer group."""
+
+    def __init__(self, broker: Identity, topic: str, kafka: KafkaCluster, *, known: bool) -> None:
+        super().__init__(topic, kafka, deciding.read, known=known)
+        self.broker = broker
+        """Its namespace, and what stands for it in names of shards."""
+        self.numbers: dict[str, int] = {}
+        """The shard of each group, of those included that were given one and have no record yet."""
+        self.leaving: dict[str, tuple[str, int]] = {}
+        """Groups whose record is gone: the shard, and the position from which it knows."""
+
+    def view(self) -> deciding.Contract:
+        """As it is decided upon."""
+        return deciding.Contract(self.exists, self.records, self.leaving, self.numbers)
+
+    def members(self, number: int) -> int:
+        """How many are in this shard, or on their way there."""
+        return sum(each == number for each in self.numbers.values())
+
+    async def withdraw(self, group: str) -> None:
+        """Have no shard deliver this group; returns when every process has let go.
+
+        Raises `LogError`, and `NotReady` while one hasn't.
+        """
+        await self.load()
+        if (record := self.records.get(group)) is not None:
+            await self.write(group, None)
+            self.leaving[group] = record.shard, self.position
+        if (pending := self.leaving.get(group)) is not None:
+            await self.applied(*pending)
+            self.leaving.pop(group, None)
+        self.numbers.pop(group, None)
+
+    async def applied(self, shard: str, position: int | None = None) -> None:
+        """Returns when every process of a shard that is asked to drain delivers by what was
+        written; raises `NotReady` if that takes long."""
+        position = self.position if position is None else position
+        if not await self.kafka.scaler.applied(shard, position, APPLIED_TIMEOUT):
+            raise NotReady(
+                "ShardBehind",
+                "a shared dispatcher doesn't say yet that it delivers by what is declared now: "
+                f"offset {position} of topic {self.topic}",
+                transient=True,
+            )
+
+    def _found(self, records: dict[str, SharedEgress]) -> None:
+        reserved = {each: self.numbers[each] for each in self.numbers.keys() - self.records.keys()}
+        super()._found(records)
+        self.numbers = {**reserved, **deciding.numbers_of(*self.broker, records)}
+
+    def _written(self, key: str, entry: SharedEgress | None) -> None:
+        super()._written(key, entry)
+        if entry is not None:
+            self.leaving.pop(key, None)
 
 
 def _told(error: BaseException) -> LogError:
     return error if isinstance(error, LogError) else LogError(f"it isn't written: {error!r}")
 
 
-def _json(shared: SharedEgress) -> bytes:
-    return json.dumps(documents.dump(shared), separators=(",", ":")).encode()
+def _json(entry: Model) -> bytes:
+    return json.dumps(documents.dump(entry), separators=(",", ":")).encode()

@@ -12,18 +12,23 @@ from knafka_operator.model.function_pods import needed_features
 from knafka_operator.model.resources import SERVING, Resource
 
 
-async def apply_service(cluster: Cluster, manifest: Mapping[str, Any], owner: Resource) -> str:
+async def apply_service(
+    cluster: Cluster, manifest: Mapping[str, Any], owner: Resource | None = None
+) -> str:
     """Have a function's Knative Service as it should be, and Ready: gives its Revision.
 
-    Raises `NotReady`; an object of that name which is somebody else's is left alone.
+    Raises `NotReady`; an object of that name which isn't its `owner`'s is left alone. None: it
+    belongs to all KafkaChannels.
     """
     metadata = manifest["metadata"]
     there = await cluster.get(SERVING, "Service", metadata["namespace"], metadata["name"])
-    if there is not None and not services.is_owned(there, owner):
+    uid = services.CHANNELS_OWNER if owner is None else owner.metadata.uid
+    if there is not None and uid not in services.owners(there):
+        of = "all KafkaChannels" if owner is None else f"this {owner.kind}"
         raise NotReady(
             "ServiceNotOurs",
             f"Knative Service {metadata['namespace']}/{metadata['name']} exists and was not made "
-            f"for this {owner.kind}: delete or rename it",
+            f"for {of}: delete or rename it",
         )
     try:
         stored = await cluster.apply(manifest)

@@ -1,0 +1,256 @@
+"""Channel: what was observed of a KafkaChannel -> its status, and what is to be done next. Pure.
+
+Read top-down, as `broker`: each condition is one step, and the decision ends with the first that
+others need. A channel has no receiver of its own: it is an entry in the contract of one that many
+share, and Ready once every replica of that has read it (KN-CHN-01).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NoReturn
+
+from knafka.core import names
+from knafka.core.contract import Ingress, Receiver, Sink
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.ports.log import TopicDescription
+from knafka_operator.decide import desired, routes, services
+from knafka_operator.decide.broker import ObservedTopic
+from knafka_operator.decide.desired import MIN_IN_SYNC, Defaults, Topic
+from knafka_operator.decide.effects import (
+    ApplyReceiver,
+    ApplyRoute,
+    AwaitReceivers,
+    Effect,
+    ProbeReceiver,
+    WriteIngress,
+)
+from knafka_operator.decide.routes import Gateway
+from knafka_operator.decide.status import (
+    ADDRESSABLE,
+    CHANNEL_CONDITIONS,
+    CONFIG_PARSED,
+    CONTRACT_UPDATED,
+    DATA_PLANE_AVAILABLE,
+    DEAD_LETTER_SINK_RESOLVED,
+    PROBE_SUCCEEDED,
+    TOPIC_READY,
+    ConditionSet,
+    NotReady,
+    no_dead_letter_sink,
+    value,
+)
+from knafka_operator.decide.topics import TOPIC_ID, as_declared, topic_effects
+from knafka_operator.model.channels import KafkaChannel
+from knafka_operator.model.resources import OURS, TOPIC_STATUS, Broker
+from knafka_operator.model.settings import Settings
+
+PROBED: Final = "knafka.dev/probed"
+"""Key of `status.annotations`: the address that has answered."""
+KAFKA_SECRET: Final = f"{OURS}kafka-secret"
+"""On a KafkaChannel: the Secret of the operator's namespace with its Kafka's credentials, which
+carries the same key as a label (CHN-20). None: the one that the installation's ConfigMap names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelConnection:
+    """What the installation's ConfigMap and a Secret come to."""
+
+    defaults: Defaults
+    secret: tuple[str, str] | None = None
+    """Name and version of the Secret; it is in the functions' own namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedChannel:
+    """What reading gave; where it failed, the error that says why stands in place of the value."""
+
+    document: Mapping[str, Any]
+    channel: KafkaChannel | InvalidDocument
+    broker: Broker | None = None
+    """As which it is delivered."""
+    rival: str | None = None
+    """Another implementation of KafkaChannels that is there."""
+    connection: ChannelConnection | KnafkaError | None = None
+    dead_letter_sink: Sink | KnafkaError | None = None
+    """None: it declares none."""
+    topic: ObservedTopic | KnafkaError | None = None
+    recorded: str | None = None
+    """The topic that the status says is about to be made."""
+    revision: str | None = None
+    """The receiver's, once it is Ready."""
+    ingress: Ingress | None = None
+    """Its entry in the receiver's contract."""
+    accepted: bool = False
+    """Whether all replicas of the receiver have read that."""
+    gateway: Gateway | None = None
+    """Through which it gets an address of its own; None: it is addressed by its path."""
+    routed: bool = False
+    """Whether it is."""
+    probed: str | None = None
+    """The address that has answered now."""
+    subscribers: Sequence[Mapping[str, Any]] = ()
+    """`status.subscribers` (DSP-10)."""
+    failed: Mapping[type[Any], KnafkaError] = field(default_factory=dict)
+
+    def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedChannel:
+        return replace(self, failed={**self.failed, type(effect): error})
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDecision:
+    """What to do next; the status counts once there is nothing."""
+
+    effects: tuple[Effect, ...]
+    conditions: ConditionSet
+    status: Mapping[str, Any]
+    """All but the conditions."""
+    topic: ObservedTopic | None
+
+
+def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
+    """Judge a KafkaChannel; the effects are in the order of `CHANNEL_ORDER`."""
+    before = seen.document.get("status") or {}
+    conditions, effects = ConditionSet(CHANNEL_CONDITIONS), list[Effect]()
+    annotations = dict(before.get("annotations") or {})
+    status: dict[str, Any] = {
+        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "annotations": annotations,
+        "address": before.get("address"),
+        "deadLetterSinkUri": None,
+        "subscribers": list(seen.subscribers),
+    }
+
+    def first(*needed: Effect) -> NoReturn:
+        """Have these run first; raises what they failed with."""
+        for each in needed:
+            if (error := seen.failed.get(type(each))) is not None:
+                raise error
+        effects.extend(needed)
+        raise NotReady("Waiting", "it is being made", transient=True)
+
+    def decision(topic: ObservedTopic | None = None) -> ChannelDecision:
+        with conditions.step(ADDRESSABLE):
+            if status["address"] is None:
+                raise NotReady("NoAddress", "it has no address yet", transient=True)
+        return ChannelDecision(tuple(effects), conditions, status, topic)
+
+    channel: KafkaChannel | None = None
+    connection: ChannelConnection | None = None
+    with conditions.step(CONFIG_PARSED):
+        channel = value(seen.channel)
+        if seen.rival is not None:
+            connection = None
+            raise NotReady("OtherImplementation", _rival(seen.rival))
+        connection = value(seen.connection)
+    if channel is not None:
+        with conditions.step(DEAD_LETTER_SINK_RESOLVED):
+            if channel.spec.delivery.dead_letter_sink is None:
+                conditions.set(no_dead_letter_sink())
+            elif (sink := value(seen.dead_letter_sink)) is not None:
+                status["deadLetterSinkUri"] = sink.url  # KN-CHN-04
+    broker = seen.broker
+    if channel is None or broker is None or connection is None:
+        return decision()
+
+    topic: ObservedTopic | None = None
+    found: TopicDescription | None = None
+    with conditions.step(TOPIC_READY):
+        topic = value(seen.topic)
+        assert topic is not None
+        if seen.recorded is not None:
+            annotations.update({TOPIC_STATUS: seen.recorded, TOPIC_ID: ""})
+        if needed := topic_effects(topic.wanted, topic.found, annotations):
+            first(*needed)
+        found = topic.found
+        assert found is not None
+        annotations.update(kept(topic.wanted, found, connection.defaults))
+        conditions.set(as_declared(topic.wanted, found))
+    if topic is None or found is None:
+        return decision()
+
+    receiver = services.channels_receiver_name(_secret_name(connection))
+    whose = receiver_contract(connection, settings)
+    with conditions.step(DATA_PLANE_AVAILABLE):
+        if seen.revision is None:
+            first(
+                ApplyReceiver(
+                    services.channels_receiver_service(whose, connection.secret, settings)
+                )
+            )
+    if seen.revision is None:
+        return decision(topic)
+    hosts = routes.hosts(broker, settings)
+    ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults, hosts)
+    with conditions.step(CONTRACT_UPDATED):
+        if seen.ingress != ingress:
+            first(WriteIngress(ingress.path, ingress), AwaitReceivers(receiver))
+        if not seen.accepted:
+            first(AwaitReceivers(receiver))
+    if not conditions.holds(CONTRACT_UPDATED):
+        return decision(topic)
+    gateway, url = seen.gateway, services.url(receiver, settings.namespace, settings) + ingress.path
+    with conditions.step(PROBE_SUCCEEDED):
+        if gateway is not None:
+            url = f"http://{hosts[-1]}"  # KN-CHN-11
+            if not seen.routed:
+                manifests = (
+                    routes.route(broker, receiver, gateway, settings),
+                    routes.service(broker, gateway),
+                )
+                first(ApplyRoute(manifests))
+        if url not in (annotations.get(PROBED), seen.probed):
+            first(ProbeReceiver(url, url))
+        annotations[PROBED] = url
+        status["address"] = {"name": "http", "url": url}
+    return decision(topic)
+
+
+def topic(channel: KafkaChannel, defaults: Defaults) -> Topic:
+    """A channel's topic (KN-CHN-10, CHN-24)."""
+    metadata, spec = channel.metadata, channel.spec
+    name = names.channel_topic(metadata.namespace, metadata.name)
+    replication = min(spec.replication_factor, defaults.max_replication)
+    config = {**defaults.topic_config, "retention.ms": str(int(spec.retention_duration * 1000))}
+    if replication >= 3:
+        config = {MIN_IN_SYNC: "2", **config}
+    return Topic(name, spec.num_partitions, replication, config)
+
+
+def kept(topic: Topic, found: TopicDescription, defaults: Defaults) -> Mapping[str, str]:
+    """What must be kept of a topic in `status.annotations`."""
+    return {
+        TOPIC_STATUS: topic.name,
+        TOPIC_ID: found.id,
+        desired.PARTITIONS: str(found.partitions),
+        desired.REPLICATION: str(found.replication),
+        desired.BOOTSTRAP_SERVERS: defaults.kafka.bootstrap_servers,
+    }
+
+
+def receiver_contract(connection: ChannelConnection, settings: Settings) -> Receiver:
+    """The contract of all channels that are reached with one Secret."""
+    kafka = connection.defaults.kafka.model_copy(update={"consumer": {}})
+    name = "KafkaChannels" + "".join(f"-{each}" for each in [_secret_name(connection)] if each)
+    return Receiver(kafka=kafka, contract_topic=names.contract_topic(settings.namespace, name))
+
+
+def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
+    """The topic with a receiver's contract: one partition, since its records have one order."""
+    replication = min(defaults.replication, defaults.max_replication)
+    config = {"cleanup.policy": "compact"}
+    if replication >= 3:
+        config[MIN_IN_SYNC] = "2"
+    return Topic(receiver.contract_topic, 1, replication, config)
+
+
+def _secret_name(connection: ChannelConnection) -> str | None:
+    return None if connection.secret is None else connection.secret[0]
+
+
+def _rival(rival: str) -> str:
+    return (
+        f"{rival} serves KafkaChannels here, too: remove it, or run this operator without "
+        "KNAFKA_CHANNELS=enabled"
+    )

@@ -1,0 +1,93 @@
+"""Subscription: what was decided of one, as its `status`, and what its channel says of it. Pure.
+
+It is decided as a Trigger (`trigger`); this gives that upstream's words (KN-SUB-03, KN-SUB-06), and
+an entry in the channel's `spec.subscribers` and `status.subscribers` (KN-CHN-05, DSP-10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from knafka.core.contract import Egress
+from knafka_operator.decide.status import (
+    ADDED_TO_CHANNEL,
+    BROKER_READY,
+    CHANNEL_READY,
+    DEAD_LETTER_SINK_RESOLVED,
+    DELIVERING,
+    REFERENCES_RESOLVED,
+    SUBSCRIBER_RESOLVED,
+    SUBSCRIPTION_CONDITIONS,
+    SUBSCRIPTION_READY,
+    ConditionSet,
+)
+from knafka_operator.model.conditions import Status
+
+_RENAMED: Final = {BROKER_READY: CHANNEL_READY, SUBSCRIPTION_READY: ADDED_TO_CHANNEL}
+_REFERENCES: Final = (SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED)
+_URIS: Final = ("subscriberUri", "replyUri", "deadLetterSinkUri")
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """A Subscription as its channel has it."""
+
+    declared: Mapping[str, Any] | None
+    """Its entry in `spec.subscribers`; None: it isn't delivered yet."""
+    reported: Mapping[str, Any]
+    """Its entry in `status.subscribers`."""
+
+
+def conditions_of(decided: ConditionSet) -> ConditionSet:
+    """A Trigger's conditions as a Subscription's."""
+    found, shown = decided.found(), ConditionSet(SUBSCRIPTION_CONDITIONS)
+    for before, type_ in _RENAMED.items():
+        shown.set(replace(found[before], type=type_))
+    unresolved = [found[each] for each in _REFERENCES if found[each].status is not Status.TRUE]
+    for each in unresolved[:1] or [found[SUBSCRIBER_RESOLVED]]:
+        shown.set(replace(each, type=REFERENCES_RESOLVED))
+    if DELIVERING in found:
+        shown.set(found[DELIVERING])
+    return shown
+
+
+def status_of(decided: Mapping[str, Any]) -> dict[str, Any]:
+    """A Trigger's status as a Subscription's, conditions apart."""
+    others = {key: each for key, each in decided.items() if key not in _URIS}
+    physical = {key: decided.get(key) or None for key in _URIS}
+    physical["subscriberUri"] = physical["subscriberUri"] or ""  # KN-SUB-03
+    return {**others, "physicalSubscription": physical}
+
+
+def subscribed(
+    document: Mapping[str, Any], egress: Egress | None, conditions: ConditionSet
+) -> Subscribed:
+    """A Subscription's entries; `egress` is how it is delivered, None: it isn't.
+
+    It is ready when its offsets are committed and its dispatcher has said that it delivers by what
+    is declared: when it is added to the channel (DSP-10).
+    """
+    metadata, added = document["metadata"], conditions.found()[ADDED_TO_CHANNEL]
+    who = {"uid": metadata.get("uid", "")}
+    generation = metadata.get("generation", 0)
+    reported = {**who, "observedGeneration": generation, "ready": str(added.status)}
+    if added.message:
+        reported["message"] = added.message
+    if egress is None:
+        return Subscribed(None, reported)
+    declared: dict[str, Any] = {
+        **who,
+        "generation": generation,
+        "name": metadata["name"],
+        "subscriberUri": egress.subscriber.url,
+    }
+    if egress.reply is not None:
+        declared["replyUri"] = egress.reply.url
+    if delivery := (document.get("spec") or {}).get("delivery"):
+        options = {key: each for key, each in delivery.items() if key != "deadLetterSink"}
+        if egress.dead_letter_sink is not None:
+            options["deadLetterSink"] = {"uri": egress.dead_letter_sink.url}
+        declared["delivery"] = options
+    return Subscribed(declared, reported)
