@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -25,14 +25,16 @@ from knafka_operator.decide.activity import USUAL, Limits
 from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.family import BROKERS, CHANNELS
+from knafka_operator.model.family import BROKERS, CHANNELS, is_of_kafka_channel
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
+from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.moves import Moves
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.probe import probe, wake
+from knafka_operator.reconcile.receivers import PodPositions, Positions, Receivers
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
 from knafka_operator.reconcile.shards import Shards
@@ -89,6 +91,7 @@ class Operator:
         activity: Limits = USUAL,
         move_interval: float = MOVE_INTERVAL,
         beside: Operator | None = None,
+        positions: Positions | None = None,
     ) -> None:
         """`connect` gives the admin client of a Kafka by librdkafka's configuration, and
         `open_writer` a writer; without that, every Trigger has a dispatcher of its own.
@@ -97,8 +100,9 @@ class Operator:
         that doesn't answer, and so does `wake`, which has a pod of a dispatcher run. `activity`
         says which `auto` Triggers are busy.
 
-        One that is given another `beside` it has its KafkaChannels and Subscriptions, and shares
-        queue and connections with it.
+        One that is given another `beside` it has the KafkaChannels and Subscriptions, and shares
+        queue and connections with it. `positions` says how far replicas of receivers have read
+        their contract; without it pods are asked.
         """
         self.settings = settings
         self.family = BROKERS if beside is None else CHANNELS
@@ -120,11 +124,21 @@ class Operator:
             beside._beside.append(self)
             self._http, self.queue, self._kafkas = beside._http, beside.queue, beside._kafkas
             self.states.urls = beside.states.urls
-        shards = self._shards = Shards(settings, cluster, self.states, self.queue.enqueue)
-        self.brokers = Brokers(settings, cluster, self._kafkas, shards, self.states, probe, _now)
+        enqueue = self.queue.enqueue
+        shards = self._shards = Shards(settings, cluster, self.states, enqueue)
+        self.brokers: Brokers | Channels
+        if beside is None:
+            self.brokers = Brokers(
+                settings, cluster, self._kafkas, shards, self.states, probe, _now
+            )
+        else:
+            receivers = Receivers(cluster, positions or PodPositions(cluster))
+            self.brokers = Channels(
+                settings, cluster, self._kafkas, shards, self.states, receivers, probe, _now
+            )
         observer = TriggerObserver(settings, cluster, self.brokers, shards, self.states)
         self.triggers = Triggers(
-            settings, cluster, self.brokers, shards, self.states, observer, wake, _now
+            settings, cluster, self.brokers, shards, self.states, observer, wake, _now, enqueue
         )
         replays = Replays(settings, cluster, self.states)
         self._publishing: set[str] = set()
@@ -187,8 +201,15 @@ class Operator:
     def _is_delivered(self, broker: Document) -> bool:
         return self.brokers.is_ours(broker) and "deletionTimestamp" not in broker["metadata"]
 
+    @property
+    def all(self) -> Sequence[Operator]:
+        """This one and those beside it."""
+        return [self, *self._beside]
+
     async def close(self) -> None:
         """Hang up on every drain, and wait for that; dispatchers go on without us."""
+        for each in self._beside:
+            await each.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
@@ -197,7 +218,10 @@ class Operator:
             await self._http.close()
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
-        """Whether a Trigger's Broker isn't known to be another implementation's."""
+        """Whether a Trigger's Broker isn't known to be another implementation's, or a Subscription's
+        channel is a KafkaChannel."""
+        if self.family is CHANNELS:
+            return is_of_kafka_channel(trigger)
         return broker_of(trigger) not in self.states.foreign_brokers
 
     async def reconcile_broker(self, document: Document) -> Mapping[str, Any]:

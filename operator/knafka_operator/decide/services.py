@@ -145,8 +145,7 @@ def channels_receiver_name(secret: str | None) -> str:
 def channels_receiver_service(
     receiver: Receiver, secret: tuple[str, str] | None, settings: Settings
 ) -> Manifest:
-    """The receiver of many KafkaChannels (CHN-23), whatever its contract has: it is no channel's,
-    and stays when the last one goes."""
+    """The receiver of many KafkaChannels (CHN-23): it stays when the last one goes."""
     metadata = {"namespace": settings.namespace, "labels": {OWNER: CHANNELS_OWNER}}
     name = channels_receiver_name(None if secret is None else secret[0])
     return _service(

@@ -13,7 +13,6 @@ from typing import Any, Final, Generic, TypeVar
 from knafka.core.contract import Egress, SharedEgress, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import (
-    admission,
     delivery_status,
     desired,
     kafka_settings,
@@ -49,12 +48,11 @@ from knafka_operator.decide.status import (
     SUBSCRIPTION_READY,
     TRIGGER_CONDITIONS,
     ConditionSet,
-    NotReady,
     is_ready,
     no_dead_letter_sink,
     value,
-    why_not_ready,
 )
+from knafka_operator.decide.trigger_checks import check_broker, check_dependency
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import BROKERS, family_of
@@ -187,9 +185,9 @@ def decide(
     if paused:
         conditions.set(delivery_status.PAUSED)
     with conditions.step(BROKER_READY):
-        _check_broker(trigger, seen)
+        check_broker(trigger, seen.stopped, seen.broker, seen.stored_broker)
     with conditions.step(DEPENDENCY_READY):
-        _check_dependency(trigger, value(seen.dependency))
+        check_dependency(trigger, value(seen.dependency))
     with conditions.step(SUBSCRIBER_RESOLVED):
         subscriber = value(seen.subscriber)
         assert subscriber is not None
@@ -375,39 +373,6 @@ def _automatic(
 def _offsets(egress: Egress) -> tuple[str, str, str]:
     """Whose offsets it goes by: of what Kafka, topic and group."""
     return egress.kafka.bootstrap_servers, egress.topic, egress.group
-
-
-def _check_broker(trigger: Trigger, seen: ObservedTrigger[K]) -> None:
-    """KN-TRG-01, KN-SUB-01; raises `NotReady`."""
-    kind = family_of(trigger.kind).broker
-    name = f'{kind} "{trigger.spec.broker}"'
-    short = kind.removeprefix("Kafka")
-    if seen.stopped is not None:
-        message = f"{name} is not Ready: ExternalTopicNotAllowed {seen.stopped}"
-        raise NotReady(f"{short}NotReady", message)
-    if seen.broker is None:
-        if seen.stored_broker is None:
-            raise NotReady(f"{short}DoesNotExist", f"{name} does not exist")
-        raise NotReady(
-            f"{short}NotConfigured",
-            f"{name} has no topic yet: {why_not_ready(seen.stored_broker)}",
-            transient=True,
-        )
-    if seen.broker.ready != "True":
-        message = f"{name} is not Ready: {seen.broker.why_not}"
-        raise NotReady(f"{short}NotReady", message, transient=seen.broker.ready != "False")
-
-
-def _check_dependency(trigger: Trigger, found: Mapping[str, Any] | None) -> None:
-    """KN-TRG-13: what the annotation names must be Ready first."""
-    reference = admission.dependency(trigger.metadata)
-    if reference is None:
-        return
-    named = f"{reference.kind:.100} {trigger.metadata.namespace}/{reference.name:.253}"
-    if found is None:
-        raise NotReady("DependencyDoesNotExist", f"{named} does not exist")
-    if not is_ready(found):
-        raise NotReady("DependencyNotReady", f"{named} is not Ready: {why_not_ready(found)}")
 
 
 def _waiting(message: str) -> Condition:

@@ -89,6 +89,12 @@ def _channel_of(subscription: Document) -> Identity:
     return Identity(subscription["metadata"]["namespace"], str(name or ""))
 
 
+def is_of_kafka_channel(subscription: Document) -> bool:
+    """Whether that is what a Subscription, as it is stored, names."""
+    channel = (subscription.get("spec") or {}).get("channel")
+    return isinstance(channel, Mapping) and channel.get("kind") == CHANNELS.broker
+
+
 def _as_broker(document: Document) -> Broker:
     channel = parse(KafkaChannel, document)
     spec = BrokerSpec(delivery=channel.spec.delivery)

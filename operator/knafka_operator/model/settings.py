@@ -23,6 +23,10 @@
     KNAFKA_WEBHOOKS         "true": serve admission webhooks ("false")
     KNAFKA_POD_UID          the pod's UID, which makes its name its own ("": a random one)
     KNAFKA_LOG_LEVEL        debug, info, warning, error ("info")
+    KNAFKA_CHANNELS         "enabled": KafkaChannels and Subscriptions are served, which nobody else
+                            here may do then ("disabled")
+    KNAFKA_CHANNEL_CONFIG   ConfigMap with Kafka and defaults of all KafkaChannels
+                            ("kafka-channel-config")
     KNAFKA_PROFILING        "enabled": functions serve profiles on their pods' loopback ("disabled")
 
 Not here: what a Broker is configured with, which is in ConfigMaps that users may change.
@@ -75,6 +79,9 @@ class Settings:
     log_level: str = "info"
     profiling: bool = False
     """Of functions; the operator has none."""
+    channels: bool = False
+    """Whether KafkaChannels and Subscriptions are ours."""
+    channel_config: str = "kafka-channel-config"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -85,6 +92,13 @@ class Settings:
             if text not in ("true", "false"):
                 raise InvalidDocument(name, f"invalid value: {text:.80}: want true or false")
             return text == "true"
+
+        def switch(name: str) -> bool:
+            text = environment.get(name, "disabled").strip().lower()
+            if text not in ("enabled", "disabled"):
+                wanted = "want enabled or disabled"
+                raise InvalidDocument(name, f"invalid value: {text:.80}: {wanted}")
+            return text == "enabled"
 
         def number(name: str, default: int) -> int:
             return whole_number(environment.get(name, str(default)), name, 0, 2**31 - 1)
@@ -132,6 +146,8 @@ class Settings:
             webhooks=flag("KNAFKA_WEBHOOKS"),
             log_level=level,
             profiling=profiling(environment),
+            channels=switch("KNAFKA_CHANNELS"),
+            channel_config=environment.get("KNAFKA_CHANNEL_CONFIG", "kafka-channel-config"),
         )
 
 

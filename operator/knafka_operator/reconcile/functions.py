@@ -9,7 +9,7 @@ from knafka_operator.decide import services, status
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster, NotAllowed, Rejected
 from knafka_operator.model.function_pods import needed_features
-from knafka_operator.model.resources import SERVING, Resource
+from knafka_operator.model.resources import CORE, SERVING, Resource
 
 
 async def apply_service(
@@ -58,3 +58,26 @@ async def delete_service(
     there = await cluster.get(SERVING, "Service", namespace, name)
     if there is not None and services.is_owned(there, owner):
         await cluster.delete(SERVING, "Service", namespace, name)
+
+
+async def until_replaced(cluster: Cluster, namespace: str, service: str, revision: str) -> None:
+    """Raise `NotReady` while pods of an older Revision, which drain unasked, run.
+
+    A pod that is asked to end runs on for half a minute and more: Knative waits for requests that
+    are late.
+    """
+    labels = {"serving.knative.dev/service": service}
+    older = {
+        each["metadata"]["labels"].get("serving.knative.dev/revision", "")
+        for each in await cluster.list(CORE, "Pod", labels)
+        if each["metadata"]["namespace"] == namespace and _runs(each)
+    } - {revision}
+    if older:
+        message = f"pods of the Revision before it still deliver: {', '.join(sorted(older))}"
+        raise NotReady("OldRevisionDelivers", message, transient=True)
+
+
+def _runs(pod: Mapping[str, Any]) -> bool:
+    """Whether the function in it does; Knative's proxy beside it stays longer."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any("running" in each["state"] for each in statuses if each["name"] != "queue-proxy")

@@ -19,6 +19,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Destination, Trigger
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
+from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import States, broker_of
@@ -31,7 +32,7 @@ class TriggerObserver:
 
     settings: Settings
     cluster: Cluster
-    brokers: Brokers
+    brokers: Brokers | Channels
     shards: Shards
     states: States
 

@@ -20,6 +20,7 @@ from knafka_operator.decide import services
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.shards import CONTRACT
 from knafka_operator.decide.status import NotReady
+from knafka_operator.decide.subscription import Subscribed
 from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
@@ -105,6 +106,8 @@ class TriggerRecord:
     """What it needs, while its isolation is `auto` (`reconcile.moves`)."""
     checked: Document | None = None
     """As it was when that was last found to be so."""
+    subscribed: Subscribed | None = None
+    """As its channel has it, of a Subscription."""
     gone: bool = False
     """It is stored no more, and is dropped when its drains are over."""
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from knafka.core.documents import parse
 from knafka.core.errors import KnafkaError
-from knafka_operator.decide import desired, leaving, services
+from knafka_operator.decide import desired, leaving, services, subscription
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.delivery_status import delivering, scaling
@@ -46,22 +46,23 @@ from knafka_operator.decide.effects import (
 )
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.shards import DISPATCHER
-from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, NotReady
+from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, ConditionSet, NotReady
 from knafka_operator.decide.trigger import (
     DEAD_LETTER_TOPIC,
 )
 from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
-    CORE,
     GROUP_STATUS,
     START,
     Resource,
 )
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
+from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.contracts import ContractLog
-from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.functions import apply_service, delete_service, until_replaced
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
@@ -72,6 +73,7 @@ from knafka_operator.reconcile.state import (
     broker_of,
     group_in_status,
 )
+from knafka_operator.reconcile.work_queue import Key
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +111,7 @@ class Triggers:
 
     settings: Settings
     cluster: Cluster
-    brokers: Brokers
+    brokers: Brokers | Channels
     shards: Shards
     states: States
     observer: TriggerObserver
@@ -117,6 +119,7 @@ class Triggers:
     """Has a function's pod run; raises `NotReady`."""
     now: Callable[[], str]
     """The time, RFC 3339."""
+    enqueue: Callable[[Key], None]
 
     @property
     def watched(self) -> dict[Identity, Watched]:
@@ -159,11 +162,23 @@ class Triggers:
         annotations.update(scaling(scaled))
         if scaled is not None:
             decision.conditions.set(delivering(scaled))
-        before = document.get("status") or {}
-        conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
-        status = {**decision.status, "conditions": conditions}
+        before, found, shown = document.get("status") or {}, decision.conditions, decision.status
+        if self.states.family is CHANNELS:
+            found, shown = subscription.conditions_of(found), subscription.status_of(shown)
+            self._subscribe(acting, found)
+        conditions = found.conditions(before.get("conditions") or (), self.now())
+        status = {**shown, "conditions": conditions}
         await self.run(PublishStatus(statuses.changes(before, status)), acting)
         return status
+
+    def _subscribe(self, acting: _Acting, conditions: ConditionSet) -> None:
+        """Have its channel say what became of a Subscription."""
+        watched = acting.record.watched
+        egress = None if watched is None else watched.egress
+        subscribed = subscription.subscribed(acting.document, egress, conditions)
+        if acting.record.subscribed != subscribed:
+            acting.record.subscribed = subscribed
+            self.enqueue((self.states.family.broker, *broker_of(acting.document)))
 
     async def leave(self, document: Document) -> None:
         """Its Broker is another implementation's: deliver nothing, and take our status back."""
@@ -325,7 +340,8 @@ class Triggers:
             case StartDelivery(replaces):
                 await self._start(acting, replaces=replaces)
             case AwaitReplacement(service):
-                await self._until_replaced(identity, service, acting.revision)
+                namespace = services.namespace_of(self.states.family, identity, self.settings)
+                await until_replaced(self.cluster, namespace, service, acting.revision)
                 record.replaced = False
             case PublishStatus(patch):
                 if patch:
@@ -354,23 +370,6 @@ class Triggers:
         acting.record.replaced = replaces
         await self.deliver(acting.identity, watched)
 
-    async def _until_replaced(self, identity: Identity, service: str, revision: str) -> None:
-        """Raise `NotReady` while pods of an older Revision, which drain unasked, run.
-
-        A pod that is asked to end runs on for half a minute and more: Knative waits for requests
-        that are late.
-        """
-        labels = {"serving.knative.dev/service": service}
-        namespace = services.namespace_of(self.states.family, identity, self.settings)
-        older = {
-            each["metadata"]["labels"].get("serving.knative.dev/revision", "")
-            for each in await self.cluster.list(CORE, "Pod", labels)
-            if each["metadata"]["namespace"] == namespace and _runs(each)
-        } - {revision}
-        if older:
-            message = f"pods of the Revision before it still deliver: {', '.join(sorted(older))}"
-            raise NotReady("OldRevisionDelivers", message, transient=True)
-
     async def _delete_functions(self, document: Document) -> None:
         of, family, who = _resource(document), self.states.family, Identity.of(document)
         namespace = services.namespace_of(family, who, self.settings)
@@ -381,9 +380,3 @@ class Triggers:
 def _resource(document: Document) -> Resource:
     """Also one whose spec can't be read."""
     return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
-
-
-def _runs(pod: Document) -> bool:
-    """Whether the function in it does; Knative's proxy beside it stays longer."""
-    statuses_ = (pod.get("status") or {}).get("containerStatuses") or ()
-    return any("running" in each["state"] for each in statuses_ if each["name"] != "queue-proxy")

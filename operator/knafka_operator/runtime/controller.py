@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, Protocol
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import services, status
 from knafka_operator.model.cluster import ClusterError, Document
+from knafka_operator.model.family import CHANNELS, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
 from knafka_operator.operator import Operator
@@ -50,6 +51,9 @@ MAX_KINDS: Final = 32
 
 BROKERS: Final = Selection(EVENTING, "Broker")
 TRIGGERS: Final = Selection(EVENTING, "Trigger")
+KAFKA_CHANNELS: Final = Selection(CHANNELS.broker_version, CHANNELS.broker)
+SUBSCRIPTIONS: Final = Selection(CHANNELS.trigger_version, CHANNELS.trigger)
+OWN: Final = (BROKERS, TRIGGERS, KAFKA_CHANNELS, SUBSCRIPTIONS)
 FUNCTIONS: Final = Selection(SERVING, "Service", labels=services.ROLE)
 """Our own Knative Services."""
 SUBSCRIBERS: Final = Selection(SERVING, "Service", labels=f"!{services.ROLE}", metadata_only=True)
@@ -93,13 +97,23 @@ class Api(cache.Api, watches.Api, Protocol):
 class Controller:
     """One term of a leader; made and run inside its event loop."""
 
-    def __init__(self, operator: Operator, cluster: CachedCluster, api: Api) -> None:
-        """`cluster` is what the operator asks, in front of `api`."""
+    def __init__(
+        self,
+        operator: Operator,
+        cluster: CachedCluster,
+        api: Api,
+        channels: Operator | None = None,
+    ) -> None:
+        """`cluster` is what the operator asks, in front of `api`; `channels` is the one beside it
+        that has KafkaChannels and Subscriptions."""
         self._operator = operator
+        self._operators = {each.family: each for each in (operator, channels) if each is not None}
+        self._always = ALWAYS if channels is None else (*ALWAYS, KAFKA_CHANNELS, SUBSCRIPTIONS)
         self._cluster = cluster
         self._api = api
         self._events = Events(api, operator.settings.identity)
-        operator.moves.on_move = self._on_move
+        for each in self._operators.values():
+            each.moves.on_move = self._on_move
         self._watches: dict[Selection, Watch] = {}
         self._synced: set[Selection] = set()
         self._all_synced = asyncio.Event()
@@ -115,13 +129,13 @@ class Controller:
         self._cluster.changed = self._operator.queue.enqueue
         self._cluster.looked_at = self._watch_kind
         try:
-            for each in ALWAYS:
+            for each in self._always:
                 self._watch(each)
             try:
                 async with asyncio.timeout(SYNC_TIMEOUT):
                     await self._all_synced.wait()
             except TimeoutError:
-                missing = ", ".join(str(each) for each in ALWAYS if each not in self._synced)
+                missing = ", ".join(str(each) for each in self._always if each not in self._synced)
                 log.warning("reconciling without watching %s", missing)
             await self._operator.queue.run(self.reconcile)
         finally:
@@ -136,12 +150,13 @@ class Controller:
     def heard(self, of: Selection, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         """See `watches.Listener`."""
         self._cluster.heard(of, changed, gone)
-        if of in (BROKERS, TRIGGERS):
+        if of in OWN:
+            operator = self._operators[family_of(of.kind)]
             for document in changed:
-                self._operator.on_change(document, gone=False)
+                operator.on_change(document, gone=False)
             for document in gone:
                 self._gone[_key(document)] = document
-                self._operator.on_change(document, gone=True)
+                operator.on_change(document, gone=True)
         elif of is PODS:
             self._on_pods(changed, gone)
         elif of is DEFINITIONS and of in self._synced:
@@ -155,7 +170,7 @@ class Controller:
         if of is PODS:
             self._operator.states.receivers_known = synced
         (self._synced.add if synced else self._synced.discard)(of)
-        if self._synced.issuperset(ALWAYS):
+        if self._synced.issuperset(self._always):
             self._all_synced.set()
 
     def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
@@ -182,7 +197,7 @@ class Controller:
     def _watch_kind(self, api_version: str, kind: str) -> None:
         """What a reconciliation looks at is of this kind: hear of its changes."""
         of = Selection(api_version, kind, metadata_only=True)
-        watched = len(self._watches) - len(ALWAYS)
+        watched = len(self._watches) - len(self._always)
         # One that doesn't exist has no watch: its CustomResourceDefinition is heard of.
         if of not in self._watches and watched < MAX_KINDS:
             if self._api.kinds.is_known(api_version, kind):
@@ -199,15 +214,16 @@ class Controller:
     async def reconcile(self, key: Key) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
         """Have one object as it is declared, see `work_queue`; raises `ClusterError`."""
         kind, namespace, name = key
-        if kind not in ("Broker", "Trigger"):
+        family = family_of(kind)
+        if kind not in (family.broker, family.trigger) or family not in self._operators:
             return GONE  # something else that owns a Knative Service
+        operator = self._operators[family]
         if (gone := self._gone.pop(key, None)) is not None:
             await self._forget(gone)
-        document = await self._cluster.get(EVENTING, kind, namespace, name)
+        version = family.broker_version if kind == family.broker else family.trigger_version
+        document = await self._cluster.get(version, kind, namespace, name)
         if gone is not None and document is not None:
-            self._operator.on_change(
-                document, gone=False
-            )  # another one of its name, forgotten with it
+            operator.on_change(document, gone=False)  # another one of its name, forgotten with it
         if document is None:
             self._cluster.forget(key)
             return GONE
@@ -223,8 +239,8 @@ class Controller:
     async def _reconcile(
         self, key: Key, document: Document
     ) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
-        operator = self._operator
-        is_broker = key[0] == "Broker"
+        operator = self._operators[family_of(key[0])]
+        is_broker = key[0] == operator.family.broker
         reconcile = operator.reconcile_broker if is_broker else operator.triggers.reconcile
         try:
             now = await reconcile(document)
@@ -252,14 +268,19 @@ class Controller:
         return RESYNC * random.uniform(0.8, 1.2) if ready["status"] == "True" else BACK_OFF
 
     async def _is_ours(self, document: Document) -> bool:
-        if document["kind"] == "Broker":
-            return bool(self._operator.brokers.is_ours(document))
-        return bool(self._operator.may_be_ours(document))
+        operator = self._operator_of(document)
+        if document["kind"] == operator.family.broker:
+            return bool(operator.brokers.is_ours(document))
+        return bool(operator.may_be_ours(document))
+
+    def _operator_of(self, document: Document) -> Operator:
+        return self._operators[family_of(document["kind"])]
 
     async def _leave(self, document: Document) -> None:
         """It is another implementation's: nothing of ours stays with it."""
-        if document["kind"] == "Trigger":
-            await self._operator.triggers.leave(document)
+        operator = self._operator_of(document)
+        if document["kind"] == operator.family.trigger:
+            await operator.triggers.leave(document)
         self._cluster.forget(_key(document))
         await self._without_finalizer(document)
 
@@ -268,8 +289,8 @@ class Controller:
 
         A Kafka that is away doesn't block it for ever.
         """
-        operator = self._operator
-        is_broker = key[0] == "Broker"
+        operator = self._operators[family_of(key[0])]
+        is_broker = key[0] == operator.family.broker
         if FINALIZER in _finalizers(document) and await self._is_ours(document):
             now = asyncio.get_running_loop().time()
             began = self._deleting.setdefault(key, now)
@@ -292,9 +313,10 @@ class Controller:
 
     async def _forget(self, document: Document) -> None:
         """Deliver nothing to what is gone, and keep nothing of it."""
-        if document["kind"] == "Trigger":
-            await self._operator.triggers.abandon(Identity.of(document))
-        self._operator.forget(document)
+        operator = self._operator_of(document)
+        if document["kind"] == operator.family.trigger:
+            await operator.triggers.abandon(Identity.of(document))
+        operator.forget(document)
 
     # -- the finalizer
 
@@ -311,10 +333,13 @@ class Controller:
         return await self._patch(document, patch) if patch else document
 
     async def _makes_something(self, document: Document) -> bool:
-        if document["kind"] == "Broker":
+        operator = self._operator_of(document)
+        family = operator.family
+        if document["kind"] == family.broker:
             return True
-        broker = await self._cluster.get(EVENTING, "Broker", *broker_of(document))
-        return broker is not None and bool(self._operator.brokers.is_ours(broker))
+        kind = family.broker_version, family.broker
+        broker = await self._cluster.get(*kind, *broker_of(document))
+        return broker is not None and bool(operator.brokers.is_ours(broker))
 
     async def _without_finalizer(self, document: Document) -> None:
         if FINALIZER in (finalizers := _finalizers(document)):

@@ -59,6 +59,9 @@ async def run(settings: Settings) -> None:
     acquired = asyncio.Event()
     holding = asyncio.create_task(leadership.hold(acquired))
     operator = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter)
+    channels = None
+    if settings.channels:
+        channels = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter, beside=operator)
     serving = await _webhooks(settings, api, operator, lambda: _from_thread(loop, stop))
     http = await HttpServer.start(operator, leadership.leads, serving.is_ready)
     # What was imported stays. Each full collection would go through it, and keep everything from
@@ -68,7 +71,7 @@ async def run(settings: Settings) -> None:
     try:
         if await _acquired(acquired, operator, stop):
             with Watchdog(leadership):
-                await _lead(Controller(operator, cluster, api), operator, stop)
+                await _lead(Controller(operator, cluster, api, channels), operator, stop)
             await _released(leadership, holding)
     finally:
         holding.cancel()
@@ -93,7 +96,8 @@ async def _lead(controller: Controller, operator: Operator, stop: asyncio.Event)
     log.info("this replica leads")
 
     async def act() -> None:
-        await _resume(operator)
+        for each in operator.all:
+            await _resume(each)
         await controller.run()
 
     acting, stopping = asyncio.create_task(act()), asyncio.create_task(stop.wait())
@@ -122,7 +126,8 @@ async def _resume(operator: Operator) -> None:
     """Deliver before anything else, as soon as the API server says what."""
     began = time.monotonic()
     count = await _insisting("resuming what is delivered", operator.resume)
-    log.info("%d Triggers resumed after %.2f s", count, time.monotonic() - began)
+    kind = operator.family.trigger
+    log.info("%d %ss resumed after %.2f s", count, kind, time.monotonic() - began)
 
 
 async def _insisting(what: str, ask: Callable[[], Awaitable[T]]) -> T:

@@ -1,0 +1,363 @@
+"""Channels: from a declared KafkaChannel to a topic, an entry at a receiver, and an address.
+
+    observe (ConfigMap, Secret, sink, topic, receiver) -> decide (`decide.channel`) -> act, until
+    all is done; then its Subscriptions, as far as they are delivered, into spec and status
+
+The counterpart of `brokers`: to `triggers` a channel is a Broker. A channel has no receiver of its
+own (`receivers`).
+
+Not here: hearing of changes, and any decision, which is a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from knafka.core import names
+from knafka.core.contract import Kafka
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decide import channel as deciding
+from knafka_operator.decide import credentials, desired, routes, services
+from knafka_operator.decide import status as statuses
+from knafka_operator.decide.broker import ObservedTopic
+from knafka_operator.decide.channel import (
+    KAFKA_SECRET,
+    ChannelConnection,
+    ChannelDecision,
+    ObservedChannel,
+)
+from knafka_operator.decide.desired import Defaults
+from knafka_operator.decide.effects import (
+    ApplyReceiver,
+    ApplyRoute,
+    AwaitReceivers,
+    CreateTopic,
+    Effect,
+    ProbeReceiver,
+    RecordTopic,
+    WriteIngress,
+)
+from knafka_operator.decide.status import EXPECTED, NotReady
+from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, may_delete
+from knafka_operator.model.channels import KafkaChannel
+from knafka_operator.model.cluster import Cluster, Document, decoded
+from knafka_operator.model.family import CHANNELS
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE, TOPIC_STATUS, ConfigMap
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.destinations import observe_sink
+from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
+from knafka_operator.reconcile.shards import Shards
+from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, topic_in_status
+from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+
+SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
+RIVAL: Final = ("apps/v1", "Deployment", "knative-eventing", "kafka-channel-receiver")
+"""What an installation of eventing-kafka-broker has."""
+
+
+@dataclass(eq=False)
+class Channels:
+    """All KafkaChannels."""
+
+    settings: Settings
+    cluster: Cluster
+    kafkas: KafkaClusters
+    shards: Shards
+    states: States
+    receivers: Receivers
+    probe: Callable[[str], Awaitable[None]]
+    now: Callable[[], str]
+    """The time, RFC 3339."""
+
+    @property
+    def found(self) -> Mapping[Identity, BrokerState]:
+        """Every channel that has its topic."""
+        records = self.states.brokers.items()
+        return {who: each.state for who, each in records if each.state is not None}
+
+    def is_ours(self, document: Document) -> bool:
+        """Every KafkaChannel is: serving them at all is a setting."""
+        return bool(document["kind"] == CHANNELS.broker)
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any]:
+        """Reconcile one channel; return its new status. Raises `ClusterError`."""
+        record = self.states.broker(document)
+        seen = await self._observe(document, record)
+        decision = deciding.decide(seen, self.settings)
+        while decision.effects:
+            seen = await self._act(decision.effects, seen, record)
+            decision = deciding.decide(seen, self.settings)
+        before = document.get("status") or {}
+        conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
+        _remember(seen, decision, record, conditions)
+        await self._declare_subscribers(document)
+        status = {**decision.status, "conditions": conditions}
+        if patch := statuses.changes(before, status):
+            await self.cluster.write_status(document, patch)
+        if record.state is not None:
+            await self.shards.look(record.state.broker)
+        return status
+
+    async def delete(self, document: Document, groups: Collection[str]) -> None:
+        """Have its receiver accept nothing for it, then delete its topic, which `groups` read.
+
+        Raises `LogError`, also while one of them has members, `NotReady` and `ClusterError`.
+        """
+        record, identity = self.states.broker(document), Identity.of(document)
+        annotations = (document.get("status") or {}).get("annotations") or {}
+        topic, known = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
+        connection, kafka = await self._connect(document, record)
+        receiver = await self._receiver(connection, kafka)
+        path = f"/{identity}"
+        if path in receiver.contract.records:
+            # No event may be accepted into a topic that is about to go (KN-BRK-22).
+            await receiver.contract.write(path, None)
+        await self.receivers.until_read(receiver, self.settings.namespace)
+        if record.state is not None:
+            await self.shards.delete(record.state.broker)
+        own = names.channel_topic(*identity)
+        if topic == own and may_delete(await kafka.topics.describe_topic(own), known):
+            for group in groups:
+                await kafka.topics.delete_group(group)
+            await kafka.topics.delete_topic(own)
+        if record.has_contract:
+            parts = identity.namespace, CHANNELS.own_name(identity.name)
+            for number in record.shards:
+                shard = names.shard_group(*parts, number)
+                await kafka.topics.delete_group(names.shard_members(shard, topic or ""))
+            await kafka.topics.delete_topic(names.contract_topic(*parts))
+        self.forget(document)
+
+    async def find_kafka(self, document: Document) -> None:
+        """Keep in mind where a channel is that wasn't reconciled, if its shards are to let go."""
+        record = self.states.broker(document)
+        if record.has_contract and record.kafka is None:
+            record.kafka = (await self._connect(document, record))[1]
+
+    def forget(self, document: Document) -> None:
+        """It is gone, whatever is left of it in Kafka."""
+        self.states.drop_broker(Identity.of(document))
+
+    def remember_topic(self, document: Document) -> BrokerRecord:
+        """Keep in mind which topic a channel has."""
+        record, topic = self.states.broker(document), topic_in_status(document)
+        if topic == names.channel_topic(*Identity.of(document)):
+            self.states.claim_topic(record, topic)
+        return record
+
+    # Observe.
+
+    async def _observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
+        """Raises `ClusterError`."""
+        try:
+            channel = parse(KafkaChannel, document)
+        except InvalidDocument as error:
+            return ObservedChannel(document, error)
+        seen = ObservedChannel(
+            document, channel, CHANNELS.read_broker(document), subscribers=self._reported(document)
+        )
+        declared = channel.spec.delivery.dead_letter_sink
+        if declared is not None:
+            domain = self.settings.cluster_domain
+            sink = await observe_sink(self.cluster, declared, channel.metadata.namespace, domain)
+            seen = replace(seen, dead_letter_sink=sink)
+        if await self.cluster.get(*RIVAL) is not None:
+            return replace(seen, rival="/".join(RIVAL[1:]))
+        try:
+            connection, record.kafka = await self._connect(document, record)
+        except EXPECTED as error:
+            return replace(seen, connection=error)
+        topic = await self._observe_topic(channel, connection, record)
+        seen = replace(seen, connection=connection, topic=topic)
+        try:
+            receiver = await self._receiver(connection, record.kafka)
+        except EXPECTED as error:
+            return replace(seen, connection=error)
+        ingress = receiver.contract.records.get(f"/{channel.id}")
+        accepted = receiver.read >= receiver.contract.position
+        return replace(
+            seen,
+            ingress=ingress,
+            accepted=ingress is not None and accepted,
+            gateway=await self._gateway(receiver.name),
+        )
+
+    async def _gateway(self, receiver: str) -> routes.Gateway | None:
+        of = routes.NETWORKING, "Ingress", self.settings.namespace, receiver
+        return routes.gateway(await self.cluster.get(*of))
+
+    async def _connect(
+        self, document: Document, record: BrokerRecord
+    ) -> tuple[ChannelConnection, KafkaCluster]:
+        """A channel's Kafka, by the installation's ConfigMap and a Secret; raises `EXPECTED`."""
+        installation = Identity(self.settings.namespace, self.settings.channel_config)
+        found = await self.cluster.get(CORE, "ConfigMap", *installation)
+        base = None if found is None else parse(ConfigMap, found)
+        named = (document["metadata"].get("annotations") or {}).get(KAFKA_SECRET)
+        secret = await self._secret(named, base)
+        values = None if secret is None else dict(decoded(secret))
+        if named is not None and values is not None and desired.BOOTSTRAP_SERVERS in values:
+            servers = values.pop(desired.BOOTSTRAP_SERVERS)
+            data = {**(base.data if base else {}), desired.BOOTSTRAP_SERVERS: servers}
+            base = _config_map(installation, data)
+        config = credentials.configuration(None, None, base, installation).config
+        servers = config.data[desired.BOOTSTRAP_SERVERS]
+        defaults = desired.configured(config, Defaults(kafka=Kafka(bootstrap_servers=servers)))
+        kafka = self.kafkas.at(defaults.kafka.bootstrap_servers, values)
+        if secret is None:
+            return ChannelConnection(defaults), kafka
+        mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
+        metadata = secret["metadata"]
+        version = str(metadata.get("resourceVersion", ""))
+        mount = str(metadata["name"]), version
+        return ChannelConnection(replace(defaults, kafka=mounted), mount), kafka
+
+    async def _secret(self, named: str | None, base: ConfigMap | None) -> Document | None:
+        """The Secret that a channel names, else the installation's; raises `NotReady`."""
+        namespace, data = self.settings.namespace, {} if base is None else base.data
+        name = named or data.get(desired.SECRET, "").strip()
+        if not name:
+            return None
+        elsewhere = data.get(SECRET_NAMESPACE, "").strip() or namespace
+        if named is None and elsewhere != namespace:
+            message = f"Secret {elsewhere}/{name}: want one in {namespace}, where functions are"
+            raise NotReady("SecretElsewhere", message)
+        secret = await self.cluster.get(CORE, "Secret", namespace, name)
+        if secret is None:
+            raise NotReady("SecretNotFound", f"Secret {namespace}/{name} does not exist")
+        labels = secret["metadata"].get("labels") or {}
+        if named is not None and labels.get(KAFKA_SECRET) != "true":
+            message = f"Secret {namespace}/{name} is not labelled {KAFKA_SECRET}: true"
+            raise NotReady("SecretNotAllowed", message)
+        return secret
+
+    async def _observe_topic(
+        self, channel: KafkaChannel, connection: ChannelConnection, record: BrokerRecord
+    ) -> ObservedTopic | KnafkaError:
+        assert record.kafka is not None
+        wanted = deciding.topic(channel, connection.defaults)
+        try:
+            self.states.claim_topic(record, wanted.name)
+            return ObservedTopic(wanted, await record.kafka.topics.describe_topic(wanted.name))
+        except EXPECTED as error:
+            return error
+
+    async def _receiver(self, connection: ChannelConnection, kafka: KafkaCluster) -> ReceiverRecord:
+        contract = deciding.receiver_contract(connection, self.settings)
+        secret = None if connection.secret is None else connection.secret[0]
+        name = services.channels_receiver_name(secret)
+        return await self.receivers.at(name, kafka, contract.contract_topic)
+
+    # Subscriptions.
+
+    def _subscribed(self, document: Document) -> list[Any]:
+        channel = Identity.of(document)
+        records = (self.states.triggers.get(each) for each in self.states.triggers_of(channel))
+        found = [each.subscribed for each in records if each and each.subscribed and not each.gone]
+        return sorted(found, key=lambda each: str(each.reported["uid"]))
+
+    def _reported(self, document: Document) -> list[Mapping[str, Any]]:
+        return [each.reported for each in self._subscribed(document)]
+
+    async def _declare_subscribers(self, document: Document) -> None:
+        """KN-CHN-05: `spec.subscribers` is the server's."""
+        wanted = [each.declared for each in self._subscribed(document) if each.declared]
+        if wanted != list((document.get("spec") or {}).get("subscribers") or ()):
+            kind = {"apiVersion": document["apiVersion"], "kind": document["kind"]}
+            who = {key: document["metadata"][key] for key in ("namespace", "name")}
+            await self.cluster.apply({**kind, "metadata": who, "spec": {"subscribers": wanted}})
+
+    # Act.
+
+    async def _act(
+        self, effects: Collection[Effect], seen: ObservedChannel, record: BrokerRecord
+    ) -> ObservedChannel:
+        """Run these until one fails; what there is then is observed again."""
+        for effect in effects:
+            try:
+                seen = await self.run(effect, seen, record)
+            except EXPECTED as error:
+                return seen.with_failure(effect, error)
+        return seen
+
+    async def run(
+        self, effect: Effect, seen: ObservedChannel, record: BrokerRecord
+    ) -> ObservedChannel:
+        """Run one effect; raises `EXPECTED` and `ClusterError`."""
+        topic, connection, kafka = seen.topic, seen.connection, record.kafka
+        assert isinstance(connection, ChannelConnection)
+        assert isinstance(topic, ObservedTopic)
+        assert kafka is not None
+        match effect:
+            case RecordTopic(name):
+                intended = {"annotations": {TOPIC_STATUS: name, TOPIC_ID: ""}}
+                await self.cluster.write_status(seen.document, intended)
+                return replace(seen, recorded=name)
+            case CreateTopic(wanted):
+                await kafka.topics.ensure_topic(
+                    wanted.name, wanted.partitions, wanted.replication, wanted.config
+                )
+                found = await kafka.topics.describe_topic(wanted.name)
+                if found is None:
+                    message = f"topic {wanted.name} was made and is not there"
+                    raise TopicRefused("TopicNotFound", message)
+                return replace(seen, topic=replace(topic, found=found))
+            case ApplyReceiver(manifest):
+                receiver = await self._receiver(connection, kafka)
+                contract = deciding.receiver_contract(connection, self.settings)
+                of = deciding.contract_topic(contract, connection.defaults)
+                revision = await self.receivers.apply(receiver, of, manifest)
+                gateway = await self._gateway(receiver.name)
+                return replace(seen, revision=revision, gateway=gateway)
+            case WriteIngress(path, ingress):
+                receiver = await self._receiver(connection, kafka)
+                await receiver.contract.write(path, ingress)
+                return replace(seen, ingress=ingress, accepted=False)
+            case AwaitReceivers():
+                receiver = await self._receiver(connection, kafka)
+                await self.receivers.until_read(receiver, self.settings.namespace)
+                return replace(seen, accepted=True)
+            case ApplyRoute(manifests):
+                for manifest in manifests:
+                    await self.cluster.apply(manifest)
+                return replace(seen, routed=True)
+            case ProbeReceiver(url, address):
+                await self.probe(url)
+                return replace(seen, probed=address)
+        raise TypeError(f"no effect of a KafkaChannel's: {effect}")
+
+
+def _config_map(of: Identity, data: Mapping[str, str]) -> ConfigMap:
+    metadata = {"namespace": of.namespace, "name": of.name}
+    return parse(
+        ConfigMap, {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": data}
+    )
+
+
+def _remember(
+    seen: ObservedChannel,
+    decision: ChannelDecision,
+    record: BrokerRecord,
+    conditions: list[dict[str, Any]],
+) -> None:
+    """Keep what its Subscriptions go by; where less was found, they go on with what was before."""
+    topic, connection = decision.topic, seen.connection
+    if topic is None or topic.found is None or not isinstance(connection, ChannelConnection):
+        return
+    assert seen.broker is not None
+    assert record.kafka is not None
+    ready = statuses.summary(conditions)
+    record.state = BrokerState(
+        broker=seen.broker,
+        topic=topic.wanted,
+        partitions=topic.found.partitions,
+        defaults=connection.defaults,
+        secret=connection.secret,
+        kafka=record.kafka,
+        ready=ready.get("status", "Unknown"),
+        why_not=f"{ready.get('reason', '')} {ready.get('message', '')}".strip(),
+    )
