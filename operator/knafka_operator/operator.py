@@ -218,8 +218,8 @@ class Operator:
             await self._http.close()
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
-        """Whether a Trigger's Broker isn't known to be another implementation's, or a Subscription's
-        channel is a KafkaChannel."""
+        """Whether a Trigger's Broker isn't known to be another implementation's; of a Subscription,
+        whether it names a KafkaChannel."""
         if self.family is CHANNELS:
             return is_of_kafka_channel(trigger)
         return broker_of(trigger) not in self.states.foreign_brokers
