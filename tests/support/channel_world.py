@@ -1,0 +1,155 @@
+"""An operator with KafkaChannels and Subscriptions, between a cluster and a Kafka in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from support.operator_world import SETTINGS, OperatorWorld
+
+from knafka.core.contract import Ingress
+from knafka_operator.decide import routes
+from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
+from knafka_operator.operator import Operator
+from knafka_operator.reconcile.receivers import entries
+from knafka_operator.reconcile.state import Identity
+
+VERSION: Final = KAFKA_CHANNEL_VERSIONS[0]
+GATEWAY: Final = "gateway.ingress.svc.cluster.local"
+CONTRACT: Final = "knafka-contract-knafka-KafkaChannels-"
+UID: Final = "0d4d51a9-7d9c-4b5e-8f3f-6a4a1a6f0f11"
+
+
+class ChannelWorld(OperatorWorld):
+    """`behind` are replicas of receivers that have not read their contract to its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.behind: dict[str, int | None] = {}
+        self.asked = 0
+        """How often replicas were asked for their position."""
+        self.probed: list[str] = []
+        self.channels = self._channels()
+        self.configure("knafka", "kafka-channel-config", **{"bootstrap.servers": "kafka:9092"})
+
+    def _channels(self) -> Operator:
+        return Operator(
+            SETTINGS,
+            self.cluster,
+            self._connect,
+            drains=self.drains,
+            probe=self._probe_address,
+            wake=self._probe,
+            open_writer=self._open_writer,
+            beside=self.operator,
+            positions=self._positions,
+        )
+
+    async def restart(self, **settings: Any) -> None:
+        await super().restart(**settings)
+        self.channels = self._channels()
+
+    async def _positions(self, namespace: str, name: str) -> Mapping[str, int | None]:
+        self.asked += 1
+        return dict(self.behind)
+
+    async def _probe_address(self, url: str) -> None:
+        await self._probe(url)
+        self.probed.append(url)
+
+    def add_gateway(self, receiver: str = "kafka-channel-receiver") -> None:
+        """Knative has routed to the receiver."""
+        metadata = {
+            "namespace": "knafka",
+            "name": receiver,
+            "annotations": {routes.INGRESS_CLASS: "some.ingress.class"},
+        }
+        status = {"privateLoadBalancer": {"ingress": [{"domainInternal": GATEWAY}]}}
+        self.cluster.put(
+            {
+                "apiVersion": routes.NETWORKING,
+                "kind": "Ingress",
+                "metadata": metadata,
+                "status": status,
+            }
+        )
+
+    def declare_channel(
+        self, namespace: str, name: str, annotations: Mapping[str, str] | None = None, **spec: Any
+    ) -> None:
+        metadata = {
+            "namespace": namespace,
+            "name": name,
+            "annotations": dict(annotations or {}),
+        }
+        self.cluster.put(
+            {"apiVersion": VERSION, "kind": "KafkaChannel", "metadata": metadata, "spec": spec}
+        )
+
+    def declare_subscription(
+        self,
+        namespace: str,
+        name: str,
+        channel: str,
+        annotations: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> None:
+        to = {"apiVersion": VERSION, "kind": "KafkaChannel", "name": channel}
+        spec = {"channel": to, "subscriber": {"uri": "http://there/"}, **spec}
+        metadata = {"namespace": namespace, "name": name, "annotations": dict(annotations or {})}
+        self.cluster.put(
+            {"apiVersion": MESSAGING, "kind": "Subscription", "metadata": metadata, "spec": spec}
+        )
+
+    def stored(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
+        version = VERSION if kind == "KafkaChannel" else MESSAGING
+        return self.cluster.objects[version, kind, namespace, name]
+
+    async def reconcile_channel(self, namespace: str, name: str) -> Mapping[str, Any]:
+        document = self.stored("KafkaChannel", namespace, name)
+        self.channels.on_change(document, gone=False)
+        await self.channels.reconcile_broker(document)
+        status: Mapping[str, Any] = self.stored("KafkaChannel", namespace, name)["status"]
+        return status
+
+    async def reconcile_subscription(self, namespace: str, name: str) -> Mapping[str, Any]:
+        document = self.stored("Subscription", namespace, name)
+        self.channels.on_change(document, gone=False)
+        status = await self.channels.triggers.reconcile(document)
+        assert status is not None
+        return status
+
+    async def delete_channel(self, namespace: str, name: str) -> None:
+        document = self.stored("KafkaChannel", namespace, name)
+        await self.channels.delete_broker(document)
+        self.cluster.set_finalizers(VERSION, "KafkaChannel", namespace, name)
+        self.cluster.remove(VERSION, "KafkaChannel", namespace, name)
+        self.channels.on_change(document, gone=True)
+
+    async def delete_subscription(self, namespace: str, name: str) -> None:
+        document = self.stored("Subscription", namespace, name)
+        await self.channels.triggers.delete(document)
+        self.cluster.set_finalizers(MESSAGING, "Subscription", namespace, name)
+        self.cluster.remove(MESSAGING, "Subscription", namespace, name)
+        self.channels.on_change(document, gone=True)
+
+    def egress_of(self, namespace: str, name: str) -> Any:
+        record = self.channels.states.triggers[Identity(namespace, name)]
+        assert record.watched is not None
+        return record.watched.egress
+
+    def ingresses(self) -> Mapping[str, Ingress]:
+        """What the receiver's contract says, as a receiver reads it."""
+        (topic,) = (each for each in self.log.topics if each.startswith(CONTRACT))
+        return entries(self.log.topics[topic].partitions[0])
+
+
+@asynccontextmanager
+async def running_channels(_: object = None) -> AsyncIterator[ChannelWorld]:
+    """A world whose addresses answer every probe; what runs in it is ended."""
+    world = ChannelWorld()
+    try:
+        yield world
+    finally:
+        await world.operator.close()
