@@ -115,6 +115,11 @@ def test_the_references_of_a_subscription_get_its_namespace() -> None:
     assert refusal(defaulted) == ""
 
 
+def test_a_destination_without_a_reference_is_kept() -> None:
+    document = subscription(subscriber={"uri": "http://mail/"}, reply={"uri": "http://answers/"})
+    assert defaulted_subscription(document) == document
+
+
 @pytest.mark.parametrize("spec", ["orders", ["orders"], 5])
 def test_what_is_no_spec_at_all_is_left_for_the_check(spec: object) -> None:
     for document, defaulted in (
@@ -339,6 +344,9 @@ TEN = channel(numPartitions=10, replicationFactor=3, retentionDuration="PT168H")
         ),
         pytest.param(
             subscription(), subscription(channel={**ORDERS, "namespace": ""}), "", id="empty"
+        ),
+        pytest.param(
+            subscription(), subscription(channel={**ORDERS, "namespace": None}), "", id="null"
         ),
         pytest.param(
             subscription(
