@@ -10,26 +10,35 @@ import pytest
 import yaml
 
 from knafka.core.documents import Model
+from knafka_operator.model.channels import (
+    KAFKA_CHANNEL_VERSIONS,
+    PARTITIONS,
+    REPLICATION,
+    KafkaChannelSpec,
+    SubscriptionSpec,
+)
 from knafka_operator.model.resources import BrokerSpec, TriggerSpec
 
 CRDS = Path(__file__).parents[2] / "crds"
 ADDRESS = {"name", "url", "CACerts", "audience"}
-STATUS = {
-    *("annotations", "conditions", "observedGeneration"),
-    *("deadLetterSinkUri", "deadLetterSinkCACerts", "deadLetterSinkAudience"),
-}
+RESOLVED = {"deadLetterSinkUri", "deadLetterSinkCACerts", "deadLetterSinkAudience"}
+STATUS = {"annotations", "conditions", "observedGeneration"}
+EVENTING = ("broker", "trigger")
+MESSAGING = ("kafkachannel", "subscription")
 
 
 def crd(kind: str) -> dict[str, Any]:
-    document = yaml.safe_load((CRDS / f"{kind}.yaml").read_text())
+    folder = CRDS / "messaging" if kind in MESSAGING else CRDS
+    document = yaml.safe_load((folder / f"{kind}.yaml").read_text())
     assert isinstance(document, dict)
     return document
 
 
 def version(kind: str) -> dict[str, Any]:
-    (only,) = crd(kind)["spec"]["versions"]
-    assert isinstance(only, dict)
-    return only
+    """The one that is stored."""
+    (stored,) = (each for each in crd(kind)["spec"]["versions"] if each["storage"])
+    assert isinstance(stored, dict)
+    return stored
 
 
 def schema(kind: str) -> dict[str, Any]:
@@ -80,7 +89,14 @@ def drift(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iter
 
 
 @pytest.mark.parametrize(
-    ("kind", "model"), [("broker", BrokerSpec), ("trigger", TriggerSpec)], ids=["broker", "trigger"]
+    ("kind", "model"),
+    [
+        ("broker", BrokerSpec),
+        ("trigger", TriggerSpec),
+        ("kafkachannel", KafkaChannelSpec),
+        ("subscription", SubscriptionSpec),
+    ],
+    ids=[*EVENTING, *MESSAGING],
 )
 def test_the_schema_has_the_fields_that_we_read_and_no_other(kind: str, model: type[Model]) -> None:
     assert list(drift(read(model), schema(kind)["spec"], "spec")) == []
@@ -99,9 +115,12 @@ def test_a_field_that_only_one_side_knows_is_found() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", ["broker", "trigger"])
+@pytest.mark.parametrize("kind", [*EVENTING, *MESSAGING])
 def test_the_schema_holds_no_rule_that_would_hide_the_webhooks_message(kind: str) -> None:
-    """Names and types only: the API server asks the schema first, the validating webhook last."""
+    """Names and types only: the API server asks the schema first, the validating webhook last.
+
+    What it fills in breaks no rule.
+    """
 
     def keys(node: object) -> Iterator[str]:
         if isinstance(node, Mapping):
@@ -113,6 +132,7 @@ def test_the_schema_holds_no_rule_that_would_hide_the_webhooks_message(kind: str
 
     assert set(keys(schema(kind)["spec"])) <= {
         *("type", "format", "description", "items", "x-kubernetes-preserve-unknown-fields"),
+        "default",
     }
 
 
@@ -120,46 +140,68 @@ def test_the_schema_holds_no_rule_that_would_hide_the_webhooks_message(kind: str
 def test_the_status_has_upstreams_fields() -> None:
     """KN-BRK-20, naming.md: Trigger."""
     broker, trigger = (schema(kind)["status"]["properties"] for kind in ("broker", "trigger"))
-    assert broker.keys() == STATUS | {"address", "addresses", "policies"}
-    assert trigger.keys() == STATUS | {
+    assert broker.keys() == STATUS | RESOLVED | {"address", "addresses", "policies"}
+    assert trigger.keys() == STATUS | RESOLVED | {
         *("subscriberUri", "subscriberCACerts", "subscriberAudience", "auth"),
     }
-    assert broker["address"]["properties"].keys() == ADDRESS
-    assert broker["addresses"]["items"]["properties"].keys() == ADDRESS
-    for status in (broker, trigger):
+    assert_parts_are_upstreams(broker, trigger)
+
+
+def test_the_status_of_channels_has_upstreams_fields() -> None:
+    """KN-CHN-01, KN-CHN-04, KN-CHN-05, KN-SUB-03; naming.md: KafkaChannel."""
+    channel, subscription = (schema(kind)["status"]["properties"] for kind in MESSAGING)
+    assert channel.keys() == STATUS | RESOLVED | {
+        *("address", "addresses", "policies", "subscribers", "deadLetterChannel"),
+    }
+    assert channel["subscribers"]["items"]["properties"].keys() == {
+        *("uid", "observedGeneration", "ready", "message", "auth"),
+    }
+    assert subscription.keys() == STATUS | {"physicalSubscription", "auth"}
+    assert subscription["physicalSubscription"]["properties"].keys() == RESOLVED | {
+        *("subscriberUri", "subscriberCACerts", "subscriberAudience"),
+        *("replyUri", "replyCACerts", "replyAudience"),
+    }
+    assert_parts_are_upstreams(channel, subscription)
+
+
+def assert_parts_are_upstreams(addressable: dict[str, Any], other: dict[str, Any]) -> None:
+    assert addressable["address"]["properties"].keys() == ADDRESS
+    assert addressable["addresses"]["items"]["properties"].keys() == ADDRESS
+    for status in (addressable, other):
         assert status["annotations"]["x-kubernetes-preserve-unknown-fields"] is True
         assert status["conditions"]["items"]["properties"].keys() == {
             *("type", "status", "severity", "lastTransitionTime", "reason", "message"),
         }
 
 
+AGE = ("Age", ".metadata.creationTimestamp", 0)
+READY = ("Ready", '.status.conditions[?(@.type=="Ready")].status', 0)
+REASON = ("Reason", '.status.conditions[?(@.type=="Ready")].reason', 0)
+URL = ("URL", ".status.address.url", 0)
+
+
+def columns(kind: str) -> list[tuple[str, str, int]]:
+    return [
+        (each["name"], each["jsonPath"], each.get("priority", 0))
+        for each in version(kind)["additionalPrinterColumns"]
+    ]
+
+
 @pytest.mark.conformance("KN-TRG-14")
 def test_the_columns_are_upstreams() -> None:
     """KN-TRG-14."""
-    columns = {
-        kind: [
-            (each["name"], each["jsonPath"], each.get("priority", 0))
-            for each in version(kind)["additionalPrinterColumns"]
-        ]
-        for kind in ("broker", "trigger")
-    }
-    age = ("Age", ".metadata.creationTimestamp", 0)
-    ready = ("Ready", '.status.conditions[?(@.type=="Ready")].status', 0)
-    reason = ("Reason", '.status.conditions[?(@.type=="Ready")].reason', 0)
     broker_class = r".metadata.annotations.eventing\.knative\.dev/broker\.class"
-    assert columns["broker"] == [
-        ("URL", ".status.address.url", 0),
-        *(age, ready, reason),
-        ("Class", broker_class, 1),
-    ]
-    assert columns["trigger"] == [
+    assert columns("broker") == [URL, AGE, READY, REASON, ("Class", broker_class, 1)]
+    assert columns("trigger") == [
         ("Broker", ".spec.broker", 0),
         ("Subscriber_URI", ".status.subscriberUri", 0),
-        *(age, ready, reason),
+        *(AGE, READY, REASON),
     ]
+    assert columns("kafkachannel") == [READY, REASON, URL, AGE]
+    assert columns("subscription") == [READY, REASON, AGE]
 
 
-@pytest.mark.parametrize("kind", ["broker", "trigger"])
+@pytest.mark.parametrize("kind", EVENTING)
 def test_names_and_labels_are_upstreams(kind: str) -> None:
     """naming.md: labels; `kubectl get knative` lists them too."""
     document = crd(kind)
@@ -182,7 +224,74 @@ def test_names_and_labels_are_upstreams(kind: str) -> None:
     assert version(kind)["subresources"] == {"status": {}}
 
 
-def test_kustomize_takes_every_crd() -> None:
-    listed = yaml.safe_load((CRDS / "kustomization.yaml").read_text())["resources"]
-    there = {path.name for path in CRDS.glob("*.yaml")} - {"kustomization.yaml"}
+@pytest.mark.parametrize(
+    ("kind", "name", "short", "labels", "categories"),
+    [
+        (
+            "kafkachannel",
+            "KafkaChannel",
+            "kc",
+            {"messaging.knative.dev/subscribable", "duck.knative.dev/addressable"},
+            ["channel"],
+        ),
+        ("subscription", "Subscription", "sub", set(), []),
+    ],
+    ids=MESSAGING,
+)
+def test_names_and_labels_of_channels_are_upstreams(
+    kind: str, name: str, short: str, labels: set[str], categories: list[str]
+) -> None:
+    """KN-CHN-07: by its labels and category a kind is found to be a channel's."""
+    document = crd(kind)
+    assert document["metadata"]["name"] == f"{kind}s.messaging.knative.dev"
+    assert document["spec"]["group"] == "messaging.knative.dev"
+    assert document["spec"]["scope"] == "Namespaced"
+    assert document["spec"]["preserveUnknownFields"] is False
+    assert document["spec"]["names"] == {
+        "kind": name,
+        "listKind": f"{name}List",
+        "plural": f"{kind}s",
+        "singular": kind,
+        "categories": ["all", "knative", "messaging", *categories],
+        "shortNames": [short],
+    }
+    on = {key for key, value in document["metadata"]["labels"].items() if value == "true"}
+    assert on == labels | {"knative.dev/crd-install"}
+
+
+def test_a_kafka_channel_is_the_same_in_both_of_its_versions() -> None:
+    """KN-CHN-10: v1beta1 is stored, both are served, and nothing is converted."""
+    versions = crd("kafkachannel")["spec"]["versions"]
+    assert [f"messaging.knative.dev/{each['name']}" for each in versions] == [
+        *KAFKA_CHANNEL_VERSIONS
+    ]
+    assert [(each.pop("name"), each.pop("storage")) for each in versions] == [
+        ("v1beta1", True),
+        ("v1", False),
+    ]
+    first, second = versions
+    assert first == second
+    assert first["served"] is True
+    assert first["subresources"] == {"status": {}}
+    assert crd("kafkachannel")["spec"]["conversion"] == {"strategy": "None"}
+
+
+def test_a_subscription_has_one_version() -> None:
+    (only,) = crd("subscription")["spec"]["versions"]
+    assert (only["name"], only["served"], only["storage"]) == ("v1", True, True)
+    assert only["subresources"] == {"status": {}}
+
+
+def test_what_the_schema_fills_in_is_what_we_take_for_it() -> None:
+    """KN-CHN-10."""
+    spec = schema("kafkachannel")["spec"]["properties"]
+    found = {name: it["default"] for name, it in spec.items() if "default" in it}
+    assert found == {"numPartitions": PARTITIONS, "replicationFactor": REPLICATION}
+
+
+@pytest.mark.parametrize("folder", [CRDS, CRDS / "messaging"], ids=["eventing", "messaging"])
+def test_kustomize_takes_every_crd(folder: Path) -> None:
+    """Channels are asked for by themselves."""
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    there = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
     assert set(listed) == there

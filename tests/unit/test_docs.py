@@ -32,7 +32,7 @@ SPEC_ID = re.compile(
 )
 NO_REASONS = {
     *("ConfigMap", "CustomResourceDefinition", "RuntimeDefault"),
-    *("PartialObjectMetadata", "PartialObjectMetadataList"),
+    *("PartialObjectMetadata", "PartialObjectMetadataList", "KafkaChannel"),
 }
 """Words in the operator's code that look like a condition or a reason and are none."""
 

@@ -88,6 +88,82 @@ def test_a_kustomization_elsewhere_builds_upon_the_base(tmp_path: Path, componen
     assert (("ClusterRole", "knafka-project-secrets") in found) is component
 
 
+CHANNELS = {
+    ("CustomResourceDefinition", "kafkachannels.messaging.knative.dev"),
+    ("CustomResourceDefinition", "subscriptions.messaging.knative.dev"),
+    ("ConfigMap", "kafka-channel-config"),
+    ("ClusterRole", "knafka-channels"),
+    ("ClusterRoleBinding", "knafka-channels"),
+    ("Role", "knafka-channels"),
+    ("RoleBinding", "knafka-channels"),
+    ("ClusterRole", "knafka-kafkachannel-addressable"),
+    ("ClusterRole", "knafka-kafkachannel-channelable"),
+}
+
+
+@pytest.fixture(scope="module")
+def with_channels(tmp_path_factory: pytest.TempPathFactory) -> Manifests:
+    """The base with both of its components."""
+    folder = tmp_path_factory.mktemp("channels")
+    deploy = os.path.relpath(ROOT / "operator" / "deploy", folder.resolve())
+    mine = {
+        "resources": [deploy],
+        "components": [f"{deploy}/channels", f"{deploy}/project-secrets"],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+    return built(folder)
+
+
+def test_channels_are_asked_for_by_a_component(with_channels: Manifests) -> None:
+    base = built("operator/deploy")
+    assert not CHANNELS & base.keys()
+    secrets = {(kind, "knafka-project-secrets") for kind in ("ClusterRole", "ClusterRoleBinding")}
+    assert with_channels.keys() == base.keys() | CHANNELS | secrets
+    changed = {key for key in base if base[key] != with_channels[key]}
+    assert changed == {("Deployment", "knafka-operator")}
+    more = {"KNAFKA_CHANNELS": "enabled", "KNAFKA_PROJECT_SECRETS": "true"}
+    assert environment(with_channels) == environment(base) | more
+
+
+def test_the_roles_of_other_controllers_take_in_channels(with_channels: Manifests) -> None:
+    """KN-CHN-07."""
+    found = {}
+    for duck in ("addressable", "channelable"):
+        role = with_channels["ClusterRole", f"knafka-kafkachannel-{duck}"]
+        assert role["metadata"]["labels"] == {f"duck.knative.dev/{duck}": "true"}
+        (rule,) = role["rules"]
+        assert rule["apiGroups"] == ["messaging.knative.dev"]
+        assert rule["resources"] == ["kafkachannels", "kafkachannels/status"]
+        found[duck] = set(rule["verbs"])
+    assert found["addressable"] == {"get", "list", "watch"}
+    assert found["channelable"] == found["addressable"] | {"create", "update", "patch", "delete"}
+
+
+def test_channels_give_the_operator_no_more_rights_than_they_need(
+    with_channels: Manifests,
+) -> None:
+    """Nothing of anybody's is deleted but Services and Ingresses, and no Secret is written."""
+    rules = with_channels["ClusterRole", "knafka-channels"]["rules"]
+    deletes = [set(rule["resources"]) for rule in rules if "delete" in rule["verbs"]]
+    assert deletes == [{"services"}, {"ingresses"}]
+    asked = {each for rule in rules for each in rule["resources"]}
+    assert "secrets" not in asked
+    (pods,) = with_channels["Role", "knafka-channels"]["rules"]
+    assert (pods["resources"], pods["verbs"]) == (["pods"], ["get", "list"])
+    for kind in ("ClusterRole", "Role"):
+        binding = with_channels[f"{kind}Binding", "knafka-channels"]
+        assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (kind, "knafka-channels")
+        (subject,) = binding["subjects"]
+        assert ("ServiceAccount", subject["name"]) in with_channels
+
+
+def test_where_the_channels_kafka_is_outlives_an_upgrade(with_channels: Manifests) -> None:
+    """A value here would replace the user's whenever this is applied again."""
+    config = with_channels["ConfigMap", "kafka-channel-config"]
+    assert config["metadata"]["namespace"] == "knafka"
+    assert "data" not in config
+
+
 @pytest.mark.parametrize("file", ["operator/deploy/operator.yaml", "examples", "func.yaml"])
 def test_no_registry_is_named_but_that_of_the_docs(file: str) -> None:
     """Images have bare names: who installs them says where they are."""

@@ -1,7 +1,7 @@
 """Handlers: the webhooks of every replica, on kopf, and what they must know.
 
-Not here: the checks (`decide.admission`), the server and its certificate (`webhooks`), and what is
-done with Brokers and Triggers (`controller`).
+Not here: those of channels (`channel_handlers`), the checks (`decide.admission`), the server and
+its certificate (`webhooks`), and what is done with Brokers and Triggers (`controller`).
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ async def default_broker(
     )
     # One without a class is ours by now, if the default is.
     if memo.operator.brokers.is_ours(old or filled_in):
-        patch.fns.append(lambda raw: _become(raw, filled_in))
+        patch.fns.append(lambda raw: become(raw, filled_in))
 
 
 @kopf.on.mutate(*TRIGGERS, id="default-trigger", **WEBHOOK)
 def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
     if memo.operator.may_be_ours(body):
-        patch.fns.append(lambda raw: _become(raw, admission.defaulted_trigger(raw)))
+        patch.fns.append(lambda raw: become(raw, admission.defaulted_trigger(raw)))
 
 
 @kopf.on.validate(*BROKERS, id="check-broker", **WEBHOOK)
 def check_broker(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
     if memo.operator.brokers.is_ours(old or body):
-        _admit(admission.check_broker, dict(body), old and dict(old))
+        admit(admission.check_broker, dict(body), old and dict(old))
 
 
 @kopf.on.validate(*TRIGGERS, id="check-trigger", **WEBHOOK)
@@ -81,7 +81,7 @@ def check_trigger(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
     if memo.operator.may_be_ours(old or body):
-        _admit(admission.check_trigger, dict(body), old and dict(old))
+        admit(admission.check_trigger, dict(body), old and dict(old))
         warnings.extend(admission.trigger_warnings(dict(body)))
 
 
@@ -103,12 +103,14 @@ async def _default_class(broker: Document, memo: kopf.Memo) -> str:
     return class_ if class_ in settings.broker_classes else ""
 
 
-def _become(raw: Any, document: Document) -> None:
+def become(raw: Any, document: Document) -> None:
+    """Make `raw`, which a patch is made of, this document."""
     # A function, since kopf passes over the empty objects of a patch, and `filter: {}` is one.
     raw.update(document)
 
 
-def _admit(check: Any, document: Document, old: Document | None) -> None:
+def admit(check: Any, document: Document, old: Document | None) -> None:
+    """Answer with what `check` refuses, as Knative's webhooks do."""
     try:
         check(document, old)
     except InvalidDocument as error:

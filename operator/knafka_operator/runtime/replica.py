@@ -28,7 +28,7 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.runtime import handlers, webhooks
+from knafka_operator.runtime import channel_handlers, handlers, webhooks
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import Controller
@@ -157,9 +157,17 @@ class Webhooks:
 
 
 async def _webhooks(
-    ours: Settings, cluster: ApiCluster, operator: Operator, ended: Callable[[], None]
+    ours: Settings,
+    cluster: ApiCluster,
+    operator: Operator,
+    ended: Callable[[], None],
+    *,
+    channels: bool = False,
 ) -> Webhooks:
+    """`channels`: whether those of KafkaChannels and Subscriptions are served too."""
     settings, ready = handlers.kopf_settings(), threading.Event()
+    if channels:
+        channel_handlers.register(handlers.REGISTRY)
     if ours.webhooks:
         pem = await _insisting(
             "the webhooks' certificate",

@@ -1,0 +1,184 @@
+"""Channel admission: what a KafkaChannel or Subscription is filled in with, and what is refused of
+it.
+
+    document -> the whole document with its defaults          (a mutating webhook)
+    new and old document -> nothing, or an InvalidDocument    (a validating one)
+
+As `admission`: the words are upstream's, all problems are named at once, and what was wrong before
+an update already is let pass.
+
+Pure. Not here: looking anything up, and judging Subscriptions to channels of other kinds: the
+caller asks `may_be_ours` first, of the old document if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka_operator.decide.admission import wrong_with_delivery, wrong_with_order
+from knafka_operator.decide.field_errors import (
+    IMMUTABLE_FIELDS,
+    Problem,
+    annotations_of,
+    broken_certificates,
+    caught,
+    changed,
+    default_sink,
+    leaves,
+    mapping,
+    misfits,
+    namespace_of,
+    refuse,
+    resolvable,
+)
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.channels import (
+    KAFKA_CHANNEL,
+    PARTITIONS,
+    REPLICATION,
+    RETENTION,
+    SUBSCRIBABLE,
+    KafkaChannel,
+    KafkaChannelSpec,
+    Subscription,
+)
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.isolation import declared_isolation
+
+_DEFAULTS: Final[Mapping[str, object]] = {
+    "numPartitions": PARTITIONS,
+    "replicationFactor": REPLICATION,
+    "retentionDuration": RETENTION,
+}
+"""The fields of a KafkaChannel that may not change (KN-CHN-10)."""
+_RETENTION: Final = "spec.retentionDuration"
+
+_MISSING: Final[Mapping[str, str]] = {
+    "spec.channel": "the Subscription must reference a channel",
+    "spec.subscriber": "the Subscription must reference a subscriber",
+}
+
+
+def may_be_ours(subscription: Document) -> bool:
+    """Whether a Subscription's channel isn't of another kind, which has webhooks of its own."""
+    kind = mapping(mapping(subscription, "spec"), "channel").get("kind")
+    return not kind or kind == KAFKA_CHANNEL
+
+
+def defaulted_channel(document: Document) -> dict[str, Any]:
+    """The KafkaChannel with upstream's defaults (KN-CHN-07, KN-CHN-10). Idempotent."""
+    if not isinstance(document.get("spec"), Mapping | None):
+        return dict(document)
+    spec = mapping(document, "spec")
+    # As upstream, 0 and "" count as not set.
+    spec |= {name: value for name, value in _DEFAULTS.items() if spec.get(name) in (None, "", 0)}
+    default_sink(spec, namespace_of(document))
+    metadata = mapping(document, "metadata")
+    metadata["annotations"] = {SUBSCRIBABLE: "v1", **mapping(metadata, "annotations")}
+    return {**document, "metadata": metadata, "spec": spec}
+
+
+def defaulted_subscription(document: Document) -> dict[str, Any]:
+    """The Subscription with upstream's defaults: the namespaces of references. Idempotent."""
+    if not isinstance(document.get("spec"), Mapping | None):
+        return dict(document)
+    namespace = namespace_of(document)
+    spec = mapping(document, "spec")
+    for name in ("subscriber", "reply"):
+        if isinstance(destination := spec.get(name), Mapping):
+            spec[name] = resolvable(destination, namespace)
+    default_sink(spec, namespace)
+    return {**document, "spec": spec}
+
+
+def check_channel(new: Document, old: Document | None = None) -> None:
+    """Refuse what is wrong with a KafkaChannel, or may not change (KN-CHN-05, KN-CHN-10).
+
+    Raises `InvalidDocument` that names all of it; its path is that of the first problem.
+    """
+    refuse(_wrong_with_channel, new, old, _channel_changes)
+
+
+def check_subscription(
+    new: Document, old: Document | None = None, autoscaling: Autoscaling | None = None
+) -> None:
+    """Refuse what is wrong with a Subscription, or may not change (KN-SUB-01, 02, 04).
+
+    `autoscaling` is what its annotations stand over, as for the scaler. Raises `InvalidDocument`
+    that names all of it; its path is that of the first problem.
+    """
+
+    def wrong(document: Document) -> Iterator[Problem]:
+        return _wrong_with_subscription(document, autoscaling or Autoscaling())
+
+    refuse(wrong, new, old, _subscription_changes)
+
+
+def _wrong_with_channel(document: Document) -> Iterator[Problem]:
+    yield from misfits(KafkaChannel, {**document, "status": None})
+    yield from broken_certificates(document)
+    annotations = annotations_of(document)
+    yield from wrong_with_order(annotations)
+    yield from caught(lambda: declared_isolation(annotations))
+
+
+def _wrong_with_subscription(document: Document, autoscaling: Autoscaling) -> Iterator[Problem]:
+    for each in misfits(Subscription, {**document, "status": None}):
+        if each.message == "missing field(s)":
+            yield replace(each, details=_MISSING.get(each.path, ""))
+        elif each.path == "spec.channel.namespace":
+            message, _, wanted = each.message.partition(": want ")
+            yield replace(
+                each, message=message, details=f"want {wanted}" if wanted else each.details
+            )
+        else:
+            yield each
+    yield from broken_certificates(document)
+    yield from wrong_with_delivery(annotations_of(document), autoscaling)
+
+
+def _channel_changes(old: Document, new: Document) -> Iterator[Problem]:
+    was, is_ = (_fixed_of_channel(each) for each in (old, new))
+    may_change = {each.path for each in misfits(KafkaChannel, {**old, "status": None})}
+    # As upstream: channels from before there was a retention get one at last. And one that is
+    # only spelled in another way is the same.
+    before, after = (_seconds(each[_RETENTION]) for each in (was, is_))
+    if not mapping(old, "spec").get("retentionDuration") or before == after:
+        may_change.add(_RETENTION)
+    for path in may_change:
+        was.pop(path, None)
+        is_.pop(path, None)
+    if diff := changed(was, is_):
+        yield Problem(IMMUTABLE_FIELDS, diff, "spec")
+
+
+def _fixed_of_channel(document: Document) -> dict[str, object]:
+    spec = mapping(document, "spec")
+    return {f"spec.{name}": spec.get(name) or value for name, value in _DEFAULTS.items()}
+
+
+def _seconds(retention: object) -> float | None:
+    """None: it is no duration."""
+    try:
+        return parse(KafkaChannelSpec, {"retentionDuration": retention}).retention_duration
+    except InvalidDocument:
+        return None
+
+
+def _subscription_changes(old: Document, new: Document) -> Iterator[Problem]:
+    was, is_ = (_fixed_of_subscription(each) for each in (old, new))
+    # Without a channel it was never of use, and may be mended.
+    if was and (diff := changed(was, is_)):
+        yield Problem(IMMUTABLE_FIELDS, diff, "spec")
+
+
+def _fixed_of_subscription(document: Document) -> dict[str, object]:
+    """Its channel; a namespace that is the Subscription's own is the same as none."""
+    channel = mapping(mapping(document, "spec"), "channel")
+    if channel.get("namespace") in ("", namespace_of(document)):
+        del channel["namespace"]
+    return dict(leaves("spec.channel", channel))

@@ -1,0 +1,47 @@
+"""Channel handlers: the webhooks of KafkaChannels and Subscriptions, on kopf.
+
+Served only where channels are: who installs Knafka asks for them (operator/deploy/channels).
+
+Not here: the checks (`decide.channel_admission`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import kopf
+
+from knafka_operator.decide import channel_admission
+from knafka_operator.runtime.handlers import WEBHOOK, admit, become
+
+# KafkaChannels are asked about in both of their versions: as the webhooks' matchPolicy is
+# Equivalent, a v1beta1 is handed over as a v1.
+KAFKA_CHANNELS: Final = ("messaging.knative.dev", "v1", "kafkachannels")
+SUBSCRIPTIONS: Final = ("messaging.knative.dev", "v1", "subscriptions")
+
+
+def register(registry: kopf.OperatorRegistry) -> None:
+    """Have `registry` answer for channels too. Call it once for each."""
+    webhook = {**WEBHOOK, "registry": registry}
+    kopf.on.mutate(*KAFKA_CHANNELS, id="default-channel", **webhook)(default_channel)
+    kopf.on.mutate(*SUBSCRIPTIONS, id="default-subscription", **webhook)(default_subscription)
+    kopf.on.validate(*KAFKA_CHANNELS, id="check-channel", **webhook)(check_channel)
+    kopf.on.validate(*SUBSCRIPTIONS, id="check-subscription", **webhook)(check_subscription)
+
+
+def default_channel(patch: kopf.Patch, **_: Any) -> None:
+    patch.fns.append(lambda raw: become(raw, channel_admission.defaulted_channel(raw)))
+
+
+def default_subscription(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
+    if channel_admission.may_be_ours(body):
+        patch.fns.append(lambda raw: become(raw, channel_admission.defaulted_subscription(raw)))
+
+
+def check_channel(body: kopf.Body, old: Any = None, **_: Any) -> None:
+    admit(channel_admission.check_channel, dict(body), old and dict(old))
+
+
+def check_subscription(body: kopf.Body, old: Any = None, **_: Any) -> None:
+    if channel_admission.may_be_ours(old or body):
+        admit(channel_admission.check_subscription, dict(body), old and dict(old))
