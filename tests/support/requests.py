@@ -23,6 +23,16 @@ def ingress(bootstrap_servers: str = "nowhere:9092", topic: str = "events", **mo
     return Ingress(namespace="ns", broker="broker", topic=topic, kafka=kafka, **more)
 
 
+def channel(name: str, topic: str, **more: Any) -> Ingress:
+    """A KafkaChannel of the namespace shop, with the host that is its own (KN-CHN-11)."""
+    hosts = (f"{name}-kn-channel.shop.svc.cluster.local",)
+    kafka = Kafka(bootstrap_servers="not-looked-at:9092")
+    return Ingress(
+        namespace="shop", broker=name, kind="KafkaChannel", hosts=hosts, topic=topic, kafka=kafka,
+        **more,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """What an accepted event lies in Kafka as (CE-K1)."""

@@ -118,10 +118,8 @@ def document(text: str) -> Answer:
 def probed(digest: bytes, position: int | None) -> Answer:
     """The answer to Knative's network probe: it wants its hash back (KN-BRK-21). The operator
     wants to know how far the contract is read, if that stands in a topic."""
-    headers = ((b"k-network-hash", digest),)
-    if position is not None:
-        headers = (*headers, (b"knafka-contract-position", b"%d" % position))
-    return Answer(HTTPStatus.OK, headers=headers)
+    read = () if position is None else ((b"knafka-contract-position", b"%d" % position),)
+    return Answer(HTTPStatus.OK, headers=((b"k-network-hash", digest), *read))
 
 
 def waiting(why: str) -> Answer:

@@ -25,12 +25,11 @@ from knafka.core.contract import Ingress, Kafka
 from knafka.core.errors import LogError
 from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
-from knafka.receiver.address import address_of, decoded_path
+from knafka.receiver.address import HttpHeaders, address_of, decoded_path
 from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections
 from knafka.receiver.entries import IngressEntries
 from knafka.receiver.ingest import (
-    HttpHeaders,
     IngestHandler,
     Limits,
     header_bytes,
