@@ -1,6 +1,7 @@
 """Settings: what a function takes from its environment, checked once at start.
 
     KNAFKA_INGRESSES   receiver: its contract, a JSON array of Ingress
+    KNAFKA_RECEIVER    receiver: a topic of them in its place: one Receiver as JSON
     KNAFKA_EGRESS      dispatcher: its contract, one Egress as JSON
     KNAFKA_SHARD       dispatcher: many of them in its place, which a topic names: one Shard as JSON
     KNAFKA_SERVICE_URL     dispatcher: its own Service, which it asks to go on when nobody does
@@ -20,11 +21,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from knafka.core.contract import Egress, Ingress, Shard, parse_ingresses
+from knafka.core.contract import Egress, Ingress, Receiver, Shard, parse_ingresses
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 
 INGRESSES: Final = "KNAFKA_INGRESSES"
+RECEIVER: Final = "KNAFKA_RECEIVER"
 EGRESS: Final = "KNAFKA_EGRESS"
 SHARD: Final = "KNAFKA_SHARD"
 SERVICE_URL: Final = "KNAFKA_SERVICE_URL"
@@ -84,6 +86,18 @@ def ingresses(environment: Environment) -> Sequence[Ingress]:
         if times > 1:
             raise InvalidDocument(INGRESSES, f"{times} Brokers have the path {path}: want one")
     return found
+
+
+def receiver(environment: Environment) -> Receiver | None:
+    """None: the receiver's Ingresses are `ingresses`. Raises as `ingresses`."""
+    if not (text := environment.get(RECEIVER)):
+        return None
+    if environment.get(INGRESSES):
+        raise InvalidDocument(RECEIVER, f"{INGRESSES} is set, too: want one of them")
+    try:
+        return parse_json(Receiver, text)
+    except InvalidDocument as error:
+        raise InvalidDocument(RECEIVER, str(error)) from error
 
 
 def egress(environment: Environment) -> Egress:

@@ -7,7 +7,7 @@ import json
 from confluent_kafka import Producer
 
 from knafka.clients.memory_log import MemoryLog
-from knafka.core.contract import Egress, SharedEgress
+from knafka.core.contract import Egress, Ingress, SharedEgress
 from knafka.core.documents import dump
 
 COMPACTED = {"cleanup_policy": "compact"}
@@ -18,6 +18,11 @@ def record(shard: str, egress: Egress) -> tuple[bytes, bytes]:
     """Key and value."""
     value = json.dumps(dump(SharedEgress(shard=shard, egress=egress)))
     return egress.group.encode(), value.encode()
+
+
+def ingress_record(ingress: Ingress) -> tuple[bytes, bytes]:
+    """Key and value, as a receiver's operator writes them."""
+    return ingress.path.encode(), json.dumps(dump(ingress)).encode()
 
 
 class MemoryContract:

@@ -37,6 +37,7 @@ _ERRORS = {
     Reason.STATUS: '{"error":"inventory is locked","retryable":true}',
     Reason.MALFORMED_REPLY: "the reply is no valid CloudEvent: the attribute type is required",
     Reason.REPLY_NOT_STORED: "Kafka did not take the reply: message too large",
+    Reason.REPLY_NOT_DELIVERED: "no connection to replies.shop: Connection refused",
     Reason.UNDECODABLE: "the record has no ce_specversion header",
     Reason.INTERNAL_ERROR: "KeyError: 'subject'",
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from knafka.core.contract import Ingress, Kafka
 from knafka.core.event import REQUIRED
@@ -18,9 +18,19 @@ PATH = b"/ns/broker"
 STRUCTURED = b"application/cloudevents+json"
 
 
-def ingress(bootstrap_servers: str = "nowhere:9092", topic: str = "events", **more: int) -> Ingress:
+def ingress(bootstrap_servers: str = "nowhere:9092", topic: str = "events", **more: Any) -> Ingress:
     kafka = Kafka(bootstrap_servers=bootstrap_servers)
     return Ingress(namespace="ns", broker="broker", topic=topic, kafka=kafka, **more)
+
+
+def channel(name: str, topic: str, **more: Any) -> Ingress:
+    """A KafkaChannel of the namespace shop, with the host that is its own (KN-CHN-11)."""
+    hosts = (f"{name}-kn-channel.shop.svc.cluster.local",)
+    kafka = Kafka(bootstrap_servers="not-looked-at:9092")
+    return Ingress(
+        namespace="shop", broker=name, kind="KafkaChannel", hosts=hosts, topic=topic, kafka=kafka,
+        **more,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

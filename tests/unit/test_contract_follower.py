@@ -12,9 +12,10 @@ from support.drains import World, until
 
 from knafka.clients.memory_log import MemoryLog
 from knafka.clients.memory_shared import MemoryPositionedReader
+from knafka.contract_topic import ContractFollower
 from knafka.core.contract import Egress
 from knafka.core.errors import LogError
-from knafka.dispatcher.shared.contract import ContractFollower
+from knafka.dispatcher.shared.entries import ShardEntries
 from knafka.ports.log import Record
 
 pytestmark = pytest.mark.looptime
@@ -33,7 +34,7 @@ class Following:
         self.fails = ""
         self.silent = False
         self.opened = 0
-        self.follower = ContractFollower(SHARD, self._open)
+        self.follower = ContractFollower(ShardEntries(SHARD), self._open)
         self.seen: list[set[str]] = []
         self.follower.listeners.append(lambda: self.seen.append(self.groups))
 
@@ -57,7 +58,7 @@ class Following:
 
     @property
     def groups(self) -> set[str]:
-        return set(self.follower.contract.egresses)
+        return set(self.follower.contract.entries)
 
     async def at(self, position: int) -> None:
         await until(lambda: self.follower.contract.position == position, within=20)
@@ -90,13 +91,13 @@ async def test_an_empty_topic_is_a_contract_without_egresses(following: Followin
 async def test_it_follows_what_is_added_changed_and_taken_away(following: Following) -> None:
     following.begin()
     await following.at(following.topic.write(SHARD, egress(0), egress(1)))
-    kept = following.follower.contract.egresses["group-1"]
+    kept = following.follower.contract.entries["group-1"]
     changed = egress(0, max_in_flight=7)
     await following.at(following.topic.write(SHARD, changed))
-    assert following.follower.contract.egresses["group-0"] == changed
+    assert following.follower.contract.entries["group-0"] == changed
     await following.at(following.topic.remove(changed))
     assert following.groups == {"group-1"}
-    assert following.follower.contract.egresses["group-1"] is kept
+    assert following.follower.contract.entries["group-1"] is kept
 
 
 async def test_an_egress_that_goes_to_another_shard_is_gone(following: Following) -> None:

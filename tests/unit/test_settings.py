@@ -8,10 +8,10 @@ import pytest
 from support.requests import ingress
 
 from knafka import settings
-from knafka.core.contract import Egress, Kafka, Shard, Sink
+from knafka.core.contract import Egress, Kafka, Receiver, Shard, Sink
 from knafka.core.documents import dump
 from knafka.core.errors import InvalidDocument
-from knafka.settings import EGRESS, INGRESSES, LOG_LEVEL, SHARD, Listen
+from knafka.settings import EGRESS, INGRESSES, LOG_LEVEL, RECEIVER, SHARD, Listen
 
 EGRESS_DOCUMENT = Egress(
     namespace="ns",
@@ -66,6 +66,17 @@ def test_two_brokers_with_one_path_are_told() -> None:
     text = json.dumps([dump(ingress()), dump(ingress(topic="others"))])
     with pytest.raises(InvalidDocument, match=f"^{INGRESSES}: 2 Brokers have the path /"):
         settings.ingresses({INGRESSES: text})
+
+
+def test_a_receiver_may_have_a_topic_of_ingresses_in_their_place() -> None:
+    topic = Receiver(kafka=Kafka(bootstrap_servers="k:9092"), contract_topic="contract")
+    text = json.dumps(dump(topic))
+    assert settings.receiver({RECEIVER: text}) == topic
+    assert settings.receiver({INGRESSES: "[]"}) is None
+    with pytest.raises(InvalidDocument, match=f"^{RECEIVER}: {INGRESSES} is set, too"):
+        settings.receiver({RECEIVER: text, INGRESSES: "[]"})
+    with pytest.raises(InvalidDocument, match=f"^{RECEIVER}: contractTopic"):
+        settings.receiver({RECEIVER: text.replace('"contract"', '""')})
 
 
 def test_a_dispatchers_contract_is_one_egress() -> None:

@@ -37,6 +37,9 @@ class Reason(StrEnum):
     UNDECODABLE = "undecodable-record"
     INTERNAL_ERROR = "internal-error"
     """Knafka itself failed on this one event; it can be replayed once that is mended."""
+    # New ones at the end: progress that is committed has their numbers (`core.progress`).
+    REPLY_NOT_DELIVERED = "reply-not-delivered"
+    """A Subscription's reply destination did not take the reply (KN-SUB-07)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,11 @@ def _is_retriable(outcome: Outcome) -> bool:
     status = outcome.status
     if outcome.failure is not None or status is None:
         return True
+    return is_retried_status(status)
+
+
+def is_retried_status(status: int) -> bool:
+    """Whether another attempt may end differently, of a status other than 2xx."""
     return status in RETRIED_4XX or not 100 <= status <= 499
 
 

@@ -9,7 +9,8 @@ without a subscriber costs some events and not the backlog. A Retry-After that t
 honours pauses all attempts until then.
 
 What counts is what says that nobody could have taken the event: no connection, no response in
-time, 429, 502, 503 and 504. Any other answer is an answer. Times are the event loop's, in seconds.
+time, 429, 502, 503 and 504, be it of a Subscription's reply destination, without which no delivery
+succeeds. Any other answer is an answer. Times are the event loop's, in seconds.
 """
 
 from __future__ import annotations
@@ -81,7 +82,11 @@ class CongestionControl:
 
     def failed(self, outcome: Outcome, event: int, now: float) -> None:
         """An attempt for this event, known by a number of its own, was not successful."""
-        if outcome.failure not in _NO_RESPONSE and outcome.status not in _NOT_NOW:
+        failure = outcome.failure
+        unanswered = failure in _NO_RESPONSE or (
+            failure is Reason.REPLY_NOT_DELIVERED and outcome.status is None
+        )
+        if not unanswered and outcome.status not in _NOT_NOW:
             self.answered()
             return
         self.is_calm = False

@@ -18,6 +18,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import KnafkaError
+from knafka.core.restarts import restart_after
 from knafka.dispatcher.drain import REVOKE_TIMEOUT
 from knafka.observability import RateLimitedFilter
 
@@ -34,14 +35,6 @@ ASK_AGAIN: Final = 3.0
 """Seconds after such a request that failed."""
 HANDOVER: Final = 30.0
 """Seconds without renewal after partitions went to a new member: somebody asked for that one."""
-FIRST_RESTART: Final = 1.0
-LAST_RESTART: Final = 10.0
-"""Seconds between a drain that failed and the next if nobody asks: doubled up to the last."""
-
-
-def restart_after(failures: int) -> float:
-    """Seconds after a drain that failed, the `failures` before it having failed too."""
-    return min(FIRST_RESTART * 2.0 ** min(failures, 16), LAST_RESTART)
 
 
 class AnotherEgress(KnafkaError):

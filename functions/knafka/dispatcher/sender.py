@@ -4,7 +4,7 @@
     SINK       --delivered--> settled          --failed for good--> TOPIC
     TOPIC      --stored-----> settled          --not stored-------> TOPIC again, later
 
-A reply is stored in the Broker's topic before its event is settled (KN-BRK-11, KN-BRK-12). An event
+A reply is stored or sent before its event is settled (`replying`; KN-BRK-11, KN-SUB-07). An event
 that even the dead-letter topic does not take stays unsettled for as long as that lasts (KN-DLV-09);
 of one that is too large for it a stub is stored. Whatever one event raises, at any step, it goes to
 the TOPIC: nobody knows whether a sink could take it.
@@ -34,14 +34,15 @@ from knafka.core.delivery import (
     retry_after_seconds,
 )
 from knafka.core.errors import DeliveryError, InvalidEvent
-from knafka.core.http_binding import claims_event, reply_of, request_of
+from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
 from knafka.core.progress import DeliveryStage, DeliveryState
-from knafka.dispatcher.appending import DeadLetterTopic, append
+from knafka.dispatcher.appending import DeadLetterTopic
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.parsing import Parser
 from knafka.dispatcher.pending import PendingEvent
+from knafka.dispatcher.replying import replies_of
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter, TopicMaker
 from knafka.ports.subscriber import Response, Subscriber, Target
@@ -76,8 +77,7 @@ class Sender:
         self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._now = now
-        self._writer = writer
-        self._reply_topic = egress.reply_topic or egress.topic
+        self._replies = replies_of(egress, counts, writer, subscriber, now)
         self._dead_letters = DeadLetterTopic(egress, writer, topics)
         self._target = _target(egress.subscriber)
         self._sink = _target(egress.dead_letter_sink) if egress.dead_letter_sink else None
@@ -230,8 +230,11 @@ class Sender:
         failed = event.failed
         assert failed is not None
         record = event.record
+        reply = self._egress.reply
         failure = Failure(
-            destination=self._target.url,
+            destination=reply.url
+            if reply and failed.failure is Reason.REPLY_NOT_DELIVERED
+            else self._target.url,
             reason=failed.failure or Reason.STATUS,
             attempts=event.attempts,
             first_attempt=event.first_attempt,
@@ -279,24 +282,7 @@ class Sender:
         # A 202's body is no reply whatever it holds (data-plane table).
         if not wants_reply or status == 202:
             return _DELIVERED[status], b""
-        return await self._reply(response), response.body
-
-    async def _reply(self, response: Response) -> Outcome:
-        if response.cut and claims_event(response.headers):
-            log.warning("a reply from %s is larger than any event may be", self._target.url)
-            return _reply_not_stored(response, permanent=True)
-        try:
-            reply = reply_of(response.headers, response.body)
-        except InvalidEvent as error:
-            log.info("a malformed reply from %s: %s", self._target.url, error)
-            return Outcome(response.status, failure=Reason.MALFORMED_REPLY)
-        if reply is None:
-            return Outcome(response.status)
-        if problem := await append(self._writer, self._reply_topic, reply):
-            log.warning("a reply from %s was not stored: %s", self._target.url, problem)
-            return _reply_not_stored(response, permanent=not problem.retriable)
-        self._events.replied += 1
-        return Outcome(response.status)
+        return await self._replies.take(response)
 
     def _retry_after(self, response: Response) -> float | None:
         if (value := response.header(b"retry-after")) is None:
@@ -309,10 +295,6 @@ class Sender:
 
 
 _DELIVERED: Final = {status: Outcome(status) for status in range(200, 300)}
-
-
-def _reply_not_stored(response: Response, *, permanent: bool) -> Outcome:
-    return Outcome(response.status, Reason.REPLY_NOT_STORED, permanent=permanent)
 
 
 def _dead_letter_wait(event: PendingEvent) -> float:

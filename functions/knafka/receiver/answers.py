@@ -12,12 +12,16 @@ class Answer:
     __slots__ = ("body", "closing", "headers", "status", "wire")
 
     def __init__(
-        self, status: HTTPStatus, text: str = "", headers: tuple[tuple[bytes, bytes], ...] = ()
+        self,
+        status: HTTPStatus,
+        text: str = "",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        content_type: bytes = b"text/plain; charset=utf-8",
     ) -> None:
         self.status = status.value
         self.body = f"{text}\n".encode() if text else b""
         if self.body:
-            headers = ((b"content-type", b"text/plain; charset=utf-8"), *headers)
+            headers = ((b"content-type", content_type), *headers)
         self.headers = (*headers, (b"content-length", b"%d" % len(self.body)))
         head = b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
         head += b"".join(b"%s: %s\r\n" % header for header in self.headers)
@@ -35,8 +39,16 @@ OPTIONS: Final = Answer(
 """The webhook handshake of KN-DP-07."""
 HEALTHY: Final = Answer(HTTPStatus.OK, "OK")
 NOT_FOUND: Final = Answer(
-    HTTPStatus.NOT_FOUND, "no Broker is served at this path: want /{namespace}/{broker}"
+    HTTPStatus.NOT_FOUND,
+    "no Broker or KafkaChannel is served here: want the path /{namespace}/{name}, or the path / at "
+    "a KafkaChannel's own host",
 )
+UNREAD: Final = Answer(
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "what is served here isn't read yet: send the event again",
+    headers=((b"retry-after", b"1"),),
+)
+"""In place of NOT_FOUND until a receiver knows its contract."""
 NOT_ALLOWED: Final = Answer(
     HTTPStatus.METHOD_NOT_ALLOWED, "send events with POST", headers=(_ALLOW,)
 )
@@ -98,15 +110,27 @@ def plain(body: bytes) -> Answer:
     return Answer(HTTPStatus.OK, body.decode().removesuffix("\n"))
 
 
-def probed(digest: bytes) -> Answer:
-    """The answer to Knative's network probe: it wants its hash back (KN-BRK-21)."""
-    return Answer(HTTPStatus.OK, headers=((b"k-network-hash", digest),))
+def document(text: str) -> Answer:
+    """200 with JSON."""
+    return Answer(HTTPStatus.OK, text, content_type=b"application/json")
+
+
+def probed(digest: bytes, position: int | None) -> Answer:
+    """The answer to Knative's network probe: it wants its hash back (KN-BRK-21). The operator
+    wants to know how far the contract is read, if that stands in a topic."""
+    read = () if position is None else ((b"knafka-contract-position", b"%d" % position),)
+    return Answer(HTTPStatus.OK, headers=((b"k-network-hash", digest), *read))
 
 
 def waiting(why: str) -> Answer:
     """503 for the readiness probe, with the reason."""
     text = "Kafka has not answered yet"
     return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{text}: {why}" if why else text)
+
+
+def unread(why: str) -> Answer:
+    """503 for the readiness probe of a receiver that doesn't know its contract yet."""
+    return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"the contract isn't read yet: {why}")
 
 
 def failed(why: str) -> Answer:

@@ -21,6 +21,10 @@ class Expiring(Protocol):
         """End if it has been silent for too long."""
         ...
 
+    def forget_route(self) -> None:
+        """Another Broker, or none, may be at the address of its last request."""
+        ...
+
 
 class Connections:
     """Who handles their requests, and the bytes that they are receiving together."""
@@ -41,6 +45,11 @@ class Connections:
         for connection in list(self.open):
             connection.expire(now)
         self._sweeper = self.loop.call_later(SWEEP_INTERVAL, self._sweep)
+
+    def forget_routes(self) -> None:
+        """What `ingest` serves has changed."""
+        for connection in self.open:
+            connection.forget_route()
 
     def close(self) -> None:
         self._sweeper.cancel()

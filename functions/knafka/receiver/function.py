@@ -12,22 +12,26 @@ import contextlib
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from knafka import settings
-from knafka.clients.kafka_connection import writing
+from knafka.clients.kafka_connection import connection, writing
+from knafka.clients.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka_writer import KafkaWriter
+from knafka.contract_topic import Contract, ContractFollower
+from knafka.core import contract
 from knafka.core.contract import Ingress, Kafka
 from knafka.core.errors import LogError
 from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
+from knafka.receiver.address import HttpHeaders, address_of, decoded_path
 from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections
+from knafka.receiver.entries import IngressEntries
 from knafka.receiver.ingest import (
-    HttpHeaders,
     IngestHandler,
     Limits,
-    decoded_path,
     header_bytes,
 )
 from knafka.serving import Receive, Scope, Send
@@ -49,19 +53,45 @@ class Receiver:
 
     def __init__(self) -> None:
         self._writers: dict[Kafka, LogWriter] = {}
-        self._probe: asyncio.Task[None] | None = None
+        self._follower: ContractFollower[Ingress] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Connect to Kafka; raises `InvalidDocument` for a contract that can't be used."""
-        ingresses = settings.ingresses(environment)
+        declared = settings.receiver(environment)
+        if declared is None:
+            self._serve(settings.ingresses(environment))
+        else:
+            self._follow(declared)
+        self._connections = Connections(self.ingest, asyncio.get_running_loop())
+        self._tasks.append(asyncio.create_task(self._wait_for_kafka()))
+
+    def _serve(self, ingresses: Sequence[Ingress]) -> None:
         for ingress in ingresses:
             if ingress.kafka not in self._writers:
                 configuration = {**writing(ingress.kafka), **_batches(ingress.kafka, ingresses)}
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[each.kafka] for each in ingresses]
         self.ingest = IngestHandler(ingresses, writers, _limits())
-        self._connections = Connections(self.ingest, asyncio.get_running_loop())
-        self._probe = asyncio.create_task(self._wait_for_kafka())
+
+    def _follow(self, declared: contract.Receiver) -> None:
+        """Serve what stands in a topic. Its smallest batch isn't known, as any topic may come: the
+        writer sends a record again alone if its batch was too large."""
+        writer = self._writers[declared.kafka] = KafkaWriter(writing(declared.kafka))
+        open_reader = partial(
+            KafkaPositionedReader, connection(declared.kafka), declared.contract_topic
+        )
+        follower = self._follower = ContractFollower(IngressEntries(), open_reader)
+        self.ingest = IngestHandler((), (), _limits(), Contract())
+        self.ingest.writers.add(writer)
+
+        def changed() -> None:
+            found = follower.contract
+            self.ingest.serve([(each, writer) for each in found.entries.values()], found)
+            self._connections.forget_routes()
+
+        follower.listeners.append(changed)
+        self._tasks.append(asyncio.create_task(follower.follow()))
 
     async def _wait_for_kafka(self) -> None:
         """Be ready when every Kafka has answered, or is known to be away.
@@ -81,7 +111,17 @@ class Receiver:
                     await asyncio.sleep(PROBE_TIMEOUT / 10)
                 else:
                     break
+        if self._follower is not None:
+            await self._wait_for_contract(self._follower)
         self.ingest.waiting = None
+
+    async def _wait_for_contract(self, follower: ContractFollower[Ingress]) -> None:
+        """Without it this one doesn't know what it serves, and another may."""
+        while not follower.is_ready:
+            self.ingest.waiting = answers.unread(follower.problem or "no answer so far")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_TIMEOUT):
+                    await follower.wait_until_ready()
 
     def state(self) -> Mapping[str, Any]:
         """What the fast way in needs of a started receiver."""
@@ -93,10 +133,9 @@ class Receiver:
     async def stop(self) -> None:
         """Finish what is in flight, within `STOP_TIMEOUT`."""
         self._connections.close()
-        if self._probe is not None:
-            self._probe.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._probe
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(writer.close(STOP_TIMEOUT) for writer in self._writers.values()))
 
     def alive(self) -> tuple[bool, str]:
@@ -113,26 +152,27 @@ class Receiver:
         """One HTTP request, as ASGI has it."""
         path = decoded_path(scope.get("raw_path") or scope["path"].encode())
         headers = list(scope["headers"])
-        body = await self._receive(path, headers, receive)
+        address = address_of(path, headers)
+        body = await self._receive(address, headers, receive)
         if body is None:
             return  # the sender hung up
         if isinstance(body, Answer):
-            answer = self.ingest.refuse(path, body)
+            answer = self.ingest.refuse(address, body)
         else:
-            answer = await self._answer(scope["method"].encode(), path, headers, body)
+            answer = await self._answer(scope["method"].encode(), address, headers, body)
         await send(
             {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
         )
         await send({"type": "http.response.body", "body": answer.body})
 
     async def _receive(
-        self, path: bytes, headers: HttpHeaders, receive: Receive
+        self, address: bytes, headers: HttpHeaders, receive: Receive
     ) -> bytes | Answer | None:
         """The whole body; or why it isn't taken; None if it doesn't come."""
         limits, shared = self.ingest.limits, self._connections
         if header_bytes(headers) > limits.header_bytes:
             return answers.HEADERS_TOO_LARGE
-        limit, refusal = self.ingest.body_limit(path)
+        limit, refusal = self.ingest.body_limit(address)
         for name, value in headers:
             if name == b"content-length" and value.isdigit():
                 if len(value) > 18 or int(value) > limit:
@@ -159,7 +199,7 @@ class Receiver:
         return b"".join(parts)
 
     async def _answer(
-        self, method: bytes, path: bytes, headers: HttpHeaders, body: bytes
+        self, method: bytes, address: bytes, headers: HttpHeaders, body: bytes
     ) -> Answer:
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -167,7 +207,7 @@ class Receiver:
             if not answered.done():
                 answered.set_result(answer)
 
-        self.ingest.handle(method, path, headers, body, respond)
+        self.ingest.handle(method, address, headers, body, respond)
         return await answered
 
 

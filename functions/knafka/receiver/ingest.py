@@ -11,31 +11,33 @@ and knows better.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
-from urllib.parse import unquote_to_bytes
 
 from knafka import serving
+from knafka.contract_topic import Contract
 from knafka.core.contract import Ingress
 from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
 from knafka.core.http_binding import record_of
 from knafka.observability import Labels, Metric, RateLimitedFilter, prometheus_text
 from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
+from knafka.receiver.address import HttpHeaders, address_of_host
 from knafka.receiver.answers import Answer
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter())
 
-HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 Respond: TypeAlias = Callable[[Answer], None]
 
 LIVENESS: Final = frozenset(path.encode() for path in serving.LIVENESS)
 READINESS: Final = frozenset(path.encode() for path in serving.READINESS)
 METRICS: Final = b"/metrics"
+CONTRACT: Final = b"/contract"
 HEADER_OVERHEAD: Final = 64
 """Bytes that a waiting record header takes beside its name and value: thousands are possible."""
 
@@ -55,16 +57,16 @@ class Limits:
 
 
 class BrokerRoute:
-    """One Broker's path: where its events go, and what was answered there by status code."""
+    """One Broker or KafkaChannel: where its events go, and what was answered by status code."""
 
     __slots__ = ("answered", "ingress", "max_event_bytes", "too_large", "topic", "writer")
 
-    def __init__(self, ingress: Ingress, writer: LogWriter) -> None:
+    def __init__(self, ingress: Ingress, writer: LogWriter, answered: Counter[int]) -> None:
         self.ingress = ingress
         self.writer = writer
         self.topic = ingress.topic
         self.max_event_bytes = ingress.max_event_bytes
-        self.answered: Counter[int] = Counter()
+        self.answered = answered
         self.too_large = answers.too_large(ingress.max_event_bytes)
 
     def respond(self, answer: Answer, respond: Respond) -> None:
@@ -74,41 +76,72 @@ class BrokerRoute:
 
 
 class IngestHandler:
-    """All Brokers that one receiver serves; `writers` has the log of each, in the same order."""
+    """All Brokers and KafkaChannels that one receiver serves; `writers` has the log of each, in the
+    same order. With a `contract` they stand in a topic, and come by `serve` once it is read."""
 
     def __init__(
         self,
         ingresses: Sequence[Ingress],
         writers: Sequence[LogWriter],
         limits: Limits = Limits(),
+        contract: Contract[Ingress] | None = None,
     ) -> None:
         self.limits = limits
-        self.max_event_bytes = max((each.max_event_bytes for each in ingresses), default=0)
         self.waiting: Answer | None = answers.waiting("")
         """What the readiness probe is told until Kafka has answered; None since."""
-        self._writers = tuple(writers)
-        self._routes = {
-            ingress.path.encode(): BrokerRoute(ingress, writer)
-            for ingress, writer in zip(ingresses, writers, strict=True)
-        }
+        self.writers = set(writers)
+        """Those that must not fail for good."""
+        self._served: dict[str, BrokerRoute] = {}
+        """By path."""
+        self._routes: dict[bytes, BrokerRoute] = {}
+        """By address: path and hosts."""
+        self.serve(zip(ingresses, writers, strict=True), contract)
+        self._nowhere = answers.NOT_FOUND if contract is None else answers.UNREAD
         self._waiting_bytes = 0
         self._unrouted: Counter[int] = Counter()
 
+    def serve(
+        self,
+        ingresses: Iterable[tuple[Ingress, LogWriter]],
+        contract: Contract[Ingress] | None = None,
+    ) -> None:
+        """Serve these from now on, and no others; `contract` is what they are of, if it stands in a
+        topic. What is in flight is finished, and those that were there before count on."""
+        served: dict[str, BrokerRoute] = {}
+        routes: dict[bytes, BrokerRoute] = {}
+        for ingress, writer in ingresses:
+            path = ingress.path
+            route = self._served.get(path)
+            if route is None or route.ingress is not ingress:
+                answered: Counter[int] = Counter() if route is None else route.answered
+                route = BrokerRoute(ingress, writer, answered)
+            served[path] = routes[path.encode()] = route
+            for host in ingress.hosts:
+                address = address_of_host(host.encode())
+                first, second = sorted([routes.get(address, route).ingress.path, path])
+                if first != second:
+                    log.warning("%s has the host %s, not %s, too", first, host, second)
+                routes[address] = served[first]
+        self._served, self._routes = served, routes
+        self._contract = contract
+        self._nowhere = answers.NOT_FOUND
+        self.max_event_bytes = max((each.max_event_bytes for each in served.values()), default=0)
+
     def handle(
-        self, method: bytes, path: bytes, headers: HttpHeaders, body: bytes, respond: Respond
+        self, method: bytes, address: bytes, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
         """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
-        route = self.find(path)
+        route = self.find(address)
         if route is None:
-            respond(self._elsewhere(method, path))
+            respond(self._elsewhere(method, address))
         elif method == b"POST":
             self.receive(route, headers, body, respond)
         else:
-            route.respond(_handshake(method, headers), respond)
+            route.respond(self._handshake(method, headers), respond)
 
-    def find(self, path: bytes) -> BrokerRoute | None:
-        """The Broker at this path; it stays the same for as long as the receiver runs."""
-        return self._routes.get(path) or self._routes.get(path.removesuffix(b"/"))
+    def find(self, address: bytes) -> BrokerRoute | None:
+        """What is at this address, until `serve` is called again."""
+        return self._routes.get(address) or self._routes.get(address.removesuffix(b"/"))
 
     def receive(
         self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond
@@ -145,31 +178,54 @@ class IngestHandler:
         except LogError as error:
             route.respond(_refusal(route, error), respond)
 
-    def refuse(self, path: bytes, answer: Answer) -> Answer:
+    def refuse(self, address: bytes, answer: Answer) -> Answer:
         """Count an answer that a way in gives by itself, before the request is whole."""
-        route = self.find(path)
+        route = self.find(address)
         counts = self._unrouted if route is None else route.answered
         counts[answer.status] += 1
         return answer
 
-    def body_limit(self, path: bytes) -> tuple[int, Answer]:
-        """How many bytes a request to this path may have, and the answer to more."""
-        route = self.find(path)
+    def body_limit(self, address: bytes) -> tuple[int, Answer]:
+        """How many bytes a request to this address may have, and the answer to more."""
+        route = self.find(address)
         if route is None:
-            return self.max_event_bytes, answers.NOT_FOUND
+            return self.max_event_bytes, self._nowhere
         return route.max_event_bytes, route.too_large
 
     def _elsewhere(self, method: bytes, path: bytes) -> Answer:
         if method in (b"GET", b"HEAD"):
             if path in LIVENESS:
-                failure = failure_of(self._writers)
+                failure = failure_of(self.writers)
                 return answers.HEALTHY if failure is None else answers.failed(str(failure))
             if path in READINESS:
                 return self.waiting or answers.HEALTHY
             if path == METRICS:
                 return answers.plain(prometheus_text(self.metrics()))
-        self._unrouted[answers.NOT_FOUND.status] += 1
-        return answers.NOT_FOUND
+            if path == CONTRACT and self._contract is not None:
+                return answers.document(self._contract_read(self._contract))
+        self._unrouted[self._nowhere.status] += 1
+        return self._nowhere
+
+    def _contract_read(self, contract: Contract[Ingress]) -> str:
+        """As JSON: how far the contract's topic is read, and what of it isn't served, and why."""
+        return json.dumps(
+            {
+                "position": contract.position,
+                "ingresses": len(self._served),
+                "refused": dict(contract.refused),
+            }
+        )
+
+    def _handshake(self, method: bytes, headers: HttpHeaders) -> Answer:
+        """Requests that bring no event: OPTIONS (KN-DP-07), probes (KN-BRK-21)."""
+        if method == b"OPTIONS":
+            return answers.OPTIONS
+        if method == b"GET":
+            lowered = {name.lower(): value for name, value in headers}
+            if lowered.get(b"k-network-probe") == b"probe":
+                position = None if self._contract is None else self._contract.position
+                return answers.probed(lowered.get(b"k-network-hash", b""), position)
+        return answers.NOT_ALLOWED
 
     def metrics(self) -> Iterator[Metric]:
         """KN-DP-15: what was accepted and what was refused, by Broker and status code."""
@@ -178,7 +234,7 @@ class IngestHandler:
             "Requests to a Broker's path by the status code they were answered with",
             [
                 ({**_labels(route.ingress), "code": str(code)}, count)
-                for route in self._routes.values()
+                for route in self._served.values()
                 for code, count in sorted(route.answered.items())
             ],
         )
@@ -192,7 +248,7 @@ class IngestHandler:
             "Whether a Broker's Kafka is known to be away: its events are answered 503 at once",
             [
                 (_labels(route.ingress), 0 if route.writer.away is None else 1)
-                for route in self._routes.values()
+                for route in self._served.values()
             ],
             kind="gauge",
         )
@@ -204,19 +260,14 @@ class IngestHandler:
         )
 
 
-def decoded_path(path: bytes) -> bytes:
-    """The path that percent-encoding stands for. An encoded slash is none between segments, so a
-    path with one is left as it is, and leads nowhere."""
-    return path if b"%2f" in path.lower() else unquote_to_bytes(path)
-
-
 def header_bytes(headers: HttpHeaders) -> int:
     """What headers count as: names, values, and for each the colon, a space and the line's end."""
     return sum([len(name) + len(value) + 4 for name, value in headers])
 
 
 def _labels(ingress: Ingress) -> Labels:
-    return {"namespace": ingress.namespace, "broker": ingress.broker}
+    name = "channel" if ingress.kind == "KafkaChannel" else "broker"
+    return {"namespace": ingress.namespace, name: ingress.broker}
 
 
 def _refusal(route: BrokerRoute, error: LogError) -> Answer:
@@ -226,14 +277,3 @@ def _refusal(route: BrokerRoute, error: LogError) -> Answer:
         return answers.BUSY
     log.warning("an event for %s was not stored: %s", route.ingress.path, error)
     return answers.UNAVAILABLE
-
-
-def _handshake(method: bytes, headers: HttpHeaders) -> Answer:
-    """Requests to a Broker's path that bring no event: OPTIONS (KN-DP-07), probes (KN-BRK-21)."""
-    if method == b"OPTIONS":
-        return answers.OPTIONS
-    if method == b"GET":
-        lowered = {name.lower(): value for name, value in headers}
-        if lowered.get(b"k-network-probe") == b"probe":
-            return answers.probed(lowered.get(b"k-network-hash", b""))
-    return answers.NOT_ALLOWED

@@ -19,9 +19,10 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from knafka.receiver import answers
+from knafka.receiver.address import ROOTS, address_of, path_of
 from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections
-from knafka.receiver.ingest import decoded_path, header_bytes
+from knafka.receiver.ingest import header_bytes
 from knafka.receiver.responses import PIPELINED, ResponseQueue, Slot
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class ReceiverProtocol(asyncio.Protocol):
     """One client connection. uvicorn makes it, with its own keyword arguments."""
 
     __slots__ = (
+        "_address",
         "_body",
         "_body_bytes",
         "_body_limit",
@@ -62,7 +64,6 @@ class ReceiverProtocol(asyncio.Protocol):
         "_invited",
         "_limits",
         "_parser",
-        "_path",
         "_received_bytes",
         "_responses",
         "_route",
@@ -95,9 +96,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._stopping = False
         self._in_request = False
         self._counting = False
-        self._routed_url = b""
-        self._find_route(b"")
         self._begin()
+        self._find_route(b"")
 
     def _begin(self) -> None:
         self._headers: list[tuple[bytes, bytes]] = []
@@ -312,16 +312,16 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def _find_route(self, url: bytes) -> None:
         """Find what this URL leads to; the next requests of a connection often have the same."""
-        self._routed_url = path = url
-        if b"?" in path:
-            path = path[: path.index(b"?")]
-        if not path.startswith(b"/"):
-            path = _origin_form(path)
-        if b"%" in path:
-            path = decoded_path(path)
-        self._path = path
-        self._route = self._ingest.find(path)
-        self._body_limit, self._too_large = self._ingest.body_limit(path)
+        path = path_of(url)
+        # Where the host decides, the next request of a connection may have another.
+        self._routed_url = b"" if path in ROOTS else url
+        self._address = address = address_of(path, self._headers)
+        self._route = self._ingest.find(address)
+        self._body_limit, self._too_large = self._ingest.body_limit(address)
+
+    def forget_route(self) -> None:
+        """What a URL leads to has changed; a request that is being received goes where it did."""
+        self._routed_url = b""
 
     def on_body(self, body: bytes) -> None:
         if self._closing:
@@ -356,7 +356,7 @@ class ReceiverProtocol(asyncio.Protocol):
         if method == b"POST" and self._route is not None:
             self._ingest.receive(self._route, headers, body, slot)
         else:
-            self._ingest.handle(method, self._path, headers, body, slot)
+            self._ingest.handle(method, self._address, headers, body, slot)
         if len(self._slots) >= PIPELINED:
             self._responses.regulate()
 
@@ -373,8 +373,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._closing = self._responses.ends = True
         self._in_request = True  # the rest of it is still to come
         slot = Slot(self._responses, self._parser.get_method() == b"HEAD", True, is_cut=True)
-        # Before the head is whole, the path is still the last request's.
-        slot.answer = self._ingest.refuse(self._path if self._in_body else b"", answer)
+        # Before the head is whole, the address is still the last request's.
+        slot.answer = self._ingest.refuse(self._address if self._in_body else b"", answer)
         self._slots.append(slot)
         self._responses.flush()
 
@@ -390,9 +390,3 @@ class ReceiverProtocol(asyncio.Protocol):
                 self._refuse(answers.TIMED_OUT)
         elif not self._slots and now - self._idle_since > IDLE_TIMEOUT:
             self._transport.close()
-
-
-def _origin_form(url: bytes) -> bytes:
-    """The path of an absolute-form target, which HTTP/1.1 servers must accept."""
-    _, found, rest = url.partition(b"://")
-    return b"/" + rest.partition(b"/")[2] if found else url

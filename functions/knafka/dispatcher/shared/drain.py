@@ -20,13 +20,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Final
 
+from knafka.contract_topic import ContractFollower
 from knafka.core.contract import Egress
 from knafka.core.drain import Counts, DrainProgress, Ended, Settled, ShardProgress
+from knafka.core.restarts import LAST_RESTART, restart_after
 from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.drain import JOIN_PATIENCE, REVOKE_TIMEOUT, Drain, OpenReader
-from knafka.dispatcher.lease import LAST_RESTART, restart_after
 from knafka.dispatcher.served import Served
-from knafka.dispatcher.shared.contract import ContractFollower
 from knafka.dispatcher.shared.reader import GroupReader
 from knafka.ports.log import Assignment, LogReader, Positions
 
@@ -141,7 +141,7 @@ class ShardDrain:
 
     def __init__(
         self,
-        follower: ContractFollower,
+        follower: ContractFollower[Egress],
         served_of: Callable[[Egress], Served],
         connect: Connect,
         news: asyncio.Event,
@@ -198,7 +198,7 @@ class ShardDrain:
         }
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> ShardProgress:
-        egresses = {group: self._progress_of(group) for group in self._contract.egresses}
+        egresses = {group: self._progress_of(group) for group in self._contract.entries}
         for group, why in self._contract.refused.items():
             egresses[group] = DrainProgress(error=why)
         return ShardProgress(contract=self.position, egresses=egresses, ended=ended, error=error)
@@ -260,7 +260,7 @@ class ShardDrain:
     def _change(self) -> None:
         told, before = self.position, self._contract.position
         self._contract = self._follower.contract
-        wanted = self._contract.egresses
+        wanted = self._contract.entries
         for group, drains in list(self._drains.items()):
             if wanted.get(group) != drains.egress:
                 self._leaving[drains.task] = before

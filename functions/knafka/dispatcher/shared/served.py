@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from knafka.contract_topic import ContractFollower
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.dispatcher.connecting import Clients, ShardClients
 from knafka.dispatcher.lease import Lease
 from knafka.dispatcher.renewal import OwnService
 from knafka.dispatcher.served import Served
-from knafka.dispatcher.shared.contract import ContractFollower
 from knafka.dispatcher.shared.drain import ShardDrain
+from knafka.dispatcher.shared.entries import ShardEntries
 from knafka.dispatcher.streaming import stream
 from knafka.serving import Send
 
@@ -28,7 +29,7 @@ class ServedShard:
         self._clients = clients
         self._served: dict[str, Served] = {}
         """By group."""
-        self._follower = ContractFollower(shard.group, clients.open_contract)
+        self._follower = ContractFollower(ShardEntries(shard.group), clients.open_contract)
         self._follower.listeners.append(self._follow)
         self._following: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
@@ -70,13 +71,13 @@ class ServedShard:
         return ShardDrain(self._follower, self._served_of, self._connect, self._news)
 
     def _connect(self, egress: Egress) -> Clients:
-        return self._clients.of(egress, lambda: len(self._follower.contract.egresses))
+        return self._clients.of(egress, lambda: len(self._follower.contract.entries))
 
     def _served_of(self, egress: Egress) -> Served:
         return self._served.setdefault(egress.group, Served(egress))
 
     def _follow(self) -> None:
-        egresses = self._follower.contract.egresses
+        egresses = self._follower.contract.entries
         self._served = {group: each for group, each in self._served.items() if group in egresses}
         for egress in egresses.values():
             self._served_of(egress).egress = egress

@@ -1,26 +1,24 @@
-"""What a shard delivers, as a topic says (docs/decisions/0019-contract-topic.md).
+"""A contract that stands in a topic (docs/decisions/0019-contract-topic.md), and who follows it.
 
     reader opened --> read from the beginning --at the end--> the contract; ready
     a log that begins anew, or an error --> the same again; what was known counts until the end
 
 A contract is only known at the topic's end: before it stands what was declared once and isn't any
-more. A record that can't be used takes its Egress away, and no other.
+more. A record that can't be used takes its entry away, and no other. What an entry is, `Entries`
+says: a shard's Egresses (`dispatcher.shared.entries`), a receiver's Ingresses (`receiver.entries`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
-from knafka.core.contract import Egress, SharedEgress
-from knafka.core.documents import parse_json
-from knafka.core.errors import InvalidDocument, LogError
-from knafka.dispatcher.lease import restart_after
+from knafka.core.errors import LogError
+from knafka.core.restarts import restart_after
 from knafka.ports.log import Record
 from knafka.ports.shared_log import BEGINNING, Position, PositionedReader
 
@@ -35,23 +33,40 @@ TOO_LONG: Final = 30.0
 """Seconds without the topic's end after which another reader is opened: librdkafka looks for a
 topic that didn't exist less and less often."""
 
+E = TypeVar("E")
+E_co = TypeVar("E_co", covariant=True)
+
+
+class Entries(Protocol[E_co]):
+    """What the records of a topic are to the process that follows it."""
+
+    def entry_of(self, key: str, value: bytes) -> E_co | None:
+        """The entry that a record declares; None: it is of no concern here. Whatever it raises
+        refuses the record."""
+        ...
+
+    def concerns(self, value: bytes) -> bool:
+        """Whether a record that `entry_of` has refused would have been an entry here."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
-class Contract:
-    """What the shard delivers, by group, as of a position in the topic."""
+class Contract(Generic[E]):
+    """What the topic declares, by key, as of a position in it."""
 
     position: int = 0
     """Offset before which every record is in it."""
-    egresses: Mapping[str, Egress] = field(default_factory=dict)
+    entries: Mapping[str, E] = field(default_factory=dict)
+    """One that is declared again as it was is the same object."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Why a record of this shard can't be used."""
+    """Why a record that concerns this process can't be used."""
 
 
-class ContractFollower:
+class ContractFollower(Generic[E]):
     """`follow` runs for as long as the process does."""
 
-    def __init__(self, shard: str, open_reader: Callable[[], PositionedReader]) -> None:
-        self.contract = Contract()
+    def __init__(self, entries: Entries[E], open_reader: Callable[[], PositionedReader]) -> None:
+        self.contract: Contract[E] = Contract()
         """Another object after each change."""
         self.is_ready = False
         """Whether the topic's end was reached once."""
@@ -59,7 +74,7 @@ class ContractFollower:
         """Why it can't be read now."""
         self.listeners: list[Callable[[], None]] = []
         """Called after each change."""
-        self._shard = shard
+        self._entries = entries
         self._open_reader = open_reader
         self._failures = 0
         self._ready = asyncio.Event()
@@ -91,7 +106,8 @@ class ContractFollower:
 
     async def _follow(self, reader: PositionedReader) -> None:
         loop = asyncio.get_running_loop()
-        found, began, at_end = Contract(), loop.time(), False
+        found: Contract[E] = Contract()
+        began, at_end = loop.time(), False
         while True:
             records = await reader.read(READ_LIMIT, READ_TIMEOUT)
             if PARTITION in reader.restarted:
@@ -104,34 +120,30 @@ class ContractFollower:
             elif loop.time() - began > TOO_LONG:
                 raise LogError(f"no end of its topic within {TOO_LONG:.0f} s")
 
-    def _with(self, contract: Contract, records: Sequence[Record], end: int) -> Contract:
+    def _with(self, contract: Contract[E], records: Sequence[Record], end: int) -> Contract[E]:
         position = max(contract.position, end)
         if not records:
             return replace(contract, position=position)
-        egresses, refused = dict(contract.egresses), dict(contract.refused)
+        entries, refused = dict(contract.entries), dict(contract.refused)
         for record in records:
-            group = (record.key() or b"").decode("utf-8", "replace")
-            before = egresses.pop(group, None)
-            refused.pop(group, None)
+            key = (record.key() or b"").decode("utf-8", "replace")
+            before = entries.pop(key, None)
+            refused.pop(key, None)
             value = record.value()
+            if value is None:
+                continue
             try:
-                egress = None if value is None else self._egress_of(group, value)
+                entry = self._entries.entry_of(key, value)
             except Exception as error:  # it concerns this record, and the others go on
-                log.error("the contract's record of %s can't be used: %s", group, error)
-                if _shard_of(value) == self._shard:
-                    refused[group] = f"its contract can't be used: {error}"
+                log.error("the contract's record of %s can't be used: %s", key, error)
+                if self._entries.concerns(value):
+                    refused[key] = f"its contract can't be used: {error}"
             else:
-                if egress is not None:
-                    egresses[group] = before if before == egress else egress
-        return Contract(max(position, records[-1].offset() + 1), egresses, refused)
+                if entry is not None:
+                    entries[key] = before if before is not None and before == entry else entry
+        return Contract(max(position, records[-1].offset() + 1), entries, refused)
 
-    def _egress_of(self, group: str, value: bytes) -> Egress | None:
-        shared = parse_json(SharedEgress, value.decode())
-        if shared.egress.group != group:
-            raise InvalidDocument("egress.group", f"invalid value: {shared.egress.group}")
-        return shared.egress if shared.shard == self._shard else None
-
-    def _publish(self, found: Contract) -> None:
+    def _publish(self, found: Contract[E]) -> None:
         self._failures, self.problem = 0, ""
         if self.is_ready and found == self.contract:
             return
@@ -140,10 +152,3 @@ class ContractFollower:
         self._ready.set()
         for listener in list(self.listeners):
             listener()
-
-
-def _shard_of(value: bytes | None) -> object:
-    """The shard that a record names, if that at least can be read."""
-    with suppress(Exception):
-        return json.loads(value or b"")["shard"]
-    return None

@@ -1,0 +1,162 @@
+"""What becomes of a reply before its event is settled.
+
+    a Trigger's       is stored in its Broker's topic (KN-BRK-11, KN-BRK-12)
+    a Subscription's  is sent to its reply destination (KN-SUB-07), or discarded (KN-SUB-02)
+
+One that is neither stored nor sent fails the whole delivery, with a reason of its own.
+
+Not here: what that means for the event (`sender`).
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from knafka.core.contract import Delivery, Egress, Sink
+from knafka.core.dead_letter import extensions_of
+from knafka.core.delivery import (
+    Outcome,
+    Reason,
+    is_delivered,
+    is_retried_status,
+    retry_after_seconds,
+)
+from knafka.core.errors import DeliveryError, InvalidEvent
+from knafka.core.http_binding import claims_event, reply_of, request_of
+from knafka.core.kafka_binding import Draft, read
+from knafka.dispatcher.appending import append
+from knafka.dispatcher.counts import DrainCounts
+from knafka.observability import RateLimitedFilter
+from knafka.ports.log import LogWriter
+from knafka.ports.subscriber import Response, Subscriber, Target
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter(by_wording=True))
+
+
+class Replies(Protocol):
+    """Where a subscriber's replies go."""
+
+    async def take(self, response: Response) -> tuple[Outcome, bytes]:
+        """Deal with what a 2xx other than 202 has brought; gives the attempt's outcome, and the
+        body that explains it."""
+        ...
+
+
+class _Kept(ABC):
+    """Replies that are not to be lost."""
+
+    not_taken: Reason
+
+    def __init__(self, egress: Egress, counts: DrainCounts) -> None:
+        self._subscriber_url = egress.subscriber.url
+        self._events = counts.events
+
+    async def take(self, response: Response) -> tuple[Outcome, bytes]:
+        if response.cut and claims_event(response.headers):
+            log.warning("a reply from %s is larger than any event may be", self._subscriber_url)
+            return Outcome(response.status, self.not_taken, permanent=True), response.body
+        try:
+            reply = reply_of(response.headers, response.body)
+        except InvalidEvent as error:
+            log.info("a malformed reply from %s: %s", self._subscriber_url, error)
+            return Outcome(response.status, failure=Reason.MALFORMED_REPLY), response.body
+        if reply is not None:
+            if (failed := await self._keep(reply, response)) is not None:
+                return failed
+            self._events.replied += 1
+        return Outcome(response.status), response.body
+
+    @abstractmethod
+    async def _keep(self, reply: Draft, response: Response) -> tuple[Outcome, bytes] | None:
+        """None once it is where it belongs, else as `take`."""
+
+
+class StoredReplies(_Kept):
+    """A Trigger's."""
+
+    not_taken = Reason.REPLY_NOT_STORED
+
+    def __init__(self, egress: Egress, counts: DrainCounts, writer: LogWriter) -> None:
+        super().__init__(egress, counts)
+        self._writer = writer
+        self._topic = egress.reply_topic or egress.topic
+
+    async def _keep(self, reply: Draft, response: Response) -> tuple[Outcome, bytes] | None:
+        problem = await append(self._writer, self._topic, reply)
+        if problem is None:
+            return None
+        log.warning("a reply from %s was not stored: %s", self._subscriber_url, problem)
+        permanent = not problem.retriable
+        return Outcome(response.status, self.not_taken, permanent=permanent), response.body
+
+
+class SentReplies(_Kept):
+    """A Subscription's, in binary mode unless its delivery has another format; `now` gives Unix
+    time."""
+
+    not_taken = Reason.REPLY_NOT_DELIVERED
+
+    def __init__(
+        self,
+        egress: Egress,
+        counts: DrainCounts,
+        to: Sink,
+        subscriber: Subscriber,
+        now: Callable[[], float],
+    ) -> None:
+        super().__init__(egress, counts)
+        self._target = Target.parse(to.url, to.ca_certs)
+        self._delivery: Delivery = egress.delivery
+        self._subscriber = subscriber
+        self._now = now
+        self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
+
+    async def _keep(self, reply: Draft, response: Response) -> tuple[Outcome, bytes] | None:
+        envelope = read(reply.headers, reply.value)
+        head, body = request_of(envelope, self._delivery.format or "binary")
+        try:
+            answer = await self._subscriber.post(
+                self._target, self._head + head, body, self._delivery.timeout
+            )
+        except DeliveryError as error:
+            log.warning("a reply was not delivered to %s: %s", self._target.url, error)
+            return Outcome(failure=self.not_taken), str(error).encode(errors="replace")
+        status = answer.status
+        if is_delivered(status):
+            return None
+        log.warning("a reply was not delivered to %s: status %d", self._target.url, status)
+        value = answer.header(b"retry-after")
+        failed = Outcome(
+            status,
+            self.not_taken,
+            None if value is None else retry_after_seconds(value, self._now()),
+            permanent=not is_retried_status(status),
+            extensions=extensions_of(answer.headers),
+        )
+        return failed, answer.body
+
+
+class DiscardedReplies:
+    """Those of a Subscription without a reply destination: they aren't even looked at."""
+
+    async def take(self, response: Response) -> tuple[Outcome, bytes]:
+        return Outcome(response.status), response.body
+
+
+def replies_of(
+    egress: Egress,
+    counts: DrainCounts,
+    writer: LogWriter,
+    subscriber: Subscriber,
+    now: Callable[[], float],
+) -> Replies:
+    """What this Egress does with replies."""
+    if egress.kind == "Trigger":
+        return StoredReplies(egress, counts, writer)
+    if egress.reply is None:
+        return DiscardedReplies()
+    return SentReplies(egress, counts, egress.reply, subscriber, now)

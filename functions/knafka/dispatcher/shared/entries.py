@@ -1,0 +1,29 @@
+"""What a shard delivers of its Broker's contract: the Egresses whose records name the shard."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from knafka.core.contract import Egress, SharedEgress
+from knafka.core.documents import parse_json
+from knafka.core.errors import InvalidDocument
+
+
+class ShardEntries:
+    """`contract_topic.Entries`, by group."""
+
+    def __init__(self, shard: str) -> None:
+        self._shard = shard
+
+    def entry_of(self, key: str, value: bytes) -> Egress | None:
+        shared = parse_json(SharedEgress, value.decode())
+        if shared.egress.group != key:
+            raise InvalidDocument("egress.group", f"invalid value: {shared.egress.group}")
+        return shared.egress if shared.shard == self._shard else None
+
+    def concerns(self, value: bytes) -> bool:
+        """Whether it names the shard, if that at least can be read."""
+        with suppress(Exception):
+            return bool(json.loads(value)["shard"] == self._shard)
+        return False

@@ -1,0 +1,192 @@
+"""What a Subscription's drain does with replies: sent before their event is settled. Fake time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.drains import DEAD, TOPIC, Answer, Request, World, response
+
+from knafka.core.contract import Delivery, Sink
+from knafka.core.errors import DeliveryError
+from knafka.ports.subscriber import Response
+
+pytestmark = pytest.mark.looptime
+
+REPLIES = "http://replies/there?a=b"
+REPLY = {"ce_specversion": "1.0", "ce_id": "r", "ce_source": "/reply", "ce_type": "answer"}
+ANSWER = response(200, b"hello", content_type="text/plain", **REPLY)
+
+
+class Replies:
+    """Answers a subscriber gives, and its reply destination."""
+
+    def __init__(self, take: Answer, answer: Response = ANSWER) -> None:
+        self.taken: list[Request] = []
+        self._take = take
+        self._answer = answer
+
+    async def __call__(self, request: Request) -> Response:
+        if request.target.url != REPLIES:
+            return self._answer
+        self.taken.append(request)
+        return await self._take(request)
+
+
+def giving(*answers: Response | Exception) -> Answer:
+    """These one after the other, the last one for ever."""
+    left = list(answers)
+
+    async def give(request: Request) -> Response:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return give
+
+
+def subscription(answer: Answer, reply: str | None = REPLIES, **more: Any) -> World:
+    to = None if reply is None else Sink(url=reply)
+    return World(answer, kind="Subscription", reply=to, **more)
+
+
+async def test_a_reply_is_sent_in_binary_mode_before_its_event_is_settled() -> None:
+    """KN-SUB-07; the topic, which is the channel's, gets none."""
+    free = asyncio.Event()
+
+    async def wait(request: Request) -> Response:
+        await free.wait()
+        return response(202)
+
+    replies = Replies(wait)
+    world = subscription(replies, delivery=Delivery(timeout=50))
+    world.send("1")
+    drain = world.drain()
+    running = world.begin(drain)
+    await asyncio.sleep(5)
+    (taken,) = replies.taken
+    assert (drain.progress().delivered, world.committed.get(0, 0)) == (0, 0)
+    free.set()
+    progress = await running
+    assert (progress.delivered, progress.replied, world.committed) == (1, 1, {0: 1})
+    assert len(world.events_of(TOPIC)) == 1
+    assert (taken.body, taken.timeout) == (b"hello", 50)
+    assert sorted(taken.head.splitlines()) == [
+        b"ce-id: r",
+        b"ce-source: /reply",
+        b"ce-specversion: 1.0",
+        b"ce-type: answer",
+        b"content-type: text/plain",
+        b"kn-namespace: ns",
+    ]
+
+
+async def test_a_reply_in_structured_mode_is_sent_in_binary_mode_too() -> None:
+    document = b'{"specversion":"1.0","id":"r","source":"/r","type":"answer","data":{"a": 1}}'
+    answer = response(200, document, content_type="application/cloudevents+json")
+    replies = Replies(giving(response()), answer)
+    world = subscription(replies)
+    world.send("1")
+    await world.run()
+    (taken,) = replies.taken
+    assert (taken.header(b"ce-id"), taken.body) == (b"r", b'{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ANSWER,
+        response(200, b"{", content_type="application/cloudevents+json"),
+        ANSWER._replace(cut=True),
+    ],
+    ids=["an event", "malformed", "too large"],
+)
+async def test_without_a_reply_destination_replies_are_discarded(answer: Response) -> None:
+    """KN-SUB-02."""
+    world = subscription(Replies(giving(response()), answer), reply=None)
+    world.send("1")
+    progress = await world.run()
+    assert (progress.delivered, progress.replied, progress.dead_lettered) == (1, 0, 0)
+    assert len(world.subscriber.posts) == len(world.events_of(TOPIC)) == 1
+
+
+async def test_what_is_no_reply_is_not_sent() -> None:
+    replies = Replies(giving(response()), response(200, b"OK"))
+    world = subscription(replies)
+    world.send("1")
+    assert (await world.run()).delivered == 1
+    assert replies.taken == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "counted"),
+    [
+        (response(503), "reply-not-delivered 503"),
+        (response(404), "reply-not-delivered 404"),
+        (DeliveryError("refused", "nobody listens"), "reply-not-delivered"),
+        (DeliveryError("timeout", "no response"), "reply-not-delivered"),
+    ],
+)
+async def test_the_whole_delivery_is_tried_again_if_its_reply_is_not_delivered(
+    failure: Response | Exception, counted: str
+) -> None:
+    """KN-SUB-07: the subscriber gets the event again."""
+    replies = Replies(giving(failure, failure, response()))
+    world = subscription(replies, delivery=Delivery(retry=3, backoff_delay=1))
+    world.send("1")
+    drain = world.drain()
+    progress = await world.begin(drain, idle=30)
+    assert world.subscriber.ids == ["1", "r"] * 3
+    assert (progress.delivered, progress.replied, progress.retried) == (1, 1, 2)
+    assert drain.counts.failures == {counted: 2}
+
+
+@pytest.mark.parametrize(
+    ("failure", "attempts", "code", "data"),
+    [
+        (response(503, b"busy"), 3, "503", b"busy"),
+        (response(400, b"no"), 1, "400", b"no"),
+        (DeliveryError("broken", "cut off"), 3, None, b"cut off"),
+    ],
+)
+async def test_an_event_whose_reply_is_never_delivered_is_a_dead_letter(
+    failure: Response | Exception, attempts: int, code: str | None, data: bytes
+) -> None:
+    """KN-SUB-07, KN-DLV-07: it says where the reply should have gone, and what was said there."""
+    world = subscription(Replies(giving(failure)), delivery=Delivery(retry=2, backoff_delay=1))
+    world.send("1")
+    progress = await world.begin(world.drain(), idle=30)
+    assert (progress.delivered, progress.dead_lettered) == (0, 1)
+    assert world.subscriber.ids == ["1", "r"] * attempts
+    (letter,) = world.events_of(DEAD)
+    assert letter.data == b"data"
+    assert letter.attributes["knafkareason"] == "reply-not-delivered"
+    assert letter.attributes["knativeerrordest"] == REPLIES
+    assert letter.attributes.get("knativeerrorcode") == code
+    assert world.committed == {0: 1}
+
+
+async def test_a_reply_larger_than_is_read_fails_its_event_at_once() -> None:
+    """What was read of it is no event."""
+    replies = Replies(giving(response()), ANSWER._replace(cut=True))
+    world = subscription(replies, delivery=Delivery(retry=10))
+    world.send("1")
+    assert (await world.run()).dead_lettered == 1
+    assert replies.taken == []
+    assert world.subscriber.ids == ["1"]
+    assert world.events_of(DEAD)[0].attributes["knafkareason"] == "reply-not-delivered"
+
+
+@pytest.mark.parametrize("away", [response(503), DeliveryError("refused", "nobody listens")])
+async def test_a_reply_destination_that_is_away_does_not_cost_the_backlog(
+    away: Response | Exception,
+) -> None:
+    """KN-DP-05: most events wait in Kafka without an attempt until it is back."""
+    world = subscription(Replies(giving(away)), delivery=Delivery(retry=2, backoff_delay=0.2))
+    for number in range(500):
+        world.send(str(number), str(number))
+    progress = await world.begin(world.drain(), idle=1000, stop_after=60)
+    assert progress.dead_lettered < 150
+    assert progress.delivered == 0
