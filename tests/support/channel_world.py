@@ -11,9 +11,9 @@ from support.operator_world import SETTINGS, OperatorWorld
 from knafka.core.contract import Ingress
 from knafka_operator.decide import routes
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
+from knafka_operator.model.identity import Identity
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.receivers import entries
-from knafka_operator.reconcile.state import Identity
 
 VERSION: Final = KAFKA_CHANNEL_VERSIONS[0]
 GATEWAY: Final = "gateway.ingress.svc.cluster.local"
@@ -142,7 +142,7 @@ class ChannelWorld(OperatorWorld):
     def ingresses(self) -> Mapping[str, Ingress]:
         """What the receiver's contract says, as a receiver reads it."""
         (topic,) = (each for each in self.log.topics if each.startswith(CONTRACT))
-        return entries(self.log.topics[topic].partitions[0])
+        return entries(self.log.topics[topic][0])
 
 
 @asynccontextmanager

@@ -46,7 +46,7 @@ from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import CORE, TOPIC_STATUS, ConfigMap
+from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker, ConfigMap
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
@@ -55,7 +55,7 @@ from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, t
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
-RIVAL: Final = ("apps/v1", "Deployment", "knative-eventing", "kafka-channel-receiver")
+RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
 """What an installation of eventing-kafka-broker has."""
 
 
@@ -117,8 +117,9 @@ class Channels:
             # No event may be accepted into a topic that is about to go (KN-BRK-22).
             await receiver.contract.write(path, None)
         await self.receivers.until_read(receiver, self.settings.namespace)
-        if record.state is not None:
-            await self.shards.delete(record.state.broker)
+        # Also of one whose spec can't be read any more.
+        of = {key: document[key] for key in ("apiVersion", "kind", "metadata")}
+        await self.shards.delete(parse(Broker, of))
         own = names.channel_topic(*identity)
         if topic == own and may_delete(await kafka.topics.describe_topic(own), known):
             for group in groups:

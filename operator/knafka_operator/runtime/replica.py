@@ -62,7 +62,9 @@ async def run(settings: Settings) -> None:
     channels = None
     if settings.channels:
         channels = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter, beside=operator)
-    serving = await _webhooks(settings, api, operator, lambda: _from_thread(loop, stop))
+    serving = await _webhooks(
+        settings, api, operator, lambda: _from_thread(loop, stop), channels=settings.channels
+    )
     http = await HttpServer.start(operator, leadership.leads, serving.is_ready)
     # What was imported stays. Each full collection would go through it, and keep everything from
     # running for 50 ms.
