@@ -24,7 +24,7 @@ from knafka_local.controller import Controller
 from knafka_local.dispatchers import DispatcherProcesses
 from knafka_local.kept_names import KeptNames
 from knafka_local.manifests import Declared
-from knafka_local.observing import take
+from knafka_local.observing import Observer
 from knafka_local.programs import Programs
 from knafka_local.receiver_process import Answered, ReceiverProcess
 from knafka_local.serving import LocalServing, ingresses_of
@@ -44,6 +44,7 @@ class LocalKnative:
         self._drains = DispatcherProcesses(logs)
         self._serving = LocalServing(self._cluster, self._programs, self._receiver)
         self._controller: Controller
+        self._observer: Observer
         self._serves: asyncio.Task[None]
         self._answered: Answered = Answered()
 
@@ -66,6 +67,7 @@ class LocalKnative:
         self._cluster.connect(bootstrap_servers, names)
         self._cluster.adopts = adopt
         self._controller = Controller(self._cluster, self._drains, self._serving.probe, self._say)
+        self._observer = Observer(self._cluster, self._controller)
 
     async def run(self) -> None:
         """Reconcile for ever; afterwards every drain has ended."""
@@ -86,7 +88,7 @@ class LocalKnative:
 
     def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
         """How everything stands, and what stands in the files in vain."""
-        return take(self._cluster, self._controller, self._answered, problems, kafka)
+        return self._observer.take(self._answered, problems, kafka)
 
     @property
     def ingresses(self) -> tuple[Ingress, ...]:

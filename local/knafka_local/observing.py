@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
 from knafka_local.cluster import FOLDER, LocalCluster, name_of
 from knafka_local.controller import Controller
 from knafka_local.receiver_process import Answered
-from knafka_local.serving import most_replicas
+from knafka_local.serving import dispatcher_of, most_replicas
 from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
 from knafka_operator.decide.delivery_status import PAUSED
 from knafka_operator.decide.scaling import TriggerStatus
@@ -20,30 +20,64 @@ from knafka_operator.model.conditions import READY, Severity
 from knafka_operator.model.resources import BROKER_CLASS
 
 
-def take(
-    cluster: LocalCluster,
-    controller: Controller,
-    answered: Answered,
-    problems: Sequence[str],
-    kafka: str,
-) -> Snapshot:
-    """Put together what the parts know."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The row of a Trigger, and what it was made of: what is stored is replaced, never changed."""
 
-    def shown(kind: str) -> list[Document]:
+    document: Document
+    is_ours: bool
+    service: Document | None
+    status: TriggerStatus | None
+    row: TriggerRow
+
+
+class Observer:
+    """Takes snapshots. A row whose Trigger hasn't changed is the same as before, as a thousand of
+    them are looked at several times a second."""
+
+    def __init__(self, cluster: LocalCluster, controller: Controller) -> None:
+        self._cluster = cluster
+        self._controller = controller
+        self._known: dict[str, _Known] = {}
+        """By the name of a row."""
+
+    def take(self, answered: Answered, problems: Sequence[str], kafka: str) -> Snapshot:
+        """Put together what the parts know."""
+        cluster, is_ours = self._cluster, self._controller.is_ours
+        known = [self._trigger(each) for each in self._shown("Trigger")]
+        self._known = {each.row.name: each for each in known}
+        return Snapshot(
+            kafka,
+            tuple(_broker(each, is_ours(each), answered) for each in self._shown("Broker")),
+            tuple(each.row for each in known),
+            (*problems, *filter(None, map(_service, cluster.of("Service")))),
+        )
+
+    def _shown(self, kind: str) -> Iterator[Document]:
         """What is being deleted is gone for who deleted it, and what is new says something soon."""
-        return [
+        return (
             each
-            for each in cluster.of(kind)
+            for each in self._cluster.of(kind)
             if "deletionTimestamp" not in each["metadata"]
-            and (_conditions(each) or not controller.is_ours(each))
-        ]
+            and (_conditions(each) or not self._controller.is_ours(each))
+        )
 
-    return Snapshot(
-        kafka,
-        tuple(_broker(each, controller.is_ours(each), answered) for each in shown("Broker")),
-        tuple(_trigger(each, cluster, controller) for each in shown("Trigger")),
-        (*problems, *filter(None, map(_service, cluster.of("Service")))),
-    )
+    def _trigger(self, document: Document) -> _Known:
+        namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
+        is_ours = self._controller.is_ours(document)
+        service = dispatcher_of(self._cluster, document)
+        status = self._controller.scaled(namespace, name)
+        known = self._known.get(shown := f"{namespace}/{name}")
+        if (
+            known is not None
+            and known.document is document
+            and known.is_ours == is_ours
+            and known.service is service
+            and known.status == status
+        ):
+            return known
+        row = _row(shown, document, is_ours, service, status)
+        return _Known(document, is_ours, service, status, row)
 
 
 def _broker(document: Document, is_ours: bool, answered: Answered) -> BrokerRow:
@@ -69,20 +103,24 @@ def _broker(document: Document, is_ours: bool, answered: Answered) -> BrokerRow:
     )
 
 
-def _trigger(document: Document, cluster: LocalCluster, controller: Controller) -> TriggerRow:
-    namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
-    row = TriggerRow(f"{namespace}/{name}", document["spec"].get("broker") or "")
-    if not controller.is_ours(document):
+def _row(
+    name: str,
+    document: Document,
+    is_ours: bool,
+    service: Document | None,
+    status: TriggerStatus | None,
+) -> TriggerRow:
+    row = TriggerRow(name, document["spec"].get("broker") or "")
+    if not is_ours:
         return replace(row, refused="its Broker is another implementation's")
     row = replace(
         row,
         refused=_why_not(document),
         error=_warning(document),
         paused=_condition(document, DELIVERING).get("reason") == PAUSED.reason,
-        most_replicas=most_replicas(cluster, namespace, name),
+        most_replicas=most_replicas(service),
         **_told(document),
     )
-    status = controller.scaled(namespace, name)
     return row if status is None else _with_counts(row, status)
 
 

@@ -30,7 +30,7 @@ from knafka_operator.decide.shards import DISPATCHER
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
-from knafka_operator.model.resources import EVENTING, SERVING, Service
+from knafka_operator.model.resources import SERVING, Service
 
 STARTING: Final = "Deploying"
 """Knative's reason for what has just been applied."""
@@ -141,17 +141,20 @@ def ingresses_of(cluster: LocalCluster) -> list[Ingress]:
     return sorted(found, key=lambda each: (each.namespace, each.broker))
 
 
-def most_replicas(cluster: LocalCluster, namespace: str, trigger: str) -> int:
+def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
+    """The Service that delivers for a stored Trigger, which others may share."""
+    name = ((trigger.get("status") or {}).get("annotations") or {}).get(DISPATCHER, "")
+    return cluster.find(SERVING, "Service", trigger["metadata"]["namespace"], name)
+
+
+def most_replicas(dispatcher: Document | None) -> int:
     """Processes that a Trigger has at most, one if it shares it; 0 while it has no dispatcher's
     Service."""
-    stored = cluster.find(EVENTING, "Trigger", namespace, trigger) or {}
-    name = ((stored.get("status") or {}).get("annotations") or {}).get(DISPATCHER, "")
-    document = cluster.find(SERVING, "Service", namespace, name)
-    if document is None:
+    if dispatcher is None:
         return 0
-    if role_of(document) == services.SHARD_ROLE:
+    if role_of(dispatcher) == services.SHARD_ROLE:
         return 1
-    return int(document["spec"]["template"]["metadata"]["annotations"][services.MAX_SCALE])
+    return int(dispatcher["spec"]["template"]["metadata"]["annotations"][services.MAX_SCALE])
 
 
 def _environment(document: Document) -> Mapping[str, str]:

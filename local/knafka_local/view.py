@@ -6,6 +6,7 @@ Lines say each change of state once, and a summary now and then; they are for lo
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
 
 SUMMARY_INTERVAL: Final = 5.0
 """Seconds between two summaries, if there is something new."""
+SUMMARY_TRIGGERS: Final = 10
+"""Triggers that a summary names at most."""
 LOOK_INTERVAL: Final = 0.5
 AT_REST: Final = "nothing waits"
 """The scaler's reason (`decide.scaling.NOTHING_WAITS`, whose import would take longer than a whole
@@ -65,9 +68,10 @@ class Lines:
         waited = 0.0
         while True:
             now = snapshot()
-            for line in changes(shown, now):
-                self.say(line)
-            shown = now
+            if now != shown:
+                for line in changes(shown, now):
+                    self.say(line)
+                shown = now
             if waited >= SUMMARY_INTERVAL:
                 waited = 0.0
                 if (text := summary(now)) != told:
@@ -92,9 +96,12 @@ class Table:
         self._console.print(Text.assemble((f"{program} | ", colour), line))
 
     async def follow(self, snapshot: Snap) -> None:
+        shown = None
         with Live(console=self._console, auto_refresh=False) as live:
             while True:
-                live.update(StatusTable(snapshot()), refresh=True)
+                if (now := (snapshot(), self._console.size)) != shown:
+                    live.update(StatusTable(now[0]), refresh=True)
+                    shown = now
                 await asyncio.sleep(LOOK_INTERVAL)
 
 
@@ -113,7 +120,8 @@ def changes(before: Snapshot, now: Snapshot) -> Iterator[str]:
     yield from (f"Broker {name} is gone" for name in brokers)
     triggers = {each.name: each for each in before.triggers}
     for trigger in now.triggers:
-        yield from _changes_of(triggers.pop(trigger.name, None), trigger)
+        if (old := triggers.pop(trigger.name, None)) is not trigger:
+            yield from _changes_of(old, trigger)
     yield from (f"Trigger {name} is gone" for name in triggers)
 
 
@@ -131,20 +139,52 @@ def _changes_of(before: TriggerRow | None, now: TriggerRow) -> Iterator[str]:
 
 
 def summary(now: Snapshot) -> str:
-    """All counts in one line."""
+    """The counts in one line: of each Trigger while they are few, else of the busiest, and sums of
+    the others."""
     brokers = [
         f"{each.name} accepted {each.accepted}"
         + (f" rejected {each.rejected}" if each.rejected else "")
         for each in now.brokers
         if not each.refused
     ]
-    triggers = [
-        f"{each.name} waiting {'?' if each.lag is None else each.lag} delivered {each.delivered}"
-        f" filtered {each.filtered} retried {each.retried} dead letters {each.buried}"
-        for each in now.triggers
-        if not each.refused
-    ]
-    return "; ".join(brokers + triggers)
+    triggers = [each for each in now.triggers if not each.refused]
+    if len(triggers) <= SUMMARY_TRIGGERS:
+        return "; ".join([*brokers, *map(_counts, triggers)])
+    busy = sorted(filter(_is_busy, triggers), key=_waiting, reverse=True)
+    resting = [each for each in triggers if not _is_busy(each)]
+    parts = [*brokers, *map(_counts, busy[:SUMMARY_TRIGGERS])]
+    for what, others in (("more busy", busy[SUMMARY_TRIGGERS:]), ("at rest", resting)):
+        if others:
+            parts.append(_counts(_sum(f"{len(others)} {what}:", others)))
+    return "; ".join(parts)
+
+
+def _is_busy(row: TriggerRow) -> bool:
+    return row.lag != 0 or row.error != ""
+
+
+def _waiting(row: TriggerRow) -> float:
+    """How much, for the order; of unknown lag it may be anything."""
+    return math.inf if row.lag is None else row.lag
+
+
+def _counts(row: TriggerRow) -> str:
+    return (
+        f"{row.name} waiting {'?' if row.lag is None else row.lag} delivered {row.delivered}"
+        f" filtered {row.filtered} retried {row.retried} dead letters {row.buried}"
+    )
+
+
+def _sum(name: str, rows: Sequence[TriggerRow]) -> TriggerRow:
+    known = [each.lag for each in rows if each.lag is not None]
+    return TriggerRow(
+        name,
+        lag=sum(known) if known else None,
+        delivered=sum(each.delivered for each in rows),
+        filtered=sum(each.filtered for each in rows),
+        retried=sum(each.retried for each in rows),
+        buried=sum(each.buried for each in rows),
+    )
 
 
 @dataclass(frozen=True, slots=True)

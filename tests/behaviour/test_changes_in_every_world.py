@@ -1,4 +1,8 @@
-"""Triggers that are edited, and what is left when Brokers and Triggers go, in every world."""
+"""Triggers that are edited, and what is left when Brokers and Triggers go, in every world.
+
+On this machine with shared dispatchers alone: those of one Trigger are the cluster's, and
+tests/e2e/test_local_mode.py edits, starts again and kills them under `knafka up`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from support.behaviour import (
     BROKER,
     TRIGGER,
     World,
-    also_in,
     broker,
     expect,
     only_in,
@@ -18,7 +21,7 @@ from support.behaviour import (
 WAITING = "Unknown Waiting"
 
 
-@also_in("local-shared")
+@only_in("memory", "local-shared", "cluster")
 @pytest.mark.conformance("KN-TRG-05", "KN-TRG-06")
 def test_an_edited_trigger_delivers_by_what_it_says_now_from_ready_on(world: World) -> None:
     mail, fax = world.subscriber("mail"), world.subscriber("fax")
@@ -37,7 +40,7 @@ def test_an_edited_trigger_delivers_by_what_it_says_now_from_ready_on(world: Wor
     assert world.arrived("fax") == ["invoice-1"]
 
 
-@also_in("local-shared")
+@only_in("memory", "local-shared", "cluster")
 @pytest.mark.conformance("KN-TRG-03")
 def test_a_trigger_whose_subscriber_goes_stops_and_misses_nothing(world: World) -> None:
     mail = world.subscriber("mail")
@@ -54,7 +57,7 @@ def test_a_trigger_whose_subscriber_goes_stops_and_misses_nothing(world: World) 
     until_arrived(world, "mail", "waits")
 
 
-@also_in("local-shared")
+@only_in("memory", "local-shared", "cluster")
 def test_nothing_is_left_in_kafka_in_whatever_order_brokers_and_triggers_go(world: World) -> None:
     world.apply(
         broker(),
@@ -78,7 +81,7 @@ def test_nothing_is_left_in_kafka_in_whatever_order_brokers_and_triggers_go(worl
     world.until(lambda: not world.kept_in_kafka(), lambda: f"left: {world.kept_in_kafka()}")
 
 
-@also_in("local-shared")
+@only_in("memory", "local-shared", "cluster")
 def test_what_comes_back_under_its_name_is_another_one(world: World) -> None:
     """Its topic is a new one, so that nothing of the first Broker is delivered again."""
     mail = world.subscriber("mail")

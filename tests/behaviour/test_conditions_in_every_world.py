@@ -38,8 +38,10 @@ NOTHING_YET = dict.fromkeys(BROKER.keys() - {"TopicAsDeclared"}, WAITING) | {
 NOBODY = reference("Service", "nobody", CORE)
 
 
+@only_in("memory", "cluster")
 @pytest.mark.conformance("KN-TRG-01", "KN-TRG-06")
 def test_a_trigger_waits_for_its_broker_and_both_become_ready(world: World) -> None:
+    """On one machine: each half is in the next tests (a class of another, what isn't there)."""
     world.apply(trigger(world.subscriber("mail")))
     expect(world, "Trigger", "orders", NO_BROKER)
     assert message(world, "Trigger", "orders", "BrokerReady") == 'Broker "shop" does not exist'

@@ -22,9 +22,10 @@ MEANWHILE = [f"meanwhile-{number}" for number in range(5)]
 MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "1"}
 
 
-@only_in("memory", "local", "local-shared")
+@only_in("memory", "local-shared")
 def test_a_paused_trigger_gets_nothing_until_it_goes_on_from_where_it_was(world: World) -> None:
-    """In a cluster it takes half a minute, and the next test shows the same and more."""
+    """In a cluster it takes half a minute, and the next test shows the same and more, of a Trigger
+    with a dispatcher of its own."""
     _is_paused_and_goes_on(world, {})
 
 

@@ -2,7 +2,9 @@
 
 Kills of the only process, moves, failing and hanging neighbours, and Triggers that come and go
 are in tests/integration/test_shared_dispatcher.py. A cut runs in the gate; `make chaos` has the
-bursts of 40,000 (`KNAFKA_BURST`) and Kafka away for longer (`KNAFKA_AWAY`, seconds).
+bursts of 40,000 (`KNAFKA_BURST`), Kafka away for longer (`KNAFKA_AWAY`, seconds), and what the gate
+shows elsewhere: scaling (test_shared_dispatcher, partitions that move) and a Kafka that is killed
+(test_disturbances; a Kafka that is away, here).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from support.gate import only_chaos
 from support.kafka import Kafka
 from support.shard_bursts import IN_FLIGHT, LATE, TAKES, ShardBurst, shard_burst
 
@@ -57,7 +60,7 @@ async def kill_one(burst: ShardBurst) -> None:
 @pytest.mark.parametrize(
     ("disturb", "twice"),
     [
-        pytest.param(scale_up, 0, id="scaled from 1 to 2"),
+        pytest.param(scale_up, 0, id="scaled from 1 to 2", marks=only_chaos),
         pytest.param(edit, 0, id="one of the two edited"),
         pytest.param(terminate_one, 0, id="SIGTERM of one process"),
         pytest.param(kill_one, A_SECOND, id="kill -9 of one process"),
@@ -85,6 +88,7 @@ async def test_a_shard_whose_kafka_stops_and_comes_back_goes_on_without_a_repeti
         await _arrives_once(burst, 0, f"{seconds:g} s without Kafka")
 
 
+@only_chaos
 async def test_a_shard_whose_kafka_is_killed_and_comes_back_repeats_little(
     own_kafka: KafkaServer, tmp_path: Path
 ) -> None:

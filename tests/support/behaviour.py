@@ -6,7 +6,7 @@
 
 Each is there twice: as it is, and with `shared` dispatchers, which every Broker's annotation asks
 for (`memory-shared` and so on). In memory both cost nothing, so both run wherever one does; a test
-asks for the others by `also_in`.
+asks for the others by `only_in`.
 
 A test that takes the fixture `world` runs in each of them, in a namespace of its own; what it says
 of conditions, reasons and messages must hold literally in all. `only_in` leaves worlds out where
@@ -213,12 +213,6 @@ def only_in(*worlds: str) -> pytest.MarkDecorator:
     """Have a test run in these worlds and no others."""
     wanted = [each for name in worlds for each in _with_shared(name)]
     return pytest.mark.parametrize("world", [*map(_parameter, wanted)], indirect=True)
-
-
-def also_in(*worlds: str) -> pytest.MarkDecorator:
-    """Have a test run in these worlds, too."""
-    wanted = map(_parameter, (*WORLDS, *worlds))
-    return pytest.mark.parametrize("world", [*wanted], indirect=True)
 
 
 def _with_shared(name: str) -> tuple[str, ...]:

@@ -3,4 +3,9 @@
 import os
 from typing import Final
 
+import pytest
+
 IN_CI: Final = os.environ.get("CI", "").lower() in ("true", "1")
+only_chaos: Final = pytest.mark.skipif(
+    "KNAFKA_BURST" not in os.environ, reason="the gate shows it elsewhere: `make chaos` runs it"
+)

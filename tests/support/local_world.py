@@ -18,7 +18,7 @@ from knafka_local.cluster import LocalCluster
 from knafka_local.controller import Controller
 from knafka_local.kept_names import KeptNames
 from knafka_local.manifests import Declared, Identity
-from knafka_local.observing import take
+from knafka_local.observing import Observer
 from knafka_local.programs import Identity as ServiceIdentity
 from knafka_local.programs import Program, Programs
 from knafka_local.receiver_process import Answered
@@ -103,6 +103,7 @@ class LocalWorld:
         self.controller = Controller(
             self.cluster, NoDrains(), self.serving.probe, self.said.append, self._connect
         )
+        self.observer = Observer(self.cluster, self.controller)
 
     def _connect(self, configuration: Mapping[str, Any]) -> MemoryAdmin:
         return _Admin(self)
@@ -138,7 +139,7 @@ class LocalWorld:
         return "" if ready["status"] == "True" else f"{ready['reason']}: {ready['message']}"
 
     def snapshot(self) -> Snapshot:
-        return take(self.cluster, self.controller, Answered(), (), "kafka")
+        return self.observer.take(Answered(), (), "kafka")
 
 
 class _Admin(MemoryAdmin):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from support.contracts import MemoryContract
@@ -12,8 +14,8 @@ from support.drains import TOPIC, Answer, ScriptedSubscriber, World, accept
 from support.logs import shared_memory
 
 from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryWriter
-from knafka.clients.memory_shared import MemoryPositionedReader
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
+from knafka.clients.memory_shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
 from knafka.core.contract import Egress, Kafka
 from knafka.core.contract import Shard as Contract
 from knafka.core.documents import dump
@@ -21,10 +23,26 @@ from knafka.core.drain import ShardProgress
 from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.function import Dispatcher
 from knafka.dispatcher.shared.record import SharedParser
+from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import Assignment, LogReader, LogWriter
 from knafka.ports.shared_log import PositionedReader
 from knafka.ports.subscriber import Subscriber
 from knafka.settings import SHARD
+
+
+class LateMember(MemoryMember):
+    """Is assigned its partitions `seconds` after it has joined."""
+
+    def __init__(
+        self, seconds: float, memory: MemoryLog, group: str, assignment: Assignment
+    ) -> None:
+        super().__init__(memory, group, TOPIC, assignment)
+        self._seconds = seconds
+
+    async def serve(self, timeout: float) -> None:
+        waiting, self._seconds = self._seconds, 0.0
+        await asyncio.sleep(waiting)
+        await super().serve(timeout)
 
 
 class Shard:
@@ -45,6 +63,17 @@ class Shard:
         """Another process, which isn't started."""
         self.shared = shared_memory(self.world.log, self.name, TOPIC)
         self.dispatcher = Dispatcher(connect_shard=lambda shard: self)
+
+    def join_after(self, seconds: float) -> None:
+        """Another process, which waits so long for its partitions, as Kafka has it wait."""
+        self.again()
+        log = self.world.log
+        self.shared = SharedTopic(
+            TOPIC,
+            partial(LateMember, seconds, log, self.name),
+            partial(MemoryPositionedReader, log, TOPIC),
+            MemoryOffsets(log),
+        )
 
     def add(self, number: int, answer: Answer = accept, **changes: Any) -> Egress:
         """An Egress that isn't in the contract yet, unless the dispatcher is still to start."""

@@ -66,6 +66,21 @@ async def test_a_broker_of_another_class_is_left_alone_and_shown_as_such() -> No
         assert world.log.topics == {}
 
 
+async def test_the_row_of_a_trigger_that_has_not_changed_is_the_one_before() -> None:
+    """A thousand of them were made and compared anew, three times a second."""
+    async with running_locally() as world:
+        await world.apply(broker(), trigger("orders"), trigger("bills"))
+        orders, bills = world.snapshot().triggers
+        again = world.snapshot().triggers
+        assert again[0] is orders
+        assert again[1] is bills
+        elsewhere = trigger("bills", {"uri": "http://127.0.0.1:1/elsewhere"})
+        await world.apply(broker(), trigger("orders"), elsewhere)
+        same, edited = world.snapshot().triggers
+        assert same is orders
+        assert (bills.observed_generation, edited.observed_generation) == (1, 2)
+
+
 @pytest.mark.conformance("KN-DST-01", "KN-TRG-12")
 async def test_a_knative_service_is_its_command_in_the_manifests_folder() -> None:
     """KN-DST-01, KN-TRG-12."""

@@ -81,6 +81,21 @@ def test_the_summary_has_all_counts() -> None:
     )
 
 
+def test_a_summary_of_many_names_the_busiest_and_sums_the_others() -> None:
+    resting = [replace(TRIGGER, name=f"default/rests-{n}", lag=0) for n in range(985)]
+    busy = [replace(TRIGGER, name=f"default/busy-{n}", lag=n + 1) for n in range(14)]
+    unknown = replace(TRIGGER, name="default/unknown", lag=None)
+    now = replace(NOW, triggers=(*resting, *busy, unknown))
+    first, *named, more, others = summary(now).split("; ")
+    assert first == "default/shop accepted 5 rejected 1"
+    assert [each.split()[0] for each in named] == [
+        "default/unknown",
+        *(f"default/busy-{n}" for n in range(13, 4, -1)),
+    ]
+    assert more == "5 more busy: waiting 15 delivered 10 filtered 0 retried 0 dead letters 0"
+    assert others == ("985 at rest: waiting 0 delivered 1970 filtered 0 retried 0 dead letters 0")
+
+
 def test_the_table_shows_brokers_triggers_and_problems() -> None:
     refused = BrokerRow("default/other", refused="its topic is taken")
     now = Snapshot(NOW.kafka, (BROKER, refused), (TRIGGER,), ("shop.yaml: broken",))

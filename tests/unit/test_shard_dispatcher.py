@@ -30,6 +30,8 @@ from support.shards import Shard, lines_of
 from knafka.core.contract import Delivery, Egress
 from knafka.core.documents import dump
 from knafka.core.drain import STOP, Ended
+from knafka.dispatcher.drain import JOIN_PATIENCE
+from knafka.dispatcher.shared.drain import LOOK_INTERVAL
 from knafka.ports.subscriber import Response
 from knafka.settings import DRAIN_AT_START
 
@@ -152,6 +154,32 @@ async def test_none_ends_for_being_idle_while_another_one_has_work() -> None:
     busy.cancel()
     await asyncio.wait_for(exchange.task, 8)
     assert lines_of(exchange)[-1].ended is Ended.IDLE
+    await running.dispatcher.stop()
+
+
+async def test_one_that_waited_for_its_partitions_ends_when_all_have_been_idle() -> None:
+    """The patience that drains have before they own partitions ends as they own some: a shard slept
+    for all of it, 50 s, whatever its cooldown."""
+    running = Running(accept, accept)
+    running.join_after(3.0)
+    await running.start()
+    running.world.send("1")
+    exchange = running.drain(idle="PT2S")
+    await asyncio.wait_for(exchange.task, 3.0 + 2.0 + 2 * LOOK_INTERVAL)
+    last = lines_of(exchange)[-1]
+    assert last.ended is Ended.IDLE
+    assert [each.delivered for each in last.egresses.values()] == [1, 1]
+    await running.dispatcher.stop()
+
+
+async def test_one_that_waits_for_its_partitions_is_not_idle() -> None:
+    running = Running(accept)
+    running.join_after(JOIN_PATIENCE - 5.0)
+    await running.start()
+    running.world.send("1")
+    exchange = running.drain(idle="PT2S")
+    await exchange.task
+    assert running.subscribers[0].ids == ["1"]
     await running.dispatcher.stop()
 
 
