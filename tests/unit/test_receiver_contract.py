@@ -242,6 +242,8 @@ async def test_a_record_that_can_not_be_used_takes_its_own_route_away_and_no_oth
         (b"/", HOST + b".example", None, 404),
         (b"/", b"[::1]:8080", None, 404),
         (b"/shop", HOST, None, 404),
+        (b"//" + HOST, b"x", None, 404),
+        (b"/host:" + HOST, b"x", None, 404),
         (b"/shop/orders", b"another.example", b"third.example", 202),
         (b"/shop/bills", HOST, HOST, 404),
     ],

@@ -120,7 +120,7 @@ class IngestHandler:
                 address = address_of_host(host.encode())
                 first, second = sorted([routes.get(address, route).ingress.path, path])
                 if first != second:
-                    log.warning("%s has the host %s, not %s, too", first, host, second)
+                    log.warning("%s and %s have the host %s: the first has it", first, second, host)
                 routes[address] = served[first]
         self._served, self._routes = served, routes
         self._contract = contract
