@@ -55,8 +55,9 @@ def letter(number: int, **values: Any) -> DeadLetter:
     """A dead letter of a subscriber that answered 500."""
     time = "2026-01-31T12:00:00Z"
     found = DeadLetter(
-        f"order-{number}", "com.example.order.placed", "/shop", "refused-permanently", "400", "1",
-        time, time, "http://mail.test/", "no such customer", '{"amount": 40}', "", f"shop/0/{number}",
+        f"order-{number}", "com.example.order.placed", "/shop", "status", "400", "1",
+        time, time, "http://mail.test/", "no such customer", '{"amount": 40}', "",
+        f"shop/0/{number}",
     )  # fmt: skip
     return replace(found, **values)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_connection import Connection, connection
+from knafka.clients.kafka_client import Connection
+from knafka.clients.kafka_connection import connection
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import KnafkaError

@@ -212,7 +212,8 @@ class _Handlers:
                     body=body, content_type="application/json", charset="utf-8", headers=headers
                 )
             left = until - loop.time()
-            if left <= 0 or self._closing.is_set():
+            gone = request.transport is None or request.transport.is_closing()
+            if left <= 0 or gone or self._closing.is_set():
                 return web.Response(status=HTTPStatus.NOT_MODIFIED, headers={"ETag": tag})
             try:
                 async with asyncio.timeout(min(left, LOOK_INTERVAL)):

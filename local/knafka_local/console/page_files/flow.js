@@ -44,7 +44,7 @@ function rowOf(trigger) {
   const subscriber = make("span", { class: "subscriber" });
   const element = make("li", { class: "trigger" },
     make("div", { class: "row" },
-      opener, health,
+      make("h3", {}, opener), health,
       make("div", { class: "numbers" }, lag.element, rate.element, retries.element, replicas.element, dead.element),
       make("span", { class: "arrow", "aria-hidden": "true" }), subscriber));
   let now = trigger;

@@ -1,7 +1,7 @@
 // "Who would get this event?": asked of the server, whose filters are the dispatcher's own.
 
 const EXAMPLE = JSON.stringify(
-  { specversion: "1.0", id: "1", source: "/shop", type: "com.example.order.placed", data: { amount: 40 } }, null, 2);
+  { specversion: "1.0", type: "com.example.order.placed", source: "/shop", id: "1", subject: "grace" }, null, 2);
 const MOST_VERDICTS = 100;
 
 let lastEvent = EXAMPLE; // so that it needn't be written again for the next Trigger
@@ -12,7 +12,7 @@ function eventForm(id, button, draw) {
   text.value = lastEvent;
   const answer = make("div", { class: "answer", role: "status" });
   const form = make("form", { class: "ask" },
-    make("label", { for: text.id }, "A CloudEvent as JSON; its data don't matter to most filters"),
+    make("label", { for: text.id }, "A CloudEvent as JSON; filters look at its attributes, not at its data"),
     text,
     make("button", { type: "submit", class: "primary" }, button),
     answer);
