@@ -106,7 +106,9 @@ def test_who_gets_an_event_is_said_with_the_clause_that_refuses_it() -> None:
     yes, no = document.verdicts([mail, stock], ORDER)
     assert (yes.gets_it, yes.why_not) == (True, ())
     assert not no.gets_it
-    assert no.why_not == ("filters[0].prefix.type: found 'order', want 're'",) or no.why_not
+    (clause,) = no.why_not
+    assert clause.startswith("filters[0].prefix.type:")
+    assert clause.endswith("want 're'")
 
 
 def test_failures_are_the_newest_first_and_counted_by_reason_unless_sent_again() -> None:

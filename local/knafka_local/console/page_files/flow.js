@@ -149,7 +149,7 @@ function matching() {
   const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (trigger) => {
     if (view.health === "bad" ? !BAD.includes(trigger.health) : view.health && trigger.health !== view.health) return false;
-    const all = [nameOf(trigger), trigger.broker, trigger.filters, trigger.subscriber, trigger.why].join(" ").toLowerCase();
+    const all = [nameOf(trigger), trigger.broker, trigger.filters, trigger.subscriber, HEALTH[trigger.health]?.[0], trigger.why].join(" ").toLowerCase();
     return words.every((word) => all.includes(word));
   };
   return state.triggers.filter(fits).sort(SORTS[view.sort]);
