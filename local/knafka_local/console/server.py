@@ -23,12 +23,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from knafka.core import documents, json_format
 from knafka.core.documents import Model
@@ -48,8 +49,6 @@ LARGEST: Final = 2 * 1024 * 1024
 STOP_TIMEOUT: Final = 2.0
 """Seconds for what is being answered when the server ends."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 SourceOf = Callable[[web.Request], Source]
 """The source of whoever sent a request; may raise `Forbidden`."""
 
@@ -143,7 +142,7 @@ def refusal(hosts: Collection[str], method: str, path: str, headers: Mapping[str
 
 def _guarded(
     hosts: frozenset[str],
-) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+) -> Middleware:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         if why := refusal(hosts, request.method, request.path, request.headers):
