@@ -210,11 +210,13 @@ def test_failures_are_sent_again_only_when_somebody_says_yes(open_page: Open) ->
 
     both.send_keys(Keys.ENTER)
     wait(chromium, lambda: one(chromium, "#ask").is_displayed())
+    source.letters.append(letter(4, error="seen once more"))
     one(chromium, "#ask .primary").click()
     wait(chromium, lambda: source.replayed)
     ((name, events),) = source.replayed
     assert (name, {each.id for each in events}) == ("default/audit", {"order-1", "order-2"})
     wait(chromium, lambda: "2 events sent again" in one(chromium, "#said").text)
+    wait(chromium, lambda: "seen once more" in details.text)
 
 
 def test_a_thousand_triggers_are_searched_and_followed_without_freezing(open_page: Open) -> None:

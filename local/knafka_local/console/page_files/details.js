@@ -26,7 +26,8 @@ const attempt = async (action) => {
   }
 };
 
-function replay(trigger, events) {
+// `after` is called once they are sent.
+function replay(trigger, events, after) {
   const body = (dryRun) =>
     JSON.stringify({ namespace: trigger.namespace, name: trigger.name, events, dryRun });
   return attempt(async () => {
@@ -49,6 +50,7 @@ function replay(trigger, events) {
         const done = await post("api/replay", body(false));
         const count = done.chosen.filter((each) => !each.obstacle).length;
         say(done.replay ? `${counted(count, "event")} sent again by the replay ${done.replay}` : "Nothing was sent");
+        after();
       }));
   });
 }
@@ -59,7 +61,7 @@ const written = (text, otherwise) =>
 const commandLine = (what, command) =>
   make("p", { class: "command" }, make("span", { class: "muted" }, what), make("code", {}, visible(command)), copyButton(command));
 
-function failureItem(trigger, each) {
+function failureItem(trigger, each, after) {
   const how = `${each.reason} ${each.code}`.trim();
   return make("li", {},
     make("p", {}, make("span", { class: "badge failed-again" }, visible(how)), " ",
@@ -74,12 +76,12 @@ function failureItem(trigger, each) {
         type: "button",
         class: "plain",
         "aria-label": visible(`Send ${each.id} again`),
-        onclick: () => replay(trigger, [{ id: each.id, source: each.source }]),
+        onclick: () => replay(trigger, [{ id: each.id, source: each.source }], after),
       }, "Send again…")
       : null);
 }
 
-function drawFailures(box, trigger, found, shown = FAILURES_SHOWN) {
+function drawFailures(box, trigger, found, after, shown = FAILURES_SHOWN) {
   const open = (reason) => found.last.filter((each) => !each.replayed && `${each.reason} ${each.code}`.trim() === reason);
   const report = found.report ? make("p", {}, make("a", { href: found.report, target: "_blank", rel: "noopener" }, "The last report on dead letters")) : null;
   const commands = Object.entries(found.commands).map(([what, command]) => commandLine(what, command));
@@ -96,11 +98,11 @@ function drawFailures(box, trigger, found, shown = FAILURES_SHOWN) {
           ? make("button", {
             type: "button",
             class: "plain",
-            onclick: () => replay(trigger, open(reason).map(({ id, source }) => ({ id, source }))),
+            onclick: () => replay(trigger, open(reason).map(({ id, source }) => ({ id, source })), after),
           }, count === 1 ? "Send it again…" : `Send all ${number(count)} again…`)
           : null))),
-    make("ul", { class: "examples" }, found.last.slice(0, shown).map((each) => failureItem(trigger, each))),
-    rest > 0 ? make("button", { type: "button", class: "plain", onclick: () => drawFailures(box, trigger, found, shown + 50) }, `Show ${number(Math.min(50, rest))} more`) : null,
+    make("ul", { class: "examples" }, found.last.slice(0, shown).map((each) => failureItem(trigger, each, after))),
+    rest > 0 ? make("button", { type: "button", class: "plain", onclick: () => drawFailures(box, trigger, found, after, shown + 50) }, `Show ${number(Math.min(50, rest))} more`) : null,
     report,
     ...commands,
   ].filter((each) => each != null));
@@ -147,7 +149,7 @@ function detailsOf(trigger, id) {
 
   async function readFailures() {
     try {
-      drawFailures(failures, now, await get(`${pathOf(now)}/failures`));
+      drawFailures(failures, now, await get(`${pathOf(now)}/failures`), readFailures);
     } catch (error) {
       failures.replaceChildren(make("p", { class: "wrong" }, visible(error.message)));
     }
