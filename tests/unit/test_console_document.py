@@ -194,7 +194,7 @@ async def test_a_local_trigger_says_where_it_is_declared(
 async def test_only_the_event_of_that_source_is_sent_again(
     local: LocalSource, memory: MemoryLog
 ) -> None:
-    """CE-01: an id is unique for its source only."""
+    """An id is unique for its source only."""
     fail(memory, "1")
     fail(memory, "1", "/other")
     wanted = [EventName(id="1", source="/shop")]

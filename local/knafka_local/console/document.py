@@ -171,7 +171,7 @@ class Failures(Model):
 
 
 class EventName(Model):
-    """Which event: `id` alone is unique for one `source` only (CE-01)."""
+    """Which event: an `id` is unique for its `source` only."""
 
     id: str
     source: str
