@@ -14,7 +14,9 @@ import pytest
 from selenium.webdriver import Chrome, Keys
 from support.browser import every, look_as, one, picture, script, wait
 from support.console import MemorySource, letter, row, served, trigger
+from support.reports import sample_group, sample_report
 
+from knafka_jobs.report.page import render
 from knafka_local.console.document import Action
 from knafka_local.snapshot import BrokerRow, ConditionRow
 
@@ -217,6 +219,21 @@ def test_failures_are_sent_again_only_when_somebody_says_yes(open_page: Open) ->
     assert (name, {each.id for each in events}) == ("default/audit", {"order-1", "order-2"})
     wait(chromium, lambda: "2 events sent again" in one(chromium, "#said").text)
     wait(chromium, lambda: "seen once more" in details.text)
+
+
+def test_the_report_opens_apart_from_the_console(open_page: Open) -> None:
+    """What events carry is in it: it is of no origin, so it could ask the console for nothing."""
+    source = shop()
+    source.page = render(sample_report(sample_group(1))).encode()
+    chromium = open_page(source)
+    details = opened(chromium, "audit")
+    link = details.find_element("partial link text", "last report")
+    url = link.get_attribute("href")
+    assert url is not None
+    chromium.get(url)
+    wait(chromium, lambda: script(chromium, "document.documentElement.dataset.ready"))
+    assert script(chromium, "self.origin") == "null"
+    assert one(chromium, ".group .name").text
 
 
 def test_a_thousand_triggers_are_searched_and_followed_without_freezing(open_page: Open) -> None:

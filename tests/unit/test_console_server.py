@@ -7,14 +7,17 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from support.console import MemorySource, letter, row, trigger
 from support.waiting import until
+from typer.testing import CliRunner
 
 from knafka_local.children import HOST, listen, port_of
+from knafka_local.cli import app
 from knafka_local.console import opening, server
 from knafka_local.console.document import Action
 from knafka_local.console.page import page
@@ -258,3 +261,16 @@ def test_the_console_takes_the_next_port_unless_one_was_asked_for() -> None:
             pass
         with opening.listener(None, wanted=False) as none:
             assert none is None
+
+
+def test_a_port_that_was_asked_for_and_is_taken_ends_knafka_up_before_it_begins(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "empty.yaml").write_text("")
+    with listen() as taken:
+        command = ["up", "-f", tmp_path / "empty.yaml", "--data-dir", tmp_path / "data"]
+        words = [*command, "--console-port", port_of(taken)]
+        result = CliRunner().invoke(app, [str(each) for each in words])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, opening.PortTaken)
+    assert not (tmp_path / "data").exists()
