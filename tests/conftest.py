@@ -10,6 +10,7 @@ from support.gate import IN_CI
 from support.loop_watch import LoopWatch
 
 pytest_plugins = [
+    "support.browser",
     "support.cluster",
     "support.conformance",
     "support.installation",
