@@ -11,7 +11,6 @@ from support.kafka import Kafka, MakeTopic
 
 from knafka.core import contract
 from knafka.core.contract import Egress, Sink
-from knafka.core.errors import LogError
 from knafka_local.rewinding import START, Delivering, rewind
 from knafka_local.tailing import NoTopic, Tail, records
 
@@ -49,13 +48,14 @@ def test_a_topic_that_is_not_there_is_an_error(kafka: Kafka) -> None:
 def test_a_tail_since_a_time_gives_what_several_topics_hold_since_then_in_order(
     kafka: Kafka, topic: MakeTopic
 ) -> None:
+    now = int(time.time() * 1000)
     first, second = topic(partitions=2), topic()
-    append(kafka, first, "too-old", at=1_700_000_000_000)
-    append(kafka, first, "b", partition=1, at=1_700_000_002_000)
-    append(kafka, second, "a", at=1_700_000_001_000)
-    append(kafka, first, "c", at=1_700_000_003_000)
+    append(kafka, first, "too-old", at=now - 9000)
+    append(kafka, first, "b", partition=1, at=now - 2000)
+    append(kafka, second, "a", at=now - 3000)
+    append(kafka, first, "c", at=now - 1000)
     connection = {"bootstrap.servers": kafka.bootstrap_servers}
-    found = records(connection, [first, second, "of-nobody"], Tail(since=1_700_000_000.5))
+    found = records(connection, [first, second, "of-nobody"], Tail(since=now / 1000 - 5))
     assert [each.value() for each in islice(found, 3)] == [b"a", b"b", b"c"]
     found.close()  # type: ignore[attr-defined]
 
