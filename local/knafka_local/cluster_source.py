@@ -58,13 +58,13 @@ def client_of(context: str | None, kubeconfig: Path | None) -> tuple[Any, str]:
     """
     file = None if kubeconfig is None else str(kubeconfig)
     try:
-        contexts, current = kubernetes.config.list_kube_config_contexts(file)
+        contexts, current = kubernetes.config.list_kube_config_contexts(file)  # type: ignore[no-untyped-call]
         by_name = {each["name"]: each for each in contexts}
         wanted = current if context is None else by_name.get(context)
         if wanted is None:
             known = ", ".join(by_name) or "none"
             raise ClusterError(f"there is no context {context}: there is {known} (--context)")
-        client = kubernetes.config.new_client_from_config(file, wanted["name"])
+        client = kubernetes.config.new_client_from_config(file, wanted["name"])  # type: ignore[no-untyped-call]
     except ConfigException as error:
         raise ClusterError(
             f"no cluster: {error}: name a file with --kubeconfig or KUBECONFIG, and one of its "
