@@ -25,7 +25,13 @@ from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.core.kafka_secret import for_librdkafka
-from knafka_local.declared_source import DEFAULT_NAMESPACE, DeclaredView, broker_of, trigger_of
+from knafka_local.declared_source import (
+    DEFAULT_NAMESPACE,
+    SYSTEM_NAMESPACE,
+    DeclaredView,
+    broker_of,
+    trigger_of,
+)
 from knafka_local.triggers import is_paused
 from knafka_operator.decide import credentials, desired
 from knafka_operator.decide.broker_defaults import with_default_delivery
@@ -38,8 +44,6 @@ from knafka_operator.model.settings import BROKER_DEFAULTS
 
 TIMEOUT: Final = 15.0
 """Seconds for one request."""
-SYSTEM_NAMESPACE: Final = "knafka"
-"""Where the operator is installed, unless it is said."""
 CONFIG: Final = "kafka-broker-config"
 """The installation's ConfigMap there."""
 UNKNOWN_SINK: Final = Sink(url="http://unknown.invalid/")

@@ -19,6 +19,8 @@ from knafka_local.installation import Installation
 from knafka_local.triggers import Unknown
 
 DEFAULT_NAMESPACE: Final = "default"
+SYSTEM_NAMESPACE: Final = "knafka"
+"""Where a cluster's operator is installed, unless it is said."""
 
 
 class NotReached(KnafkaError):

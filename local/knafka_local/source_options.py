@@ -7,8 +7,12 @@ from typing import Annotated
 
 import typer
 
-from knafka_local.cluster_source import SYSTEM_NAMESPACE, ClusterSource, client_of
-from knafka_local.declared_source import DeclaredSource, DeclaredView, LocalSource
+from knafka_local.declared_source import (
+    SYSTEM_NAMESPACE,
+    DeclaredSource,
+    DeclaredView,
+    LocalSource,
+)
 from knafka_local.installation import Installation
 from knafka_local.options import refuse
 
@@ -56,8 +60,11 @@ def source_of(
         if bootstrap_servers is not None:
             raise refuse("--bootstrap-servers is for a cluster: name its --context")
         return LocalSource(Installation(data_dir))
-    client, own = client_of(context, kubeconfig)
-    return ClusterSource(
+    # The client takes half a second to import: only commands about a cluster pay for it.
+    from knafka_local import cluster_source
+
+    client, own = cluster_source.client_of(context, kubeconfig)
+    return cluster_source.ClusterSource(
         client,
         namespace or own,
         system_namespace=system_namespace,

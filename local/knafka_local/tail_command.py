@@ -11,8 +11,7 @@ import typer
 from knafka.core.contract import Egress, Ingress
 from knafka.core.filters import Predicate, compile_trigger
 from knafka_local import event_filters, rewinding, tailing
-from knafka_local.cluster_source import SYSTEM_NAMESPACE
-from knafka_local.declared_source import DeclaredView, trigger_of
+from knafka_local.declared_source import SYSTEM_NAMESPACE, DeclaredView, trigger_of
 from knafka_local.event_filters import all_of
 from knafka_local.installation import DEFAULT_DATA
 from knafka_local.options import FAILED, DataDir, add, refuse, usage

@@ -16,9 +16,8 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Ingress
 from knafka.core.dead_letter import timestamp
 from knafka_local import replaying, rewinding, searching, tracing
-from knafka_local.cluster_source import SYSTEM_NAMESPACE
 from knafka_local.dead_letters import shown
-from knafka_local.declared_source import DeclaredView, broker_of
+from knafka_local.declared_source import SYSTEM_NAMESPACE, DeclaredView, broker_of
 from knafka_local.installation import DEFAULT_DATA
 from knafka_local.options import FAILED, DataDir, add, ask_kafka, print_table, usage
 from knafka_local.searching import Search

@@ -16,7 +16,7 @@ from knafka.core.errors import LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.ports.log import Record
-from knafka_local import source_options, tailing
+from knafka_local import cluster_source, tailing
 from knafka_local.cli import app
 from knafka_local.declared_source import DeclaredView
 from knafka_local.installation import Installation, State
@@ -177,8 +177,8 @@ def test_a_cluster_is_asked_by_its_context(
                 unreached="port-forward",
             )  # fmt: skip
 
-    monkeypatch.setattr(source_options, "client_of", lambda *_: ("client", "own"))
-    monkeypatch.setattr(source_options, "ClusterSource", Source)
+    monkeypatch.setattr(cluster_source, "client_of", lambda *_: ("client", "own"))
+    monkeypatch.setattr(cluster_source, "ClusterSource", Source)
     arguments = ("--context", "dev", "--bootstrap-servers", "k:2")
     code, ids, said = knafka("shop/main", *arguments, "--limit", "1", data=tmp_path)
     assert (code, ids, given) == (0, ["1"], [("client", "own", "k:2"), "shop"])
