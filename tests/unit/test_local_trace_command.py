@@ -60,7 +60,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
             search.found += [record] if wanted(record) else []
         progress(search)
 
-    def with_kafka(_: State, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+    def ask_kafka(_: Any, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         return asyncio.run(ask(MemoryAdmin(found)))
 
     def committed_in(_: Any) -> tracing.Committed:
@@ -68,7 +68,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
 
     monkeypatch.setattr(Installation, "running", lambda _: RUNNING)
     monkeypatch.setattr(searching, "run", run)
-    monkeypatch.setattr(trace_command, "with_kafka", with_kafka)
+    monkeypatch.setattr(trace_command, "ask_kafka", ask_kafka)
     monkeypatch.setattr(tracing, "committed_in", committed_in)
     return found
 
