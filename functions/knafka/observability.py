@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from knafka.core.contract import Egress, Ingress
+
 Labels = Mapping[str, str]
+
+CONSUMED: Final = "eventing_kafka_consumed_msg_count"
+CONSUMED_HELP: Final = "Consumed Message Count"
+PRODUCED: Final = "eventing_kafka_produced_msg_count"
+PRODUCED_HELP: Final = "Produced Message Count"
+"""Names that came with eventing-kafka's KafkaChannel; theirs, so gauges (DSP-16, DSP-22)."""
 
 REPEAT_INTERVAL: Final = 10.0
 """Seconds between two log lines that differ in their numbers only."""
@@ -29,6 +37,43 @@ class Metric:
     help: str
     samples: Iterable[tuple[Labels, float]]
     kind: Literal["counter", "gauge"] = "counter"
+
+
+def ingress_labels(ingress: Ingress) -> dict[str, str]:
+    """The labels of what is known of one Broker or KafkaChannel."""
+    what = "channel" if ingress.kind == "KafkaChannel" else "broker"
+    return {"namespace": ingress.namespace, what: ingress.broker}
+
+
+def egress_labels(egress: Egress) -> dict[str, str]:
+    """The labels of what is known of one Trigger or Subscription."""
+    if egress.kind == "Subscription":
+        return {
+            "namespace": egress.namespace,
+            "channel": egress.broker,
+            "subscription": egress.trigger,
+        }
+    return {"namespace": egress.namespace, "broker": egress.broker, "trigger": egress.trigger}
+
+
+def consumed(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
+    """DSP-16 to DSP-18, of each consumer and topic: records by partition."""
+    found = [
+        ({"consumer": consumer, "partition": str(partition), "topic": topic}, count)
+        for consumer, topic, counts in samples
+        for partition, count in sorted(counts.items())
+    ]
+    return Metric(CONSUMED, CONSUMED_HELP, found, "gauge")
+
+
+def produced(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
+    """DSP-22, of each producer and topic: records by partition."""
+    found = [
+        ({"partition": str(partition), "producer": producer, "topic": topic}, count)
+        for producer, topic, counts in samples
+        for partition, count in sorted(counts.items())
+    ]
+    return Metric(PRODUCED, PRODUCED_HELP, found, "gauge")
 
 
 def prometheus_text(metrics: Iterable[Metric]) -> bytes:

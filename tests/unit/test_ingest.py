@@ -271,6 +271,30 @@ async def test_metrics_count_by_broker_and_code(world: World) -> None:
     assert answer.body.endswith(b"\n")
 
 
+async def test_what_was_produced_is_counted_by_topic_and_partition(world: World) -> None:
+    """DSP-22: a gauge with exactly the labels partition, producer and topic."""
+    await world.answer()
+    await world.answer()
+    (family,) = (
+        each for each in world.ingest.metrics() if each.name == "eventing_kafka_produced_msg_count"
+    )
+    assert (family.help, family.kind) == ("Produced Message Count", "gauge")
+    labels = {"partition": "0", "producer": "rdkafka#producer-1", "topic": "events"}
+    assert list(family.samples) == [(labels, 2)]
+
+
+async def test_a_channels_metrics_are_labelled_by_channel() -> None:
+    log = MemoryLog()
+    log.create("events")
+    declared = ingress().model_copy(update={"kind": "KafkaChannel"})
+    ingest = IngestHandler([declared], [MemoryWriter(log)])
+    ingest.handle(b"POST", PATH, attributes(), b"", lambda _: None)
+    await asyncio.sleep(0)
+    families = {each.name: list(each.samples) for each in ingest.metrics()}
+    (labels, _), *_ = families["knafka_receiver_events_total"]
+    assert labels == {"namespace": "ns", "channel": "broker", "code": "202"}
+
+
 async def test_brokers_do_not_share_topics() -> None:
     log = MemoryLog()
     log.create("events")

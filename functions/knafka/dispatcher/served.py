@@ -11,7 +11,7 @@ from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.drain import MAX_UNSETTLED_BYTES, Drain
 from knafka.dispatcher.pace import Pace
-from knafka.observability import Metric
+from knafka.observability import Metric, egress_labels
 
 
 class Served:
@@ -97,8 +97,7 @@ def metrics_of(served: Sequence[Served]) -> Iterator[Metric]:
 
 
 def _labels(served: Served) -> dict[str, str]:
-    egress = served.egress
-    return {"namespace": egress.namespace, "broker": egress.broker, "trigger": egress.trigger}
+    return egress_labels(served.egress)
 
 
 def _is_congested(served: Served) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 from urllib.parse import unquote_to_bytes
@@ -22,7 +22,13 @@ from knafka import serving
 from knafka.core.contract import Ingress
 from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
 from knafka.core.http_binding import record_of
-from knafka.observability import Labels, Metric, RateLimitedFilter, prometheus_text
+from knafka.observability import (
+    Metric,
+    RateLimitedFilter,
+    ingress_labels,
+    produced,
+    prometheus_text,
+)
 from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
@@ -177,7 +183,7 @@ class IngestHandler:
             "knafka_receiver_events_total",
             "Requests to a Broker's path by the status code they were answered with",
             [
-                ({**_labels(route.ingress), "code": str(code)}, count)
+                ({**ingress_labels(route.ingress), "code": str(code)}, count)
                 for route in self._routes.values()
                 for code, count in sorted(route.answered.items())
             ],
@@ -191,7 +197,7 @@ class IngestHandler:
             "knafka_receiver_kafka_away",
             "Whether a Broker's Kafka is known to be away: its events are answered 503 at once",
             [
-                (_labels(route.ingress), 0 if route.writer.away is None else 1)
+                (ingress_labels(route.ingress), 0 if route.writer.away is None else 1)
                 for route in self._routes.values()
             ],
             kind="gauge",
@@ -202,6 +208,16 @@ class IngestHandler:
             [({}, self._waiting_bytes)],
             kind="gauge",
         )
+        yield produced(self._produced())
+
+    def _produced(self) -> Iterator[tuple[str, str, Mapping[int, int]]]:
+        """Client, topic and records by partition, of each writer once: Brokers may share one."""
+        for number, writer in enumerate(dict.fromkeys(self._writers), 1):
+            topics: dict[str, dict[int, int]] = {}
+            for (topic, partition), count in writer.stored.items():
+                topics.setdefault(topic, {})[partition] = count
+            for topic, counts in sorted(topics.items()):
+                yield f"rdkafka#producer-{number}", topic, counts
 
 
 def decoded_path(path: bytes) -> bytes:
@@ -213,10 +229,6 @@ def decoded_path(path: bytes) -> bytes:
 def header_bytes(headers: HttpHeaders) -> int:
     """What headers count as: names, values, and for each the colon, a space and the line's end."""
     return sum([len(name) + len(value) + 4 for name, value in headers])
-
-
-def _labels(ingress: Ingress) -> Labels:
-    return {"namespace": ingress.namespace, "broker": ingress.broker}
 
 
 def _refusal(route: BrokerRoute, error: LogError) -> Answer:
