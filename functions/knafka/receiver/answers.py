@@ -12,12 +12,16 @@ class Answer:
     __slots__ = ("body", "closing", "headers", "status", "wire")
 
     def __init__(
-        self, status: HTTPStatus, text: str = "", headers: tuple[tuple[bytes, bytes], ...] = ()
+        self,
+        status: HTTPStatus,
+        text: str = "",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        content_type: str = "text/plain; charset=utf-8",
     ) -> None:
         self.status = status.value
         self.body = f"{text}\n".encode() if text else b""
         if self.body:
-            headers = ((b"content-type", b"text/plain; charset=utf-8"), *headers)
+            headers = ((b"content-type", content_type.encode()), *headers)
         self.headers = (*headers, (b"content-length", b"%d" % len(self.body)))
         head = b"HTTP/1.1 %d %s\r\n" % (status.value, status.phrase.encode())
         head += b"".join(b"%s: %s\r\n" % header for header in self.headers)
@@ -93,9 +97,9 @@ def too_large(limit: int) -> Answer:
     )
 
 
-def plain(body: bytes) -> Answer:
+def plain(body: bytes, content_type: str) -> Answer:
     """200 with a text for machines."""
-    return Answer(HTTPStatus.OK, body.decode().removesuffix("\n"))
+    return Answer(HTTPStatus.OK, body.decode().removesuffix("\n"), content_type=content_type)
 
 
 def probed(digest: bytes) -> Answer:

@@ -12,6 +12,7 @@ and knows better.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from knafka.core.contract import Ingress
 from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
 from knafka.core.http_binding import record_of
 from knafka.observability import (
+    CONTENT_TYPE,
+    Histogram,
     Metric,
     RateLimitedFilter,
     ingress_labels,
@@ -63,7 +66,15 @@ class Limits:
 class BrokerRoute:
     """One Broker's path: where its events go, and what was answered there by status code."""
 
-    __slots__ = ("answered", "ingress", "max_event_bytes", "too_large", "topic", "writer")
+    __slots__ = (
+        "answered",
+        "duration",
+        "ingress",
+        "max_event_bytes",
+        "too_large",
+        "topic",
+        "writer",
+    )
 
     def __init__(self, ingress: Ingress, writer: LogWriter) -> None:
         self.ingress = ingress
@@ -71,6 +82,8 @@ class BrokerRoute:
         self.topic = ingress.topic
         self.max_event_bytes = ingress.max_event_bytes
         self.answered: Counter[int] = Counter()
+        self.duration = Histogram()
+        """From a request that is whole to its answer, of events that Kafka was given."""
         self.too_large = answers.too_large(ingress.max_event_bytes)
 
     def respond(self, answer: Answer, respond: Respond) -> None:
@@ -87,8 +100,11 @@ class IngestHandler:
         ingresses: Sequence[Ingress],
         writers: Sequence[LogWriter],
         limits: Limits = Limits(),
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`clock`: seconds since whenever."""
         self.limits = limits
+        self._clock = clock
         self.max_event_bytes = max((each.max_event_bytes for each in ingresses), default=0)
         self.waiting: Answer | None = answers.waiting("")
         """What the readiness probe is told until Kafka has answered; None since."""
@@ -120,10 +136,12 @@ class IngestHandler:
         self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
         """`handle` for a POST to a Broker."""
-        limits = self.limits
+        limits, clock = self.limits, self._clock
+        began = clock()
 
         def reported(error: LogError | None) -> None:
             self._waiting_bytes -= held
+            route.duration.observe(clock() - began)
             route.respond(answers.ACCEPTED if error is None else _refusal(route, error), respond)
 
         try:
@@ -173,7 +191,7 @@ class IngestHandler:
             if path in READINESS:
                 return self.waiting or answers.HEALTHY
             if path == METRICS:
-                return answers.plain(prometheus_text(self.metrics()))
+                return answers.plain(prometheus_text(self.metrics()), CONTENT_TYPE)
         self._unrouted[answers.NOT_FOUND.status] += 1
         return answers.NOT_FOUND
 
@@ -207,6 +225,16 @@ class IngestHandler:
             "Bytes of events that wait for Kafka's acknowledgement",
             [({}, self._waiting_bytes)],
             kind="gauge",
+        )
+        yield Metric(
+            "http_server_request_duration_seconds",
+            "From a request that is whole to its answer, of events that Kafka was given",
+            [
+                (ingress_labels(route.ingress), route.duration)
+                for route in self._routes.values()
+                if route.duration.count
+            ],
+            kind="histogram",
         )
         yield produced(self._produced())
 
