@@ -1,7 +1,11 @@
 """Alerts of operator/deploy/monitoring in Prometheus' own `promtool`: each fires when what it is
 about is so, and doesn't when it isn't.
 
-Needs `promtool`, of any Prometheus since 2.40, on the PATH; skipped without.
+Needs Prometheus' `promtool` on the PATH, and is skipped without. A run doesn't build it, as that
+takes six minutes of CPU. In an empty folder, with Go:
+
+    go mod init promtool && go get github.com/prometheus/prometheus/cmd/promtool@v0.305.0
+    go build -o ~/bin/promtool github.com/prometheus/prometheus/cmd/promtool
 """
 
 from __future__ import annotations

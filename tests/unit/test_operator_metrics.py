@@ -64,6 +64,14 @@ async def test_each_consumer_has_a_series_for_each_partition_also_at_zero() -> N
             (str(number), "all"): int(str(number) == where) for number in range(PARTITIONS)
         }
 
+        await world.restart()
+        await world.reconcile_broker("shop")
+        for name in ("one", "two"):
+            await world.reconcile_trigger("shop", name)
+        await asyncio.sleep(120)
+        survived = counts(world, CONSUMED)
+        assert survived == {**zeros, (where, groups[0]): 1}, "another operator finds the same"
+
         found = family(world, CONSUMED)
         assert (found.help, found.kind) == ("Consumed Message Count", "gauge")
         for labels, _ in found.samples:
