@@ -22,6 +22,7 @@ from knafka.observability import (
     produced,
     prometheus_text,
 )
+from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.operator import Operator
 
 PORT: Final = 9090
@@ -33,21 +34,27 @@ EVERY_PRODUCER: Final = "all"
 
 
 def metrics(operator: Operator) -> Iterator[Metric]:
-    """Brokers by readiness; lag, replicas and outcomes of each Trigger."""
-    brokers = operator.brokers.found.items()
-    yield Metric(
-        "knafka_broker_ready",
-        "Whether the Broker is Ready",
-        [
-            ({"namespace": who[0], "broker": who[1]}, int(each.ready == "True"))
-            for who, each in brokers
-        ],
-        "gauge",
-    )
+    """Brokers and channels by readiness; lag, replicas and outcomes of what they deliver to."""
+    for name, kind, of in (
+        ("knafka_broker_ready", "Broker", BROKERS),
+        ("knafka_channel_ready", "KafkaChannel", CHANNELS),
+    ):
+        label = kind.removeprefix("Kafka").lower()
+        ready = [
+            ({"namespace": who.namespace, label: who.name}, int(each.ready == "True"))
+            for beside in operator.all
+            if beside.family is of
+            for who, each in beside.brokers.found.items()
+        ]
+        if ready or of is BROKERS:
+            yield Metric(name, f"Whether the {kind} is Ready", ready, "gauge")
+    watched = [
+        (beside.family.trigger_id(who), each, beside.triggers.status(who))
+        for beside in operator.all
+        for who, each in beside.triggers.watched.items()
+    ]
     scaled = [
-        (egress_labels(watched.egress), status)
-        for who, watched in operator.triggers.watched.items()
-        if (status := operator.triggers.status(who)) is not None
+        (egress_labels(each.egress), status) for _, each, status in watched if status is not None
     ]
     yield Metric(
         "knafka_trigger_lag",
@@ -70,14 +77,11 @@ def metrics(operator: Operator) -> Iterator[Metric]:
             for name, count in outcomes(status.counts)
         ],
     )
-    watched_ones = operator.triggers.watched.items()
     yield consumed(
-        (each.egress.group, each.egress.topic, each.kafka.scaler.settled(str(who)))
-        for who, each in watched_ones
+        (each.egress.group, each.egress.topic, each.kafka.scaler.settled(trigger_id))
+        for trigger_id, each, _ in watched
     )
-    ends = {
-        each.egress.topic: each.kafka.ends.get(each.egress.topic, {}) for _, each in watched_ones
-    }
+    ends = {each.egress.topic: each.kafka.ends.get(each.egress.topic, {}) for _, each, _ in watched}
     yield produced((EVERY_PRODUCER, topic, counts) for topic, counts in ends.items())
 
 
