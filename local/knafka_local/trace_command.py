@@ -49,6 +49,10 @@ def trace(
         typer.Option(help="Not older: how long ago (90s, 15m, 2h, 1d), a time, or start."),
     ] = "24h",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    zipkin: Annotated[
+        str,
+        typer.Option("--zipkin-url", envvar="KNAFKA_ZIPKIN_URL", help="Link traces to this one."),
+    ] = "",
     namespace: NamespaceName = None,
     context: ContextName = None,
     kubeconfig: Kubeconfig = None,
@@ -87,7 +91,7 @@ def trace(
         )
     else:
         for each in found:
-            _print(each)
+            _print(each, zipkin)
     for search in searches:
         if not search.ended:
             typer.echo(
@@ -136,10 +140,14 @@ def _search(
     return search
 
 
-def _print(found: Trace) -> None:
+def _print(found: Trace, zipkin: str) -> None:
     typer.echo(shown(f"{found.type} {found.id} from {found.source}"))
     place = f"{found.topic}/{found.partition}/{found.offset}"
     typer.echo(f"accepted {found.accepted} by {found.broker}, at {place}")
+    if found.trace_id:
+        link = f", {zipkin.rstrip('/')}/zipkin/traces/{found.trace_id}" if zipkin else ""
+        sampled = "sampled" if found.sampled else "not sampled"
+        typer.echo(f"trace {found.trace_id} ({sampled}){link if found.sampled else ''}")
     rows = [[each.trigger, each.state.value, each.detail] for each in found.deliveries]
     print_table(["TRIGGER", "STATE", "MORE"], rows, "the Broker has no Trigger")
 
