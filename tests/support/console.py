@@ -11,7 +11,7 @@ from typing import Any
 
 from knafka.core.event import Event
 from knafka_local.children import HOST, listen, port_of
-from knafka_local.console import document
+from knafka_local.console import local_document
 from knafka_local.console.document import (
     Action,
     Chosen,
@@ -85,18 +85,18 @@ class MemorySource:
     async def state(self) -> ConsoleState:
         self.asked += 1
         snapshot = Snapshot("127.0.0.1:9092", tuple(self.brokers), tuple(self.rows), self.problems)
-        return document.state(snapshot, self.triggers, "/work/.knafka", self.may)
+        return local_document.state(snapshot, self.triggers, "/work/.knafka", self.may)
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        return document.details(self._find(trigger), (READY,), "shop.yaml, document 2")
+        return local_document.details(self._find(trigger), (READY,), "shop.yaml, document 2")
 
     async def failures(self, trigger: TriggerName) -> Failures:
         self._find(trigger)
         report = "report" if self.page else ""
-        return document.failures(self.letters, 200, str(trigger), report)
+        return local_document.failures(self.letters, 200, str(trigger), report)
 
     async def verdicts(self, event: Event) -> Sequence[Verdict]:
-        return document.verdicts(self.triggers, event)
+        return local_document.verdicts(self.triggers, event)
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
         if Action.PAUSE not in self.may:

@@ -18,7 +18,7 @@ from knafka.core.delivery import Reason
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.core.names import replay_topic
-from knafka_local.console import document
+from knafka_local.console import local_document
 from knafka_local.console.document import Action, EventName, Health
 from knafka_local.console.local import REPORT, LocalSource
 from knafka_local.console.source import NotFound, TriggerName
@@ -65,7 +65,7 @@ def test_a_triggers_health_is_the_worst_that_applies(
     values: dict[str, object], health: Health
 ) -> None:
     """KN-DP-05: that its circuit is open is a health of its own."""
-    found, why = document.health_of(row("mail", **values))
+    found, why = local_document.health_of(row("mail", **values))
     assert found is health
     assert why, "each comes with words"
 
@@ -78,7 +78,7 @@ def test_the_state_joins_what_is_observed_with_what_is_declared() -> None:
         ("a file is broken",),
     )
     mail = trigger("mail", filters=[{"exact": {"type": "order"}}])
-    found = document.state(snapshot, [mail], "/data", [Action.PAUSE])
+    found = local_document.state(snapshot, [mail], "/data", [Action.PAUSE])
     assert found.may == (Action.PAUSE,)
     assert found.problems == ("a file is broken",)
     (broker,) = found.brokers
@@ -93,17 +93,17 @@ def test_the_state_joins_what_is_observed_with_what_is_declared() -> None:
 
 def test_filters_are_shown_as_they_are_written() -> None:
     wanted = [{"exact": {"type": "order"}}, {"not": {"cesql": "subject = 'x'"}}]
-    found = document.details(trigger("mail", filters=wanted), (), "shop.yaml")
+    found = local_document.details(trigger("mail", filters=wanted), (), "shop.yaml")
     assert yaml.safe_load(found.filters) == {"filters": wanted}
-    old = document.details(trigger("mail", filter={"attributes": {"type": "a"}}), (), "")
+    old = local_document.details(trigger("mail", filter={"attributes": {"type": "a"}}), (), "")
     assert yaml.safe_load(old.filters) == {"filter": {"attributes": {"type": "a"}}}
-    assert document.details(trigger("mail"), (), "").filters == ""
+    assert local_document.details(trigger("mail"), (), "").filters == ""
 
 
 def test_who_gets_an_event_is_said_with_the_clause_that_refuses_it() -> None:
     mail = trigger("mail", filters=[{"exact": {"type": "order"}}])
     stock = trigger("stock", filters=[{"prefix": {"type": "re"}}])
-    yes, no = document.verdicts([mail, stock], ORDER)
+    yes, no = local_document.verdicts([mail, stock], ORDER)
     assert (yes.gets_it, yes.why_not) == (True, ())
     assert not no.gets_it
     (clause,) = no.why_not
@@ -113,14 +113,14 @@ def test_who_gets_an_event_is_said_with_the_clause_that_refuses_it() -> None:
 
 def test_failures_are_the_newest_first_and_counted_by_reason_unless_sent_again() -> None:
     letters = [letter(1), letter(2, code="500"), letter(3), letter(4, replayed="2026-02-01")]
-    found = document.failures(letters, 4, "default/mail", "")
+    found = local_document.failures(letters, 4, "default/mail", "")
     assert [each.id for each in found.last] == ["order-4", "order-3", "order-2", "order-1"]
     assert [(each.reason, each.count) for each in found.reasons] == [
         ("status 400", 2),
         ("status 500", 1),
     ]
     assert not found.is_all, "as many as were asked for: there may be more"
-    assert document.failures(letters, 5, "default/mail", "").is_all
+    assert local_document.failures(letters, 5, "default/mail", "").is_all
 
 
 @dataclass

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -62,6 +64,20 @@ async def test_the_page_holds_all_that_it_needs_and_may_load_nothing_else(
     assert response.headers["X-Content-Type-Options"] == "nosniff"
     assert not re.search(r"""(?:src|href)=["'](?!#|data:)""", text.partition("<script")[0])
     assert "/*s" not in text, "style and script are in"
+
+
+def test_the_server_and_its_page_know_nothing_of_where_the_data_is_from() -> None:
+    """Another source, such as a cluster's, needs nothing of `knafka up`."""
+    probe = "import sys, knafka_local.console.server; print(*sys.modules)"
+    command = [sys.executable, "-c", probe]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = ran.stdout.split()
+    ours = {each for each in loaded if each.startswith(("knafka_local.", "knafka_operator"))}
+    assert ours == {
+        "knafka_local.console",
+        *(f"knafka_local.console.{each}" for each in ("document", "page", "server", "source")),
+    }
+    assert not {"watchfiles", "typer", "confluent_kafka", "kopf"} & set(loaded)
 
 
 def test_the_page_is_small_enough_to_be_read() -> None:

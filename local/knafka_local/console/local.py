@@ -19,7 +19,7 @@ from knafka.core.errors import KnafkaError
 from knafka.core.event import Event
 from knafka.ports.log import LogAdmin, LogWriter
 from knafka_local import annotating, dead_letters, replaying, triggers
-from knafka_local.console import document
+from knafka_local.console import local_document
 from knafka_local.console.document import (
     Action,
     Chosen,
@@ -76,14 +76,14 @@ class LocalSource:
         snapshot = self._running.snapshot()
         # A thousand Triggers take 35 ms, for which the operator needn't wait.
         return await asyncio.to_thread(
-            document.state, snapshot, declared, str(self._data), tuple(Action)
+            local_document.state, snapshot, declared, str(self._data), tuple(Action)
         )
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
         found, place = self._declared(trigger)
         rows = self._running.snapshot().triggers
         conditions = next((each.conditions for each in rows if each.name == str(trigger)), ())
-        return document.details(found, conditions, str(place))
+        return local_document.details(found, conditions, str(place))
 
     async def failures(self, trigger: TriggerName) -> Failures:
         egress = self._egress(trigger)
@@ -93,11 +93,11 @@ class LocalSource:
         finally:
             await admin.close()
         report = "report" if (self._data / REPORT).exists() else ""
-        return document.failures(found, LAST, str(trigger), report)
+        return local_document.failures(found, LAST, str(trigger), report)
 
     async def verdicts(self, event: Event) -> Sequence[Verdict]:
         declared = tuple(self._running.declared.all(Trigger))
-        return await asyncio.to_thread(document.verdicts, declared, event)
+        return await asyncio.to_thread(local_document.verdicts, declared, event)
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
         """Writes into the file that declares it, as `knafka trigger pause` does."""

@@ -58,13 +58,13 @@ function later(action, pause = 120) {
 
 let saidFor;
 
-// What an action has come to: for a few seconds, and for a screen reader.
+// What an action has come to: for a few seconds, and for a screen reader, which hears of what changes
+// in an element that was there before.
 function say(text) {
   const box = byId("said");
-  box.hidden = false;
   box.textContent = visible(text);
   clearTimeout(saidFor);
-  saidFor = setTimeout(() => { box.hidden = true; }, 8000);
+  saidFor = setTimeout(() => { box.textContent = ""; }, 8000);
 }
 
 const copyButton = (text) =>

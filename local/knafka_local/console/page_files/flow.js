@@ -95,7 +95,7 @@ function flowOf(name) {
   const accepted = figure("accepted");
   const rejected = figure("rejected");
   const copy = make("span");
-  const list = make("ul", { class: "triggers" });
+  const list = make("ul", { class: "triggers", role: "list" });
   const nobody = make("p", { class: "muted" }, "No Trigger is here: what it takes reaches nobody.");
   const element = make("section", { class: "card flow" },
     make("div", { class: "broker" }, title, make("p", {}, url, " ", copy), refused, make("div", { class: "numbers" }, accepted.element, rejected.element)),
