@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from knafka.core.contract import Egress, Sink
@@ -147,7 +148,10 @@ class Sender:
         if not event.attempts:
             event.first_attempt = event.last_attempt
         event.attempts += 1
-        outcome, body = await self._post(self._target, event)
+        if event.trace is None:
+            outcome, body = await self._post(self._target, event)
+        else:
+            outcome, body = await event.trace.post("attempt", self._post, self._target, event)
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
             self._events.delivered += 1
@@ -174,7 +178,12 @@ class Sender:
 
     async def _deliver_to_sink(self, event: PendingEvent) -> Done | Retry:
         assert self._sink is not None
-        outcome, _ = await self._post(self._sink, event, wants_reply=False)
+        if event.trace is None:
+            outcome, _ = await self._post(self._sink, event, wants_reply=False)
+        else:
+            outcome, _ = await event.trace.post(
+                "dead-letter", self._post, self._sink, event, wants_reply=False
+            )
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
             self._events.dead_lettered += 1
@@ -190,7 +199,10 @@ class Sender:
         record = event.record
         headers, value = self._dead_letter_of(event)
         draft = Draft(record.key(), headers, value)
-        error = await self._dead_letters.append(draft)
+        write = self._dead_letters.append
+        if event.trace is not None:
+            write = partial(event.trace.append, "dead-letter", self._dead_letters.name, write)
+        error = await write(draft)
         if error is not None and error.too_large:
             log.warning(
                 "%s takes no dead letter as large as that of partition %d, offset %d: it is stored "
@@ -199,7 +211,7 @@ class Sender:
                 event.partition.number,
                 event.offset,
             )
-            error = await self._dead_letters.append(stub_of(draft))
+            error = await write(stub_of(draft))
         if error is None:
             self._events.dead_lettered += 1
             return Done()
@@ -279,9 +291,9 @@ class Sender:
         # A 202's body is no reply whatever it holds (data-plane table).
         if not wants_reply or status == 202:
             return _DELIVERED[status], b""
-        return await self._reply(response), response.body
+        return await self._reply(response, event), response.body
 
-    async def _reply(self, response: Response) -> Outcome:
+    async def _reply(self, response: Response, event: PendingEvent) -> Outcome:
         if response.cut and claims_event(response.headers):
             log.warning("a reply from %s is larger than any event may be", self._target.url)
             return _reply_not_stored(response, permanent=True)
@@ -292,7 +304,10 @@ class Sender:
             return Outcome(response.status, failure=Reason.MALFORMED_REPLY)
         if reply is None:
             return Outcome(response.status)
-        if problem := await append(self._writer, self._reply_topic, reply):
+        write = partial(append, self._writer, self._reply_topic)
+        if event.trace is not None:
+            write = partial(event.trace.append, "reply", self._reply_topic, write)
+        if problem := await write(reply):
             log.warning("a reply from %s was not stored: %s", self._target.url, problem)
             return _reply_not_stored(response, permanent=not problem.retriable)
         self._events.replied += 1

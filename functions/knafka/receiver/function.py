@@ -30,7 +30,9 @@ from knafka.receiver.ingest import (
     decoded_path,
     header_bytes,
 )
+from knafka.receiver.tracing import IngestTracing
 from knafka.serving import Receive, Scope, Send
+from knafka.tracing.starting import Tracing, start_tracing
 
 PROBE_TIMEOUT: Final = 2.0
 """Seconds to wait for Kafka's first answer before asking again."""
@@ -50,6 +52,7 @@ class Receiver:
     def __init__(self) -> None:
         self._writers: dict[Kafka, LogWriter] = {}
         self._probe: asyncio.Task[None] | None = None
+        self._tracing: Tracing | None = None
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Connect to Kafka; raises `InvalidDocument` for a contract that can't be used."""
@@ -59,7 +62,9 @@ class Receiver:
                 configuration = {**writing(ingress.kafka), **_batches(ingress.kafka, ingresses)}
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[each.kafka] for each in ingresses]
-        self.ingest = IngestHandler(ingresses, writers, _limits())
+        self._tracing = start_tracing(environment, "knafka-receiver")
+        spans = None if self._tracing is None else IngestTracing(self._tracing.tracer)
+        self.ingest = IngestHandler(ingresses, writers, _limits(), spans)
         self._connections = Connections(self.ingest, asyncio.get_running_loop())
         self._probe = asyncio.create_task(self._wait_for_kafka())
 
@@ -98,6 +103,8 @@ class Receiver:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._probe
         await asyncio.gather(*(writer.close(STOP_TIMEOUT) for writer in self._writers.values()))
+        if self._tracing is not None:
+            await self._tracing.close()
 
     def alive(self) -> tuple[bool, str]:
         """Whether a restart would not help, and why it would."""

@@ -23,9 +23,10 @@ from knafka.core.contract import Ingress
 from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
 from knafka.core.http_binding import record_of
 from knafka.observability import Labels, Metric, RateLimitedFilter, prometheus_text
-from knafka.ports.log import LogWriter, failure_of
+from knafka.ports.log import LogWriter, Reported, failure_of
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer
+from knafka.receiver.tracing import IngestTracing
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter())
@@ -81,8 +82,10 @@ class IngestHandler:
         ingresses: Sequence[Ingress],
         writers: Sequence[LogWriter],
         limits: Limits = Limits(),
+        tracing: IngestTracing | None = None,
     ) -> None:
         self.limits = limits
+        self._tracing = tracing
         self.max_event_bytes = max((each.max_event_bytes for each in ingresses), default=0)
         self.waiting: Answer | None = answers.waiting("")
         """What the readiness probe is told until Kafka has answered; None since."""
@@ -116,16 +119,19 @@ class IngestHandler:
         """`handle` for a POST to a Broker."""
         limits = self.limits
 
-        def reported(error: LogError | None) -> None:
+        def stored(error: LogError | None) -> None:
             self._waiting_bytes -= held
             route.respond(answers.ACCEPTED if error is None else _refusal(route, error), respond)
 
+        reported: Reported = stored
         try:
             key, kept, value = record_of(headers, body)
             size = 0 if value is None else len(value)
             for name, text in kept:
                 size += len(name) + len(text)
             held = size + HEADER_OVERHEAD * len(kept)
+            if self._tracing is not None:
+                respond, reported = self._tracing.receive(route.ingress, kept, respond, stored)
             if size > route.max_event_bytes:
                 route.respond(route.too_large, respond)
             elif route.writer.away is not None:
