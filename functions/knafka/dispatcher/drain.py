@@ -80,7 +80,7 @@ OpenReader: TypeAlias = Callable[[Assignment], LogReader]
 
 
 class Drain:
-    """Reads, filters, delivers and settles for one Trigger until idle or stopped; `now`: Unix time."""
+    """Reads, filters, delivers, settles for one Trigger until idle or stopped; `now`: Unix time."""
 
     def __init__(
         self,
