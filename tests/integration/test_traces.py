@@ -109,8 +109,8 @@ async def test_zipkin_has_the_whole_way_of_an_event(
 
             assert last["3"]["traceparent"] == f"{PARENT[:-2]}00"
             assert len(await collector.trace(TRACE, 4)) == 4
-            assert await receiver.terminate() == 0
-            assert await dispatcher.terminate() == 0
+            await receiver.terminate()
+            await dispatcher.terminate()
 
 
 async def post(port: int, id: str, **headers: str) -> int:  # noqa: A002  it is the attribute's name

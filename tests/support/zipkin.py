@@ -45,8 +45,11 @@ class Zipkin:
     async def trace(self, trace_id: str, spans: int, within: float = 20.0) -> Sequence[Any]:
         """Its spans as Zipkin gives them, once there are so many."""
         found: list[Any] = []
-        async with httpx.AsyncClient() as client, asyncio.timeout(within):
+        until = asyncio.get_running_loop().time() + within
+        async with httpx.AsyncClient() as client:
             while len(found) < spans:
+                named = [each["name"] for each in found]
+                assert asyncio.get_running_loop().time() < until, f"{trace_id} has only {named}"
                 answer = await client.get(f"{self.url}/api/v2/trace/{trace_id}")
                 found = answer.json() if answer.status_code == 200 else []
                 await asyncio.sleep(0.1)

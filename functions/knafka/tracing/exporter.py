@@ -20,7 +20,8 @@ from knafka.tracing import context, settings, spans
 _KINDS: Final = {each: SpanKind[each.value] for each in spans.Kind}
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _OK: Final = Status(StatusCode.UNSET)
-_SCOPE: Final = InstrumentationScope("knafka")
+# Without a version Zipkin's exporter writes null, and Zipkin refuses the batch.
+_SCOPE: Final = InstrumentationScope("knafka", "")
 
 
 class OpenTelemetryExporter:
