@@ -44,7 +44,9 @@ class IngestTracing:
         else:
             # Nothing of ours comes between its span and the next.
             context = SpanContext(parent.trace_id, parent.span_id, False)
-        if given is None or context != given:
+        if given is None and TRACEPARENT not in carried and TRACESTATE not in carried:
+            headers.append((TRACEPARENT, context.encode()))
+        elif context != given:
             _replace(headers, context, keep_state=given is not None)
         if not context.sampled:
             return respond, reported
