@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -43,7 +43,8 @@ from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.parsing import Parser
 from knafka.dispatcher.pending import PendingEvent
-from knafka.observability import RateLimitedFilter
+from knafka.dispatcher.tracing import log_ids
+from knafka.observability import REPEAT_INTERVAL, RateLimitedFilter
 from knafka.ports.log import LogWriter, TopicMaker
 from knafka.ports.subscriber import Response, Subscriber, Target
 
@@ -82,6 +83,8 @@ class Sender:
         self._dead_letters = DeadLetterTopic(egress, writer, topics)
         self._target = _target(egress.subscriber)
         self._sink = _target(egress.dead_letter_sink) if egress.dead_letter_sink else None
+        self._next_failure_line = self._next_dead_letter_line = 0.0
+        """When the next one may be written, in Unix time."""
         self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
         self._wanting_reply = b"prefer: reply\r\n" + self._head
 
@@ -187,6 +190,7 @@ class Sender:
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
             self._events.dead_lettered += 1
+            self._log_dead_letter(event, self._sink.url)
             return decision
         self._failed(outcome)
         event.tries += 1
@@ -214,6 +218,7 @@ class Sender:
             error = await write(stub_of(draft))
         if error is None:
             self._events.dead_lettered += 1
+            self._log_dead_letter(event, self._dead_letters.name)
             return Done()
         event.tries += 1
         wait = _dead_letter_wait(event)
@@ -224,6 +229,7 @@ class Sender:
             event.partition.number,
             wait,
             error,
+            extra=_ids(event),
         )
         return Retry(wait)
 
@@ -281,10 +287,13 @@ class Sender:
                 target, event.head, event.body, self._delivery.timeout
             )
         except DeliveryError as error:
-            log.warning("no response from %s (%s): %s", target.url, error.reason, error)
+            log.warning(
+                "no response from %s (%s): %s", target.url, error.reason, error, extra=_ids(event)
+            )
             return Outcome(failure=Reason(error.reason)), _encoded(str(error))
         status = response.status
         if not is_delivered(status):
+            self._log_first_failure(target, event, status)
             retry_after = self._retry_after(response)
             extensions = extensions_of(response.headers)
             return Outcome(status, None, retry_after, extensions=extensions), response.body
@@ -292,6 +301,29 @@ class Sender:
         if not wants_reply or status == 202:
             return _DELIVERED[status], b""
         return await self._reply(response, event), response.body
+
+    def _log_first_failure(self, target: Target, event: PendingEvent, status: int) -> None:
+        # Looked at here: to make a line that isn't written costs as much as an attempt.
+        if event.tries or (now := self._now()) < self._next_failure_line:
+            return
+        self._next_failure_line = now + REPEAT_INTERVAL
+        log.warning(
+            "%s answered %d to an event, of partition %d, offset %d",
+            *(target.url, status, event.partition.number, event.offset),
+            extra=_ids(event),
+        )
+
+    def _log_dead_letter(self, event: PendingEvent, where: str) -> None:
+        if (now := self._now()) < self._next_dead_letter_line:
+            return
+        self._next_dead_letter_line = now + REPEAT_INTERVAL
+        failed = event.failed
+        log.warning(
+            "a dead letter, to %s, of partition %d, offset %d, after %d attempts: %s",
+            *(where, event.partition.number, event.offset, event.attempts),
+            "" if failed is None else failed.failure or f"status {failed.status}",
+            extra=_ids(event),
+        )
 
     async def _reply(self, response: Response, event: PendingEvent) -> Outcome:
         if response.cut and claims_event(response.headers):
@@ -308,7 +340,8 @@ class Sender:
         if event.trace is not None:
             write = partial(event.trace.append, "reply", self._reply_topic, write)
         if problem := await write(reply):
-            log.warning("a reply from %s was not stored: %s", self._target.url, problem)
+            url = self._target.url
+            log.warning("a reply from %s was not stored: %s", url, problem, extra=_ids(event))
             return _reply_not_stored(response, permanent=not problem.retriable)
         self._events.replied += 1
         return Outcome(response.status)
@@ -332,6 +365,10 @@ def _reply_not_stored(response: Response, *, permanent: bool) -> Outcome:
 
 def _dead_letter_wait(event: PendingEvent) -> float:
     return DEAD_LETTER_WAITS[min(event.tries, len(DEAD_LETTER_WAITS)) - 1]
+
+
+def _ids(event: PendingEvent) -> Mapping[str, str]:
+    return log_ids(event.trace, event.headers)
 
 
 def _encoded(sentence: str) -> bytes:

@@ -96,7 +96,7 @@ def _sampler(given: Mapping[str, str], problems: list[str]) -> Sampler:
         name = DEFAULT_SAMPLER
     follows_parent, rate = NAMES[name]
     if rate is None:
-        rate = _rate(given.get(SAMPLER_ARG, "1"))
+        rate = rate_of(given.get(SAMPLER_ARG, "1"))
         if rate is None:
             problems.append(
                 f"{SAMPLER_ARG}: invalid value: {given[SAMPLER_ARG]:.80}: want 0 to 1, so it is 1"
@@ -105,7 +105,8 @@ def _sampler(given: Mapping[str, str], problems: list[str]) -> Sampler:
     return Sampler(rate, follows_parent)
 
 
-def _rate(text: str) -> float | None:
+def rate_of(text: str) -> float | None:
+    """A sampling rate; None if it is none."""
     try:
         rate = float(text)
     except ValueError:

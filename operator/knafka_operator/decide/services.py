@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from knafka.core import documents, names
 from knafka.core.contract import Egress, Ingress, Shard
-from knafka.settings import PROFILING
+from knafka.settings import LOG_FORMAT, PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import EVENTING, SERVING, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
@@ -265,10 +265,11 @@ def _service(
     settings: Settings,
     concurrency: int = 0,
 ) -> Manifest:
-    environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level}
+    environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
         environment[PROFILING] = "enabled"
+    environment |= settings.tracing
     container: Manifest = {
         "name": "function",
         "image": settings.image,

@@ -75,6 +75,8 @@ class Settings:
     log_level: str = "info"
     profiling: bool = False
     """Of functions; the operator has none."""
+    tracing: Mapping[str, str] = field(default_factory=dict)
+    """More environment variables of functions: from ConfigMaps (`decide.tracing`)."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
