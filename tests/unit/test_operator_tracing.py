@@ -1,4 +1,4 @@
-"""What Knative's ConfigMaps say about traces becomes the functions' environment (DSP-12, DSP-13)."""
+"""What Knative's ConfigMaps say of traces becomes the functions' environment (DSP-12, DSP-13)."""
 
 from __future__ import annotations
 
