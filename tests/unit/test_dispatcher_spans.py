@@ -17,6 +17,8 @@ from support.drains import (
 from support.spans import Recorded
 
 from knafka.core.contract import AttributesFilter, Delivery
+from knafka.dispatcher import sender
+from knafka.observability import RateLimitedFilter
 from knafka.tracing.context import decode
 from knafka.tracing.spans import Kind
 
@@ -24,6 +26,15 @@ pytestmark = pytest.mark.looptime
 
 PARENT = TRACEPARENT.encode()
 TRACE = [("traceparent", PARENT)]
+
+
+@pytest.fixture
+def lines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """Log lines, whatever was written by tests before."""
+    monkeypatch.setattr(sender.log, "filters", [RateLimitedFilter(by_wording=True)])
+    return caplog
 
 
 def traced(world: World, rate: float = 0.0) -> Recorded:
@@ -138,3 +149,34 @@ async def test_a_dead_letter_to_a_sink_tells_the_sink() -> None:
     assert recorded.parent_of("dead-letter") == "filter"
     post = world.subscriber.posts[-1]
     assert decode(post.request.header(b"traceparent")) == span.context
+
+
+async def test_a_first_failure_and_a_burial_are_a_line_each_with_the_ids_of_the_trace(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    """Of a hundred events that fail, one line each; the next ones after ten seconds."""
+    world = World(always(response(500)), delivery=Delivery(retry=1, backoff_delay=0.1))
+    recorded = traced(world)
+    for number in range(100):
+        world.send(str(number), passed=TRACE)
+    await world.run()
+    failure, burial = (each for each in lines.records if each.name == sender.log.name)
+    assert failure.getMessage().startswith(f"{SUBSCRIBER} answered 500 to an event, of partition 0")
+    assert burial.getMessage().endswith("after 2 attempts: status 500")
+    spans = {f"{each.context.span_id:016x}": each.name for each in recorded.spans}
+    found = [
+        (each.__dict__["trace_id"], spans[each.__dict__["span_id"]]) for each in (failure, burial)
+    ]
+    trace_id = TRACEPARENT.split("-")[1]
+    assert found == [(trace_id, "attempt"), (trace_id, "dead-letter")]
+
+
+async def test_a_line_about_an_event_that_isnt_sampled_has_the_ids_that_came_with_it(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    world = World(at_first(response(500)), delivery=Delivery(retry=1, backoff_delay=0.1))
+    world.send("1", passed=TRACE)
+    await world.run()
+    (line,) = (each for each in lines.records if each.name == sender.log.name)
+    assert line.__dict__["trace_id"] == TRACEPARENT.split("-")[1]
+    assert line.__dict__["span_id"] == TRACEPARENT.split("-")[2]
