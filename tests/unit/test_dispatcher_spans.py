@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from support.drains import (
     SINK,
     SUBSCRIBER,
     TOPIC,
     TRACEPARENT,
+    Request,
     World,
     always,
     at_first,
@@ -19,6 +22,7 @@ from support.spans import Recorded
 from knafka.core.contract import AttributesFilter, Delivery
 from knafka.dispatcher import sender
 from knafka.observability import RateLimitedFilter
+from knafka.ports.subscriber import Response
 from knafka.tracing.context import decode
 from knafka.tracing.spans import Kind
 
@@ -180,3 +184,15 @@ async def test_a_line_about_an_event_that_isnt_sampled_has_the_ids_that_came_wit
     (line,) = (each for each in lines.records if each.name == sender.log.name)
     assert line.__dict__["trace_id"] == TRACEPARENT.split("-")[1]
     assert line.__dict__["span_id"] == TRACEPARENT.split("-")[2]
+
+
+async def test_an_attempt_that_is_abandoned_has_its_span_all_the_same() -> None:
+    async def never(request: Request) -> Response:
+        await asyncio.sleep(1000.0)
+        return response()
+
+    world = World(never)
+    recorded = traced(world)
+    world.send("1", passed=TRACE)
+    await world.run(stop_after=1.0)
+    assert recorded.one("attempt").error == "CancelledError"

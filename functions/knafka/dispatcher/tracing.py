@@ -87,6 +87,9 @@ class DeliveryTrace:
         event.head = plain.replace(self._given, _HEADER % span.context.encode(), 1)
         try:
             outcome, body = await post(target, event, wants_reply)
+        except BaseException as error:  # a bug of ours, or it takes longer than this process
+            self._egress.tracer.end(span, type(error).__name__)
+            raise
         finally:
             event.head = plain
         if outcome.status is not None:

@@ -61,7 +61,7 @@ async def run(settings: Settings) -> None:
     # First of all: should nobody lead, the time until that is known begins here.
     acquired = asyncio.Event()
     holding = asyncio.create_task(leadership.hold(acquired))
-    settings = replace(settings, tracing=await _tracing(settings, api))
+    settings = replace(settings, tracing=await tracing_of(settings, api))
     operator = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter)
     serving = await _webhooks(settings, api, operator, lambda: _from_thread(loop, stop))
     http = await HttpServer.start(operator, leadership.leads, serving.is_ready)
@@ -81,7 +81,7 @@ async def run(settings: Settings) -> None:
         await asyncio.to_thread(serving.close)
 
 
-async def _tracing(settings: Settings, cluster: Cluster) -> Mapping[str, str]:
+async def tracing_of(settings: Settings, cluster: Cluster) -> Mapping[str, str]:
     """What every function's environment says about traces, read once: at this start."""
 
     async def data(name: str) -> Mapping[str, str]:
