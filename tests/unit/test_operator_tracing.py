@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
+from support.waiting import until
 
 from knafka.tracing.sampling import Sampler
 from knafka.tracing.settings import TracingSettings, tracing_settings
 from knafka_operator.decide.tracing import tracing_environment
+from knafka_operator.model.cluster import ClusterError
+from knafka_operator.model.resources import CORE
+from knafka_operator.model.settings import Settings
+from knafka_operator.runtime import replica
+from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 SAMPLED = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio"}
 
@@ -120,3 +129,29 @@ def test_what_cant_be_used_is_a_warning_and_no_traces(
     found, (warning,) = decided(observability, tracing)
     assert found == {}
     assert named in warning
+
+
+async def test_the_operator_reads_both_beside_itself_at_its_start(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DSP-12; an API server that doesn't answer is asked again: without, every Revision would
+    roll."""
+    monkeypatch.setattr(replica, "ASK_AGAIN", 0.01)
+    cluster, settings = MemoryCluster(), Settings(namespace="knafka", image="knafka")
+    assert await replica.tracing_of(settings, cluster) == {}
+    cluster.put(config_map("config-tracing", "elsewhere", backend="zipkin"))
+    cluster.put(config_map("config-tracing", "knafka", backend="zipkin"))
+    cluster.refuse("get", error=ClusterError("away"))
+    asking = asyncio.create_task(replica.tracing_of(settings, cluster))
+    await until(lambda: "away" in caplog.text)
+    cluster.permit()
+    assert (await asking)["OTEL_TRACES_EXPORTER"] == "zipkin"
+    wrong = config_map("config-observability", "knafka", **{"tracing-protocol": "grpc"})
+    cluster.put(wrong)
+    assert await replica.tracing_of(settings, cluster) == {}
+    assert "grpc is not spoken" in caplog.text
+
+
+def config_map(name: str, namespace: str, **data: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": data}
