@@ -190,3 +190,12 @@ async def test_a_reply_destination_that_is_away_does_not_cost_the_backlog(
     progress = await world.begin(world.drain(), idle=1000, stop_after=60)
     assert progress.dead_lettered < 150
     assert progress.delivered == 0
+
+
+async def test_a_subscriptions_dead_letter_is_never_taken_for_a_triggers() -> None:
+    """A replay goes by namespace, Broker and Trigger: a KafkaChannel's name isn't any Broker's."""
+    world = subscription(giving(response(500)), reply=None, delivery=Delivery(retry=0))
+    world.send("1")
+    assert (await world.run()).dead_lettered == 1
+    (letter,) = world.events_of(DEAD)
+    assert letter.attributes["knafkabroker"].startswith("KafkaChannel-")

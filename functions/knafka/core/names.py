@@ -78,6 +78,12 @@ def channel_topic(namespace: str, channel: str) -> str:
     return name if len(name) <= MAX_LENGTH else _distinct(CHANNELS, namespace, channel)
 
 
+def of_channel(channel: str) -> str:
+    """What stands for a KafkaChannel where names of ours have a Broker. Names in Kubernetes have no
+    capitals, so it is no Broker's."""
+    return f"KafkaChannel-{channel}"
+
+
 def subscription_group(namespace: str, channel: str, uid: str) -> str:
     """The consumer group of a Subscription (KN-CHN-11): its UID makes it nobody else's."""
     name = f"kafka.{namespace}.{channel}.{uid}"

@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from knafka.core import names
 from knafka.core.contract import Egress, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of, extensions_of, stub_of
 from knafka.core.delivery import (
@@ -264,10 +265,11 @@ class Sender:
             body=event.response_body,
             extensions=failed.extensions,
         )
+        egress = self._egress
         origin = Origin(
-            self._egress.namespace,
-            self._egress.broker,
-            self._egress.trigger,
+            egress.namespace,
+            names.of_channel(egress.broker) if egress.kind == "Subscription" else egress.broker,
+            egress.trigger,
             record.topic(),
             record.partition(),
             record.offset(),

@@ -59,9 +59,8 @@ class Family:
     """Whether functions run in the operator's namespace, not in that of their owner (CHN-22)."""
 
     def own_name(self, broker: str) -> str:
-        """What stands for a Broker in the names of topics and groups that only we use. Names in
-        Kubernetes have no capitals, so that no Broker's is that of a KafkaChannel."""
-        return f"{self.broker}-{broker}" if self.centralized else broker
+        """What stands for a Broker in the names of topics and groups that only we use."""
+        return names.of_channel(broker) if self.centralized else broker
 
     def parent(self, owner: Identity) -> str:
         """What the names of an object's functions are made from."""
