@@ -139,8 +139,15 @@ def kafka_of(running: State) -> dict[str, Any]:
 
 
 def with_kafka(running: State, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
+    """Ask the Kafka of what runs."""
+    return ask_kafka(kafka_of(running), ask)
+
+
+def ask_kafka(reached: Mapping[str, Any], ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
+    """Ask the Kafka that is reached this way, by librdkafka's configuration."""
+
     async def asked() -> T:
-        admin = KafkaAdmin(kafka_of(running))
+        admin = KafkaAdmin(reached)
         try:
             return await ask(admin)
         finally:

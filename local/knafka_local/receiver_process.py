@@ -36,7 +36,7 @@ Answered: TypeAlias = Counter[tuple[str, str, int]]
 """Requests by namespace, Broker and status code."""
 
 _SAMPLE = re.compile(
-    r'knafka_receiver_events_total\{namespace="([^"]*)",broker="([^"]*)",code="(\d+)"\} (\S+)'
+    r'knafka_receiver_events_total\{broker="([^"]*)",code="(\d+)",namespace="([^"]*)"\} (\S+)'
 ).fullmatch
 
 
@@ -128,5 +128,5 @@ class Tally:
 def _samples(text: str) -> Iterator[tuple[tuple[str, str, int], int]]:
     for line in text.splitlines():
         if sample := _SAMPLE(line):
-            namespace, broker, code, count = sample.groups()
+            broker, code, namespace, count = sample.groups()
             yield (namespace, broker, int(code)), int(float(count))

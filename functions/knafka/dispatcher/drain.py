@@ -119,6 +119,7 @@ class Drain:
         )
         self._workers.on_crash = self.stop
         self._partitions: dict[int, Partition] = {}
+        self.partitions: Mapping[int, Partition] = self._partitions
         self._stopping = False
         self._stop_timeout = REVOKE_TIMEOUT
         self._revoke_timeout = REVOKE_TIMEOUT
@@ -365,10 +366,12 @@ class Drain:
                     commits[partition.number] = partition.committed = commit
                 self._workers.release(partition)
             if commits:
+                self.counts.commits += 1
                 reader.commit(commits)
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         self._active_at = self._loop.time()
+        self.counts.rebalances += 1
         for number, committed in partitions.items():
             progress = None
             if committed is not None:

@@ -9,6 +9,7 @@ ready once it has read what they are.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -24,7 +25,7 @@ from knafka.dispatcher.own import OwnEgress
 from knafka.dispatcher.served import Served, metrics_of
 from knafka.dispatcher.shared.served import ServedShard
 from knafka.dispatcher.streaming import answer
-from knafka.observability import Metric, prometheus_text
+from knafka.observability import CONTENT_TYPE, Metric, prometheus_text
 from knafka.ports.log import LogWriter
 from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
 
@@ -162,7 +163,10 @@ class Dispatcher:
             ready, why = self.ready()
             await answer(send, 200 if ready else 503, f"{why}\n".encode())
         elif method == "GET" and path == METRICS:
-            await answer(send, 200, prometheus_text(self.metrics()))
+            # What is asked for is put together here, and written on a thread: for a shard's many
+            # Egresses that takes as long as hundreds of events.
+            text = await asyncio.to_thread(prometheus_text, list(self.metrics()))
+            await answer(send, 200, text, CONTENT_TYPE.encode())
         else:
             await answer(send, 404, b"want POST /drain\n")
 
@@ -198,7 +202,7 @@ class Dispatcher:
 
     def metrics(self) -> Iterator[Metric]:
         """KN-DP-15: what became of each Trigger's events, in this process."""
-        return metrics_of([] if self._side is None else self._side.served)
+        return metrics_of([] if self._side is None else self._side.served, time.time())
 
 
 async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:

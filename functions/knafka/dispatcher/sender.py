@@ -148,9 +148,12 @@ class Sender:
             event.first_attempt = event.last_attempt
         event.attempts += 1
         outcome, body = await self._post(self._target, event)
+        now = self._now()
+        self._counts.attempts.observe(now - event.last_attempt)
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
             self._events.delivered += 1
+            self._counts.latency.observe(now - event.record.timestamp()[1] / 1000)
             if not self._congestion.is_calm:
                 self._congestion.answered()
             return decision

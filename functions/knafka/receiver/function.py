@@ -83,7 +83,7 @@ class Receiver:
         )
         follower = self._follower = ContractFollower(IngressEntries(), open_reader)
         self.ingest = IngestHandler((), (), _limits(), Contract())
-        self.ingest.writers.add(writer)
+        self.ingest.writers.append(writer)
 
         def changed() -> None:
             found = follower.contract
