@@ -194,9 +194,6 @@ _CHANNEL: Final = (
     ),
 )
 
-_NOT_THESE: Final = "metrics are Knafka's own, named `knafka_…`: docs/reference/metrics.md"
-_OWN_PORT: Final = "a function has one port, 8080, and its metrics at `/metrics` there"
-
 _DISPATCHER: Final = (
     Line("DSP-1", _U, "consumer groups that read a topic, and events that go to subscribers"),
     Line("DSP-2", _U, "a dispatcher for each channel"),
@@ -214,7 +211,7 @@ _DISPATCHER: Final = (
         "DSP-8",
         _U,
         "a Service for Prometheus alone",
-        absent="a dispatcher is a Knative Service, which wakes it too; its pods are scraped",
+        note="of the operator, which has the counts of all dispatchers, also of those at zero",
     ),
     Line("DSP-9", _U, "a change of the subscribers takes effect"),
     Line("DSP-10", _U, "says in the channel's status which subscribers are operational"),
@@ -232,19 +229,24 @@ _DISPATCHER: Final = (
         absent="trace headers pass through unchanged, and no span is added",
     ),
     Line("DSP-14", _U, "profiles at localhost:8008/debug/pprof"),
-    Line("DSP-15", _U, "metrics at port 8081, `/metrics`", absent=_OWN_PORT),
-    Line("DSP-16", _U, "`eventing_kafka_consumed_msg_count`, a gauge", absent=_NOT_THESE),
-    Line("DSP-17", _U, "its labels `consumer`, `partition`, `topic`", absent=_NOT_THESE),
-    Line("DSP-18", _U, "a series for each consumer and partition", absent=_NOT_THESE),
+    Line("DSP-15", _U, "metrics at port 8081, `/metrics`", note="the operator's"),
+    Line("DSP-16", _U, "`eventing_kafka_consumed_msg_count`, a gauge", note="by Kafka's offsets"),
+    Line(
+        "DSP-17",
+        _U,
+        "its labels are `consumer`, `partition`, `topic`",
+        note="`consumer` is the group; `topic` is the topic's name in Kafka",
+    ),
+    Line("DSP-18", _U, "a series for each consumer and partition, also at 0"),
     Line("DSP-19", _U, "an event posted to the channel's host is answered 202 Accepted"),
-    Line("DSP-20", _U, "then the count of its partition is one more", absent=_NOT_THESE),
+    Line("DSP-20", _U, "then the count of its partition is one more"),
     Line(
         "DSP-21",
         _U,
-        "metrics at the Service `kafka-channel-dispatcher`",
-        absent="each channel has dispatchers of its own, whose pods are scraped",
+        "metrics at `kafka-channel-dispatcher` in `knative-eventing`",
+        note="in the namespace `knafka`",
     ),
-    Line("DSP-22", _U, "`eventing_kafka_produced_msg_count` of a receiver", absent=_NOT_THESE),
+    Line("DSP-22", _U, "`eventing_kafka_produced_msg_count` of a receiver, a gauge"),
 )
 
 CHANNEL_LINES: Final = (*_SPECIFICATION, *_CHANNEL, *_DISPATCHER)

@@ -276,6 +276,7 @@ async def test_metrics_count_by_broker_and_code(world: World) -> None:
     assert answer.body.endswith(b"\n")
 
 
+@pytest.mark.conformance("DSP-22")
 async def test_what_was_produced_is_counted_by_topic_and_partition(world: World) -> None:
     """DSP-22: a gauge with exactly the labels partition, producer and topic."""
     await world.answer()
