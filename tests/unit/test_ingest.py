@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.requests import EVERY, MINIMAL, PATH, Headers, Request, attributes, ingress
+from support.waiting import until
 
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import MAX_EVENT_BYTES
@@ -50,6 +51,7 @@ class World:
         self.answers = []
         self.ask(method, path, headers, body)
         await asyncio.sleep(0)
+        await until(lambda: self.answers)  # metrics are written on a thread
         (answer,) = self.answers
         return answer
 

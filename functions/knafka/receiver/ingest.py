@@ -11,6 +11,7 @@ and knows better.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -159,7 +160,9 @@ class IngestHandler:
     ) -> None:
         """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
         route = self.find(address)
-        if route is None:
+        if route is None and address == METRICS and method in (b"GET", b"HEAD"):
+            self._write_metrics(respond)
+        elif route is None:
             respond(self._elsewhere(method, address))
         elif method == b"POST":
             self.receive(route, headers, body, respond)
@@ -228,12 +231,25 @@ class IngestHandler:
                 return answers.HEALTHY if failure is None else answers.failed(str(failure))
             if path in READINESS:
                 return self.waiting or answers.HEALTHY
-            if path == METRICS:
-                return answers.plain(prometheus_text(self.metrics()), CONTENT_TYPE.encode())
             if path == CONTRACT and self._contract is not None:
                 return answers.document(self._contract_read(self._contract))
         self._unrouted[self._nowhere.status] += 1
         return self._nowhere
+
+    def _write_metrics(self, respond: Respond) -> None:
+        """What is asked for is put together here, and written on a thread: for hundreds of channels
+        that takes as long as thousands of events."""
+
+        def written(text: asyncio.Future[bytes]) -> None:
+            if text.cancelled() or (error := text.exception()) is not None:
+                why = "cancelled" if text.cancelled() else repr(error)
+                respond(answers.failed(why))
+            else:
+                respond(answers.plain(text.result(), CONTENT_TYPE.encode()))
+
+        found = list(self.metrics())
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, prometheus_text, found).add_done_callback(written)
 
     def _contract_read(self, contract: Contract[Ingress]) -> str:
         """As JSON: how far the contract's topic is read, and what of it isn't served, and why."""
