@@ -34,7 +34,12 @@ _SPECIFICATION: Final = (
         "tells `status.deadLetterSinkUri` before it is Ready",
         note="`channelTemplate` is of the kind Channel, which is Knative Eventing's own",
     ),
-    Line("KN-CHN-05", _M, "the server writes `spec.subscribers` and `status.subscribers`"),
+    Line(
+        "KN-CHN-05",
+        _M,
+        "the server writes `spec.subscribers` and `status.subscribers`",
+        note="by Subscriptions; entries that others write are replaced, and not delivered",
+    ),
     Line("KN-CHN-06", _M, "any option of its `delivery` replaces all of the channel's"),
     Line("KN-CHN-07", _M, "labels, category and roles by which a kind is known as a channel's"),
     Line(
@@ -161,7 +166,12 @@ _CHANNEL: Final = (
     ),
     Line("CHN-26", _U, "one dispatcher for each channel reads its topic for all subscribers"),
     Line("CHN-27", _U, "a consumer group for each subscriber"),
-    Line("CHN-28", _U, "dispatchers scale to the number of partitions"),
+    Line(
+        "CHN-28",
+        _U,
+        "dispatchers scale to the number of partitions",
+        note="with `isolation: own` or `auto`; a shared one has one pod",
+    ),
     Line("CHN-29", _U, "202 means that the event is stored"),
     Line("CHN-30", _U, "the partition follows from `subject`", note="`partitionkey` comes first"),
     Line("CHN-31", _U, "a partition's events in order, at least once"),
@@ -171,7 +181,12 @@ _CHANNEL: Final = (
         "an event whose retries have failed is passed over",
         note="a dead letter keeps it, in the sink or a durable topic",
     ),
-    Line("CHN-33", _U, "Knative Eventing's duck types"),
+    Line(
+        "CHN-33",
+        _U,
+        "Knative Eventing's duck types",
+        note="its own kinds above channels (Channel, Sequence, Parallel) were not tried with them",
+    ),
     Line(
         "CHN-34",
         _U,
@@ -204,7 +219,12 @@ _DISPATCHER: Final = (
         "scales out by variables of the controller",
         note="by itself, on lag; annotations of a Subscription set the limits",
     ),
-    Line("DSP-5", _U, "all instances are in the Subscription's group"),
+    Line(
+        "DSP-5",
+        _U,
+        "all instances are in the Subscription's group",
+        note="those of a shared dispatcher in one of its own, which is what fences them",
+    ),
     Line("DSP-6", _U, "never more instances than partitions"),
     Line("DSP-7", _U, "uses the cluster well, and keeps high volume apart"),
     Line(

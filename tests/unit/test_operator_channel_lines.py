@@ -8,6 +8,7 @@ import pytest
 from support.channel_world import ChannelWorld, running_channels
 from support.operator_world import condition
 
+from knafka.core.errors import LogError
 from knafka_operator.model.resources import SERVING
 
 ABSENT = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "absent"}}
@@ -61,6 +62,26 @@ async def test_a_channel_with_a_sink_is_ready_once_its_status_says_where_that_is
     status = await world.reconcile_channel("shop", "mail")
     assert condition(status, "Ready")["status"] == "True"
     assert status["deadLetterSinkUri"] == "http://dead/"
+
+
+@pytest.mark.conformance("KN-SUB-05")
+async def test_a_subscription_is_ready_only_once_its_group_has_an_offset_on_every_partition(
+    world: ChannelWorld,
+) -> None:
+    """KN-SUB-05: from then on it misses no event, whether a dispatcher runs or not."""
+    world.declare_channel("shop", "orders", numPartitions=3)
+    await world.reconcile_channel("shop", "orders")
+    world.declare_subscription("shop", "mail", "orders")
+    world.kafka_failures["ensure_committed"] = LogError("no coordinator")
+    status = await world.reconcile_subscription("shop", "mail")
+    assert condition(status, "AddedToChannel")["status"] == "False"
+    assert condition(status, "Ready")["status"] == "False"
+    assert world.log.groups == {}
+    world.kafka_failures.clear()
+    status = await world.reconcile_subscription("shop", "mail")
+    assert condition(status, "Ready")["status"] == "True"
+    topic, group = "knative-messaging-kafka.shop.orders", status["annotations"]["group.id"]
+    assert set(world.log.groups[group].committed) == {(topic, number) for number in range(3)}
 
 
 @pytest.mark.conformance("KN-SUB-04", "CHN-19", "DSP-9")
