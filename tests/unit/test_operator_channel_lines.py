@@ -128,7 +128,7 @@ async def test_topics_and_clients_of_channels_are_configured_in_one_config_map(
 @pytest.mark.conformance("CHN-2", "CHN-14", "CHN-26", "DSP-2", "DSP-7")
 async def test_each_channel_has_a_topic_and_dispatchers_of_its_own(world: ChannelWorld) -> None:
     """CHN-2: what one is sent is in the way of no other's dispatchers."""
-    shards = {}
+    shards: dict[str, set[str]] = {}
     for channel in ("orders", "mail"):
         world.declare_channel("shop", channel)
         await world.reconcile_channel("shop", channel)
