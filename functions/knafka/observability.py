@@ -7,12 +7,14 @@ counts.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Literal
 
 from knafka.core.contract import Egress, Ingress
@@ -178,10 +180,31 @@ class RateLimitedFilter(logging.Filter):
         return True
 
 
-def log_to_stderr(level: str) -> None:
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; a record about an event has `trace_id` and `span_id` in `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line = {
+            "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name in ("trace_id", "span_id"):
+            if value := getattr(record, name, None):
+                line[name] = value
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def log_to_stderr(level: str, form: Literal["json", "text"] = "text") -> None:
     """One line per log record, on stderr, for the whole process."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    if form == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        text = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+        handler.setFormatter(logging.Formatter(text))
+    logging.basicConfig(handlers=[handler], level=level.upper())

@@ -85,6 +85,7 @@ def test_channels_come_while_others_are_used_and_none_that_was_ready_is_not_foun
     channels.channel(namespace, "first")
     before = cluster.get("ksvc", RECEIVER, OPERATOR_NAMESPACE)
     assert before is not None
+    restarted = restarts(channels)
     with posting(channels, namespace) as poster:
         began = time.monotonic()
         many = [channel(namespace, f"channel-{number}") for number in range(CHANNELS)]
@@ -101,8 +102,7 @@ def test_channels_come_while_others_are_used_and_none_that_was_ready_is_not_foun
     after = cluster.get("ksvc", RECEIVER, OPERATOR_NAMESPACE)
     assert after is not None
     assert after["status"]["latestReadyRevisionName"] == before["status"]["latestReadyRevisionName"]
-    for pod in channels.receiver_pods():
-        assert [each["restartCount"] for each in pod["status"]["containerStatuses"]] == [0, 0]
+    assert restarts(channels).items() >= restarted.items()
 
 
 @pytest.mark.conformance("KN-CHN-03", "CHN-14", "CHN-26", "CHN-27", "DSP-2", "DSP-3", "DSP-10")
@@ -195,6 +195,16 @@ def posting(channels: Channels, namespace: str) -> Iterator[Poster]:
         yield poster
     finally:
         poster.finish()
+
+
+def restarts(channels: Channels) -> dict[str, list[int]]:
+    """Of the containers of each of the receiver's pods."""
+    return {
+        pod["metadata"]["name"]: [
+            each["restartCount"] for each in pod["status"]["containerStatuses"]
+        ]
+        for pod in channels.receiver_pods()
+    }
 
 
 def dispatchers(cluster: Cluster) -> list[str]:

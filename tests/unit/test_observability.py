@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import subprocess
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from knafka.core.errors import InvalidDocument
 from knafka.observability import (
     BUCKETS,
     REPEAT_INTERVAL,
@@ -22,6 +24,7 @@ from knafka.observability import (
     log_to_stderr,
     prometheus_text,
 )
+from knafka.settings import LOG_FORMAT, log_format
 
 
 def text_of(*metrics: Metric) -> list[str]:
@@ -119,6 +122,46 @@ def test_log_records_go_to_stderr_one_a_line(
     assert re.fullmatch(r"\S+ \S+ INFO    knafka\.test: it works\n", captured.err)
     assert captured.out == ""
     assert sys.stderr is not None
+
+
+def test_as_json_a_log_record_is_an_object_a_line_with_the_ids_of_its_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    log_to_stderr("info", "json")
+    log = logging.getLogger("knafka.test")
+    log.warning("two\nlines and %s", "é", extra={"trace_id": "0af7", "span_id": "b7ad"})
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.exception("it failed")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
+    assert first == {
+        "level": "warning",
+        "logger": "knafka.test",
+        "message": "two\nlines and é",
+        "trace_id": "0af7",
+        "span_id": "b7ad",
+    }
+    assert second["level"] == "error"
+    assert "ValueError: broken" in second["exception"]
+    assert "trace_id" not in second
+
+
+@pytest.mark.parametrize(
+    ("given", "form"),
+    [({}, "text"), ({LOG_FORMAT: " JSON "}, "json"), ({LOG_FORMAT: "text"}, "text")],
+)
+def test_the_environment_says_how_log_lines_look(given: dict[str, str], form: str) -> None:
+    assert log_format(given) == form
+
+
+def test_another_form_of_log_lines_is_refused_by_name() -> None:
+    with pytest.raises(InvalidDocument, match=r"^KNAFKA_LOG_FORMAT: .*json or text"):
+        log_format({LOG_FORMAT: "xml"})
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from knafka.dispatcher.streaming import answer
 from knafka.observability import CONTENT_TYPE, Metric, prometheus_text
 from knafka.ports.log import LogWriter
 from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
+from knafka.tracing.starting import Tracing, start_tracing
 
 METRICS: Final = "/metrics"
 MAX_REQUEST_BYTES: Final = 64 * 1024
@@ -99,6 +100,7 @@ class Dispatcher:
         """None before `start`."""
         self._stop_timeout: float
         self._ending = False
+        self._tracing: Tracing | None = None
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Get ready to drain, or begin; raises `InvalidDocument` for settings that can't be
@@ -106,12 +108,14 @@ class Dispatcher:
         drains = settings.drains(environment)
         shard = settings.shard(environment)
         self._stop_timeout = drains.stop_timeout
+        self._tracing = start_tracing(environment, "knafka-dispatcher")
+        tracer = None if self._tracing is None else self._tracing.tracer
         side: Side
         if shard is None:
             egress = settings.egress(environment)
-            side = OwnEgress(egress, self._connect(egress), drains.service_url)
+            side = OwnEgress(egress, self._connect(egress), drains.service_url, tracer)
         else:
-            side = ServedShard(shard, self._connect_shard(shard), drains.service_url)
+            side = ServedShard(shard, self._connect_shard(shard), drains.service_url, tracer)
         self._side = side
         side.start(drain=drains.at_start)
 
@@ -130,6 +134,8 @@ class Dispatcher:
         if self._side is not None:
             await self._side.close()
             await self._side.writer.close(STOP_TIMEOUT)
+        if self._tracing is not None:
+            await self._tracing.close()
 
     def alive(self) -> tuple[bool, str]:
         """Whether a restart would not help, and why it would."""

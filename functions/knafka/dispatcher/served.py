@@ -13,14 +13,17 @@ from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.drain import MAX_UNSETTLED_BYTES, Drain
 from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.pending import Partition
+from knafka.dispatcher.tracing import EgressTracing
 from knafka.observability import Histogram, Metric, egress_labels
+from knafka.tracing.spans import Tracer
 
 
 class Served:
     """One Egress in this process, for as long as it is served here, however it changes."""
 
-    def __init__(self, egress: Egress) -> None:
+    def __init__(self, egress: Egress, tracer: Tracer | None = None) -> None:
         self.egress = egress
+        self._tracer = tracer
         self._drain: Drain | None = None
         self._before = DrainCounts()
         """What became of the events of the drains before that."""
@@ -38,6 +41,7 @@ class Served:
             clients.parser,
             clients.held_bytes or (lambda: MAX_UNSETTLED_BYTES),
             None if clients.attempts_a_turn is None else Pace(clients.attempts_a_turn),
+            None if self._tracer is None else EgressTracing(self._tracer, egress),
         )
         return self._drain
 

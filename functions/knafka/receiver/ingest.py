@@ -34,10 +34,11 @@ from knafka.observability import (
     produced,
     prometheus_text,
 )
-from knafka.ports.log import LogWriter, failure_of
+from knafka.ports.log import LogWriter, Reported, failure_of
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of_host
 from knafka.receiver.answers import Answer
+from knafka.receiver.tracing import IngestTracing
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter())
@@ -112,10 +113,12 @@ class IngestHandler:
         limits: Limits = Limits(),
         contract: Contract[Ingress] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        tracing: IngestTracing | None = None,
     ) -> None:
         """`clock`: seconds since whenever."""
         self.limits = limits
         self._clock = clock
+        self._tracing = tracing
         self.waiting: Answer | None = answers.waiting("")
         """What the readiness probe is told until Kafka has answered; None since."""
         self.writers = list(dict.fromkeys(writers))
@@ -180,17 +183,20 @@ class IngestHandler:
         limits, clock = self.limits, self._clock
         began = clock()
 
-        def reported(error: LogError | None) -> None:
+        def stored(error: LogError | None) -> None:
             self._waiting_bytes -= held
             route.duration.observe(clock() - began)
             route.respond(answers.ACCEPTED if error is None else _refusal(route, error), respond)
 
+        reported: Reported = stored
         try:
             key, kept, value = record_of(headers, body)
             size = 0 if value is None else len(value)
             for name, text in kept:
                 size += len(name) + len(text)
             held = size + HEADER_OVERHEAD * len(kept)
+            if self._tracing is not None:
+                respond, reported = self._tracing.receive(route.ingress, kept, respond, stored)
             if size > route.max_event_bytes:
                 route.respond(route.too_large, respond)
             elif route.writer.away is not None:
