@@ -240,13 +240,15 @@ _DISPATCHER: Final = (
         "DSP-12",
         _U,
         "ConfigMaps `config-tracing` and `config-observability`",
-        absent="settings are the operator's own: docs/reference/settings.md",
+        note="of the operator's namespace, for traces, read at the operator's start; metrics are "
+        "always on",
     ),
     Line(
         "DSP-13",
         _U,
-        "traces in Zipkin",
-        absent="trace headers pass through unchanged, and no span is added",
+        "traces in Zipkin, by default",
+        note="where `config-tracing` has the backend `zipkin`; then without an address it is the "
+        "Service `zipkin` in the operator's namespace",
     ),
     Line("DSP-14", _U, "profiles at localhost:8008/debug/pprof"),
     Line("DSP-15", _U, "metrics at port 8081, `/metrics`", note="the operator's"),
