@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import httpx
 import pytest
 from support.channels import RECEIVER, Channels, channel, subscription
 from support.cluster import OPERATOR_NAMESPACE, Cluster
@@ -31,8 +32,9 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("channels_go")]
 def test_a_channels_events_reach_each_subscription_and_replies_their_address(
     channels: Channels, namespace: str
 ) -> None:
-    """DSP-1, DSP-19, CHN-29, CHN-31, KN-CHN-01, KN-CHN-02, KN-CHN-11, KN-SUB-02: by the channel's
-    own host; one that fails is dead-lettered, and holds nobody up (CHN-32)."""
+    """DSP-1, CHN-29, CHN-31, KN-CHN-01, KN-CHN-02, KN-CHN-11, KN-SUB-02: by the channel's own host;
+    one that fails is dead-lettered, and holds nobody up (CHN-32); what was consumed is counted
+    (DSP-15 to DSP-21)."""
     installed = channels.installed
     audit = installed.subscriber(namespace, "audit")
     asked = installed.subscriber(namespace, "asked", SUBSCRIBER_REPLY_TYPE="answered")
@@ -69,6 +71,13 @@ def test_a_channels_events_reach_each_subscription_and_replies_their_address(
     assert {each["name"] for each in declared["spec"]["subscribers"]} == {
         "audit", "asked", "failing",
     }  # fmt: skip
+
+    group = f"kafka.{namespace}.my-kafkachannel.{uid(channels, namespace, 'audit')}"
+    cluster = channels.cluster
+    counted = cluster.wait_for(
+        lambda: [each for each in consumed(cluster, group) if sum(each) == 20], 120, "counts of 20"
+    )
+    assert sorted(counted[0]) == [0, 20], "a series for each partition, zeros included"
 
     services = channels.cluster.kubectl("get", "ksvc", "-n", namespace, "-oname").split()
     assert services == [], "the data plane of channels is in the operator's namespace (CHN-22)"
@@ -195,6 +204,26 @@ def posting(channels: Channels, namespace: str) -> Iterator[Poster]:
         yield poster
     finally:
         poster.finish()
+
+
+def uid(channels: Channels, namespace: str, subscription: str) -> str:
+    found = channels.cluster.get("subscription.messaging.knative.dev", subscription, namespace)
+    assert found is not None
+    return str(found["metadata"]["uid"])
+
+
+def consumed(cluster: Cluster, group: str) -> list[list[float]]:
+    """What a consumer has consumed of each partition, as each replica of the operator says that
+    is asked at DSP-21's address; one that waits says nothing."""
+    service = cluster.get("service", "kafka-channel-dispatcher", OPERATOR_NAMESPACE)
+    assert service is not None
+    url = f"http://{service['spec']['clusterIP']}:8081/metrics"
+    text = httpx.get(url, timeout=30, trust_env=False).text
+    assert "# HELP eventing_kafka_consumed_msg_count Consumed Message Count" in text
+    assert "# TYPE eventing_kafka_consumed_msg_count gauge" in text
+    lines = text.splitlines()
+    name = f'eventing_kafka_consumed_msg_count{{consumer="{group}",partition='
+    return [[float(each.rpartition(" ")[2]) for each in lines if each.startswith(name)]]
 
 
 def restarts(channels: Channels) -> dict[str, list[int]]:
