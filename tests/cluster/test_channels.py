@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("channels_go")]
 
 @pytest.mark.conformance("KN-CHN-01", "KN-CHN-02", "KN-CHN-05", "KN-CHN-11", "KN-SUB-02")
 @pytest.mark.conformance("CHN-22", "CHN-29", "CHN-31", "CHN-32", "DSP-1", "DSP-10", "DSP-19")
+@pytest.mark.conformance("DSP-15", "DSP-16", "DSP-17", "DSP-18", "DSP-20", "DSP-21")
 def test_a_channels_events_reach_each_subscription_and_replies_their_address(
     channels: Channels, namespace: str
 ) -> None:
