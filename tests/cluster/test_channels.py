@@ -27,6 +27,9 @@ WITHIN: Final = 300.0
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("channels_go")]
 
 
+@pytest.mark.conformance("KN-CHN-01", "KN-CHN-02", "KN-CHN-05", "KN-CHN-11", "KN-SUB-02")
+@pytest.mark.conformance("CHN-22", "CHN-29", "CHN-31", "CHN-32", "DSP-1", "DSP-10", "DSP-19")
+@pytest.mark.conformance("DSP-15", "DSP-16", "DSP-17", "DSP-18", "DSP-20", "DSP-21")
 def test_a_channels_events_reach_each_subscription_and_replies_their_address(
     channels: Channels, namespace: str
 ) -> None:
@@ -83,6 +86,7 @@ def test_a_channels_events_reach_each_subscription_and_replies_their_address(
     assert installed.post(unknown, headers, b"{}").status_code == 404
 
 
+@pytest.mark.conformance("KN-CHN-01", "CHN-2", "CHN-6", "CHN-23")
 def test_channels_come_while_others_are_used_and_none_that_was_ready_is_not_found(
     channels: Channels, namespace: str
 ) -> None:
@@ -111,6 +115,7 @@ def test_channels_come_while_others_are_used_and_none_that_was_ready_is_not_foun
     assert restarts(channels).items() >= restarted.items()
 
 
+@pytest.mark.conformance("KN-CHN-03", "CHN-14", "CHN-26", "CHN-27", "DSP-2", "DSP-3", "DSP-10")
 def test_many_subscriptions_of_a_channel_share_a_dispatcher(
     channels: Channels, namespace: str
 ) -> None:

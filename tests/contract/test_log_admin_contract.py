@@ -156,6 +156,7 @@ async def test_lag_counts_uncommitted_partitions_from_the_logs_start(log: Log, g
     assert await log.admin.lags([], topic) == {}
 
 
+@pytest.mark.conformance("DSP-16", "DSP-18")
 async def test_what_a_group_has_settled_is_known_of_each_partition(log: Log, group: str) -> None:
     """DSP-16 to DSP-18: by partition, zeros included; it rises by what the group commits."""
     topic = await log.topic(partitions=2)

@@ -134,6 +134,7 @@ async def test_a_log_that_answers_is_reached(log: Log) -> None:
     await log.writer.reach(SOON)
 
 
+@pytest.mark.conformance("DSP-22")
 async def test_what_is_stored_is_counted_by_topic_and_partition(log: Log) -> None:
     """DSP-22: what `eventing_kafka_produced_msg_count` shows; what isn't stored isn't counted."""
     topic, other = await log.topic(partitions=3), await log.topic()

@@ -92,7 +92,9 @@ async def test_what_is_for_a_url_of_another_scheme_is_dead_lettered(world: Trigg
     assert await world.lag() == 0
 
 
-@pytest.mark.conformance("KN-DP-06", "KN-DP-10", "KN-DP-11", "KN-DLV-05")
+@pytest.mark.conformance(
+    "KN-DP-06", "KN-DP-10", "KN-DP-11", "KN-DLV-05", "KN-CHN-03", "KN-CHN-08", "DSP-1"
+)
 @pytest.mark.parametrize("mode", [None, "binary", "json"])
 async def test_an_event_is_delivered_with_its_headers_in_the_format_asked_for(
     world: TriggerWorld, mode: str | None

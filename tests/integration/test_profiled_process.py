@@ -62,6 +62,7 @@ def get(port: int, path: str) -> bytes:
     return body
 
 
+@pytest.mark.conformance("DSP-14")
 async def test_profiles_of_a_function_are_at_the_port_that_it_says(
     started: Callable[[], FunctionProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:

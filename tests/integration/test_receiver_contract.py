@@ -98,6 +98,7 @@ async def world(kafka: Kafka, topic: MakeTopic, tmp_path: Path) -> AsyncIterator
         assert "Traceback" not in process.log
 
 
+@pytest.mark.conformance("KN-CHN-01", "KN-CHN-02", "CHN-6", "CHN-10", "CHN-11", "CHN-23", "CHN-29")
 async def test_channels_come_and_go_and_none_that_has_answered_is_ever_unknown(
     world: World, kafka: Kafka, topic: MakeTopic
 ) -> None:

@@ -142,6 +142,7 @@ async def hesitate(key: str, number: int) -> int:
     return 200
 
 
+@pytest.mark.conformance("KN-CHN-03", "CHN-2", "CHN-13", "CHN-27", "CHN-31", "DSP-1", "DSP-3")
 async def test_triggers_that_fail_or_hang_keep_no_other_from_its_events(world: World) -> None:
     """DSP-2, DSP-3: one dispatcher for many, each with its own group and offsets."""
     world.fill()
@@ -156,6 +157,7 @@ async def test_triggers_that_fail_or_hang_keep_no_other_from_its_events(world: W
     await process.terminate(30)
 
 
+@pytest.mark.conformance("CHN-31")
 async def test_what_a_killed_process_had_not_committed_is_delivered_again_in_order(
     world: World,
 ) -> None:
@@ -169,6 +171,7 @@ async def test_what_a_killed_process_had_not_committed_is_delivered_again_in_ord
     await world.without_lag(0, 1, 2)
 
 
+@pytest.mark.conformance("CHN-3", "DSP-5")
 async def test_partitions_move_to_another_process_without_a_repetition(world: World) -> None:
     await world.triggers(hesitate, hesitate)
     first = await world.shared()

@@ -27,7 +27,7 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 START = "00-11111111111111111111111111111111-2222222222222222-01"
 
 
-@pytest.mark.conformance("KN-DP-10", "KN-DP-16")
+@pytest.mark.conformance("KN-DP-10", "KN-DP-16", "DSP-13")
 async def test_zipkin_has_the_whole_way_of_an_event(
     kafka: Kafka, topic: MakeTopic, tmp_path: Path
 ) -> None:

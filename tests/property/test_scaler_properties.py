@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ def settings(draw: st.DrawFn) -> Autoscaling:
     )
 
 
+@pytest.mark.conformance("CHN-28", "DSP-6")
 @given(LAGS, COUNTS, settings(), COUNTS)
 def test_a_decision_stays_within_its_limits(
     lag: int, partitions: int, autoscaling: Autoscaling, held: int

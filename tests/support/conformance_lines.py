@@ -2,44 +2,17 @@
 
 Ids and levels are those of the project's digest of Knative's control-plane and data-plane
 specifications and of the two upstream Brokers. Here is no judgement of ours but two: what is not
-offered, and what one should know of how a line is kept. Channels and Subscriptions are not here
-yet, as there are none yet.
+offered, and what one should know of how a line is kept.
+
+Not here: the lines of channels (`conformance_channels`), which are added.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
-
-class Level(StrEnum):
-    """How much a line asks."""
-
-    MUST = "M"
-    SHOULD = "S"
-    MAY = "y"
-    UPSTREAM = "-"
-    """No specification's, but what users of upstream's Brokers know."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One thing that is asked."""
-
-    id: str
-    level: Level
-    what: str
-    absent: str = ""
-    """Why the whole of it is not offered; empty: it is."""
-    note: str = ""
-    """What is not offered of it, or how it is kept where there was a choice."""
-
-    @property
-    def family(self) -> str:
-        """`KN-BRK`."""
-        return self.id.rpartition("-")[0]
-
+from support.conformance_channels import CHANNEL_FAMILIES, CHANNEL_LINES
+from support.conformance_line import Level, Line
 
 FAMILIES: Final = {
     "KN-BRK": "Broker",
@@ -48,6 +21,7 @@ FAMILIES: Final = {
     "KN-CON": "Conditions",
     "KN-DLV": "Delivery",
     "KN-DP": "Data plane",
+    **CHANNEL_FAMILIES,
 }
 
 _M, _S, _Y, _U = Level.MUST, Level.SHOULD, Level.MAY, Level.UPSTREAM
@@ -169,10 +143,6 @@ LINES: Final = (
     Line("KN-DP-13", _U, "paths for probes"),
     Line("KN-DP-14", _S, "CloudEvents 0.3 is taken and stays 0.3; other versions are refused"),
     Line("KN-DP-15", _S, "counts of what was accepted, refused, delivered", note="named knafka_…"),
-    Line(
-        "KN-DP-16",
-        _U,
-        "spans of its own",
-        absent="trace headers pass through unchanged, and no span is added",
-    ),
+    Line("KN-DP-16", _U, "spans of its own", note="where an installation has traces configured"),
+    *CHANNEL_LINES,
 )

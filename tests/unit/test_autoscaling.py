@@ -15,6 +15,7 @@ from knafka_operator.model.resources import AUTOSCALING
 EACH = "one dispatcher per 100"
 
 
+@pytest.mark.conformance("CHN-28", "DSP-6")
 @pytest.mark.parametrize(
     ("lag", "partitions", "autoscaling", "held", "scale"),
     [

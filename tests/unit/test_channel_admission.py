@@ -59,6 +59,7 @@ def refusal(new: dict[str, Any], old: dict[str, Any] | None = None) -> str:
     return ""
 
 
+@pytest.mark.conformance("KN-CHN-07", "KN-CHN-10")
 def test_a_channel_is_filled_in() -> None:
     """KN-CHN-07, KN-CHN-10."""
     document = channel(delivery={"deadLetterSink": DEAD, "retry": 0})
@@ -172,6 +173,7 @@ def test_what_is_right_is_let_pass(document: dict[str, Any]) -> None:
     assert refusal(document, document) == ""
 
 
+@pytest.mark.conformance("KN-CHN-05", "KN-CHN-10", "KN-SUB-01", "KN-SUB-02")
 @pytest.mark.parametrize(
     ("document", "said"),
     [
@@ -276,6 +278,7 @@ def test_the_annotations_of_a_subscription_stand_over_the_installations() -> Non
 TEN = channel(numPartitions=10, replicationFactor=3, retentionDuration="PT168H")
 
 
+@pytest.mark.conformance("KN-CHN-10", "KN-SUB-01", "KN-SUB-04")
 @pytest.mark.parametrize(
     ("new", "old", "said"),
     [

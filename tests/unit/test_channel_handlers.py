@@ -57,6 +57,7 @@ def test_the_webhooks_of_channels_fail_open_and_outlive_a_replica() -> None:
         assert each.operations == ["CREATE", "UPDATE"]
 
 
+@pytest.mark.conformance("KN-CHN-07", "KN-CHN-10")
 def test_a_channel_is_stored_with_its_defaults() -> None:
     """KN-CHN-07, KN-CHN-10."""
     found = stored(channel_handlers.default_channel, document("KafkaChannel"))
@@ -77,6 +78,7 @@ def test_a_broken_channel_is_refused() -> None:
         check(body=kopf.Body(document("KafkaChannel", numPartitions=2)), old=kopf.Body(good))
 
 
+@pytest.mark.conformance("KN-SUB-01", "KN-SUB-02")
 def test_only_subscriptions_to_our_channels_are_judged() -> None:
     """KN-SUB-01, KN-SUB-02: others are Knative Eventing's, or another implementation's."""
     check: Any = channel_handlers.check_subscription

@@ -52,6 +52,7 @@ def refused_subscription(spec: object) -> InvalidDocument:
     return raised.value
 
 
+@pytest.mark.conformance("KN-CHN-10")
 @pytest.mark.parametrize("api_version", KAFKA_CHANNEL_VERSIONS)
 @pytest.mark.parametrize("spec", [None, {}, {"numPartitions": None, "delivery": None}])
 def test_a_channel_that_declares_nothing_has_upstreams_defaults(
@@ -91,6 +92,7 @@ def test_a_retention_may_be_nothing(text: str) -> None:
     assert channel(retentionDuration=text).retention_duration == 0.0
 
 
+@pytest.mark.conformance("KN-CHN-05")
 def test_a_channels_subscribers_are_read_as_the_server_writes_them() -> None:
     """KN-CHN-05, naming.md: KafkaChannel; the fields are all of upstream's SubscriberSpec."""
     spec = channel(
@@ -123,6 +125,7 @@ def test_a_channels_subscribers_are_read_as_the_server_writes_them() -> None:
     assert not second.delivery.is_set
 
 
+@pytest.mark.conformance("KN-CHN-10")
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
@@ -195,6 +198,7 @@ def test_a_subscription_is_read_with_all_that_it_declares() -> None:
     assert found.spec.delivery.retry == 3
 
 
+@pytest.mark.conformance("KN-SUB-02")
 @pytest.mark.parametrize("reply", [None, {}, {"ref": None, "uri": None}])
 def test_a_subscription_needs_no_reply_and_an_empty_one_is_none(reply: object) -> None:
     """KN-SUB-02; without options of delivery the channel's hold (KN-CHN-06)."""
@@ -204,6 +208,7 @@ def test_a_subscription_needs_no_reply_and_an_empty_one_is_none(reply: object) -
     assert subscription(delivery={"retry": 0}).spec.delivery.is_set
 
 
+@pytest.mark.conformance("KN-SUB-01")
 @pytest.mark.parametrize("namespace", [None, "", "shop"])
 def test_a_subscriptions_channel_is_in_its_own_namespace(namespace: str | None) -> None:
     """KN-SUB-01."""
@@ -229,6 +234,7 @@ def test_a_subscription_knows_whether_its_channel_is_a_kafka_channel(
     assert subscription(channel=reference).spec.channel.is_kafka_channel is ours
 
 
+@pytest.mark.conformance("KN-SUB-01", "KN-SUB-02")
 @pytest.mark.parametrize(
     ("spec", "path", "problem"),
     [

@@ -147,6 +147,7 @@ def test_the_status_has_upstreams_fields() -> None:
     assert_parts_are_upstreams(broker, trigger)
 
 
+@pytest.mark.conformance("KN-CHN-04", "KN-CHN-05", "KN-SUB-03", "CHN-33")
 def test_the_status_of_channels_has_upstreams_fields() -> None:
     """KN-CHN-01, KN-CHN-04, KN-CHN-05, KN-SUB-03; naming.md: KafkaChannel."""
     channel, subscription = (schema(kind)["status"]["properties"] for kind in MESSAGING)
@@ -224,6 +225,7 @@ def test_names_and_labels_are_upstreams(kind: str) -> None:
     assert version(kind)["subresources"] == {"status": {}}
 
 
+@pytest.mark.conformance("KN-CHN-07", "CHN-33")
 @pytest.mark.parametrize(
     ("kind", "name", "short", "labels", "categories"),
     [
@@ -259,6 +261,7 @@ def test_names_and_labels_of_channels_are_upstreams(
     assert on == labels | {"knative.dev/crd-install"}
 
 
+@pytest.mark.conformance("KN-CHN-10")
 def test_a_kafka_channel_is_the_same_in_both_of_its_versions() -> None:
     """KN-CHN-10: v1beta1 is stored, both are served, and nothing is converted."""
     versions = crd("kafkachannel")["spec"]["versions"]
@@ -282,6 +285,7 @@ def test_a_subscription_has_one_version() -> None:
     assert only["subresources"] == {"status": {}}
 
 
+@pytest.mark.conformance("KN-CHN-10")
 def test_what_the_schema_fills_in_is_what_we_take_for_it() -> None:
     """KN-CHN-10."""
     spec = schema("kafkachannel")["spec"]["properties"]

@@ -112,7 +112,7 @@ async def test_an_attempt_without_a_response_is_retried(reason: str) -> None:
     assert (await world.run()).delivered == 1
 
 
-@pytest.mark.conformance("KN-DLV-07", "KN-DLV-08")
+@pytest.mark.conformance("KN-DLV-07", "KN-DLV-08", "CHN-32")
 async def test_what_fails_for_good_goes_to_the_sink() -> None:
     """KN-DLV-07, KN-DLV-08: the event as it was, and how it failed."""
     world = World(unless_sink(response(422, b"no \xff"), response(202)), sink=True)

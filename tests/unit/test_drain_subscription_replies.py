@@ -94,6 +94,7 @@ async def test_a_reply_in_structured_mode_is_sent_in_binary_mode_too() -> None:
     assert (taken.header(b"ce-id"), taken.body) == (b"r", b'{"a": 1}')
 
 
+@pytest.mark.conformance("KN-SUB-02")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -120,6 +121,7 @@ async def test_what_is_no_reply_is_not_sent() -> None:
     assert replies.taken == []
 
 
+@pytest.mark.conformance("KN-SUB-07")
 @pytest.mark.parametrize(
     ("failure", "counted"),
     [
@@ -143,6 +145,7 @@ async def test_the_whole_delivery_is_tried_again_if_its_reply_is_not_delivered(
     assert drain.counts.failures == {counted: 2}
 
 
+@pytest.mark.conformance("KN-SUB-07")
 @pytest.mark.parametrize(
     ("failure", "attempts", "code", "data"),
     [

@@ -131,6 +131,7 @@ def test_an_error_stays_short_however_much_is_wrong() -> None:
     assert len(problem({**VALID, "source": " " * 100_000})) < 200
 
 
+@pytest.mark.conformance("CHN-30")
 @pytest.mark.parametrize(
     ("attributes", "key"),
     [

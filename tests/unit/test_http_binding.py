@@ -75,7 +75,7 @@ def test_the_key_is_the_partitionkey_else_the_subject(subject: bytes) -> None:
     assert record_of([*headers, (b"ce-partitionkey", b"")], b"").key == (b"s" if subject else None)
 
 
-@pytest.mark.conformance("KN-DP-10", "KN-DP-11")
+@pytest.mark.conformance("KN-DP-10", "KN-DP-11", "KN-CHN-08")
 @pytest.mark.parametrize("extra", [[], [(b"ce-ext", b"%20")]], ids=["plain", "encoded"])
 def test_trace_and_knative_headers_pass_under_their_own_names(
     extra: list[tuple[bytes, bytes]],
@@ -207,7 +207,7 @@ def test_a_source_that_only_is_a_uri_as_it_was_sent_is_kept(sent: bytes, meant: 
     assert record_of(again, b"") == draft  # type: ignore[arg-type]
 
 
-@pytest.mark.conformance("KN-DP-14")
+@pytest.mark.conformance("KN-DP-14", "KN-CHN-08")
 @pytest.mark.parametrize(("version", "taken"), [(b"0.3", True), (b"1.0", True), (b"0.2", False)])
 def test_versions_are_kept_as_they_are(version: bytes, taken: bool) -> None:
     """KN-DP-14"""

@@ -74,7 +74,7 @@ def world() -> World:
     return World()
 
 
-@pytest.mark.conformance("KN-DP-09")
+@pytest.mark.conformance("KN-DP-09", "KN-CHN-08", "CHN-10")
 @pytest.mark.parametrize("request_", EVERY, ids=lambda each: each.id)
 async def test_each_request_is_answered_and_stored_as_the_table_says(
     world: World, request_: Request
@@ -94,7 +94,7 @@ async def test_each_request_is_answered_and_stored_as_the_table_says(
     assert world.metric("knafka_receiver_events_total") == {str(request_.status): 1}
 
 
-@pytest.mark.conformance("KN-BRK-07", "KN-DP-02")
+@pytest.mark.conformance("KN-BRK-07", "KN-DP-02", "KN-CHN-02", "CHN-29")
 async def test_202_is_said_only_when_kafka_has_acknowledged(world: World) -> None:
     """KN-BRK-07."""
     world.log.hold()
@@ -218,7 +218,7 @@ async def test_an_unknown_path_is_404(world: World, path: bytes) -> None:
     assert world.metric("knafka_receiver_events_total") == {}
 
 
-@pytest.mark.conformance("KN-DP-09")
+@pytest.mark.conformance("KN-DP-09", "KN-CHN-08")
 @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"PUT", b"PATCH", b"DELETE", b"BREW"])
 async def test_other_methods_are_405_and_told_what_is_allowed(world: World, method: bytes) -> None:
     answer = await world.answer(method)
@@ -278,6 +278,7 @@ async def test_metrics_count_by_broker_and_code(world: World) -> None:
     assert answer.body.endswith(b"\n")
 
 
+@pytest.mark.conformance("DSP-22")
 async def test_what_was_produced_is_counted_by_topic_and_partition(world: World) -> None:
     """DSP-22: a gauge with exactly the labels partition, producer and topic."""
     await world.answer()

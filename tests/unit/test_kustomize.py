@@ -140,6 +140,7 @@ def test_channels_are_asked_for_by_a_component(with_channels: Manifests) -> None
     assert environment(with_channels) == environment(base) | more
 
 
+@pytest.mark.conformance("KN-CHN-07")
 def test_the_roles_of_other_controllers_take_in_channels(with_channels: Manifests) -> None:
     """KN-CHN-07."""
     found = {}
@@ -172,6 +173,7 @@ def test_channels_give_the_operator_no_more_rights_than_they_need(
         assert ("ServiceAccount", subject["name"]) in with_channels
 
 
+@pytest.mark.conformance("CHN-17")
 def test_where_the_channels_kafka_is_outlives_an_upgrade(with_channels: Manifests) -> None:
     """A value here would replace the user's whenever this is applied again."""
     config = with_channels["ConfigMap", "kafka-channel-config"]

@@ -56,6 +56,7 @@ def test_releasing_a_lane_in_which_nothing_goes_is_a_bug_that_shows() -> None:
         Lanes[str]().release(b"a")
 
 
+@pytest.mark.conformance("CHN-4", "CHN-31")
 @pytest.mark.parametrize(
     ("order", "key", "other", "shared"),
     [

@@ -85,6 +85,7 @@ def test_the_pods_of_every_role_are_scraped() -> None:
     }
 
 
+@pytest.mark.conformance("DSP-8", "DSP-15")
 @pytest.mark.parametrize("port", [operators.PORT, operators.CHANNEL_PORT])
 def test_the_operators_metrics_have_a_service(port: int) -> None:
     """DSP-15: also on port 8081."""
@@ -110,3 +111,17 @@ def test_the_operators_metrics_have_a_service(port: int) -> None:
         if kind == "Service" and name != "knafka-metrics"
     ]
     assert all("labels" not in each["metadata"] for each in others)
+
+
+@pytest.mark.conformance("DSP-8", "DSP-15", "DSP-21")
+def test_metrics_of_channels_are_where_eventing_kafkas_are_scraped() -> None:
+    """DSP-21: but in our namespace."""
+    documents = yaml.safe_load_all((MONITORING.parent / "operator.yaml").read_text())
+    (service,) = (
+        each
+        for each in documents
+        if (each["kind"], each["metadata"]["name"]) == ("Service", "kafka-channel-dispatcher")
+    )
+    (port,) = service["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (operators.CHANNEL_PORT, "http-metrics")
+    assert service["metadata"]["namespace"] == "knafka"

@@ -32,6 +32,7 @@ def service(world: ChannelWorld, name: str, namespace: str = "knafka") -> dict[s
     return world.cluster.objects[SERVING, "Service", namespace, name]
 
 
+@pytest.mark.conformance("KN-CHN-01", "KN-CHN-10", "CHN-18", "CHN-23", "CHN-24")
 async def test_a_channel_is_a_topic_an_entry_at_the_shared_receiver_and_an_address(
     world: ChannelWorld,
 ) -> None:
@@ -52,6 +53,7 @@ async def test_a_channel_is_a_topic_an_entry_at_the_shared_receiver_and_an_addre
     assert world.cluster.services() == {"kafka-channel-receiver"}
 
 
+@pytest.mark.conformance("KN-CHN-11")
 async def test_a_channel_has_a_host_of_its_own_where_knative_has_a_gateway(
     world: ChannelWorld,
 ) -> None:
@@ -95,6 +97,7 @@ async def test_a_route_that_is_refused_is_a_condition(world: ChannelWorld) -> No
     assert "denied" in condition(status, "ProbeSucceeded")["message"]
 
 
+@pytest.mark.conformance("CHN-6", "CHN-11", "CHN-23")
 async def test_many_channels_have_one_receiver_whose_revision_stays(world: ChannelWorld) -> None:
     """CHN-11, CHN-23: one more channel is no new Revision, and applies nothing."""
     world.declare_channel(SHOP, "orders")
@@ -109,6 +112,7 @@ async def test_many_channels_have_one_receiver_whose_revision_stays(world: Chann
     assert len(world.ingresses()) == 21
 
 
+@pytest.mark.conformance("KN-CHN-01")
 async def test_a_channel_is_ready_only_when_every_replica_has_read_of_it(
     world: ChannelWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +130,7 @@ async def test_a_channel_is_ready_only_when_every_replica_has_read_of_it(
     assert condition(status, "Ready")["status"] == "True"
 
 
+@pytest.mark.conformance("CHN-11", "CHN-20", "CHN-21", "DSP-11")
 async def test_each_kafka_secret_has_a_receiver_of_its_own(world: ChannelWorld) -> None:
     """CHN-11, CHN-20, CHN-21: a Secret that is labelled for it, with servers of its own."""
     secret = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "x"}
@@ -169,6 +174,9 @@ async def test_a_topic_that_is_not_the_channels_is_left_alone(world: ChannelWorl
     assert TOPIC in world.log.topics
 
 
+@pytest.mark.conformance("KN-CHN-01", "KN-CHN-03", "KN-CHN-11", "KN-SUB-03", "KN-SUB-05")
+@pytest.mark.conformance("CHN-13", "CHN-14", "CHN-19", "CHN-22", "CHN-26", "CHN-27")
+@pytest.mark.conformance("DSP-2", "DSP-3")
 async def test_a_subscription_is_delivered_by_a_shared_dispatcher_of_its_channel(
     world: ChannelWorld,
 ) -> None:
@@ -202,6 +210,7 @@ async def test_a_subscription_is_delivered_by_a_shared_dispatcher_of_its_channel
     assert not [each for each in world.cluster.objects if each[1:3] == ("Service", SHOP)]
 
 
+@pytest.mark.conformance("KN-CHN-05", "CHN-33", "DSP-9", "DSP-10")
 async def test_the_channel_says_which_subscribers_it_delivers_to(world: ChannelWorld) -> None:
     """KN-CHN-05, DSP-10: in spec.subscribers, and in status.subscribers once it is operational."""
     world.declare_channel(SHOP, "orders")
@@ -230,6 +239,7 @@ async def test_the_channel_says_which_subscribers_it_delivers_to(world: ChannelW
     assert not world.stored("KafkaChannel", SHOP, "orders")["spec"].get("subscribers")
 
 
+@pytest.mark.conformance("KN-SUB-01", "KN-SUB-06")
 async def test_a_subscription_waits_for_its_channel(world: ChannelWorld) -> None:
     """KN-SUB-01: it may be made first, and isn't Ready until the channel is."""
     world.declare_subscription(SHOP, "audit", "orders")
@@ -245,6 +255,7 @@ async def test_a_subscription_waits_for_its_channel(world: ChannelWorld) -> None
     }  # fmt: skip
 
 
+@pytest.mark.conformance("KN-SUB-03")
 async def test_a_subscriber_that_cannot_be_resolved_is_an_empty_uri(world: ChannelWorld) -> None:
     """KN-SUB-03: False, with a reason, and an empty string."""
     world.declare_channel(SHOP, "orders")
@@ -257,6 +268,7 @@ async def test_a_subscriber_that_cannot_be_resolved_is_an_empty_uri(world: Chann
     assert status["physicalSubscription"]["subscriberUri"] == ""
 
 
+@pytest.mark.conformance("KN-SUB-03")
 async def test_a_reply_that_cannot_be_resolved_keeps_it_from_being_ready(
     world: ChannelWorld,
 ) -> None:
@@ -269,6 +281,7 @@ async def test_a_reply_that_cannot_be_resolved_keeps_it_from_being_ready(
     assert condition(status, "ReferencesResolved")["status"] == "False"
 
 
+@pytest.mark.conformance("KN-CHN-06")
 async def test_a_subscriptions_delivery_overrides_the_channels_entirely(
     world: ChannelWorld,
 ) -> None:
@@ -309,6 +322,7 @@ async def test_brokers_and_channels_of_one_name_share_nothing(world: ChannelWorl
     assert scaler.status("Subscription knafka/audit") is not None
 
 
+@pytest.mark.conformance("CHN-3", "CHN-28", "DSP-4", "DSP-6", "DSP-7")
 async def test_a_subscription_may_have_a_dispatcher_of_its_own(world: ChannelWorld) -> None:
     world.declare_channel(SHOP, "orders", numPartitions=3)
     await world.reconcile_channel(SHOP, "orders")
@@ -374,6 +388,7 @@ async def test_kafka_that_is_away_is_a_condition_of_the_channel(world: ChannelWo
     assert condition(status, "TopicReady")["reason"] == "KafkaNotReachable"
 
 
+@pytest.mark.conformance("KN-CHN-10")
 def test_the_channels_version_is_upstreams() -> None:
     """KN-CHN-10."""
     assert VERSION == "messaging.knative.dev/v1beta1"

@@ -31,7 +31,7 @@ def counts(world: OperatorWorld, name: str) -> Mapping[tuple[str, str], float]:
     }
 
 
-@pytest.mark.conformance("KN-DP-15")
+@pytest.mark.conformance("KN-DP-15", "DSP-16", "DSP-17", "DSP-18", "DSP-20", "DSP-22")
 @pytest.mark.looptime
 async def test_each_consumer_has_a_series_for_each_partition_also_at_zero() -> None:
     """DSP-16 to DSP-18, DSP-20, DSP-22: two consumers on four partitions are eight series; one

@@ -43,6 +43,7 @@ def test_without_a_backend_functions_have_no_variable_more(
     assert decided(observability, tracing) == ({}, ())
 
 
+@pytest.mark.conformance("DSP-12")
 def test_otlp_is_exported_to_the_endpoint_at_the_rate() -> None:
     data = {
         "tracing-protocol": "http/protobuf",
@@ -68,6 +69,7 @@ def test_an_endpoint_without_a_path_is_a_collectors() -> None:
     )
 
 
+@pytest.mark.conformance("DSP-12", "DSP-13")
 def test_zipkin_is_as_config_tracing_says() -> None:
     endpoint = "http://zipkin.istio-system.svc.cluster.local:9411/api/v2/spans"
     data = {"backend": "zipkin", "zipkin-endpoint": endpoint, "sample-rate": "0.5"}
@@ -82,6 +84,7 @@ def test_zipkin_is_as_config_tracing_says() -> None:
     )
 
 
+@pytest.mark.conformance("DSP-13")
 def test_zipkin_alone_is_the_service_of_that_name_beside_the_operator() -> None:
     """DSP-13."""
     found, _ = decided(tracing={"backend": "zipkin"})
@@ -131,6 +134,7 @@ def test_what_cant_be_used_is_a_warning_and_no_traces(
     assert named in warning
 
 
+@pytest.mark.conformance("DSP-12")
 async def test_the_operator_reads_both_beside_itself_at_its_start(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ALONE = Path(__file__).with_name("profiling_alone.py")
 
 
+@pytest.mark.conformance("DSP-14")
 def test_profiles_show_what_a_process_does() -> None:
     command = [
         sys.executable,

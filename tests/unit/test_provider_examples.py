@@ -39,6 +39,7 @@ def named(secret: Mapping[str, Any]) -> str:
     return " ".join(data.get(key, "") for key in ("protocol", "sasl.mechanism", "tokenProvider"))
 
 
+@pytest.mark.conformance("CHN-21")
 @pytest.mark.parametrize("secret", of("Secret"), ids=named)
 def test_a_secret_of_the_documentation_is_one_for_every_client(secret: dict[str, Any]) -> None:
     data = secret["stringData"]

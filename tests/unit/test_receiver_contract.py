@@ -127,6 +127,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     await made.stop()
 
 
+@pytest.mark.conformance("KN-CHN-08", "CHN-10", "CHN-23")
 async def test_a_channel_is_served_as_soon_as_it_stands_in_the_topic_and_until_it_does_not(
     world: World,
 ) -> None:
@@ -227,6 +228,7 @@ async def test_a_record_that_can_not_be_used_takes_its_own_route_away_and_no_oth
         assert await world.statuses(wire, ORDERS) == [202, 202]
 
 
+@pytest.mark.conformance("KN-CHN-11", "DSP-19")
 @pytest.mark.parametrize(
     ("path", "host", "original", "status"),
     [
