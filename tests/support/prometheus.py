@@ -1,8 +1,9 @@
 """A real Prometheus and its promtool, of Debian's package, which is unpacked and never installed.
 
-A machine's own are used where it has both. Else the package comes by `apt-get download`, once, into
-the user's cache directory for Knafka. Where it can't be had, the tests that need it are skipped with
-the reason, and fail in CI (`CI=true`). Registered by `pytest_plugins` in tests/conftest.py.
+A machine's own are used where it has both. Else the package comes by `apt-get download`, once,
+into the user's cache directory for Knafka. Where it can't be had, the tests that need it are
+skipped with the reason, and fail in CI (`CI=true`). Registered by `pytest_plugins` in
+tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -145,7 +146,13 @@ def scrape_configs(targets: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]
             "job_name": name,
             "metrics_path": endpoints[name]["path"],
             "honor_labels": endpoints[name]["honorLabels"],
-            "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in ports]}],
+            "static_configs": [
+                {
+                    "targets": [f"127.0.0.1:{port}" for port in ports],
+                    # The pod's, as the Prometheus Operator has it; a Broker's own must win.
+                    "labels": {"namespace": "of-the-pod"},
+                }
+            ],
         }
         for name, ports in targets.items()
     ]
@@ -182,13 +189,34 @@ class Prometheus:
         return [(each["metric"], float(each["value"][1])) for each in result]
 
     async def firing(self) -> dict[str, dict[str, str]]:
-        """The labels of one alert of each name that fires."""
+        """By name what fires, with the labels of what it is about."""
         alerts = (await self.ask("alerts"))["alerts"]
+        labels = [each["labels"] for each in alerts if each["state"] == "firing"]
         return {
-            each["labels"]["alertname"]: each["labels"]
-            for each in alerts
-            if each["state"] == "firing"
+            each["alertname"]: {k: v for k, v in each.items() if k not in ("alertname", "severity")}
+            for each in labels
         }
+
+    async def until_firing(
+        self, wanted: Mapping[str, Mapping[str, str]], within: float = 30.0
+    ) -> None:
+        """Wait until exactly these alerts fire."""
+        found: dict[str, dict[str, str]] = {}
+        try:
+            async with asyncio.timeout(within):
+                while (found := await self.firing()) != wanted:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(f"want {wanted}, firing are {found}") from None
+
+    async def evaluated(self) -> None:
+        """Wait until the rules were evaluated with what had been scraped before."""
+        seen: set[str] = set()
+        async with asyncio.timeout(20):
+            while len(seen) < 3:
+                await asyncio.sleep(0.1)
+                (group,) = (await self.ask("rules"))["groups"]
+                seen.add(group["lastEvaluation"])
 
     async def until(self, expression: str, value: float, within: float = 20.0) -> None:
         """Wait until an expression of one sample has a value."""
@@ -202,11 +230,7 @@ class Prometheus:
             raise AssertionError(f"{expression}: want {value}, is {found}") from None
 
 
-@asynccontextmanager
-async def running_prometheus(
-    programs: Programs, directory: Path, targets: Mapping[str, Sequence[int]]
-) -> AsyncIterator[Prometheus]:
-    """One that scrapes `targets` each second, and whose alerts fire without waiting for `for`."""
+def _configure(programs: Programs, directory: Path, targets: Mapping[str, Sequence[int]]) -> None:
     directory.mkdir()
     groups = rule_groups()
     for rule in (rule for group in groups for rule in group["rules"]):
@@ -218,6 +242,15 @@ async def running_prometheus(
         "scrape_configs": scrape_configs(targets),
     }
     (directory / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
+    promtool(programs, "check", "config", directory / "prometheus.yaml")
+
+
+@asynccontextmanager
+async def running_prometheus(
+    programs: Programs, directory: Path, targets: Mapping[str, Sequence[int]]
+) -> AsyncIterator[Prometheus]:
+    """One that scrapes `targets` each second, and whose alerts fire without waiting for `for`."""
+    _configure(programs, directory, targets)
     port = free_port()
     with (directory / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
