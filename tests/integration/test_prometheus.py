@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.channel_world import ChannelWorld, running_channels
@@ -37,7 +38,6 @@ from knafka.core.contract import Delivery, Egress
 from knafka.core.drain import DrainProgress, DrainRequest
 from knafka_local.children import free_port
 from knafka_local.kafka_server import KafkaServer
-from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
 from knafka_operator.runtime.metrics import HttpServer
 
@@ -47,7 +47,7 @@ _NAME = re.compile(r"\b(?:knafka|kn_eventing|eventing_kafka|http_server)_[a-z_]+
 SOON = {"autoscaling.eventing.knative.dev/polling-interval": "1"}
 BROKER = {"namespace": "ns", "broker": "broker"}
 TRIGGER = {**BROKER, "trigger": "trigger"}
-DECLARED = {"namespace": "shop", "broker": "default"}
+MISSING = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "nowhere"}}
 REFUSED = "refused"
 """The id of an event that the subscriber answers 400."""
 
@@ -100,9 +100,10 @@ class Operated:
         status = self.world.operator.triggers.status(Identity("shop", "one"))
         return status.lag if status else None
 
-    async def set_ready(self, ready: bool) -> None:
-        self.world.probe_failure = None if ready else NotReady("ProbeFailed", "it answered 502")
-        await self.world.reconcile_broker("shop")
+    async def declare_other(self, **spec: Any) -> None:
+        """Another Broker, or other words for it."""
+        self.world.declare_broker("shop", "other", **spec)
+        await self.world.reconcile_broker("shop", "other")
 
 
 @asynccontextmanager
@@ -242,9 +243,10 @@ async def test_alerts_fire_when_a_subscriber_a_broker_and_the_operator_fail(
             trigger.send(*(f"r{number}" for number in range(500)))  # so that few of all have failed
             await prometheus.until_firing({})
 
-            await operator.set_ready(False)
-            await prometheus.until_firing({"KnafkaBrokerNotReady": DECLARED})
-            await operator.set_ready(True)
+            await operator.declare_other(delivery={"deadLetterSink": MISSING})
+            other = {"namespace": "shop", "broker": "other"}
+            await prometheus.until_firing({"KnafkaBrokerNotReady": other})
+            await operator.declare_other()
             await prometheus.until_firing({})
 
             operator.leads = False
@@ -253,8 +255,8 @@ async def test_alerts_fire_when_a_subscriber_a_broker_and_the_operator_fail(
             await prometheus.until_firing({})
 
             operator.store(5)
-            one = {**DECLARED, "trigger": "one"}
-            grows = {"KnafkaLagGrows": {**one, "job": "knafka-operator", "instance": own}}
+            one = {"namespace": "shop", "broker": "default", "trigger": "one"}
+            grows = {"KnafkaLagGrows": one}
             await prometheus.until_firing(grows)
             operator.drains.dead_lettered.set()
             await prometheus.until_firing({**grows, "KnafkaDeadLetters": one})

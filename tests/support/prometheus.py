@@ -27,6 +27,8 @@ from support.gate import IN_CI
 from knafka_local.children import free_port
 
 MONITORING: Final = Path(__file__).parents[2] / "operator" / "deploy" / "monitoring"
+_OF_ALERTS: Final = ("alertname", "severity", "job", "instance", "outcome")
+"""Labels of an alert that don't say what it is about."""
 PROGRAMS: Final = ("prometheus", "promtool")
 
 
@@ -189,13 +191,14 @@ class Prometheus:
         return [(each["metric"], float(each["value"][1])) for each in result]
 
     async def firing(self) -> dict[str, dict[str, str]]:
-        """By name what fires, with the labels of what it is about."""
-        alerts = (await self.ask("alerts"))["alerts"]
-        labels = [each["labels"] for each in alerts if each["state"] == "firing"]
-        return {
-            each["alertname"]: {k: v for k, v in each.items() if k not in ("alertname", "severity")}
-            for each in labels
-        }
+        """By name what fires, with the labels of what it is about; each alert for one only."""
+        found: dict[str, dict[str, str]] = {}
+        for each in (await self.ask("alerts"))["alerts"]:
+            if each["state"] == "firing":
+                labels = {k: v for k, v in each["labels"].items() if k not in _OF_ALERTS}
+                name = each["labels"]["alertname"]
+                assert found.setdefault(name, labels) == labels
+        return found
 
     async def until_firing(
         self, wanted: Mapping[str, Mapping[str, str]], within: float = 30.0
