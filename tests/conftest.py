@@ -18,6 +18,7 @@ pytest_plugins = [
     "support.letters",
     "support.logs",
     "support.mortal_kafka",
+    "support.prometheus",
     "support.raw_server",
     "support.receiving",
     "support.scaling",

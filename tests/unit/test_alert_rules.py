@@ -1,28 +1,15 @@
 """Alerts of operator/deploy/monitoring in Prometheus' own `promtool`: each fires when what it is
-about is so, and doesn't when it isn't.
-
-Needs Prometheus' `promtool` on the PATH, and is skipped without. A run doesn't build it, as that
-takes six minutes of CPU. In an empty folder, with Go:
-
-    go mod init promtool && go get github.com/prometheus/prometheus/cmd/promtool@v0.305.0
-    go build -o ~/bin/promtool github.com/prometheus/prometheus/cmd/promtool
+about is so, and doesn't when it isn't. A running Prometheus: tests/integration/test_prometheus.py.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
-
-RULES: Final = Path(__file__).parents[2] / "operator" / "deploy" / "monitoring" / "rules.yaml"
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed"
-)
+from support.prometheus import Programs, promtool, rule_groups
 
 TRIGGER: Final = '{namespace="shop",broker="b",trigger="t"}'
 BROKER: Final = '{namespace="shop",broker="b"}'
@@ -89,26 +76,26 @@ RESTING: Final[list[tuple[str, dict[str, str]]]] = [
 def rules(folder: Path) -> Path:
     """As Prometheus reads them, without Kubernetes' wrapping."""
     path = folder / "rules.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(RULES.read_text())["spec"]))
+    path.write_text(yaml.safe_dump({"groups": rule_groups()}))
     return path
 
 
 def alerts() -> dict[str, dict[str, Any]]:
-    (group,) = yaml.safe_load(RULES.read_text())["spec"]["groups"]
+    (group,) = rule_groups()
     return {each["alert"]: each for each in group["rules"]}
 
 
-def promtool(*arguments: str | Path) -> None:
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def check(folder: Path, alert: str, series: dict[str, str], fires: list[dict[str, Any]]) -> None:
+def check(
+    programs: Programs,
+    folder: Path,
+    alert: str,
+    series: dict[str, str],
+    fires: list[dict[str, Any]],
+) -> None:
     """After an hour and a half of these series, one sample a minute."""
     test = {
         "rule_files": [str(rules(folder))],
         "evaluation_interval": "1m",
-        "fuzzy_compare": True,
         "tests": [
             {
                 "interval": "1m",
@@ -125,11 +112,11 @@ def check(folder: Path, alert: str, series: dict[str, str], fires: list[dict[str
     }
     path = folder / "test.yaml"
     path.write_text(yaml.safe_dump(test))
-    promtool("test", "rules", path)
+    promtool(programs, "test", "rules", path)
 
 
-def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
-    promtool("check", "rules", rules(tmp_path))
+def test_prometheus_takes_the_rules(prometheus_programs: Programs, tmp_path: Path) -> None:
+    promtool(prometheus_programs, "check", "rules", rules(tmp_path))
 
 
 def test_each_alert_has_a_case() -> None:
@@ -137,13 +124,22 @@ def test_each_alert_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(("alert", "labels", "series"), FIRING)
-def test_an_alert_fires(tmp_path: Path, alert: str, labels: str, series: dict[str, str]) -> None:
+def test_an_alert_fires(
+    prometheus_programs: Programs,
+    tmp_path: Path,
+    alert: str,
+    labels: str,
+    series: dict[str, str],
+) -> None:
     severity = alerts()[alert]["labels"]["severity"]
     own = f'alertname="{alert}",alertstate="firing",severity="{severity}"'
     inner = ",".join(filter(None, (own, labels.strip("{}"))))
-    check(tmp_path, alert, series, [{"labels": f"ALERTS{{{inner}}}", "value": 1}])
+    fires = [{"labels": f"ALERTS{{{inner}}}", "value": 1}]
+    check(prometheus_programs, tmp_path, alert, series, fires)
 
 
 @pytest.mark.parametrize(("alert", "series"), RESTING)
-def test_an_alert_rests(tmp_path: Path, alert: str, series: dict[str, str]) -> None:
-    check(tmp_path, alert, series, [])
+def test_an_alert_rests(
+    prometheus_programs: Programs, tmp_path: Path, alert: str, series: dict[str, str]
+) -> None:
+    check(prometheus_programs, tmp_path, alert, series, [])
