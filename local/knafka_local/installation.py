@@ -44,11 +44,20 @@ class State(Model):
     pid: int
     url: str
     """Where all Brokers are served, without a path."""
+    channels_url: str = ""
+    """The same for KafkaChannels."""
     bootstrap_servers: str
     manifests: tuple[str, ...] = ()
     """Absolute paths of the files and folders that it was started with."""
     ingresses: tuple[Ingress, ...] = ()
+    """Those of Brokers, then those of KafkaChannels."""
     egresses: tuple[Egress, ...] = ()
+    """Those of Triggers, then those of Subscriptions."""
+
+    def url_of(self, ingress: Ingress) -> str:
+        """Where it takes events."""
+        is_channel = ingress.kind == "KafkaChannel"
+        return (self.channels_url if is_channel else self.url) + ingress.path
 
 
 class Installation:
