@@ -52,7 +52,7 @@ class Observer:
         known = [self._trigger(each) for kind in kinds for each in self._shown(kind)]
         self._known = {(each.row.kind, each.row.name): each for each in known}
         channels = tuple(
-            replace(_broker(each, is_ours(each), of_channels), kind=CHANNELS.broker)
+            replace(_broker(each, is_ours(each), of_channels), kind="KafkaChannel")
             for each in self._shown(CHANNELS.broker)
         )
         brokers = tuple(_broker(each, is_ours(each), answered) for each in self._shown("Broker"))

@@ -93,10 +93,10 @@ class LocalServing:
         """For ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(), name="serving")
-            serve = self._serve_brokers
-            group.create_task(self._keep_receiver(settings.INGRESSES, serve), name="receiver")
-            serve = self._serve_channels
-            group.create_task(self._keep_receiver(settings.RECEIVER, serve), name="channels")
+            brokers = self._keep_receiver(settings.INGRESSES, self._serve_brokers)
+            group.create_task(brokers, name="receiver")
+            channels = self._keep_receiver(settings.RECEIVER, self._serve_channels)
+            group.create_task(channels, name="channel receiver")
             group.create_task(self._programs.follow_sources(), name="sources")
 
     async def probe(self, url: str) -> None:

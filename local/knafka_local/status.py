@@ -59,6 +59,6 @@ def as_json(now: Snapshot) -> str:
 
 def not_ready(now: Snapshot) -> list[str]:
     """What isn't as it should be, one sentence each."""
-    rows = (*now.brokers, *now.triggers)
-    refused = [f"{each.kind} {each.name}: {each.refused}" for each in rows if each.refused]
-    return [*refused, *now.problems]
+    brokers = [f"{each.kind} {each.name}: {each.refused}" for each in now.brokers if each.refused]
+    triggers = [f"{each.kind} {each.name}: {each.refused}" for each in now.triggers if each.refused]
+    return [*brokers, *triggers, *now.problems]
