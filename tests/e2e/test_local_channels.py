@@ -23,8 +23,7 @@ pytestmark = [
 ]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "channel"
-PARTITIONS = 4
-FAILING = """
+SUBSCRIBER = """
 import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -33,7 +32,7 @@ class Subscriber(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
-        os.write(1, ("refused " + self.headers["ce-id"] + "\\n").encode())
+        os.write(1, ("asked for " + self.headers["ce-id"] + "\\n").encode())
         self.send_response(500 if self.headers["ce-id"].startswith("bad") else 202)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -43,26 +42,28 @@ class Subscriber(BaseHTTPRequestHandler):
 
 ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Subscriber).serve_forever()
 """
-MORE = """\
+PICKY = """\
 ---
 apiVersion: messaging.knative.dev/v1
 kind: Subscription
 metadata:
-  name: picky
+  name: %(name)s
+  annotations: {knafka.dev/isolation: %(isolation)s}
 spec:
   channel: {apiVersion: messaging.knative.dev/v1, kind: KafkaChannel, name: orders}
-  subscriber: {ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: picky}}
+  subscriber: {ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: %(name)s}}
   delivery: {retry: 1, backoffDelay: PT0.1S}
 ---
 apiVersion: serving.knative.dev/v1
 kind: Service
 metadata:
-  name: picky
+  name: %(name)s
 spec:
   template:
     metadata: {annotations: {local.knafka.dev/command: python picky.py}}
     spec: {containers: [{image: none}]}
 """
+MORE = "".join(PICKY % {"name": f"picky-{each}", "isolation": each} for each in ("shared", "own"))
 ANOTHER = """\
 ---
 apiVersion: messaging.knative.dev/v1
@@ -78,7 +79,7 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.namespace = folder.name
         shutil.copytree(EXAMPLE, folder)
-        (folder / "picky.py").write_text(FAILING)
+        (folder / "picky.py").write_text(SUBSCRIBER)
         self.folder = folder
         self.add("", (EXAMPLE / "channel.yaml").read_text() + MORE)
 
@@ -145,7 +146,7 @@ def test_the_example_delivers_every_event_to_each_subscription_and_goes_on_after
     running = up()
     running.wait_for(r"KafkaChannel \S+/orders at http://")
     url = addresses(running)["orders"]
-    for name in ("audit", "receipts", "picky"):
+    for name in ("audit", "receipts", "picky-shared", "picky-own"):
         running.wait_for(rf"Subscription {files.namespace}/{name} is ready")
     sent = ["good-1", "bad-2", *(f"good-{number}" for number in range(3, 21))]
     assert [send(url, each) for each in sent] == [HTTPStatus.ACCEPTED] * len(sent)
@@ -158,11 +159,16 @@ def test_the_example_delivers_every_event_to_each_subscription_and_goes_on_after
     running.until(lambda: len(ids(running, "mail", mail)) == len(sent), "all replies")
     assert sorted(ids(running, "mail", mail)) == sorted(receipts)
     assert ids(running, "receipts", r"order (\S+) of ada") == sent
-    refused = [sent[0], sent[1], *sent[1:]]  # the second one twice, as it is tried again
-    running.until(lambda: len(ids(running, "picky", r"refused (\S+)")) == len(refused), "the rest")
-    assert ids(running, "picky", r"refused (\S+)") == refused
-    shown = running.knafka("dead-letters", "show", f"{files.namespace}/picky", "--json").stdout
-    assert shown.count('"reason": "status", "code": "500", "attempts": "2"') == 1, shown
+    asked = [sent[0], sent[1], *sent[1:]]  # the second one twice, as it is tried again
+    for picky in ("picky-shared", "picky-own"):
+        running.until(
+            lambda who=picky: len(ids(running, who, r"asked for (\S+)")) == len(asked),  # type: ignore[misc]
+            f"the rest of {picky}",
+        )
+        assert ids(running, picky, r"asked for (\S+)") == asked
+        command = "dead-letters", "show", f"{files.namespace}/{picky}", "--json"
+        shown = running.knafka(*command).stdout
+        assert shown.count('"reason": "status", "code": "500", "attempts": "2"') == 1, shown
 
     status = running.knafka("status").stdout
     assert "KafkaChannel" in status

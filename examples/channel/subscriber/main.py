@@ -23,8 +23,9 @@ def receipts(request: Request) -> ResponseReturnValue:
             "source": "/receipts",
             "id": f"receipt-of-{order['id']}",
             "subject": order.get("subject"),
+            "datacontenttype": "application/json",
         },
-        order.data,
+        {"order": order["id"], "paid": order.data},
     )
     show(f"order {order['id']} of {order.get('subject')}")
     headers, body = to_binary(receipt)
