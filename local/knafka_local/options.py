@@ -23,7 +23,7 @@ from knafka.core.errors import InvalidDocument, InvalidEvent
 from knafka.core.event import Event
 from knafka_local import dead_letters, sending, triggers
 from knafka_local.installation import Installation, State
-from knafka_local.manifests import Declared, Manifests
+from knafka_local.manifests import Declared, Identity, Manifests
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -122,7 +122,7 @@ def ingress_of(running: State, broker: str | None) -> Ingress:
     of both."""
     ingresses = running.ingresses
     if broker is not None:
-        by_name = {(each.kind, each.namespace, each.broker): each for each in ingresses}
+        by_name = {Identity(each.kind, each.namespace, each.broker): each for each in ingresses}
         found = by_name.get(triggers.named(broker, "Broker"))
         if found is None and broker.startswith(CHANNEL):
             found = by_name.get(triggers.named(broker.removeprefix(CHANNEL), "KafkaChannel"))

@@ -17,17 +17,18 @@ def audit(event: CloudEvent) -> None:
 def receipts(request: Request) -> ResponseReturnValue:
     """Answers an order with a receipt, which is an event and goes to the reply address."""
     order = from_http(dict(request.headers), request.get_data())
+    subject = order.get("subject") or "nobody"
     receipt = CloudEvent(
         {
             "type": "com.example.receipt",
             "source": "/receipts",
             "id": f"receipt-of-{order['id']}",
-            "subject": order.get("subject"),
+            "subject": subject,
             "datacontenttype": "application/json",
         },
         {"order": order["id"], "paid": order.data},
     )
-    show(f"order {order['id']} of {order.get('subject')}")
+    show(f"order {order['id']} of {subject}")
     headers, body = to_binary(receipt)
     return body, 200, headers
 
