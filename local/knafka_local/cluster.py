@@ -95,6 +95,11 @@ class LocalCluster(MemoryCluster):
         """The same of an object of `KINDS`."""
         return self.find(version_of(kind), kind, namespace, name)
 
+    def undeclared(self, kind: str) -> list[str]:
+        """`namespace/name` of those of `KINDS` that ran here and that no file declares any more."""
+        declared = {"/".join(_place(each)) for each in self.of(kind)}
+        return [each for each in self._names.of(kind) if each not in declared]
+
     def forget(self, document: Document) -> None:
         """It is gone, and its topic or group with it: the next of that name is another one."""
         self._names.drop(name_of(document))

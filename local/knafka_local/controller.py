@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress, Ingress
-from knafka.core.errors import KnafkaError
+from knafka.core.errors import KnafkaError, LogError
 from knafka.ports.log import LogAdmin, LogWriter
 from knafka_local import localize
 from knafka_local.children import Say
@@ -42,7 +42,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.channels import Channels
-from knafka_operator.reconcile.receivers import Positions
+from knafka_operator.reconcile.receivers import Positions, ReceiverRecord
 from knafka_operator.reconcile.work_queue import GONE, Key, Verdict
 from knafka_operator.scale.scaler import Drains
 
@@ -149,6 +149,7 @@ class Controller:
             if config_maps != (config_maps := self._all("ConfigMap")):
                 self._reconcile_configured()
             await self._until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
+        await self._withdraw_undeclared()
 
     def is_ours(self, document: Document) -> bool:
         """Whether a Broker's class is ours, or a Trigger's Broker may be; the same for channels."""
@@ -169,15 +170,28 @@ class Controller:
 
     def channel_ingresses(self) -> list[Ingress]:
         """What the KafkaChannels' receiver serves of what is declared, by name."""
-        channels = self._operators[CHANNELS].brokers
-        assert isinstance(channels, Channels)
         served = {
-            path: each
-            for receiver in channels.receivers.records.values()
-            for path, each in receiver.contract.records.items()
+            path: each for of in self._channels() for path, each in of.contract.records.items()
         }
         declared = sorted(f"/{Identity.of(each)}" for each in self._cluster.of(CHANNELS.broker))
         return [served[path] for path in declared if path in served]
+
+    def _channels(self) -> Collection[ReceiverRecord]:
+        """The receivers that KafkaChannels share."""
+        channels = self._operators[CHANNELS].brokers
+        assert isinstance(channels, Channels)
+        return channels.receivers.records.values()
+
+    async def _withdraw_undeclared(self) -> None:
+        """Have no KafkaChannel served that left the files while nothing ran: its topic stays, as a
+        Broker's does. Those of others that use the same Kafka are not ours to withdraw."""
+        for who in self._cluster.undeclared(CHANNELS.broker):
+            for receiver in self._channels():
+                if f"/{who}" in receiver.contract.records:
+                    try:
+                        await receiver.contract.write(f"/{who}", None)
+                    except LogError as error:  # it is tried again with the next change of a file
+                        self._say(f"KafkaChannel {who} is still served: {error}")
 
     def scaled(self, namespace: str, name: str, kind: str = "Trigger") -> TriggerStatus | None:
         """What the scaler knows of a Trigger or Subscription; None: it isn't scaled."""

@@ -142,7 +142,7 @@ def summary(now: Snapshot) -> str:
     """The counts in one line: of each Trigger while they are few, else of the busiest, and sums of
     the others."""
     brokers = [
-        f"{each.name} accepted {each.accepted}"
+        f"{_named(each)} accepted {each.accepted}"
         + (f" rejected {each.rejected}" if each.rejected else "")
         for each in now.brokers
         if not each.refused
@@ -159,6 +159,11 @@ def summary(now: Snapshot) -> str:
     return "; ".join(parts)
 
 
+def _named(row: BrokerRow | TriggerRow) -> str:
+    """Brokers and Triggers by their names alone: nothing else is there mostly."""
+    return row.name if row.kind in ("Broker", "Trigger") else f"{row.kind} {row.name}"
+
+
 def _is_busy(row: TriggerRow) -> bool:
     return row.lag != 0 or row.error != ""
 
@@ -170,7 +175,7 @@ def _waiting(row: TriggerRow) -> float:
 
 def _counts(row: TriggerRow) -> str:
     return (
-        f"{row.name} waiting {'?' if row.lag is None else row.lag} delivered {row.delivered}"
+        f"{_named(row)} waiting {'?' if row.lag is None else row.lag} delivered {row.delivered}"
         f" filtered {row.filtered} retried {row.retried} dead letters {row.buried}"
     )
 

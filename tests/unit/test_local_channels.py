@@ -209,3 +209,21 @@ async def test_a_subscription_says_what_its_channel_waits_for() -> None:
         assert world.reason("Subscription", "audit").startswith("ChannelDoesNotExist")
         await world.apply(channel(), subscription())
         assert world.reason("Subscription", "audit") == ""
+
+
+async def test_a_channel_that_left_the_files_while_nothing_ran_is_served_no_more() -> None:
+    """Its topic stays. Others' on the same Kafka are served: only what ran here is withdrawn."""
+    log, names = MemoryLog(), KeptNames()
+    async with running_locally(log, KeptNames()) as elsewhere:
+        await elsewhere.apply(channel("theirs"))
+    async with running_locally(log, names) as world:
+        await world.apply(channel(), channel("more"))
+    async with running_locally(log, names) as world:
+        await world.apply(channel("more"))
+        assert await world.channels_receiver.answers("/default/more")
+        assert await world.channels_receiver.answers("/default/theirs")
+        assert not await world.channels_receiver.answers("/default/orders")
+        assert TOPIC in log.topics
+        await world.apply(channel("more"), channel())
+        assert world.reason("KafkaChannel", "orders") == ""
+        assert await world.channels_receiver.answers("/default/orders")

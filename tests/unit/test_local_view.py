@@ -173,3 +173,11 @@ def test_the_table_of_channels_is_there_only_where_there_are_some() -> None:
     kinds = re.findall(r"^ *(Broker|Trigger|KafkaChannel|Subscription)\b", shown, re.MULTILINE)
     assert kinds == ["Broker", "Trigger", "KafkaChannel", "Subscription"]
     assert "http://127.0.0.1:8081/default/shop" in shown
+
+
+def test_the_summary_says_which_of_one_name_it_means() -> None:
+    parts = summary(WITH_CHANNELS).split("; ")
+    assert parts[0].startswith("default/shop accepted 5")
+    assert parts[1].startswith("KafkaChannel default/shop accepted 7")
+    assert parts[2].startswith("default/orders waiting 3")
+    assert parts[3].startswith("Subscription default/orders waiting 0 delivered 7")
