@@ -88,8 +88,8 @@ lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra local --group build -o requirements/local.lock
 	$(LOCK) --extra local --extra jobs --group build -o requirements/jobs.lock
 	$(LOCK) --extra operator -o requirements/operator.lock
-	$(LOCK) --extra functions -o requirements/functions.lock
-	$(LOCK) --extra functions --extra aws -o requirements/functions-aws.lock
+	$(LOCK) --extra functions --extra tracing -o requirements/functions.lock
+	$(LOCK) --extra functions --extra tracing --extra aws -o requirements/functions-aws.lock
 	$(LOCK) --extra operator --extra aws -o requirements/operator-aws.lock
 	$(LOCK) --extra local --extra jobs --extra operator --group dev -o requirements/dev.lock
 

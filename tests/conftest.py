@@ -10,6 +10,7 @@ from support.gate import IN_CI
 from support.loop_watch import LoopWatch
 
 pytest_plugins = [
+    "support.browser",
     "support.cluster",
     "support.conformance",
     "support.installation",
@@ -22,6 +23,7 @@ pytest_plugins = [
     "support.scaling",
     "support.spark",
     # After what they import, so that asserts there are rewritten:
+    "support.channels",
     "support.conformance_world",
     "support.behaviour",
     "support.behaviour_memory",

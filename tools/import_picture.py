@@ -3,9 +3,9 @@
     python tools/import_picture.py
 
 A node is a package of one of the source roots, or a module beside such packages; a root without
-packages of its own is one node. An arrow that follows from other arrows is left out. Launchers
-(`__main__`) are left out too: they put everything together. tests/unit/test_imports.py checks that
-the page is up to date and that no arrows form a circle.
+packages of its own, or with many modules beside them, is one node. An arrow that follows from other
+arrows is left out. Launchers (`__main__`) are left out too: they put everything together.
+tests/unit/test_imports.py checks that the page is up to date and that no arrows form a circle.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import grimp
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "design" / "imports.md"
 ROOTS: Final = ("knafka_local", "knafka_operator", "knafka_jobs", "knafka")
+FLAT: Final = frozenset({"knafka_local"})
+"""Roots with so many modules beside a package that a picture of them shows nothing."""
 
 Arrows: TypeAlias = Mapping[str, Collection[str]]
 """Importing node -> the nodes that it imports."""
@@ -51,7 +53,7 @@ def _node(module: str, modules: Collection[str]) -> str | None:
     parts = module.split(".")
     root = parts[0]
     has_packages = any(each.startswith(f"{root}.") and each.count(".") > 1 for each in modules)
-    if not has_packages:
+    if not has_packages or root in FLAT:
         return root
     if parts[1:] == ["__main__"]:
         return None

@@ -128,7 +128,7 @@ def serve(function: Function, *, protocol: type[asyncio.Protocol] | None = None)
     fd: int | None = options.parse_args().fd
     try:
         listen = settings.listen(os.environ)
-        log_to_stderr(settings.log_level(os.environ))
+        log_to_stderr(settings.log_level(os.environ), settings.log_format(os.environ))
     except InvalidDocument as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -8,7 +8,9 @@
     KNAFKA_DRAIN_AT_START  dispatcher: true: it drains without being asked (min-scale)
     KNAFKA_GRACE_PERIOD    dispatcher: seconds that it has from SIGTERM to its end (10)
     KNAFKA_LOG_LEVEL   debug, info, warning (the default), error
+    KNAFKA_LOG_FORMAT  text (the default), json: one object a line, with ids of the event's trace
     KNAFKA_PROFILING   enabled: profiles at http://127.0.0.1:8008/debug/pprof/ (disabled)
+    OTEL_*             tracing: see `knafka.tracing.settings`
     HOST, PORT         where to listen; PORT is set by Knative
 
 Not here: defaults for the contract. A function without one says so and ends.
@@ -19,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from knafka.core.contract import Egress, Ingress, Receiver, Shard, parse_ingresses
 from knafka.core.documents import parse_json
@@ -33,6 +35,7 @@ SERVICE_URL: Final = "KNAFKA_SERVICE_URL"
 DRAIN_AT_START: Final = "KNAFKA_DRAIN_AT_START"
 GRACE_PERIOD: Final = "KNAFKA_GRACE_PERIOD"
 LOG_LEVEL: Final = "KNAFKA_LOG_LEVEL"
+LOG_FORMAT: Final = "KNAFKA_LOG_FORMAT"
 PROFILING: Final = "KNAFKA_PROFILING"
 
 LEAVING: Final = 7.0
@@ -65,6 +68,15 @@ def log_level(environment: Environment) -> str:
             LOG_LEVEL, f"invalid value: {level:.80}: want debug, info, warning, error"
         )
     return level
+
+
+def log_format(environment: Environment) -> Literal["json", "text"]:
+    wanted = environment.get(LOG_FORMAT, "text").strip().lower()
+    if wanted == "json":
+        return "json"
+    if wanted == "text":
+        return "text"
+    raise InvalidDocument(LOG_FORMAT, f"invalid value: {wanted:.80}: want json or text")
 
 
 def profiling(environment: Environment) -> bool:

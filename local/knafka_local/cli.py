@@ -19,6 +19,7 @@ from knafka_local import (
     dead_letter_commands,
     send_command,
     status_commands,
+    tail_command,
     trace_command,
     trigger_commands,
     up_commands,
@@ -48,6 +49,7 @@ up_commands.add_to(app)
 check_command.add_to(app)
 send_command.add_to(app)
 status_commands.add_to(app, broker_app)
+tail_command.add_to(app)
 trace_command.add_to(app)
 app.add_typer(broker_app, name="broker")
 trigger_commands.add_to(trigger_app)

@@ -25,6 +25,10 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 
 DEFAULT_DATA: Final = Path(".knafka")
 
+CHANNEL: Final = "channel/"
+"""What precedes the name of a KafkaChannel where a Broker's may stand, too; a Broker in a namespace
+of this name comes first."""
+
 LOCK_TRIES: Final = 5
 LOCK_PAUSE: Final = 0.02
 """Seconds between two tries."""

@@ -22,7 +22,7 @@ from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import InvalidDocument, InvalidEvent
 from knafka.core.event import Event
 from knafka_local import dead_letters, sending, triggers
-from knafka_local.installation import Installation, State
+from knafka_local.installation import CHANNEL, Installation, State
 from knafka_local.manifests import Declared, Identity, Manifests
 
 FAILED: Final = 1
@@ -33,9 +33,6 @@ OLD_NAMES: Final = ("--installation", "--data")
 """What `--data-dir` was called before; they go on working for one release. `--data` of `send` is
 the event's, which is why the folder has another name everywhere."""
 
-CHANNEL: Final = "channel/"
-"""What precedes the name of a KafkaChannel where a Broker's may stand, too; a Broker in a namespace
-of this name comes first."""
 
 T = TypeVar("T")
 
@@ -155,8 +152,15 @@ def kafka_of(running: State) -> dict[str, Any]:
 
 
 def with_kafka(running: State, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
+    """Ask the Kafka of what runs."""
+    return ask_kafka(kafka_of(running), ask)
+
+
+def ask_kafka(reached: Mapping[str, Any], ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
+    """Ask the Kafka that is reached this way, by librdkafka's configuration."""
+
     async def asked() -> T:
-        admin = KafkaAdmin(kafka_of(running))
+        admin = KafkaAdmin(reached)
         try:
             return await ask(admin)
         finally:

@@ -37,7 +37,7 @@ Answered: TypeAlias = Counter[tuple[str, str, int]]
 """Requests by namespace, Broker or KafkaChannel, and status code."""
 
 _SAMPLE = re.compile(
-    r'knafka_receiver_events_total\{namespace="([^"]*)",(?:broker|channel)="([^"]*)",code="(\d+)"\}'
+    r'knafka_receiver_events_total\{(?:broker|channel)="([^"]*)",code="(\d+)",namespace="([^"]*)"\}'
     r" (\S+)"
 ).fullmatch
 
@@ -158,5 +158,5 @@ class Tally:
 def _samples(text: str) -> Iterator[tuple[tuple[str, str, int], int]]:
     for line in text.splitlines():
         if sample := _SAMPLE(line):
-            namespace, broker, code, count = sample.groups()
+            broker, code, namespace, count = sample.groups()
             yield (namespace, broker, int(code)), int(float(count))

@@ -17,7 +17,7 @@ from knafka.clients.kafka_client import log_error_of, open_client
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.kafka_binding import CONTENT_TYPE, Mode, mode_of, read
 from knafka.ports.log import Record
-from knafka_local.tailing import TIMEOUT, spans_of
+from knafka_local.tailing import TIMEOUT, offsets_since, spans_of
 
 CHUNK: Final = 10_000
 """Offsets of each partition that are read before older ones are."""
@@ -93,7 +93,7 @@ def run(
     )
     try:
         spans = spans_of(consumer, search.topic)
-        starts = _starts(consumer, search.topic, spans, since)
+        starts = offsets_since(consumer, search.topic, spans, since)
         ends = {number: end for number, (_, end) in spans.items()}
         search.total = sum(ends[number] - start for number, start in starts.items())
         search.whole = all(start == spans[number][0] for number, start in starts.items())
@@ -108,20 +108,6 @@ def run(
     finally:
         consumer.close()
         search.found.sort(key=lambda each: (each.timestamp()[1], each.offset()))
-
-
-def _starts(
-    consumer: Consumer, topic: str, spans: Mapping[int, tuple[int, int]], since: float
-) -> dict[int, int]:
-    """Where the time begins in each partition: at its end if nothing came since."""
-    times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
-    starts = {}
-    for each in consumer.offsets_for_times(times, timeout=TIMEOUT):
-        if each.error is not None:
-            raise log_error_of(each.error)
-        low, end = spans[each.partition]
-        starts[each.partition] = max(low, each.offset) if each.offset >= 0 else end
-    return starts
 
 
 def _records(

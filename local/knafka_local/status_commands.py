@@ -1,4 +1,4 @@
-"""`knafka status`, `broker list`, `logs` and `tail`: look at what runs, and change nothing."""
+"""`knafka status`, `broker list` and `logs`: look at what runs, and change nothing."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from knafka.core.filters import compile_trigger
-from knafka_local import logs, status, tailing
+from knafka_local import logs, status
 from knafka_local.installation import DEFAULT_DATA, Installation
 from knafka_local.options import (
     FAILED,
-    BrokerName,
     DataDir,
     Files,
     add,
     declared_in,
-    egress_of,
-    ingress_of,
-    kafka_of,
     print_table,
     refuse,
     usage,
@@ -33,7 +28,6 @@ def add_to(app: typer.Typer, broker_app: typer.Typer) -> None:
     """Add them."""
     add(app, "status", show_status, "knafka status --json")
     add(app, "logs", show_logs, "knafka logs orders -f")
-    add(app, "tail", tail, "knafka tail --trigger orders --last 5")
     add(broker_app, "list", list_brokers, "knafka broker list")
 
 
@@ -118,35 +112,3 @@ def show_logs(
     with contextlib.suppress(KeyboardInterrupt):
         for each, line in found.follow(name) if follow else ():
             typer.echo(line if name is not None and len(names) == 1 else f"{each} | {line}")
-
-
-def tail(
-    broker: BrokerName = None,
-    trigger: Annotated[
-        str | None, typer.Option(help="Only what this Trigger's filters let through.")
-    ] = None,
-    last: Annotated[int, typer.Option(min=0, help="First the last so many that there are.")] = 0,
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many events.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Each as a structured CloudEvent on a line.")
-    ] = False,
-    data_dir: DataDir = DEFAULT_DATA,
-) -> None:
-    """Show a Broker's events as they arrive, until Ctrl-C. Nobody's delivery is touched by it."""
-    running = Installation(data_dir).running()
-    wants = None
-    if trigger is not None:
-        egress = egress_of(running, trigger)
-        topic = egress.topic
-        wants = compile_trigger(egress.filter, egress.filters)
-    else:
-        topic = ingress_of(running, broker).topic
-    shown = 0
-    with contextlib.suppress(KeyboardInterrupt):
-        for record in tailing.records(kafka_of(running), topic, last):
-            line = tailing.line_of(record, wants, as_json=as_json)
-            if line is not None:
-                typer.echo(line)
-                shown += 1
-            if shown == count:
-                return

@@ -63,6 +63,9 @@ class Options:
     kafka_port: int = 9092
     bootstrap_servers: str | None = None
     """A Kafka that runs already; None: start one."""
+    console_port: int | None = None
+    """Where the console is served; None: at its own port or one of the next ones."""
+    console: bool = True
     channels_port: int | None = None
     """Where KafkaChannels are served; None: at the port after that of Brokers, if it is free."""
 
@@ -129,6 +132,17 @@ class Supervisor:
         self._write_state()  # what is shown is found by the other commands
         problems = tuple(map(str, self._declared.problems))
         return self._knative.snapshot(problems, self.kafka)
+
+    @property
+    def declared(self) -> Declared:
+        """What the files say."""
+        return self._declared
+
+    @property
+    def state(self) -> State:
+        """What runs, as the other commands know it."""
+        assert self._state is not None, "it is up"
+        return self._state
 
     @property
     def kafka(self) -> str:

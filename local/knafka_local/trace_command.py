@@ -15,21 +15,21 @@ from rich.console import Console
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Ingress
 from knafka.core.dead_letter import timestamp
-from knafka.core.errors import KnafkaError
-from knafka_local import replaying, rewinding, searching, status, tracing
+from knafka_local import replaying, rewinding, searching, tracing
 from knafka_local.dead_letters import shown
-from knafka_local.installation import DEFAULT_DATA, Installation, State
-from knafka_local.options import (
-    FAILED,
-    DataDir,
-    add,
-    ingress_of,
-    kafka_of,
-    print_table,
-    usage,
-    with_kafka,
-)
+from knafka_local.declared_source import SYSTEM_NAMESPACE, DeclaredView, broker_of
+from knafka_local.installation import DEFAULT_DATA
+from knafka_local.options import FAILED, DataDir, add, ask_kafka, print_table, usage
 from knafka_local.searching import Search
+from knafka_local.source_options import (
+    BootstrapServers,
+    ContextName,
+    Kubeconfig,
+    NamespaceName,
+    SystemNamespace,
+    source_of,
+    view_of,
+)
 from knafka_local.tracing import Trace
 
 
@@ -49,41 +49,38 @@ def trace(
         typer.Option(help="Not older: how long ago (90s, 15m, 2h, 1d), a time, or start."),
     ] = "24h",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    zipkin: Annotated[
+        str,
+        typer.Option("--zipkin-url", envvar="KNAFKA_ZIPKIN_URL", help="Link traces to this one."),
+    ] = "",
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
+    bootstrap_servers: BootstrapServers = None,
+    system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """What became of an event: when it was accepted, and how far each Trigger is with it.
+    """What became of an event, here or on a cluster: when it was accepted, and how far each Trigger
+    is with it.
 
     Filters are those that are declared now. Settled is what was delivered, and also what came
     before the Trigger was there. A reply is an event of its own, with nothing in it that leads back
     to this one: ask by its own id. Exit code 1: no such event is there (any more).
     """
-    running = Installation(data_dir).running()
-    ingresses = running.ingresses if broker is None else (ingress_of(running, broker),)
     with usage():
         moment = rewinding.moment(since, time.time())
-    searches = [_search(running, each, id_, source, moment) for each in ingresses]
-    paused: set[str] = set()
-    with contextlib.suppress(KnafkaError):  # it is starting; it's said where it is known
-        now = status.read(Installation(data_dir))
-        paused = {each.name for each in now.triggers if each.paused}
-
-    async def traced(admin: KafkaAdmin) -> list[Trace]:
-        committed = tracing.committed_in(kafka_of(running))
-        return [
-            await tracing.trace(
-                admin,
-                committed,
-                record,
-                f"{ingress.namespace}/{ingress.broker}",
-                [each for each in running.egresses if _is_of(ingress, each.namespace, each.broker)],
-                paused,
-            )
-            for ingress, search in zip(ingresses, searches, strict=True)
-            for record in search.found
-            if tracing.holds_event(record)
-        ]
-
-    found = with_kafka(running, traced)
+    source_ = source_of(
+        data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    )
+    view = view_of(source_, namespace, broker)
+    with usage():
+        ingresses = view.ingresses if broker is None else (view.ingress(broker),)
+    searches = [_search(view, each, id_, source, moment) for each in ingresses]
+    found = [
+        each
+        for ingress, search in zip(ingresses, searches, strict=True)
+        for each in _traced(view, ingress, search)
+    ]
     if as_json:
         complete = all(each.ended for each in searches)
         typer.echo(
@@ -94,7 +91,7 @@ def trace(
         )
     else:
         for each in found:
-            _print(each)
+            _print(each, zipkin)
     for search in searches:
         if not search.ended:
             typer.echo(
@@ -103,16 +100,32 @@ def trace(
                 err=True,
             )
     if not found:
-        typer.echo(f"knafka: {_not_found(running, id_, source, moment, searches)}", err=True)
+        typer.echo(f"knafka: {_not_found(view, id_, source, moment, searches)}", err=True)
         raise typer.Exit(FAILED)
 
 
-def _is_of(ingress: Ingress, namespace: str, broker: str) -> bool:
-    return (ingress.namespace, ingress.broker) == (namespace, broker)
+def _traced(view: DeclaredView, ingress: Ingress, search: Search) -> Sequence[Trace]:
+    """What became of each record that was found."""
+    records = [each for each in search.found if tracing.holds_event(each)]
+    if not records:
+        return []
+    reached = view.connection(ingress)
+
+    async def traced(admin: KafkaAdmin) -> list[Trace]:
+        committed = tracing.committed_in(reached)
+        return [
+            await tracing.trace(
+                admin, committed, each, broker_of(ingress), view.of_broker(ingress), view.paused
+            )
+            for each in records
+        ]
+
+    with view.reaching(ingress):
+        return ask_kafka(reached, traced)
 
 
 def _search(
-    running: State, ingress: Ingress, id_: str, source: str | None, moment: float
+    view: DeclaredView, ingress: Ingress, id_: str, source: str | None, moment: float
 ) -> Search:
     """Ctrl-C ends it with what was found until then."""
     search = Search(ingress.topic)
@@ -122,21 +135,25 @@ def _search(
         def progress(now: Search) -> None:
             line.update(f"searching {now.topic}: {now.read} of {now.total} records")
 
-        with contextlib.suppress(KeyboardInterrupt):
-            searching.run(kafka_of(running), search, wanted, moment, progress)
+        with contextlib.suppress(KeyboardInterrupt), view.reaching(ingress):
+            searching.run(view.connection(ingress), search, wanted, moment, progress)
     return search
 
 
-def _print(found: Trace) -> None:
+def _print(found: Trace, zipkin: str) -> None:
     typer.echo(shown(f"{found.type} {found.id} from {found.source}"))
     place = f"{found.topic}/{found.partition}/{found.offset}"
     typer.echo(f"accepted {found.accepted} by {found.broker}, at {place}")
+    if found.trace_id:
+        link = f", {zipkin.rstrip('/')}/zipkin/traces/{found.trace_id}" if zipkin else ""
+        sampled = "sampled" if found.sampled else "not sampled"
+        typer.echo(f"trace {found.trace_id} ({sampled}){link if found.sampled else ''}")
     rows = [[each.trigger, each.state.value, each.detail] for each in found.deliveries]
     print_table(["TRIGGER", "STATE", "MORE"], rows, "the Broker has no Trigger")
 
 
 def _not_found(
-    running: State, id_: str, source: str | None, moment: float, searches: Sequence[Search]
+    view: DeclaredView, id_: str, source: str | None, moment: float, searches: Sequence[Search]
 ) -> str:
     event = f"event {id_}" + (f" of the source {source}" if source else "")
     topics = ", ".join(each.topic for each in searches) or "no Broker"
@@ -147,10 +164,16 @@ def _not_found(
             f"no {event} is in {topics} since {timestamp(moment)}: it may be older (--since 7d, or "
             "--since start for all that Kafka has kept)"
         )
-    letters = with_kafka(
-        running, lambda admin: replaying.choose(admin, running.egresses, [id_], {})
-    )
-    for each in letters:
-        if source in (None, each.letter.source):
-            said += f"\nits dead letter is kept: {each.about} {each.letter.last_time}"
+    for ingress in view.ingresses:
+        for each in _dead_letters(view, ingress, id_):
+            if source in (None, each.letter.source):
+                said += f"\nits dead letter is kept: {each.about} {each.letter.last_time}"
     return said
+
+
+def _dead_letters(view: DeclaredView, ingress: Ingress, id_: str) -> Sequence[replaying.Chosen]:
+    with view.reaching(ingress):
+        return ask_kafka(
+            view.connection(ingress),
+            lambda admin: replaying.choose(admin, view.of_broker(ingress), [id_], {}),
+        )

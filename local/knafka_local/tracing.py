@@ -9,6 +9,7 @@ reply is an event of its own, and nothing in it leads back.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -32,6 +33,9 @@ from knafka_operator.decide.desired import replay_egress
 _MAYBE_TABLED: Final = (
     "delivered, or its dead letter is no longer in its topic (knafka dead-letters report)"
 )
+
+TRACEPARENT: Final = "traceparent"
+_traceparent = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})").fullmatch
 
 Committed: TypeAlias = Callable[[str, str, Collection[int]], Commits]
 """What a group has committed of these partitions of a topic. Raises `LogError`."""
@@ -88,6 +92,10 @@ class Trace:
     offset: int
     accepted: str
     deliveries: Sequence[Delivery]
+    trace_id: str = ""
+    """Of W3C Trace Context, 32 hexadecimal digits, if it came with one."""
+    sampled: bool = False
+    """Whether its sender asked for spans to be kept."""
 
 
 async def trace(
@@ -116,7 +124,18 @@ async def trace(
         record.offset(),
         timestamp(record.timestamp()[1] / 1000),
         await asyncio.gather(*deliveries),
+        *trace_context(envelope),
     )
+
+
+def trace_context(envelope: Envelope) -> tuple[str, bool]:
+    """The trace's id, and whether it is sampled: by the header beside the event, else by the
+    extension attribute; empty if neither is there and valid."""
+    header = next((value for name, value in envelope.passed if name == TRACEPARENT), b"") or b""
+    for text in (header.decode(errors="replace"), envelope.attributes.get(TRACEPARENT, "")):
+        if found := _traceparent(text):
+            return found[1], bool(int(found[2], 16) & 1)
+    return "", False
 
 
 async def _delivery(

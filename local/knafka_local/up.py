@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Final
 
 from knafka_local import sending, status
+from knafka_local.console import opening
 from knafka_local.installation import Installation
 from knafka_local.supervisor import Options, Supervisor
 from knafka_local.view import View
@@ -28,22 +30,39 @@ async def up(options: Options, view: View, send: Path | None = None) -> None:
     installation = Installation(options.data)
     _stop_on_signals(supervisor, view)
     try:
-        async with supervisor.running(), asyncio.TaskGroup() as group:
-            group.create_task(view.follow(supervisor.snapshot))
-            await asyncio.sleep(0)  # what there is is shown before what happens
-            view.say(f"up after {time.monotonic() - began:.1f} s; Ctrl-C stops everything")
-            group.create_task(status.keep(installation, supervisor.snapshot))
-            if not supervisor.snapshot().brokers:
-                view.say(
-                    "no Broker is declared: name its YAML with -f, such as examples/quickstart"
-                )
-            if send is not None:
-                await _send(supervisor, send, view)
-            await asyncio.Event().wait()
+        with opening.listener(options.console_port, wanted=options.console) as listener:
+            await _run(supervisor, installation, listener, view, send, began)
     except asyncio.CancelledError:
         view.say(f"stopped; everything is kept in {options.data}")
     finally:
         supervisor.kill()
+
+
+async def _run(
+    supervisor: Supervisor,
+    installation: Installation,
+    listener: socket.socket | None,
+    view: View,
+    send: Path | None,
+    began: float,
+) -> None:
+    """For ever; `listener` is the console's."""
+    async with (
+        supervisor.running(),
+        opening.opened(supervisor, installation.data, listener) as url,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(view.follow(supervisor.snapshot))
+        await asyncio.sleep(0)  # what there is is shown before what happens
+        if url:
+            view.say(f"console at {url}")
+        view.say(f"up after {time.monotonic() - began:.1f} s; Ctrl-C stops everything")
+        group.create_task(status.keep(installation, supervisor.snapshot))
+        if not supervisor.snapshot().brokers:
+            view.say("no Broker is declared: name its YAML with -f, such as examples/quickstart")
+        if send is not None:
+            await _send(supervisor, send, view)
+        await asyncio.Event().wait()
 
 
 def _stop_on_signals(supervisor: Supervisor, view: View) -> None:

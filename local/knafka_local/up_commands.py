@@ -42,6 +42,17 @@ def up(
     kafka_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Where our own Kafka listens, on 127.0.0.1.")
     ] = 9092,
+    console_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Where the console is, on 127.0.0.1; 8090 or one of the next if not given.",
+        ),
+    ] = None,
+    console: Annotated[
+        bool, typer.Option("--console/--no-console", help="Serve the console, a page to look at.")
+    ] = True,
     data_dir: DataDir = DEFAULT_DATA,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Go on in the background once all is up.")
@@ -69,13 +80,16 @@ def up(
             data_dir,
             port,
             kafka_port,
-            bootstrap_servers=bootstrap_servers,
-            channels_port=channels_port,
+            bootstrap_servers,
+            console_port,
+            console,
+            channels_port,
         )
         asyncio.run(run_until_stopped(options, view.choose(plain), send_file))
         return
     arguments = [f"--file={each}" for each in manifests]
     others = {"data-dir": data_dir, "port": port, "kafka-port": kafka_port, "send": send_file}
+    others |= {"console-port": console_port, "no-console": not console}
     others |= {"channels-port": channels_port}
     arguments += arguments_of({**others, "bootstrap-servers": bootstrap_servers})
     pid = detached.start(arguments, Installation(data_dir), typer.echo)

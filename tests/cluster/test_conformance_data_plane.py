@@ -190,7 +190,7 @@ def test_a_receiver_counts_what_it_answered(world: World) -> None:
         assert world.post(event("counted")).status_code == 202
         assert world.post({"ce-id": "counted"}).status_code == 400
         text = world.ask("GET", "/metrics").text
-        labels = f'{{namespace="{world.namespace}",broker="default",code="%s"}}'
+        labels = f'{{broker="default",code="%s",namespace="{world.namespace}"}}'
         return all(
             f"knafka_receiver_events_total{labels % code}" in text for code in ("202", "400")
         )

@@ -164,7 +164,7 @@ def test_prometheus_is_told_of_every_trigger(installed: Installation, namespace:
     assert pod is not None
     url = f"http://{pod['status']['podIP']}:9090/metrics"
     text = httpx.get(url, trust_env=False, timeout=30).text
-    labels = f'{{namespace="{namespace}",broker="default",trigger="all"}}'
-    assert "knafka_operator_leader{} 1" in text
-    assert f"knafka_trigger_lag{labels} 0" in text
-    assert f'knafka_broker_ready{{namespace="{namespace}",broker="default"}} 1' in text
+    labels = f'{{broker="default",namespace="{namespace}",trigger="all"}}'
+    assert "knafka_operator_leader 1.0" in text
+    assert f"knafka_trigger_lag{labels} 0.0" in text
+    assert f'knafka_broker_ready{{broker="default",namespace="{namespace}"}} 1.0' in text

@@ -156,6 +156,20 @@ async def test_lag_counts_uncommitted_partitions_from_the_logs_start(log: Log, g
     assert await log.admin.lags([], topic) == {}
 
 
+async def test_what_a_group_has_settled_is_known_of_each_partition(log: Log, group: str) -> None:
+    """DSP-16 to DSP-18: by partition, zeros included; it rises by what the group commits."""
+    topic = await log.topic(partitions=2)
+    assert (await log.admin.lags([group], topic))[group].settled == {0: 0, 1: 0}
+    for number in range(20):
+        await log.append(topic, key=b"%d" % number)
+    assert (await log.admin.lags([group], topic))[group].settled == {0: 0, 1: 0}
+    await log.admin.ensure_committed(group, topic, "latest")
+    ends = await log.admin.end_offsets(topic)
+    for _ in range(2):  # the second answer is what is remembered
+        assert (await log.admin.lags([group], topic))[group].settled == ends
+        await log.admin.end_offsets_of_all({topic})
+
+
 async def test_lag_is_right_however_often_it_is_asked(log: Log, group: str) -> None:
     """What is remembered of a group that was at the end must never hide an event."""
     topic = await log.topic(partitions=2)

@@ -132,3 +132,21 @@ async def test_close_waits_for_what_is_in_flight_and_takes_no_more(log: Log) -> 
 
 async def test_a_log_that_answers_is_reached(log: Log) -> None:
     await log.writer.reach(SOON)
+
+
+async def test_what_is_stored_is_counted_by_topic_and_partition(log: Log) -> None:
+    """DSP-22: what `eventing_kafka_produced_msg_count` shows; what isn't stored isn't counted."""
+    topic, other = await log.topic(partitions=3), await log.topic()
+    reports: asyncio.Queue[LogError | None] = asyncio.Queue()
+    for number in range(30):
+        log.writer.append(topic, b"%d" % number, b"", [], reports.put_nowait)
+    log.writer.append(other, None, b"", [], reports.put_nowait)
+    log.writer.append("nowhere", None, b"", [], reports.put_nowait)
+    async with asyncio.timeout(SOON):
+        for _ in range(32):
+            await reports.get()
+    ends = await log.admin.end_offsets(topic)
+    assert dict(log.writer.stored) == {
+        **{(topic, number): end for number, end in ends.items() if end},
+        (other, 0): 1,
+    }

@@ -1,28 +1,21 @@
 """The report's page as a person meets it: in a real Chromium without a head.
 
-Without Chromium and its driver (Debian: chromium, chromium-driver) the tests are skipped with the
-reason, and fail in CI (`CI=true`). `KNAFKA_DOCS_IMAGES=1` renews the pictures in docs/images.
+`KNAFKA_DOCS_IMAGES=1` renews the pictures in docs/images.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 from selenium.common import TimeoutException
-from selenium.webdriver import ActionChains, Chrome, ChromeOptions, Keys
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import Select, WebDriverWait
-from support.gate import IN_CI
+from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver.support.ui import Select
+from support.browser import every, look_as, one, picture, script, wait
 from support.reports import (
     sample_example,
     sample_group,
@@ -35,38 +28,11 @@ from knafka.core.delivery import Reason
 from knafka_jobs.report.document import Change, ChangeKind, Report
 from knafka_jobs.report.page import render
 
-IMAGES = Path(__file__).parents[2] / "docs/images"
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic",
-    "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--hide-scrollbars",
-)  # fmt: skip
 READY = "document.documentElement.dataset.ready"
 HOSTILE = "</script><script>pwned=1</script><img src=x onerror='pwned=1'><svg onload=pwned=1>\"'"
 
 Open: TypeAlias = Callable[..., Chrome]
 """`open_page(report, fragment, width=1280, height=900, dark=False)`: the browser, at its page."""
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if browser is None or driver is None:
-        reason = "Chromium is missing: apt-get install chromium chromium-driver"
-        if IN_CI:
-            pytest.fail(reason)
-        pytest.skip(reason)
-    options = ChromeOptions()
-    options.binary_location = browser
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = Chrome(options, Service(driver))
-    try:
-        chrome.get("about:blank")  # a new tab has requests of its own
-        yield chrome
-    finally:
-        chrome.quit()
 
 
 @pytest.fixture
@@ -85,10 +51,7 @@ def open_page(chromium: Chrome, tmp_path: Path) -> Iterator[Open]:
         path = tmp_path / f"report-{len(pages)}.html"
         path.write_text(render(report), encoding="utf-8")
         pages.append(path.as_uri())
-        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        look_as(chromium, width, height, dark=dark)
         chromium.get(path.as_uri() + fragment)
         if report.groups:
             wait(chromium, lambda: script(chromium, READY), patience)
@@ -105,22 +68,6 @@ def open_page(chromium: Chrome, tmp_path: Path) -> Iterator[Open]:
         if event["method"] == "Network.requestWillBeSent"
     }
     assert asked <= set(pages)
-
-
-def script(chromium: Chrome, expression: str, *arguments: object) -> object:
-    return chromium.execute_script(f"return {expression}", *arguments)
-
-
-def wait(chromium: Chrome, condition: Callable[[], object], patience: float = 20) -> None:
-    WebDriverWait(chromium, patience, poll_frequency=0.05).until(lambda _: condition())
-
-
-def one(chromium: Chrome, selector: str) -> WebElement:
-    return chromium.find_element(By.CSS_SELECTOR, selector)
-
-
-def every(chromium: Chrome, selector: str) -> list[WebElement]:
-    return chromium.find_elements(By.CSS_SELECTOR, selector)
 
 
 def names(chromium: Chrome) -> list[str]:
@@ -140,16 +87,6 @@ def search(chromium: Chrome, text: str, found: str) -> None:
 
 def timeline_buckets(report: Report) -> float:
     return (report.until - report.since).total_seconds() / report.bucket_seconds
-
-
-def picture(chromium: Chrome, name: str) -> bytes:
-    """What is in the window, kept for the docs if that was asked for."""
-    shot = chromium.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
-    png = base64.b64decode(shot["data"])
-    if os.environ.get("KNAFKA_DOCS_IMAGES"):
-        IMAGES.mkdir(exist_ok=True)
-        (IMAGES / name).write_bytes(png)
-    return png
 
 
 def test_a_report_without_failures_says_so(open_page: Open) -> None:

@@ -221,7 +221,8 @@ async def test_a_record_whose_header_name_is_not_utf8_is_dead_lettered_and_the_o
     assert told["ce_knafkaoffset"] == b"1"
     assert b"headers can't be read" in base64.b64decode(told["ce_knativeerrordata"])
     assert "ce_id" not in told
-    assert b'reason="undecodable-record",code=""} 1\n' in metrics
+    assert b"knafka_delivery_failures_total{broker=" in metrics
+    assert b'code="",namespace="ns",reason="undecodable-record",trigger="trigger"} 1.0\n' in metrics
     assert "can't be read" in function.log
     assert await world.lag() == 0
 
@@ -266,7 +267,8 @@ async def test_requests_that_are_no_drain_and_two_at_once(world: TriggerWorld) -
         assert held.lines[-1].partitions == (0,)
         status, metrics = await function.get("/metrics")
         assert status == 200
-        assert b'outcome="delivered"} 1\n' in metrics
+        delivered = b'outcome="delivered",trigger="trigger"} 1.0\n'
+        assert delivered in metrics
         await held.hang_up()
 
 

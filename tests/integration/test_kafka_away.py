@@ -43,7 +43,7 @@ class Served:
 
     async def known(self, *, away: bool) -> None:
         """Wait, without sending any event, until the receiver knows."""
-        line = f'knafka_receiver_kafka_away{{namespace="ns",broker="broker"}} {int(away)}'
+        line = f'knafka_receiver_kafka_away{{broker="broker",namespace="ns"}} {float(away)}'
         async with asyncio.timeout(SOON):
             while line not in (await self.process.get("/metrics"))[1].decode().splitlines():  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0.05)

@@ -11,9 +11,8 @@ from support.kafka import Kafka, MakeTopic
 
 from knafka.core import contract
 from knafka.core.contract import Egress, Sink
-from knafka.core.errors import LogError
 from knafka_local.rewinding import START, Delivering, rewind
-from knafka_local.tailing import records
+from knafka_local.tailing import NoTopic, Tail, records
 
 pytestmark = pytest.mark.kafka
 
@@ -33,7 +32,7 @@ def test_the_last_records_come_first_in_the_order_of_time_and_then_every_new_one
     now = int(time.time() * 1000)
     for number in range(6):
         append(kafka, name, f"old-{number}", partition=number % 2, at=now - 1000 + number)
-    found = records({"bootstrap.servers": kafka.bootstrap_servers}, name, last=3)
+    found = records({"bootstrap.servers": kafka.bootstrap_servers}, [name], Tail(last=3))
     shown = [each.value() for each in islice(found, 3)]
     assert shown == [b"old-3", b"old-4", b"old-5"]
     append(kafka, name, "new-1", "new-2", partition=1)
@@ -42,8 +41,23 @@ def test_the_last_records_come_first_in_the_order_of_time_and_then_every_new_one
 
 
 def test_a_topic_that_is_not_there_is_an_error(kafka: Kafka) -> None:
-    with pytest.raises(LogError):
-        next(records({"bootstrap.servers": kafka.bootstrap_servers}, "tail-of-nobody", last=0))
+    with pytest.raises(NoTopic, match="tail-of-nobody"):
+        next(records({"bootstrap.servers": kafka.bootstrap_servers}, ["tail-of-nobody"], Tail()))
+
+
+def test_a_tail_since_a_time_gives_what_several_topics_hold_since_then_in_order(
+    kafka: Kafka, topic: MakeTopic
+) -> None:
+    now = int(time.time() * 1000)
+    first, second = topic(partitions=2), topic()
+    append(kafka, first, "too-old", at=now - 9000)
+    append(kafka, first, "b", partition=1, at=now - 2000)
+    append(kafka, second, "a", at=now - 3000)
+    append(kafka, first, "c", at=now - 1000)
+    connection = {"bootstrap.servers": kafka.bootstrap_servers}
+    found = records(connection, [first, second, "of-nobody"], Tail(since=now / 1000 - 5))
+    assert [each.value() for each in islice(found, 3)] == [b"a", b"b", b"c"]
+    found.close()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import time
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from support.kafka import Kafka, MakeTopic
+from support.waiting import until
 
 from knafka.core.errors import LogError
 from knafka.core.event import Event
@@ -93,7 +94,7 @@ def test_what_is_older_is_not_read(kafka: Kafka, topic: MakeTopic) -> None:
     assert (nothing.found, nothing.total) == ([], 0)
 
 
-def test_a_topic_that_ends_with_a_transaction_is_read_to_its_end(
+async def test_a_topic_that_ends_with_a_transaction_is_read_to_its_end(
     kafka: Kafka, topic: MakeTopic
 ) -> None:
     """Its marker has an offset and is no record."""
@@ -105,6 +106,10 @@ def test_a_topic_that_ends_with_a_transaction_is_read_to_its_end(
     producer.begin_transaction()
     producer.produce(name, b"1", headers=[("ce_id", b"wanted")])
     producer.commit_transaction(30)
+    # It is acknowledged before its marker is written.
+    reader = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": f"look-{name}"})
+    await until(lambda: reader.get_watermark_offsets(TopicPartition(name, 0), timeout=10)[1] == 2)
+    reader.close()
     search, _ = look(kafka, name, "wanted", 3600)
     assert [each.offset() for each in search.found] == [0]
     assert (search.read, search.total) == (2, 2)

@@ -243,5 +243,5 @@ async def test_metrics_count_what_was_answered(kafka: Kafka, tmp_path: Path) -> 
         )
         _, text = await served.process.get("/metrics")
         lines = text.decode().splitlines()
-    assert 'knafka_receiver_events_total{namespace="ns",broker="broker",code="202"} 3' in lines
-    assert 'knafka_receiver_events_total{namespace="ns",broker="broker",code="400"} 1' in lines
+    assert 'knafka_receiver_events_total{broker="broker",code="202",namespace="ns"} 3.0' in lines
+    assert 'knafka_receiver_events_total{broker="broker",code="400",namespace="ns"} 1.0' in lines

@@ -15,8 +15,10 @@ from knafka.core.errors import DeliveryError, LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read, to_record
 from knafka.dispatcher.drain import Drain, OpenReader
+from knafka.dispatcher.tracing import EgressTracing
 from knafka.ports.log import TopicMaker
 from knafka.ports.subscriber import Response, Target
+from knafka.tracing.spans import Tracer
 
 TOPIC, DEAD, GROUP = "events", "dead-letters", "group"
 SUBSCRIBER, SINK = "http://subscriber.test/", "http://sink.test/"
@@ -176,6 +178,7 @@ class World:
             **egress,
         )  # fmt: skip
         self.killing = False
+        self.tracer: Tracer | None = None
         self.open_reader: OpenReader
         self.reads_with(MemoryReader)
 
@@ -230,6 +233,7 @@ class World:
             subscriber or self.subscriber,
             loop.time,
             self.topics,
+            tracing=None if self.tracer is None else EgressTracing(self.tracer, self.egress),
         )
 
     async def run(self, *, idle: float = 2.0, stop_after: float = FAR) -> DrainProgress:

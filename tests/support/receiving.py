@@ -14,6 +14,7 @@ from support.wire import Wire, connected
 from uvicorn.server import ServerState
 
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
+from knafka.observability import Histogram
 from knafka.receiver.connections import Connections
 from knafka.receiver.ingest import IngestHandler, Limits
 from knafka.receiver.protocol import ReceiverProtocol
@@ -60,7 +61,7 @@ class Server:
             labels["code"]: count
             for metric in self.ingest.metrics()
             for labels, count in metric.samples
-            if "code" in labels
+            if "code" in labels and not isinstance(count, Histogram)
         }
 
     async def stop(self) -> None:

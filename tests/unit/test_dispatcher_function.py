@@ -232,33 +232,74 @@ async def test_metrics_count_what_drains_did_and_do() -> None:
         return response(next(answers, 200))
 
     running = await started(answer, delivery=Delivery(retry=1, backoff_delay=0.1))
-    labels = 'namespace="ns",broker="broker",trigger="trigger"'
+    where = 'broker="broker",{}namespace="ns",{}trigger="trigger"'
+
+    def of(outcome: str) -> str:
+        return where.format("", f'outcome="{outcome}",')
 
     async def metrics() -> list[str]:
         exchange = await running.answer("GET", "/metrics")
         assert exchange.status == 200
         return exchange.body.decode().splitlines()
 
-    assert f'knafka_dispatcher_events_total{{{labels},outcome="read"}} 0' in await metrics()
+    assert f"knafka_dispatcher_events_total{{{of('read')}}} 0.0" in await metrics()
     for number in (1, 2):
         running.world.send(str(number))
         exchange = running.drain(idle="PT3S")
         await until(lambda: len(running.world.subscriber.answered) > number)  # noqa: B023
-        delivered = f'knafka_dispatcher_events_total{{{labels},outcome="delivered"}} {number}'
+        delivered = f"knafka_dispatcher_events_total{{{of('delivered')}}} {number}.0"
         assert delivered in await metrics(), "while it goes on"
         await exchange.task
         assert delivered in await metrics(), "and when it is over"
-    failures = f'knafka_delivery_failures_total{{{labels},reason="status",code="503"}} 1'
+    failures = (
+        "knafka_delivery_failures_total{"
+        + where.format('code="503",', 'reason="status",')
+        + "} 1.0"
+    )
     assert failures in await metrics()
+
+
+@pytest.mark.conformance("KN-DP-15")
+async def test_metrics_tell_how_long_it_took_and_what_waits() -> None:
+    """KN-DP-15: durations of attempts, latency from Kafka to delivery, and what is held now."""
+    answers = iter([503, 200])
+
+    async def answer(request: Request) -> Response:
+        return response(next(answers, 200))
+
+    running = await started(answer, delivery=Delivery(retry=1, backoff_delay=5.0))
+    running.world.send("1")
+    exchange = running.drain(idle="PT3S")
+
+    async def metric(name: str) -> float:
+        text = (await running.answer("GET", "/metrics")).body.decode()
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line.startswith(f"{name}{{")
+        )
+
+    await until(lambda: running.world.subscriber.answered)
+    assert await metric("kn_eventing_dispatch_latency_seconds_count") == 1
+    assert await metric("kn_eventing_process_latency_seconds_count") == 0, "it failed"
+    assert await metric("knafka_dispatcher_backoff_events") == 1
+    assert await metric("knafka_dispatcher_unsettled_events") == 1
+    assert await metric("knafka_dispatcher_rebalances_total") == 1
+    await exchange.task
+    assert await metric("kn_eventing_dispatch_latency_seconds_count") == 2
+    assert await metric("kn_eventing_process_latency_seconds_count") == 1
+    assert await metric("knafka_dispatcher_backoff_events") == 0
+    assert await metric("knafka_dispatcher_oldest_event_age_seconds") == 0
+    assert await metric("kn_eventing_dispatch_in_flight_requests") == 0
 
 
 async def test_metrics_count_filters_that_fail() -> None:
     running = await started(filters=(CESQL(cesql="absent = 'x'"),))
     running.world.send("1")
     await running.drain(idle="PT1S").task
-    labels = 'namespace="ns",broker="broker",trigger="trigger",kind="missingAttribute"'
+    labels = 'broker="broker",kind="missingAttribute",namespace="ns",trigger="trigger"'
     exchange = await running.answer("GET", "/metrics")
-    assert f"knafka_filter_errors_total{{{labels}}} 1" in exchange.body.decode().splitlines()
+    assert f"knafka_filter_errors_total{{{labels}}} 1.0" in exchange.body.decode().splitlines()
 
 
 @pytest.mark.parametrize(

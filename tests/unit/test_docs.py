@@ -125,8 +125,9 @@ def test_settings_are_those_of_the_code() -> None:
 
 def test_metrics_are_those_of_the_code() -> None:
     found = strings("functions/knafka", "operator/knafka_operator")
-    metrics = {each for each in found if re.fullmatch(r"knafka_[a-z_]+", each)} - ROOT_PACKAGES
-    assert names("metrics.md", r"knafka_[a-z_]+") == metrics
+    ours = r"(?:knafka|eventing_kafka|kn_eventing|http_server)_[a-z_]+"
+    metrics = {each for each in found if re.fullmatch(ours, each)} - ROOT_PACKAGES
+    assert names("metrics.md", ours) == metrics
 
 
 def test_annotations_are_those_of_the_code() -> None:

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.requests import EVERY, MINIMAL, PATH, Headers, Request, attributes, ingress
+from support.waiting import until
 
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import MAX_EVENT_BYTES
 from knafka.core.errors import LogError
+from knafka.observability import Histogram
 from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import IngestHandler, Limits
 
@@ -49,6 +51,7 @@ class World:
         self.answers = []
         self.ask(method, path, headers, body)
         await asyncio.sleep(0)
+        await until(lambda: self.answers)  # metrics are written on a thread
         (answer,) = self.answers
         return answer
 
@@ -59,7 +62,11 @@ class World:
     def metric(self, name: str) -> dict[str, float]:
         """A family's samples by their status code."""
         (metric,) = (each for each in self.ingest.metrics() if each.name == name)
-        return {labels.get("code", ""): value for labels, value in metric.samples}
+        return {
+            labels.get("code", ""): value
+            for labels, value in metric.samples
+            if not isinstance(value, Histogram)
+        }
 
 
 @pytest.fixture
@@ -266,9 +273,50 @@ async def test_metrics_count_by_broker_and_code(world: World) -> None:
     await world.answer(headers=())
     answer = await world.answer(b"GET", b"/metrics")
     lines = answer.body.decode().splitlines()
-    assert 'knafka_receiver_events_total{namespace="ns",broker="broker",code="202"} 2' in lines
-    assert 'knafka_receiver_events_total{namespace="ns",broker="broker",code="400"} 1' in lines
+    assert 'knafka_receiver_events_total{broker="broker",code="202",namespace="ns"} 2.0' in lines
+    assert 'knafka_receiver_events_total{broker="broker",code="400",namespace="ns"} 1.0' in lines
     assert answer.body.endswith(b"\n")
+
+
+async def test_what_was_produced_is_counted_by_topic_and_partition(world: World) -> None:
+    """DSP-22: a gauge with exactly the labels partition, producer and topic."""
+    await world.answer()
+    await world.answer()
+    (family,) = (
+        each for each in world.ingest.metrics() if each.name == "eventing_kafka_produced_msg_count"
+    )
+    assert (family.help, family.kind) == ("Produced Message Count", "gauge")
+    labels = {"partition": "0", "producer": "rdkafka#producer-1", "topic": "events"}
+    assert list(family.samples) == [(labels, 2)]
+
+
+async def test_the_duration_of_requests_is_measured_until_the_answer() -> None:
+    """KN-DP-15, as OpenTelemetry's `http.server.request.duration`."""
+    log = MemoryLog()
+    log.create("events")
+    times = iter([10.0, 10.3])
+    ingest = IngestHandler([ingress()], [MemoryWriter(log)], clock=lambda: next(times))
+    ingest.handle(b"POST", PATH, attributes(), b"", lambda _: None)
+    await asyncio.sleep(0)
+    name = "http_server_request_duration_seconds"
+    (family,) = (each for each in ingest.metrics() if each.name == name)
+    ((labels, histogram),) = family.samples
+    assert labels == {"namespace": "ns", "broker": "broker"}
+    assert isinstance(histogram, Histogram)
+    assert histogram.count == 1
+    assert histogram.sum == pytest.approx(0.3)
+
+
+async def test_a_channels_metrics_are_labelled_by_channel() -> None:
+    log = MemoryLog()
+    log.create("events")
+    declared = ingress().model_copy(update={"kind": "KafkaChannel"})
+    ingest = IngestHandler([declared], [MemoryWriter(log)])
+    ingest.handle(b"POST", PATH, attributes(), b"", lambda _: None)
+    await asyncio.sleep(0)
+    families = {each.name: list(each.samples) for each in ingest.metrics()}
+    (labels, _), *_ = families["knafka_receiver_events_total"]
+    assert labels == {"namespace": "ns", "channel": "broker", "code": "202"}
 
 
 async def test_brokers_do_not_share_topics() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -53,6 +54,20 @@ def test_the_example_changes_what_is_the_users_and_leaves_the_rest() -> None:
     (container,) = pod(mine)["containers"]
     assert container["image"] == "registry.example.com/team/knafka-operator:1.0.0"
     assert environment(mine)["KNAFKA_IMAGE"] == "registry.example.com/team/knafka:1.0.0"
+
+
+def test_monitoring_is_applied_beside_the_base() -> None:
+    """Issue 16: monitors, alerts and a dashboard that Grafana's sidecar finds."""
+    found = built("operator/deploy/monitoring")
+    assert found.keys() == {
+        ("ServiceMonitor", "knafka-operator"),
+        ("PodMonitor", "knafka-functions"),
+        ("PrometheusRule", "knafka"),
+        ("ConfigMap", "knafka-dashboard"),
+    }
+    dashboard = found["ConfigMap", "knafka-dashboard"]
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(dashboard["data"]["knafka.json"])["title"] == "Knafka"
 
 
 def test_the_example_adds_to_the_settings_that_the_base_has() -> None:

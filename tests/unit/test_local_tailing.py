@@ -11,7 +11,7 @@ from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka_local.rewinding import START, moment
 from knafka_local.sending import BadInput
-from knafka_local.tailing import line_of
+from knafka_local.tailing import Format, line_of, problem_of
 
 ATTRIBUTES = {
     "specversion": "1.0",
@@ -29,36 +29,53 @@ def record(data: bytes | None = b'{"n": 1}', **attributes: str) -> MemoryRecord:
 
 
 def test_an_event_is_a_line_for_a_person() -> None:
-    line = line_of(record(), None, as_json=False)
+    line = line_of(record(), None, Format.TEXT)
     assert line is not None
     assert line.endswith('.123 order 1 from /shop about ada: {"n": 1}')
 
 
 def test_an_event_is_a_structured_event_for_machines() -> None:
-    line = line_of(record(), None, as_json=True)
+    line = line_of(record(), None, Format.JSON)
     assert line is not None
     assert json.loads(line) == {**ATTRIBUTES, "data": {"n": 1}}
 
 
 def test_no_event_can_move_the_cursor_or_break_its_line() -> None:
-    line = line_of(record(b"\x1b[2J\nbank", id="a b"), None, as_json=False)
+    line = line_of(record(b"\x1b[2J\nbank", id="a b"), None, Format.TEXT)
     assert line is not None
     assert "\x1b" not in line
     assert "\n" not in line
 
 
 def test_only_what_is_wanted_is_shown() -> None:
-    assert line_of(record(), lambda event: event["type"] == "payment", as_json=False) is None
-    assert line_of(record(), lambda event: event["type"] == "order", as_json=False) is not None
+    assert line_of(record(), lambda event: event["type"] == "payment", Format.TEXT) is None
+    assert line_of(record(), lambda event: event["type"] == "order", Format.TEXT) is not None
 
 
-def test_what_is_no_event_is_shown_by_its_place_unless_events_are_asked_for() -> None:
+def test_what_is_no_event_is_said_by_its_place() -> None:
     broken = MemoryRecord("t", 3, 7, None, b"", [("ce_id", b"\xff")])
-    line = line_of(broken, None, as_json=False)
+    problem = problem_of(broken)
+    assert problem is not None
+    assert "no event at t/3/7: " in problem
+    assert problem_of(record()) is None
+
+
+def test_a_wide_line_has_the_place_the_key_and_all_attributes() -> None:
+    line = line_of(record(partitionkey="ada"), None, Format.WIDE)
     assert line is not None
-    assert "no event at partition 3, offset 7" in line
-    assert line_of(broken, None, as_json=True) is None
-    assert line_of(broken, lambda _: True, as_json=False) is None
+    assert "order 1 from /shop about ada [t/0/7] key=ada " in line
+    assert "datacontenttype=application/json" in line
+    assert "partitionkey=ada" in line
+    assert line.endswith(': {"n": 1}')
+
+
+def test_a_dead_letter_says_how_it_failed() -> None:
+    line = line_of(
+        record(knafkareason="status", knativeerrorcode="500", knafkaattempts="3"),
+        None, Format.TEXT,
+    )  # fmt: skip
+    assert line is not None
+    assert "order 1 from /shop about ada (status 500 after 3 attempts): " in line
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
             search.found += [record] if wanted(record) else []
         progress(search)
 
-    def with_kafka(_: State, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+    def ask_kafka(_: Any, ask: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         return asyncio.run(ask(MemoryAdmin(found)))
 
     def committed_in(_: Any) -> tracing.Committed:
@@ -68,15 +68,18 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
 
     monkeypatch.setattr(Installation, "running", lambda _: RUNNING)
     monkeypatch.setattr(searching, "run", run)
-    monkeypatch.setattr(trace_command, "with_kafka", with_kafka)
+    monkeypatch.setattr(trace_command, "ask_kafka", ask_kafka)
     monkeypatch.setattr(tracing, "committed_in", committed_in)
     return found
 
 
-def store(memory: MemoryLog, topic: str, data: bytes, source: str = "/shop") -> None:
+def store(
+    memory: MemoryLog, topic: str, data: bytes, source: str = "/shop", traceparent: str = ""
+) -> None:
     about = {"specversion": "1.0", "id": "1", "source": source, "type": "order"}
     draft = to_record(Event(about, data))
-    memory.store(topic, draft.key, draft.value, draft.headers)
+    beside = [("traceparent", traceparent.encode())] if traceparent else []
+    memory.store(topic, draft.key, draft.value, [*draft.headers, *beside])
 
 
 def knafka(*arguments: str, data: Path) -> tuple[int, str, str]:
@@ -149,3 +152,20 @@ def test_what_was_found_until_ctrl_c_is_shown(memory: MemoryLog, tmp_path: Path)
 
 def test_a_time_that_is_none_is_refused(memory: MemoryLog, tmp_path: Path) -> None:
     assert knafka("1", "--since", "yesterday", data=tmp_path)[0] == 2
+
+
+def test_the_trace_it_came_with_is_linked_to_zipkin_if_it_is_sampled(
+    memory: MemoryLog, tmp_path: Path
+) -> None:
+    id_ = "0af7651916cd43dd8448eb211c80319c"
+    store(memory, "main", b"1", traceparent=f"00-{id_}-b7ad6b7169203331-01")
+    at = ("--zipkin-url", "http://zipkin:9411/")
+    assert (
+        f"trace {id_} (sampled), http://zipkin:9411/zipkin/traces/{id_}\n"
+        in knafka("1", *at, data=tmp_path)[1]
+    )
+    assert f"trace {id_} (sampled)\n" in knafka("1", data=tmp_path)[1]
+    store(memory, "more", b"1", traceparent=f"00-{id_}-b7ad6b7169203331-00")
+    assert f"trace {id_} (not sampled)\n" in knafka("1", *at, data=tmp_path)[1]
+    store(memory, "more", b"1", source="/bad", traceparent="nonsense")
+    assert "trace " not in knafka("1", "--source", "/bad", data=tmp_path)[1]

@@ -14,6 +14,7 @@ from knafka.core.contract import Order
 from knafka.core.errors import LogError
 from knafka_operator.decide import routes
 from knafka_operator.decide.channel import KAFKA_SECRET
+from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.resources import SERVING
 from knafka_operator.reconcile import receivers
 
@@ -63,7 +64,13 @@ async def test_a_channel_has_a_host_of_its_own_where_knative_has_a_gateway(
     assert world.probed == [f"http://{host}"]
     name = world.cluster.objects["v1", "Service", SHOP, "orders-kn-channel"]
     assert name["spec"]["externalName"] == GATEWAY
-    route = world.cluster.objects[routes.NETWORKING, "Ingress", SHOP, "orders-kn-channel"]
+    (key,) = (
+        each
+        for each in world.cluster.objects
+        if each[1] == "Ingress" and each[3] != "kafka-channel-receiver"
+    )
+    route = world.cluster.objects[key]
+    assert key[2] == "knafka", "an Ingress is beside what it leads to"
     assert route["metadata"]["annotations"][routes.INGRESS_CLASS] == "some.ingress.class"
     (rule,) = route["spec"]["rules"]
     assert rule["hosts"] == [
@@ -73,8 +80,19 @@ async def test_a_channel_has_a_host_of_its_own_where_knative_has_a_gateway(
     assert path["rewriteHost"] == "kafka-channel-receiver.knafka.svc.cluster.local"
     assert path["splits"][0]["appendHeaders"] == {"K-Original-Host": host}
     assert world.ingresses()["/shop/orders"].hosts == tuple(rule["hosts"])
-    for owned in (name, route):
-        assert owned["metadata"]["ownerReferences"][0]["kind"] == "KafkaChannel"
+    assert name["metadata"]["ownerReferences"][0]["kind"] == "KafkaChannel"
+    await world.delete_channel(SHOP, "orders")
+    assert key not in world.cluster.objects
+    assert ("v1", "Service", SHOP, "orders-kn-channel") not in world.cluster.objects
+
+
+async def test_a_route_that_is_refused_is_a_condition(world: ChannelWorld) -> None:
+    world.add_gateway()
+    world.cluster.refuse("apply", "Ingress", error=Rejected("its webhook denied it"))
+    world.declare_channel(SHOP, "orders")
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "Ready")["reason"] == "RouteRejected"
+    assert "denied" in condition(status, "ProbeSucceeded")["message"]
 
 
 async def test_many_channels_have_one_receiver_whose_revision_stays(world: ChannelWorld) -> None:

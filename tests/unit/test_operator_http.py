@@ -27,7 +27,7 @@ async def test_a_replica_is_ready_once_its_webhooks_answer_whether_it_leads_or_n
         assert (await ask("/readyz"))[0] == 503
         ready = True
         assert (await ask("/readyz"))[0] == 200
-        assert "knafka_operator_leader{} 0" in (await ask("/metrics"))[1]
+        assert "knafka_operator_leader 0.0" in (await ask("/metrics"))[1]
         leads = True
-        assert "knafka_operator_leader{} 1" in (await ask("/metrics"))[1]
+        assert "knafka_operator_leader 1.0" in (await ask("/metrics"))[1]
         await server.close()

@@ -156,6 +156,21 @@ def test_every_function_can_be_profiled_where_the_installation_says_so(
         assert _environment(service).get("KNAFKA_PROFILING") == said
 
 
+def test_every_function_logs_json_and_traces_as_the_installation_says() -> None:
+    """DSP-12; without traces there is no variable of them, so that no Revision rolls."""
+    tracing = {"OTEL_TRACES_EXPORTER": "zipkin"}
+    for settings, said in ((SETTINGS, None), (replace(SETTINGS, tracing=tracing), "zipkin")):
+        broker = _broker()
+        topic = desired.broker_topic(broker, None, DEFAULTS)
+        ingress = desired.ingress(broker, topic, {}, DEFAULTS)
+        for service in (
+            services.receiver_service(broker, ingress, None, settings),
+            services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
+        ):
+            assert _environment(service).get("OTEL_TRACES_EXPORTER") == said
+            assert _environment(service)["KNAFKA_LOG_FORMAT"] == "json"
+
+
 def test_functions_are_for_the_cluster_only_and_run_without_privileges() -> None:
     service = _receiver(_broker())
     assert service["metadata"]["labels"]["networking.knative.dev/visibility"] == "cluster-local"

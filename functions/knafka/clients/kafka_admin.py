@@ -204,7 +204,7 @@ class KafkaAdmin:
             places = [TopicPartition(topic, number) for number in ends]
             committed = await self._groups.behind(groups, read.topic_id, places, ends)
             if self._groups.are_at(groups, read.topic_id, ends):
-                return dict.fromkeys(groups, Lag(dict.fromkeys(ends, 0)))
+                return dict.fromkeys(groups, Lag(dict.fromkeys(ends, 0), ends=ends))
         found = await self._existing(topic)
         if read is None or read.topic_id != found.id:
             id_, before = self._ranges.get(topic, ("", {}))
@@ -220,6 +220,7 @@ class KafkaAdmin:
                     for number, (start, end) in ranges.items()
                 },
                 beyond(commits, ranges),
+                {number: end for number, (_, end) in ranges.items()},
             )
             for group, commits in (
                 (group, at_most(commits, ranges, fresh)) for group, commits in committed.items()

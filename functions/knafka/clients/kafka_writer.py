@@ -17,8 +17,8 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -74,6 +74,7 @@ class KafkaWriter:
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
         self._in_flight = 0
+        self._stored: Counter[tuple[Any, Any]] = Counter()
         self._producer_of: dict[bytes, ReplaceableProducer] = {}
         """By key in flight: all records of one key are with one producer, or they would overtake
         each other."""
@@ -93,6 +94,10 @@ class KafkaWriter:
     @property
     def in_flight(self) -> int:
         return self._in_flight
+
+    @property
+    def stored(self) -> Mapping[tuple[str, int], int]:
+        return self._stored
 
     @property
     def failure(self) -> LogError | None:
@@ -204,13 +209,14 @@ class KafkaWriter:
         self._report()
 
     def _report(self) -> None:
-        reports, stored = self._reports, False
+        reports, counts, stored = self._reports, self._stored, False
         try:
             while reports:
                 reported, error, message, headers, key = reports.popleft()
                 if error is None:
                     stored = True
                     self._release(key)
+                    counts[message.topic(), message.partition()] += 1
                     reported(None)
                 elif error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     self._send_alone(message, headers, key, reported)
@@ -232,8 +238,10 @@ class KafkaWriter:
         them. Only what is on its way already may come before them; none of it is acknowledged.
         """
 
-        def on_delivery(error: KafkaError | None, _: Message) -> None:
+        def on_delivery(error: KafkaError | None, sent: Message) -> None:
             self._release(key)
+            if error is None:
+                self._stored[sent.topic(), sent.partition()] += 1
             reported(None if error is None else log_error_of(error))
 
         if self._alone is None:

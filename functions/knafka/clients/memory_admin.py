@@ -78,6 +78,7 @@ class MemoryAdmin:
                     for number, each in commits.items()
                     if each is not None and each.offset > ends[number]
                 ),
+                ends,
             )
         return lags
 

@@ -12,6 +12,7 @@ import asyncio
 import time
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -199,6 +200,7 @@ class MemoryWriter:
         self._closed = False
         self.failure: LogError | None = None
         self.away: LogError | None = None
+        self.stored: Counter[tuple[str, int]] = Counter()
 
     @property
     def in_flight(self) -> int:
@@ -239,7 +241,7 @@ class MemoryWriter:
             memory.held.append(_Held(self, topic, key, value, headers, report))
             return
         if error is None:
-            memory.store(topic, key, value, headers)
+            self.stored[topic, memory.store(topic, key, value, headers).partition()] += 1
         asyncio.get_running_loop().call_soon(report, error)
 
     async def reach(self, timeout: float) -> None:

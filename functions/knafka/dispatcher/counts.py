@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from knafka.core.drain import Counts
+from knafka.observability import Histogram
 
 
 @dataclass(slots=True)
@@ -18,12 +19,24 @@ class DrainCounts:
     reason and status: `status 503`, `timeout`, `undecodable-record`."""
     filter_errors: Counter[str] = field(default_factory=Counter)
     """Evaluations of a CESQL filter that ended with an error, by the error's kind."""
+    attempts: Histogram = field(default_factory=Histogram)
+    """Seconds of each attempt at the subscriber, whatever became of it."""
+    latency: Histogram = field(default_factory=Histogram)
+    """Seconds from a record's timestamp in Kafka until its event was delivered."""
+    commits: int = 0
+    """Requests for a commit, of any number of partitions."""
+    rebalances: int = 0
+    """Times that partitions came."""
 
     def __add__(self, other: DrainCounts) -> DrainCounts:
         return DrainCounts(
             self.events + other.events,
             self.failures + other.failures,
             self.filter_errors + other.filter_errors,
+            self.attempts + other.attempts,
+            self.latency + other.latency,
+            self.commits + other.commits,
+            self.rebalances + other.rebalances,
         )
 
     def filter_failed(self, kind: str) -> None:

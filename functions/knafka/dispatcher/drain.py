@@ -10,8 +10,7 @@ settled above it, and how far the delivery of the others has come, is in the com
 bounded by the unsettled records it holds: a partition that outgrows its share is not read until it
 has caught up.
 
-Who asks for it, and how long it may live, is known elsewhere (`function`); what an outcome means,
-too (`sender`).
+Not here: who asks for it, and how long it may live (`function`); what an outcome means (`sender`).
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.parsing import OwnParser, Parser, headers_of
 from knafka.dispatcher.pending import Partition, PendingEvent
 from knafka.dispatcher.sender import Sender
+from knafka.dispatcher.tracing import EgressTracing
 from knafka.dispatcher.workers import Workers
 from knafka.ports.log import (
     Assignment,
@@ -80,8 +80,7 @@ OpenReader: TypeAlias = Callable[[Assignment], LogReader]
 
 
 class Drain:
-    """Reads, filters, delivers and settles for one Trigger until idle or stopped; `now` gives Unix
-    time."""
+    """Reads, filters, delivers, settles for one Trigger until idle or stopped; `now`: Unix time."""
 
     def __init__(
         self,
@@ -94,6 +93,7 @@ class Drain:
         parser: Parser | None = None,
         held_bytes: Callable[[], int] = lambda: MAX_UNSETTLED_BYTES,
         pace: Pace | None = None,
+        tracing: EgressTracing | None = None,
     ) -> None:
         self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight)
@@ -110,7 +110,7 @@ class Drain:
         self._max_held_bytes = held_bytes
         self._passes = compile_trigger(egress.filter, egress.filters, self.counts.filter_failed)
         self._lane_of = lane_of(egress.order)
-        self._parser = parser or OwnParser()
+        self._parser, self._tracing = parser or OwnParser(), tracing
         self._sender = Sender(
             egress, subscriber, writer, self.counts, self.congestion, now, topics, self._parser
         )
@@ -119,6 +119,7 @@ class Drain:
         )
         self._workers.on_crash = self.stop
         self._partitions: dict[int, Partition] = {}
+        self.partitions: Mapping[int, Partition] = self._partitions
         self._stopping = False
         self._stop_timeout = REVOKE_TIMEOUT
         self._revoke_timeout = REVOKE_TIMEOUT
@@ -188,12 +189,11 @@ class Drain:
 
     async def _fetch(self, reader: LogReader) -> Ended:
         while not self._stopping:
-            holds_records = self._held() > 0
-            until_idle = self.until_idle(math.inf if self.idle is None else self.idle)
-            if until_idle <= 0:
+            idle = math.inf if self.idle is None else self.idle
+            if (until_idle := self.until_idle(idle)) <= 0:
                 return Ended.IDLE
             timeout = READ_TIMEOUT
-            if self._partitions and not holds_records:
+            if self._partitions and not self._held():
                 timeout = min(max(until_idle, READ_TIMEOUT), READ_TIMEOUT_WITHOUT_WORK)
             await self._read(reader, timeout)
         return Ended.STOPPED
@@ -213,7 +213,8 @@ class Drain:
             self._workers.stop()
             left = until - self._loop.time()
             is_last_time = left <= 2 * REVOKE_TIMEOUT
-            if await self._attempts_end(left if is_last_time else REVOKE_TIMEOUT) or is_last_time:
+            timeout = left if is_last_time else REVOKE_TIMEOUT
+            if await self._moves_until(self._has_no_attempts, timeout) or is_last_time:
                 break
             slow = self._workers.under_way
             self._workers.go_on()
@@ -221,15 +222,15 @@ class Drain:
                 await self._read(reader, READ_TIMEOUT)
         self._revoke_timeout = 0.0  # they had their time
 
-    async def _attempts_end(self, timeout: float) -> bool:
-        """Whether no attempt is under way within `timeout` seconds."""
+    async def _moves_until(self, holds: Callable[[], bool], timeout: float) -> bool:
+        """Wait, at most so long, until what workers do has made something hold; whether it has."""
         moved = self._workers.moved
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while self._in_flight():
+                while not holds():
                     moved.clear()
                     await moved.wait()
-        return not self._in_flight()
+        return holds()
 
     def until_idle(self, idle: float) -> float:
         """Seconds until it has had nothing to do for so many, if nothing comes."""
@@ -247,7 +248,8 @@ class Drain:
     # What was read
 
     def _take(self, records: Sequence[Record]) -> None:
-        passes, counts, envelope_of = self._passes, self.counts.events, self._parser.envelope
+        passes, counts, tracing = self._passes, self.counts.events, self._tracing
+        envelope_of = self._parser.envelope
         for record in records:
             partition = self._partitions.get(record.partition())
             if partition is None:
@@ -262,9 +264,13 @@ class Drain:
             try:
                 headers = headers_of(record)
                 envelope = envelope_of(record, headers)
+                trace = None if tracing is None else tracing.begin(envelope)
                 if passes(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                     self._sender.encode(event, envelope)
+                    event.trace = trace
+                if trace is not None:
+                    trace.filtered(passes=event is not None)
             except Exception as error:  # it concerns this record, and the others go on
                 event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                 event.size = len(record.value() or b"")
@@ -308,15 +314,12 @@ class Drain:
             partition.paused = False
         if resumed:
             reader.resume([each.number for each in resumed])
-        full = self._full()
-        if not full:
+        if not (full := self._full()):
             return
-        moved = self._workers.moved
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ROOM_TIMEOUT):
-                while not all(map(self._has_room, full)) and not self._workers.is_stopping:
-                    moved.clear()
-                    await moved.wait()
+        workers = self._workers
+        await self._moves_until(
+            lambda: workers.is_stopping or all(map(self._has_room, full)), ROOM_TIMEOUT
+        )
         full = self._full()
         for partition in full:
             partition.paused = True
@@ -345,8 +348,8 @@ class Drain:
     def _held_bytes(self) -> int:
         return sum(each.held_bytes for each in self._partitions.values())
 
-    def _in_flight(self) -> int:
-        return sum(each.in_flight for each in self._partitions.values())
+    def _has_no_attempts(self) -> bool:
+        return not any(each.in_flight for each in self._partitions.values())
 
     def _share(self) -> int:
         if self._egress.order is Order.PARTITION:
@@ -365,10 +368,12 @@ class Drain:
                     commits[partition.number] = partition.committed = commit
                 self._workers.release(partition)
             if commits:
+                self.counts.commits += 1
                 reader.commit(commits)
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         self._active_at = self._loop.time()
+        self.counts.rebalances += 1
         for number, committed in partitions.items():
             progress = None
             if committed is not None:
@@ -381,12 +386,9 @@ class Drain:
             self.shrunk_at = self._loop.time()
         for partition in going:
             partition.close()
-        moved = self._workers.moved
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._revoke_timeout):
-                while any(each.in_flight for each in going):
-                    moved.clear()
-                    await moved.wait()
+        await self._moves_until(
+            lambda: not any(each.in_flight for each in going), self._revoke_timeout
+        )
         self.lost(partitions)
         commits = ((each.number, each.to_commit(self._policy)) for each in going)
         return {number: commit for number, commit in commits if commit is not None}

@@ -9,6 +9,7 @@ ready once it has read what they are.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -24,9 +25,10 @@ from knafka.dispatcher.own import OwnEgress
 from knafka.dispatcher.served import Served, metrics_of
 from knafka.dispatcher.shared.served import ServedShard
 from knafka.dispatcher.streaming import answer
-from knafka.observability import Metric, prometheus_text
+from knafka.observability import CONTENT_TYPE, Metric, prometheus_text
 from knafka.ports.log import LogWriter
 from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
+from knafka.tracing.starting import Tracing, start_tracing
 
 METRICS: Final = "/metrics"
 MAX_REQUEST_BYTES: Final = 64 * 1024
@@ -98,6 +100,7 @@ class Dispatcher:
         """None before `start`."""
         self._stop_timeout: float
         self._ending = False
+        self._tracing: Tracing | None = None
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Get ready to drain, or begin; raises `InvalidDocument` for settings that can't be
@@ -105,12 +108,14 @@ class Dispatcher:
         drains = settings.drains(environment)
         shard = settings.shard(environment)
         self._stop_timeout = drains.stop_timeout
+        self._tracing = start_tracing(environment, "knafka-dispatcher")
+        tracer = None if self._tracing is None else self._tracing.tracer
         side: Side
         if shard is None:
             egress = settings.egress(environment)
-            side = OwnEgress(egress, self._connect(egress), drains.service_url)
+            side = OwnEgress(egress, self._connect(egress), drains.service_url, tracer)
         else:
-            side = ServedShard(shard, self._connect_shard(shard), drains.service_url)
+            side = ServedShard(shard, self._connect_shard(shard), drains.service_url, tracer)
         self._side = side
         side.start(drain=drains.at_start)
 
@@ -129,6 +134,8 @@ class Dispatcher:
         if self._side is not None:
             await self._side.close()
             await self._side.writer.close(STOP_TIMEOUT)
+        if self._tracing is not None:
+            await self._tracing.close()
 
     def alive(self) -> tuple[bool, str]:
         """Whether a restart would not help, and why it would."""
@@ -162,7 +169,10 @@ class Dispatcher:
             ready, why = self.ready()
             await answer(send, 200 if ready else 503, f"{why}\n".encode())
         elif method == "GET" and path == METRICS:
-            await answer(send, 200, prometheus_text(self.metrics()))
+            # What is asked for is put together here, and written on a thread: for a shard's many
+            # Egresses that takes as long as hundreds of events.
+            text = await asyncio.to_thread(prometheus_text, list(self.metrics()))
+            await answer(send, 200, text, CONTENT_TYPE.encode())
         else:
             await answer(send, 404, b"want POST /drain\n")
 
@@ -198,7 +208,7 @@ class Dispatcher:
 
     def metrics(self) -> Iterator[Metric]:
         """KN-DP-15: what became of each Trigger's events, in this process."""
-        return metrics_of([] if self._side is None else self._side.served)
+        return metrics_of([] if self._side is None else self._side.served, time.time())
 
 
 async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:

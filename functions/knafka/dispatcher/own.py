@@ -14,18 +14,25 @@ from knafka.dispatcher.renewal import OwnService
 from knafka.dispatcher.served import Served
 from knafka.dispatcher.streaming import stream
 from knafka.serving import Send
+from knafka.tracing.spans import Tracer
 
 
 class OwnEgress:
     """A `function.Side`; `service_url` as in `settings.Drains`. Raises `InvalidDocument` for one
     that can't be used."""
 
-    def __init__(self, egress: Egress, clients: Clients, service_url: str | None) -> None:
+    def __init__(
+        self,
+        egress: Egress,
+        clients: Clients,
+        service_url: str | None,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.writer = clients.writer
         self.problem = ""
         self._digest = digest(egress)
         self._clients = clients
-        self._served = Served(egress)
+        self._served = Served(egress, tracer)
         renewal = None
         if service_url is not None:
             renewal = OwnService(service_url, {"egress": self._digest}, clients.subscriber)

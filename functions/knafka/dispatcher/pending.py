@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import TimerHandle
+from typing import TYPE_CHECKING
 
 from knafka.core.delivery import Outcome
 from knafka.core.kafka_binding import RecordHeaders
@@ -10,6 +11,9 @@ from knafka.core.offsets import OffsetTracker
 from knafka.core.progress import MAX_DELIVERIES, DeliveryStage, DeliveryState, Progress, encode
 from knafka.dispatcher.lanes import Lane, Lanes
 from knafka.ports.log import OffsetAndMetadata, Record
+
+if TYPE_CHECKING:
+    from knafka.dispatcher.tracing import DeliveryTrace
 
 
 class Partition:
@@ -107,6 +111,7 @@ class PendingEvent:
         "response_body",
         "size",
         "stage",
+        "trace",
         "tries",
     )
 
@@ -139,6 +144,8 @@ class PendingEvent:
         """The subscriber's last outcome, once it has failed for good."""
         self.response_body = b""
         """The body of its response, or a sentence about why there is none."""
+        self.trace: DeliveryTrace | None = None
+        """None: it isn't sampled."""
 
     @property
     def state(self) -> DeliveryState:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from knafka.core.contract import Delivery, Egress, Sink
@@ -29,6 +30,7 @@ from knafka.core.http_binding import claims_event, reply_of, request_of
 from knafka.core.kafka_binding import Draft, read
 from knafka.dispatcher.appending import append
 from knafka.dispatcher.counts import DrainCounts
+from knafka.dispatcher.tracing import DeliveryTrace, log_ids
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter
 from knafka.ports.subscriber import Response, Subscriber, Target
@@ -40,7 +42,7 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 class Replies(Protocol):
     """Where a subscriber's replies go."""
 
-    async def take(self, response: Response) -> tuple[Outcome, bytes]:
+    async def take(self, response: Response, trace: DeliveryTrace | None) -> tuple[Outcome, bytes]:
         """Deal with what a 2xx other than 202 has brought; gives the attempt's outcome, and the
         body that explains it."""
         ...
@@ -55,7 +57,7 @@ class _Kept(ABC):
         self._subscriber_url = egress.subscriber.url
         self._events = counts.events
 
-    async def take(self, response: Response) -> tuple[Outcome, bytes]:
+    async def take(self, response: Response, trace: DeliveryTrace | None) -> tuple[Outcome, bytes]:
         if response.cut and claims_event(response.headers):
             log.warning("a reply from %s is larger than any event may be", self._subscriber_url)
             return Outcome(response.status, self.not_taken, permanent=True), response.body
@@ -65,13 +67,15 @@ class _Kept(ABC):
             log.info("a malformed reply from %s: %s", self._subscriber_url, error)
             return Outcome(response.status, failure=Reason.MALFORMED_REPLY), response.body
         if reply is not None:
-            if (failed := await self._keep(reply, response)) is not None:
+            if (failed := await self._keep(reply, response, trace)) is not None:
                 return failed
             self._events.replied += 1
         return Outcome(response.status), response.body
 
     @abstractmethod
-    async def _keep(self, reply: Draft, response: Response) -> tuple[Outcome, bytes] | None:
+    async def _keep(
+        self, reply: Draft, response: Response, trace: DeliveryTrace | None
+    ) -> tuple[Outcome, bytes] | None:
         """None once it is where it belongs, else as `take`."""
 
 
@@ -85,11 +89,18 @@ class StoredReplies(_Kept):
         self._writer = writer
         self._topic = egress.reply_topic or egress.topic
 
-    async def _keep(self, reply: Draft, response: Response) -> tuple[Outcome, bytes] | None:
-        problem = await append(self._writer, self._topic, reply)
+    async def _keep(
+        self, reply: Draft, response: Response, trace: DeliveryTrace | None
+    ) -> tuple[Outcome, bytes] | None:
+        if trace is None:
+            problem = await append(self._writer, self._topic, reply)
+        else:
+            write = partial(append, self._writer, self._topic)
+            problem = await trace.append("reply", self._topic, write, reply)
         if problem is None:
             return None
-        log.warning("a reply from %s was not stored: %s", self._subscriber_url, problem)
+        ids = log_ids(trace, None)
+        log.warning("a reply from %s was not stored: %s", self._subscriber_url, problem, extra=ids)
         permanent = not problem.retriable
         return Outcome(response.status, self.not_taken, permanent=permanent), response.body
 
@@ -115,7 +126,14 @@ class SentReplies(_Kept):
         self._now = now
         self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
 
-    async def _keep(self, reply: Draft, response: Response) -> tuple[Outcome, bytes] | None:
+    async def _keep(
+        self, reply: Draft, response: Response, trace: DeliveryTrace | None
+    ) -> tuple[Outcome, bytes] | None:
+        if trace is None:
+            return await self._send(reply)
+        return await trace.send(self._target, self._send, reply)
+
+    async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
         envelope = read(reply.headers, reply.value)
         head, body = request_of(envelope, self._delivery.format or "binary")
         try:
@@ -143,7 +161,7 @@ class SentReplies(_Kept):
 class DiscardedReplies:
     """Those of a Subscription without a reply destination: they aren't even looked at."""
 
-    async def take(self, response: Response) -> tuple[Outcome, bytes]:
+    async def take(self, response: Response, trace: DeliveryTrace | None) -> tuple[Outcome, bytes]:
         return Outcome(response.status), response.body
 
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from knafka.core.contract import Egress, Sink
@@ -43,7 +44,8 @@ from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.parsing import Parser
 from knafka.dispatcher.pending import PendingEvent
 from knafka.dispatcher.replying import replies_of
-from knafka.observability import RateLimitedFilter
+from knafka.dispatcher.tracing import log_ids
+from knafka.observability import REPEAT_INTERVAL, RateLimitedFilter
 from knafka.ports.log import LogWriter, TopicMaker
 from knafka.ports.subscriber import Response, Subscriber, Target
 
@@ -81,6 +83,8 @@ class Sender:
         self._dead_letters = DeadLetterTopic(egress, writer, topics)
         self._target = _target(egress.subscriber)
         self._sink = _target(egress.dead_letter_sink) if egress.dead_letter_sink else None
+        self._next_failure_line = self._next_dead_letter_line = 0.0
+        """When the next one may be written, in Unix time."""
         self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
         self._wanting_reply = b"prefer: reply\r\n" + self._head
 
@@ -147,10 +151,16 @@ class Sender:
         if not event.attempts:
             event.first_attempt = event.last_attempt
         event.attempts += 1
-        outcome, body = await self._post(self._target, event)
+        if event.trace is None:
+            outcome, body = await self._post(self._target, event)
+        else:
+            outcome, body = await event.trace.post("attempt", self._post, self._target, event)
+        now = self._now()
+        self._counts.attempts.observe(now - event.last_attempt)
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
             self._events.delivered += 1
+            self._counts.latency.observe(now - event.record.timestamp()[1] / 1000)
             if not self._congestion.is_calm:
                 self._congestion.answered()
             return decision
@@ -174,10 +184,16 @@ class Sender:
 
     async def _deliver_to_sink(self, event: PendingEvent) -> Done | Retry:
         assert self._sink is not None
-        outcome, _ = await self._post(self._sink, event, wants_reply=False)
+        if event.trace is None:
+            outcome, _ = await self._post(self._sink, event, wants_reply=False)
+        else:
+            outcome, _ = await event.trace.post(
+                "dead-letter", self._post, self._sink, event, wants_reply=False
+            )
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
             self._events.dead_lettered += 1
+            self._log_dead_letter(event, self._sink.url)
             return decision
         self._failed(outcome)
         event.tries += 1
@@ -190,7 +206,10 @@ class Sender:
         record = event.record
         headers, value = self._dead_letter_of(event)
         draft = Draft(record.key(), headers, value)
-        error = await self._dead_letters.append(draft)
+        write = self._dead_letters.append
+        if event.trace is not None:
+            write = partial(event.trace.append, "dead-letter", self._dead_letters.name, write)
+        error = await write(draft)
         if error is not None and error.too_large:
             log.warning(
                 "%s takes no dead letter as large as that of partition %d, offset %d: it is stored "
@@ -199,9 +218,10 @@ class Sender:
                 event.partition.number,
                 event.offset,
             )
-            error = await self._dead_letters.append(stub_of(draft))
+            error = await write(stub_of(draft))
         if error is None:
             self._events.dead_lettered += 1
+            self._log_dead_letter(event, self._dead_letters.name)
             return Done()
         event.tries += 1
         wait = _dead_letter_wait(event)
@@ -212,6 +232,7 @@ class Sender:
             event.partition.number,
             wait,
             error,
+            extra=_ids(event),
         )
         return Retry(wait)
 
@@ -272,17 +293,43 @@ class Sender:
                 target, event.head, event.body, self._delivery.timeout
             )
         except DeliveryError as error:
-            log.warning("no response from %s (%s): %s", target.url, error.reason, error)
+            log.warning(
+                "no response from %s (%s): %s", target.url, error.reason, error, extra=_ids(event)
+            )
             return Outcome(failure=Reason(error.reason)), _encoded(str(error))
         status = response.status
         if not is_delivered(status):
+            self._log_first_failure(target, event, status)
             retry_after = self._retry_after(response)
             extensions = extensions_of(response.headers)
             return Outcome(status, None, retry_after, extensions=extensions), response.body
         # A 202's body is no reply whatever it holds (data-plane table).
         if not wants_reply or status == 202:
             return _DELIVERED[status], b""
-        return await self._replies.take(response)
+        return await self._replies.take(response, event.trace)
+
+    def _log_first_failure(self, target: Target, event: PendingEvent, status: int) -> None:
+        # Looked at here: to make a line that isn't written costs as much as an attempt.
+        if event.tries or (now := self._now()) < self._next_failure_line:
+            return
+        self._next_failure_line = now + REPEAT_INTERVAL
+        log.warning(
+            "%s answered %d to an event, of partition %d, offset %d",
+            *(target.url, status, event.partition.number, event.offset),
+            extra=_ids(event),
+        )
+
+    def _log_dead_letter(self, event: PendingEvent, where: str) -> None:
+        if (now := self._now()) < self._next_dead_letter_line:
+            return
+        self._next_dead_letter_line = now + REPEAT_INTERVAL
+        failed = event.failed
+        log.warning(
+            "a dead letter, to %s, of partition %d, offset %d, after %d attempts: %s",
+            *(where, event.partition.number, event.offset, event.attempts),
+            "" if failed is None else failed.failure or f"status {failed.status}",
+            extra=_ids(event),
+        )
 
     def _retry_after(self, response: Response) -> float | None:
         if (value := response.header(b"retry-after")) is None:
@@ -299,6 +346,10 @@ _DELIVERED: Final = {status: Outcome(status) for status in range(200, 300)}
 
 def _dead_letter_wait(event: PendingEvent) -> float:
     return DEAD_LETTER_WAITS[min(event.tries, len(DEAD_LETTER_WAITS)) - 1]
+
+
+def _ids(event: PendingEvent) -> Mapping[str, str]:
+    return log_ids(event.trace, event.headers)
 
 
 def _encoded(sentence: str) -> bytes:

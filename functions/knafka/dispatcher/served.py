@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final
 
 from knafka.core.contract import Egress
 from knafka.core.drain import outcomes
@@ -11,14 +12,18 @@ from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.drain import MAX_UNSETTLED_BYTES, Drain
 from knafka.dispatcher.pace import Pace
-from knafka.observability import Metric
+from knafka.dispatcher.pending import Partition
+from knafka.dispatcher.tracing import EgressTracing
+from knafka.observability import Histogram, Metric, egress_labels
+from knafka.tracing.spans import Tracer
 
 
 class Served:
     """One Egress in this process, for as long as it is served here, however it changes."""
 
-    def __init__(self, egress: Egress) -> None:
+    def __init__(self, egress: Egress, tracer: Tracer | None = None) -> None:
         self.egress = egress
+        self._tracer = tracer
         self._drain: Drain | None = None
         self._before = DrainCounts()
         """What became of the events of the drains before that."""
@@ -36,6 +41,7 @@ class Served:
             clients.parser,
             clients.held_bytes or (lambda: MAX_UNSETTLED_BYTES),
             None if clients.attempts_a_turn is None else Pace(clients.attempts_a_turn),
+            None if self._tracer is None else EgressTracing(self._tracer, egress),
         )
         return self._drain
 
@@ -49,8 +55,8 @@ class Served:
         return self._before if self._drain is None else self._before + self._drain.counts
 
 
-def metrics_of(served: Sequence[Served]) -> Iterator[Metric]:
-    """KN-DP-15: what became of each Trigger's events, in this process."""
+def metrics_of(served: Sequence[Served], now: float) -> Iterator[Metric]:
+    """KN-DP-15: what became of each Trigger's events, in this process; `now` is Unix time."""
     totals = [(each, each.totals()) for each in served]
 
     def counted(
@@ -94,11 +100,98 @@ def metrics_of(served: Sequence[Served]) -> Iterator[Metric]:
         "Evaluations of a CESQL filter that ended with an error, by its kind: no match",
         counted(lambda it: (({"kind": kind}, n) for kind, n in sorted(it.filter_errors.items()))),
     )
+    for name, explained, histogram_of in _HISTOGRAMS:
+        yield Metric(
+            name,
+            explained,
+            # One without any takes 17 samples to say so, a thousand idle ones of them 17,000.
+            [
+                (_labels(each), histogram)
+                for each, total in totals
+                if (histogram := histogram_of(total)).count
+            ],
+            kind="histogram",
+        )
+    for name, explained, count_of in _COUNTERS:
+        yield Metric(name, explained, [(_labels(each), count_of(total)) for each, total in totals])
+    for name, explained, value_of in _GAUGES:
+        yield Metric(
+            name,
+            explained,
+            [(_labels(each), value_of(_open(each), now)) for each in served],
+            "gauge",
+        )
+
+
+_HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], Histogram]]]] = (
+    (
+        "kn_eventing_dispatch_latency_seconds",
+        "Duration of an attempt at the subscriber, whatever became of it",
+        lambda total: total.attempts,
+    ),
+    (
+        "kn_eventing_process_latency_seconds",
+        "From a record's timestamp in Kafka until its event was delivered",
+        lambda total: total.latency,
+    ),
+)
+
+_COUNTERS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], int]]]] = (
+    (
+        "knafka_dispatcher_commits_total",
+        "Requests to commit offsets while a drain goes on",
+        lambda total: total.commits,
+    ),
+    (
+        "knafka_dispatcher_rebalances_total",
+        "Times that this process was given partitions",
+        lambda total: total.rebalances,
+    ),
+)
+
+
+def _oldest_age(partitions: Collection[Partition], now: float) -> float:
+    firsts = [next(iter(each.tracker.unsettled.values()), None) for each in partitions]
+    times = [first.record.timestamp()[1] for first in firsts if first is not None]
+    return max(0.0, now - min(times) / 1000) if times else 0.0
+
+
+_GAUGES: Final[Sequence[tuple[str, str, Callable[[Collection[Partition], float], float]]]] = (
+    (
+        "kn_eventing_dispatch_in_flight_requests",
+        "Attempts under way",
+        lambda partitions, _: sum(each.in_flight for each in partitions),
+    ),
+    (
+        "knafka_dispatcher_unsettled_events",
+        "Events that were read and are not settled",
+        lambda partitions, _: sum(len(each.tracker.unsettled) for each in partitions),
+    ),
+    (
+        "knafka_dispatcher_backoff_events",
+        "Events that wait for another attempt",
+        lambda partitions, _: sum(len(each.backoffs) for each in partitions),
+    ),
+    (
+        "knafka_dispatcher_paused_partitions",
+        "Partitions that are not read until what is held of them is less",
+        lambda partitions, _: sum(each.paused for each in partitions),
+    ),
+    (
+        "knafka_dispatcher_oldest_event_age_seconds",
+        "Age of the oldest event that was read and is not settled; 0: there is none",
+        _oldest_age,
+    ),
+)
+"""Of an Egress's partitions here, those of a drain that is over being none."""
+
+
+def _open(served: Served) -> Collection[Partition]:
+    return () if served.drain is None else served.drain.partitions.values()
 
 
 def _labels(served: Served) -> dict[str, str]:
-    egress = served.egress
-    return {"namespace": egress.namespace, "broker": egress.broker, "trigger": egress.trigger}
+    return egress_labels(served.egress)
 
 
 def _is_congested(served: Served) -> bool:

@@ -70,9 +70,11 @@ async def start(send: Send, status: int, content_type: bytes) -> None:
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def answer(send: Send, status: int, body: bytes) -> None:
+async def answer(
+    send: Send, status: int, body: bytes, content_type: bytes = b"text/plain; charset=utf-8"
+) -> None:
     """A whole response."""
-    await start(send, status, b"text/plain; charset=utf-8")
+    await start(send, status, content_type)
     await send({"type": "http.response.body", "body": body})
 
 

@@ -10,7 +10,7 @@ Not here: CloudEvents. A record is a key, a value and headers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from knafka.core.errors import LogError
@@ -77,6 +77,11 @@ class LogWriter(Protocol):
     @property
     def in_flight(self) -> int:
         """Records taken and not yet reported."""
+        ...
+
+    @property
+    def stored(self) -> Mapping[tuple[str, int], int]:
+        """Records that the log has reported as durable, by topic and partition (DSP-22)."""
         ...
 
     @property
@@ -176,6 +181,17 @@ class Lag:
     beyond_end: frozenset[int] = frozenset()
     """Partitions whose commit lies behind the log's end: the topic was made anew, or has lost its
     end. They are read from the start of what is there, and that is their lag."""
+    ends: Positions = field(default_factory=dict, compare=False)
+    """Where the lags were counted to, of partitions whose end is known."""
+
+    @property
+    def settled(self) -> Positions:
+        """Records of each partition with which the group is done, counted from offset 0: those that
+        expired or came before its beginning are among them (DSP-16)."""
+        return {
+            number: max(0, end - self.by_partition.get(number, 0))
+            for number, end in self.ends.items()
+        }
 
     @property
     def total(self) -> int:

@@ -1,7 +1,9 @@
 """A request's address: what finds the Broker or KafkaChannel that it is for.
 
-/{namespace}/{name}   its path, percent-decoded
-//{host}              the name of a host, where the path is only `/` (KN-CHN-11)
+    /{namespace}/{name}   its path, percent-decoded
+    host:{host}           the name of a host, where the path is only `/` (KN-CHN-11)
+
+Not here: what is at an address (`ingest`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def address_of(path: bytes, headers: HttpHeaders) -> bytes:
 
 
 def address_of_host(host: bytes) -> bytes:
-    return b"//" + host
+    return b"host:" + host
 
 
 def path_of(url: bytes) -> bytes:

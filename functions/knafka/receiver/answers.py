@@ -105,9 +105,9 @@ def too_large(limit: int) -> Answer:
     )
 
 
-def plain(body: bytes) -> Answer:
+def plain(body: bytes, content_type: bytes) -> Answer:
     """200 with a text for machines."""
-    return Answer(HTTPStatus.OK, body.decode().removesuffix("\n"))
+    return Answer(HTTPStatus.OK, body.decode().removesuffix("\n"), content_type=content_type)
 
 
 def document(text: str) -> Answer:

@@ -34,7 +34,9 @@ from knafka.receiver.ingest import (
     Limits,
     header_bytes,
 )
+from knafka.receiver.tracing import IngestTracing
 from knafka.serving import Receive, Scope, Send
+from knafka.tracing.starting import Tracing, start_tracing
 
 PROBE_TIMEOUT: Final = 2.0
 """Seconds to wait for Kafka's first answer before asking again."""
@@ -55,26 +57,30 @@ class Receiver:
         self._writers: dict[Kafka, LogWriter] = {}
         self._follower: ContractFollower[Ingress] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._tracing: Tracing | None = None
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Connect to Kafka; raises `InvalidDocument` for a contract that can't be used."""
         declared = settings.receiver(environment)
+        ingresses = settings.ingresses(environment) if declared is None else ()
+        self._tracing = start_tracing(environment, "knafka-receiver")
+        spans = None if self._tracing is None else IngestTracing(self._tracing.tracer)
         if declared is None:
-            self._serve(settings.ingresses(environment))
+            self._serve(ingresses, spans)
         else:
-            self._follow(declared)
+            self._follow(declared, spans)
         self._connections = Connections(self.ingest, asyncio.get_running_loop())
         self._tasks.append(asyncio.create_task(self._wait_for_kafka()))
 
-    def _serve(self, ingresses: Sequence[Ingress]) -> None:
+    def _serve(self, ingresses: Sequence[Ingress], spans: IngestTracing | None) -> None:
         for ingress in ingresses:
             if ingress.kafka not in self._writers:
                 configuration = {**writing(ingress.kafka), **_batches(ingress.kafka, ingresses)}
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[each.kafka] for each in ingresses]
-        self.ingest = IngestHandler(ingresses, writers, _limits())
+        self.ingest = IngestHandler(ingresses, writers, _limits(), tracing=spans)
 
-    def _follow(self, declared: contract.Receiver) -> None:
+    def _follow(self, declared: contract.Receiver, spans: IngestTracing | None) -> None:
         """Serve what stands in a topic. Its smallest batch isn't known, as any topic may come: the
         writer sends a record again alone if its batch was too large."""
         writer = self._writers[declared.kafka] = KafkaWriter(writing(declared.kafka))
@@ -82,8 +88,8 @@ class Receiver:
             KafkaPositionedReader, connection(declared.kafka), declared.contract_topic
         )
         follower = self._follower = ContractFollower(IngressEntries(), open_reader)
-        self.ingest = IngestHandler((), (), _limits(), Contract())
-        self.ingest.writers.add(writer)
+        self.ingest = IngestHandler((), (), _limits(), Contract(), tracing=spans)
+        self.ingest.writers.append(writer)
 
         def changed() -> None:
             found = follower.contract
@@ -137,6 +143,8 @@ class Receiver:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(writer.close(STOP_TIMEOUT) for writer in self._writers.values()))
+        if self._tracing is not None:
+            await self._tracing.close()
 
     def alive(self) -> tuple[bool, str]:
         """Whether a restart would not help, and why it would."""

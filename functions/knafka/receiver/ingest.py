@@ -11,10 +11,12 @@ and knows better.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -23,11 +25,20 @@ from knafka.contract_topic import Contract
 from knafka.core.contract import Ingress
 from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
 from knafka.core.http_binding import record_of
-from knafka.observability import Labels, Metric, RateLimitedFilter, prometheus_text
-from knafka.ports.log import LogWriter, failure_of
+from knafka.observability import (
+    CONTENT_TYPE,
+    Histogram,
+    Metric,
+    RateLimitedFilter,
+    ingress_labels,
+    produced,
+    prometheus_text,
+)
+from knafka.ports.log import LogWriter, Reported, failure_of
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of_host
 from knafka.receiver.answers import Answer
+from knafka.receiver.tracing import IngestTracing
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter())
@@ -59,14 +70,30 @@ class Limits:
 class BrokerRoute:
     """One Broker or KafkaChannel: where its events go, and what was answered by status code."""
 
-    __slots__ = ("answered", "ingress", "max_event_bytes", "too_large", "topic", "writer")
+    __slots__ = (
+        "answered",
+        "duration",
+        "ingress",
+        "max_event_bytes",
+        "too_large",
+        "topic",
+        "writer",
+    )
 
-    def __init__(self, ingress: Ingress, writer: LogWriter, answered: Counter[int]) -> None:
+    def __init__(
+        self,
+        ingress: Ingress,
+        writer: LogWriter,
+        before: BrokerRoute | None = None,
+    ) -> None:
+        """`before`: as it was served until now, whose counts go on."""
         self.ingress = ingress
         self.writer = writer
         self.topic = ingress.topic
         self.max_event_bytes = ingress.max_event_bytes
-        self.answered = answered
+        self.answered: Counter[int] = Counter() if before is None else before.answered
+        self.duration: Histogram = Histogram() if before is None else before.duration
+        """From a request that is whole to its answer, of events that Kafka was given."""
         self.too_large = answers.too_large(ingress.max_event_bytes)
 
     def respond(self, answer: Answer, respond: Respond) -> None:
@@ -85,11 +112,16 @@ class IngestHandler:
         writers: Sequence[LogWriter],
         limits: Limits = Limits(),
         contract: Contract[Ingress] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        tracing: IngestTracing | None = None,
     ) -> None:
+        """`clock`: seconds since whenever."""
         self.limits = limits
+        self._clock = clock
+        self._tracing = tracing
         self.waiting: Answer | None = answers.waiting("")
         """What the readiness probe is told until Kafka has answered; None since."""
-        self.writers = set(writers)
+        self.writers = list(dict.fromkeys(writers))
         """Those that must not fail for good."""
         self._served: dict[str, BrokerRoute] = {}
         """By path."""
@@ -113,14 +145,13 @@ class IngestHandler:
             path = ingress.path
             route = self._served.get(path)
             if route is None or route.ingress is not ingress:
-                answered: Counter[int] = Counter() if route is None else route.answered
-                route = BrokerRoute(ingress, writer, answered)
+                route = BrokerRoute(ingress, writer, route)
             served[path] = routes[path.encode()] = route
             for host in ingress.hosts:
                 address = address_of_host(host.encode())
                 first, second = sorted([routes.get(address, route).ingress.path, path])
                 if first != second:
-                    log.warning("%s has the host %s, not %s, too", first, host, second)
+                    log.warning("%s and %s have the host %s: the first has it", first, second, host)
                 routes[address] = served[first]
         self._served, self._routes = served, routes
         self._contract = contract
@@ -132,7 +163,9 @@ class IngestHandler:
     ) -> None:
         """Answer one request: `respond` is called exactly once, now or later; nothing is raised."""
         route = self.find(address)
-        if route is None:
+        if route is None and address == METRICS and method in (b"GET", b"HEAD"):
+            self._write_metrics(respond)
+        elif route is None:
             respond(self._elsewhere(method, address))
         elif method == b"POST":
             self.receive(route, headers, body, respond)
@@ -147,18 +180,23 @@ class IngestHandler:
         self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
         """`handle` for a POST to a Broker."""
-        limits = self.limits
+        limits, clock = self.limits, self._clock
+        began = clock()
 
-        def reported(error: LogError | None) -> None:
+        def stored(error: LogError | None) -> None:
             self._waiting_bytes -= held
+            route.duration.observe(clock() - began)
             route.respond(answers.ACCEPTED if error is None else _refusal(route, error), respond)
 
+        reported: Reported = stored
         try:
             key, kept, value = record_of(headers, body)
             size = 0 if value is None else len(value)
             for name, text in kept:
                 size += len(name) + len(text)
             held = size + HEADER_OVERHEAD * len(kept)
+            if self._tracing is not None:
+                respond, reported = self._tracing.receive(route.ingress, kept, respond, stored)
             if size > route.max_event_bytes:
                 route.respond(route.too_large, respond)
             elif route.writer.away is not None:
@@ -199,12 +237,25 @@ class IngestHandler:
                 return answers.HEALTHY if failure is None else answers.failed(str(failure))
             if path in READINESS:
                 return self.waiting or answers.HEALTHY
-            if path == METRICS:
-                return answers.plain(prometheus_text(self.metrics()))
             if path == CONTRACT and self._contract is not None:
                 return answers.document(self._contract_read(self._contract))
         self._unrouted[self._nowhere.status] += 1
         return self._nowhere
+
+    def _write_metrics(self, respond: Respond) -> None:
+        """What is asked for is put together here, and written on a thread: for hundreds of channels
+        that takes as long as thousands of events."""
+
+        def written(text: asyncio.Future[bytes]) -> None:
+            if text.cancelled() or (error := text.exception()) is not None:
+                why = "cancelled" if text.cancelled() else repr(error)
+                respond(answers.failed(why))
+            else:
+                respond(answers.plain(text.result(), CONTENT_TYPE.encode()))
+
+        found = list(self.metrics())
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, prometheus_text, found).add_done_callback(written)
 
     def _contract_read(self, contract: Contract[Ingress]) -> str:
         """As JSON: how far the contract's topic is read, and what of it isn't served, and why."""
@@ -233,7 +284,7 @@ class IngestHandler:
             "knafka_receiver_events_total",
             "Requests to a Broker's path by the status code they were answered with",
             [
-                ({**_labels(route.ingress), "code": str(code)}, count)
+                ({**ingress_labels(route.ingress), "code": str(code)}, count)
                 for route in self._served.values()
                 for code, count in sorted(route.answered.items())
             ],
@@ -247,7 +298,7 @@ class IngestHandler:
             "knafka_receiver_kafka_away",
             "Whether a Broker's Kafka is known to be away: its events are answered 503 at once",
             [
-                (_labels(route.ingress), 0 if route.writer.away is None else 1)
+                (ingress_labels(route.ingress), 0 if route.writer.away is None else 1)
                 for route in self._served.values()
             ],
             kind="gauge",
@@ -258,16 +309,31 @@ class IngestHandler:
             [({}, self._waiting_bytes)],
             kind="gauge",
         )
+        yield Metric(
+            "http_server_request_duration_seconds",
+            "From a request that is whole to its answer, of events that Kafka was given",
+            [
+                (ingress_labels(route.ingress), route.duration)
+                for route in self._served.values()
+                if route.duration.count
+            ],
+            kind="histogram",
+        )
+        yield produced(self._produced())
+
+    def _produced(self) -> Iterator[tuple[str, str, Mapping[int, int]]]:
+        """Client, topic and records by partition, of each writer once: Brokers may share one."""
+        for number, writer in enumerate(self.writers, 1):
+            topics: dict[str, dict[int, int]] = {}
+            for (topic, partition), count in writer.stored.items():
+                topics.setdefault(topic, {})[partition] = count
+            for topic, counts in sorted(topics.items()):
+                yield f"rdkafka#producer-{number}", topic, counts
 
 
 def header_bytes(headers: HttpHeaders) -> int:
     """What headers count as: names, values, and for each the colon, a space and the line's end."""
     return sum([len(name) + len(value) + 4 for name, value in headers])
-
-
-def _labels(ingress: Ingress) -> Labels:
-    name = "channel" if ingress.kind == "KafkaChannel" else "broker"
-    return {"namespace": ingress.namespace, name: ingress.broker}
 
 
 def _refusal(route: BrokerRoute, error: LogError) -> Answer:

@@ -4,6 +4,7 @@
       -> Service of type ExternalName, in the channel's namespace -> Knative's gateway
       -> Ingress with that host -> the receiver, which is given the host that was asked for
 
+An Ingress is in the namespace of what it leads to: the receiver's.
 That is what a DomainMapping does, which Knative refuses for a cluster's own domain. Where there is
 no gateway the address is the channel's path at its receiver.
 """
@@ -17,6 +18,7 @@ from typing import Any, Final
 from knafka.core import names
 from knafka_operator.decide import services
 from knafka_operator.decide.services import Manifest
+from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.resources import Broker
 from knafka_operator.model.settings import Settings
 
@@ -25,6 +27,7 @@ INGRESS_CLASS: Final = "networking.knative.dev/ingress.class"
 ORIGINAL_HOST: Final = "K-Original-Host"
 """The header that names the host which was asked for, as Knative's own routes have it."""
 SUFFIX: Final = "-kn-channel"
+ROLE: Final = "channel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,11 @@ def gateway(ingress: Mapping[str, Any] | None) -> Gateway | None:
 
 def service_name(channel: Broker) -> str:
     return names.child(channel.metadata.name, SUFFIX)
+
+
+def route_name(channel: Broker) -> str:
+    """Of the Ingress, beside those of all other channels."""
+    return names.child(CHANNELS.parent(services.identity_of(channel)), SUFFIX)
 
 
 def hosts(channel: Broker, settings: Settings) -> tuple[str, ...]:
@@ -79,7 +87,14 @@ def route(channel: Broker, receiver: str, to: Gateway, settings: Settings) -> Ma
     return {
         "apiVersion": NETWORKING,
         "kind": "Ingress",
-        "metadata": {**_metadata(channel), "annotations": annotations},
+        "metadata": {
+            "name": route_name(channel),
+            "namespace": settings.namespace,
+            "labels": services.with_common_labels(
+                {services.ROLE: ROLE, services.OWNER: channel.metadata.uid}
+            ),
+            "annotations": annotations,
+        },
         "spec": {"httpOption": "Enabled", "rules": [rule]},
     }
 
@@ -89,20 +104,16 @@ def service(channel: Broker, to: Gateway) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(channel),
+        "metadata": {
+            "name": service_name(channel),
+            "namespace": channel.metadata.namespace,
+            "labels": services.with_common_labels({services.ROLE: ROLE}),
+            "ownerReferences": [services.owner_reference(channel)],
+        },
         "spec": {
             "type": "ExternalName",
             "externalName": to.host,
             "sessionAffinity": "None",
             "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": 80}],
         },
-    }
-
-
-def _metadata(channel: Broker) -> Manifest:
-    return {
-        "name": service_name(channel),
-        "namespace": channel.metadata.namespace,
-        "labels": services.with_common_labels({services.ROLE: "channel"}),
-        "ownerReferences": [services.owner_reference(channel)],
     }

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from knafka.core import documents, names
 from knafka.core.contract import Egress, Ingress, Receiver, Shard
-from knafka.settings import PROFILING
+from knafka.settings import LOG_FORMAT, PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import Family, family_of
 from knafka_operator.model.identity import Identity
@@ -64,13 +64,12 @@ TIMEOUT_SECONDS: Final = 600
 """Knative's default maximum; a drain's budget stays below it."""
 
 GRACE_PERIOD: Final = TIMEOUT_SECONDS - 60
-"""Seconds from a dispatcher's SIGTERM to its end. Knative gives a pod `timeoutSeconds`, and has the
-function stopped 30 s after the last request that its proxy was sent."""
+"""Seconds from a dispatcher's SIGTERM to its end: Knative gives a pod `timeoutSeconds`, and has it
+stopped 30 s after the last request."""
 
 LIVENESS_PROBE: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/health/liveness"},
-    # Patient: on a busy node a pod was seen to answer after more than 10 s, and a restart would
-    # make it busier still.
+    # Patient: a busy node let a pod answer after 10 s; a restart would make it busier still.
     "periodSeconds": 20,
     "timeoutSeconds": 20,
     "failureThreshold": 6,
@@ -138,7 +137,7 @@ def receiver_service(
 
 
 def channels_receiver_name(secret: str | None) -> str:
-    """The receiver of all KafkaChannels whose Kafka is reached with this Secret (CHN-11)."""
+    """That of all KafkaChannels whose Kafka is reached with this Secret (CHN-11)."""
     return CHANNELS_RECEIVER if secret is None else names.child(secret, f"-{CHANNELS_RECEIVER}")
 
 
@@ -326,10 +325,11 @@ def _service(
     settings: Settings,
     concurrency: int = 0,
 ) -> Manifest:
-    environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level}
+    environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
         environment[PROFILING] = "enabled"
+    environment |= settings.tracing
     container: Manifest = {
         "name": "function",
         "image": settings.image,

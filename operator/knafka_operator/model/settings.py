@@ -82,6 +82,8 @@ class Settings:
     channels: bool = False
     """Whether KafkaChannels and Subscriptions are ours."""
     channel_config: str = "kafka-channel-config"
+    tracing: Mapping[str, str] = field(default_factory=dict)
+    """More environment variables of functions: from ConfigMaps (`decide.tracing`)."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:

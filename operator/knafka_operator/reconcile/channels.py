@@ -43,7 +43,7 @@ from knafka_operator.decide.effects import (
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, may_delete
 from knafka_operator.model.channels import KafkaChannel
-from knafka_operator.model.cluster import Cluster, Document, decoded
+from knafka_operator.model.cluster import Cluster, Document, NotAllowed, Rejected, decoded
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker, ConfigMap
@@ -119,7 +119,9 @@ class Channels:
         await self.receivers.until_read(receiver, self.settings.namespace)
         # Also of one whose spec can't be read any more.
         of = {key: document[key] for key in ("apiVersion", "kind", "metadata")}
-        await self.shards.delete(parse(Broker, of))
+        channel = parse(Broker, of)
+        await self._delete_route(channel)
+        await self.shards.delete(channel)
         own = names.channel_topic(*identity)
         if topic == own and may_delete(await kafka.topics.describe_topic(own), known):
             for group in groups:
@@ -253,6 +255,13 @@ class Channels:
         name = services.channels_receiver_name(secret)
         return await self.receivers.at(name, kafka, contract.contract_topic)
 
+    async def _delete_route(self, channel: Broker) -> None:
+        """The Service goes with its channel; the Ingress is in another namespace."""
+        of = routes.NETWORKING, "Ingress", self.settings.namespace, routes.route_name(channel)
+        there = await self.cluster.get(*of)
+        if there is not None and services.is_owned(there, channel):
+            await self.cluster.delete(*of)
+
     # Subscriptions.
 
     def _subscribed(self, document: Document) -> list[Any]:
@@ -323,8 +332,11 @@ class Channels:
                 await self.receivers.until_read(receiver, self.settings.namespace)
                 return replace(seen, accepted=True)
             case ApplyRoute(manifests):
-                for manifest in manifests:
-                    await self.cluster.apply(manifest)
+                try:
+                    for manifest in manifests:
+                        await self.cluster.apply(manifest)
+                except (Rejected, NotAllowed) as error:
+                    raise NotReady("RouteRejected", str(error)) from error
                 return replace(seen, routed=True)
             case ProbeReceiver(url, address):
                 await self.probe(url)

@@ -17,7 +17,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
@@ -25,7 +26,9 @@ import kopf
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka_operator.model.cluster import ClusterError
+from knafka_operator.decide.tracing import OBSERVABILITY, TRACING, tracing_environment
+from knafka_operator.model.cluster import Cluster, ClusterError
+from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.runtime import channel_handlers, handlers, webhooks
@@ -58,6 +61,7 @@ async def run(settings: Settings) -> None:
     # First of all: should nobody lead, the time until that is known begins here.
     acquired = asyncio.Event()
     holding = asyncio.create_task(leadership.hold(acquired))
+    settings = replace(settings, tracing=await tracing_of(settings, api))
     operator = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter)
     channels = None
     if settings.channels:
@@ -80,6 +84,20 @@ async def run(settings: Settings) -> None:
         await operator.close()
         await http.close()
         await asyncio.to_thread(serving.close)
+
+
+async def tracing_of(settings: Settings, cluster: Cluster) -> Mapping[str, str]:
+    """What every function's environment says about traces, read once: at this start."""
+
+    async def data(name: str) -> Mapping[str, str]:
+        found = await _insisting(name, lambda: cluster.get(CORE, "ConfigMap", where, name))
+        return (found or {}).get("data") or {}
+
+    where, domain = settings.namespace, settings.cluster_domain
+    found = tracing_environment(await data(OBSERVABILITY), await data(TRACING), where, domain)
+    for warning in found[1]:
+        log.warning("%s", warning)
+    return found[0]
 
 
 async def _acquired(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:

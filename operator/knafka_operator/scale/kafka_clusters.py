@@ -65,6 +65,11 @@ class KafkaCluster:
     _turn: int = 0
     _is_away: bool = False
 
+    @property
+    def ends(self) -> Mapping[str, Positions]:
+        """The ends of watched topics, as the last look has found them."""
+        return self._ends
+
     def writer(self) -> LogWriter:
         """For contracts: opened when first needed, and anew after one that can't go on."""
         assert self.open_writer is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +47,8 @@ class ScaledTrigger:
     shard: ScaledShard | None = None
     """The shard that has it: none while its own drains end, or it is paused."""
     lag: int | None = None
+    settled: Mapping[int, int] = field(default_factory=dict)
+    """By partition, as the last question for its lag has found (`Lag.settled`)."""
     scale: Scale = NOT_KNOWN
     floor: int = 0
     """Drains held even when they end idle."""

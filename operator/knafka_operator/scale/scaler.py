@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
-from knafka.ports.log import Lag, LagSource
+from knafka.ports.log import Lag, LagSource, Positions
 from knafka_operator.decide.scaling import TriggerStatus, decide, expected, keeping_offsets
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import Hold, Holds, explain
@@ -213,6 +213,11 @@ class Scaler:
         trigger = self._triggers.get(trigger_id)
         return None if trigger is None else trigger.status()
 
+    def settled(self, trigger_id: str) -> Positions:
+        """By partition of its topic, records that one Trigger's group has settled."""
+        trigger = self._triggers.get(trigger_id)
+        return {} if trigger is None else trigger.settled
+
     def has_triggers(self, topic: str) -> bool:
         """Whether any Trigger of this topic is scaled."""
         return topic in self._topics
@@ -362,7 +367,7 @@ class Scaler:
         partitions, shared = len(lag.by_partition), trigger.declared is not None
         holds, autoscaling = trigger.holds, trigger.autoscaling
         trigger.lag_error = None
-        trigger.lag = lag.total
+        trigger.lag, trigger.settled = lag.total, lag.settled
         trigger.asked()
         trigger.beyond_end = lag.beyond_end
         trigger.floor = decide(0, partitions, autoscaling, 0, shared=shared).replicas

@@ -17,13 +17,21 @@ from knafka.dispatcher.shared.drain import ShardDrain
 from knafka.dispatcher.shared.entries import ShardEntries
 from knafka.dispatcher.streaming import stream
 from knafka.serving import Send
+from knafka.tracing.spans import Tracer
 
 
 class ServedShard:
     """A `function.Side`; `service_url` as in `settings.Drains`. Raises `InvalidDocument` for one
     that can't be used."""
 
-    def __init__(self, shard: Shard, clients: ShardClients, service_url: str | None) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        clients: ShardClients,
+        service_url: str | None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._tracer = tracer
         self.writer = clients.writer
         self._shard = shard
         self._clients = clients
@@ -74,7 +82,7 @@ class ServedShard:
         return self._clients.of(egress, lambda: len(self._follower.contract.entries))
 
     def _served_of(self, egress: Egress) -> Served:
-        return self._served.setdefault(egress.group, Served(egress))
+        return self._served.setdefault(egress.group, Served(egress, self._tracer))
 
     def _follow(self) -> None:
         egresses = self._follower.contract.entries

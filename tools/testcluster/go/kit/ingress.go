@@ -91,12 +91,14 @@ type ingress struct {
 	endpoints corelisters.EndpointsLister
 	routes    atomic.Pointer[routes]
 	status    map[string]any
+	private   string // our own address, and the name that leads there
+	domain    string
 	http1     *http.Transport
 	http2     *http.Transport
 }
 
 // kit ingress --kubeconfig FILE --public IP:PORT --private IP:PORT --private-domain NAME:
-// Knative's ingress, an HTTP/1.1 and h2c reverse proxy on the node. Not for TLS or DomainMappings.
+// Knative's ingress, an HTTP/1.1 and h2c reverse proxy on the node. Not for TLS.
 func runIngress() {
 	flags := flag.NewFlagSet("ingress", flag.ExitOnError)
 	config := flags.String("kubeconfig", "", "")
@@ -118,6 +120,8 @@ func runIngress() {
 		listed:    custom.ForResource(ingressResource).Lister(),
 		services:  core.Core().V1().Services().Lister(),
 		endpoints: core.Core().V1().Endpoints().Lister(),
+		private:   *private,
+		domain:    *privateDomain,
 		status: map[string]any{
 			"publicLoadBalancer":  map[string]any{"ingress": []any{map[string]any{"ip": publicHost}}},
 			"privateLoadBalancer": map[string]any{"ingress": []any{map[string]any{"domainInternal": *privateDomain}}},
@@ -351,6 +355,10 @@ func (to toService) endpoint(ctx context.Context) (address string, http2 bool, e
 }
 
 func (to toService) addresses(service *corev1.Service) (found []string, http2 bool) {
+	// A route to another route: a Knative Service's own name leads here again, by another host.
+	if service.Spec.Type == corev1.ServiceTypeExternalName && service.Spec.ExternalName == to.in.domain {
+		return []string{to.in.private}, false
+	}
 	at := slices.IndexFunc(service.Spec.Ports, func(p corev1.ServicePort) bool {
 		return p.Name == to.target.ServicePort.String() || strconv.Itoa(int(p.Port)) == to.target.ServicePort.String()
 	})

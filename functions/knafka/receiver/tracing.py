@@ -1,0 +1,86 @@
+"""Spans of a receiver: `receive`, and `append` below it (KN-DP-10, KN-DP-16).
+
+A sender's trace goes on, by its `traceparent` header or, without one, by the CloudEvents extension
+of that name; else a trace begins here. What is stored says `receive` is the span before, sampled or
+not; the extension stays as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TypeAlias
+
+from knafka.core.contract import Ingress
+from knafka.core.errors import LogError
+from knafka.core.kafka_binding import RecordHeaders
+from knafka.ports.log import Reported
+from knafka.receiver.answers import Answer
+from knafka.tracing.context import EXTENSION, TRACEPARENT, TRACESTATE, SpanContext, decode
+from knafka.tracing.spans import KNATIVE, Kind, Span, Tracer
+
+Respond: TypeAlias = Callable[[Answer], None]
+
+
+class IngestTracing:
+    """Makes the spans of one receiver's events."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def receive(
+        self, ingress: Ingress, headers: RecordHeaders, respond: Respond, reported: Reported
+    ) -> tuple[Respond, Reported]:
+        """Put the trace into the record's `headers`; gives what to call in place of `respond` and
+        `reported`: they end the spans."""
+        tracer = self._tracer
+        carried = dict(headers)
+        given = decode(carried.get(TRACEPARENT))
+        parent = given or decode(carried.get(EXTENSION))
+        if parent is None:
+            context = tracer.begin_trace()
+        elif tracer.samples(parent):
+            context = tracer.below(parent)
+        else:
+            # Nothing of ours comes between its span and the next.
+            context = SpanContext(parent.trace_id, parent.span_id, False)
+        if given is None and TRACEPARENT not in carried and TRACESTATE not in carried:
+            headers.append((TRACEPARENT, context.encode()))
+        elif context != given:
+            _replace(headers, context, keep_state=given is not None)
+        if not context.sampled:
+            return respond, reported
+        kind = "channel" if ingress.kind == "KafkaChannel" else "broker"
+        span = Span("receive", Kind.SERVER, context, parent, tracer.now())
+        span.attributes = {
+            "messaging.system": KNATIVE,
+            "messaging.protocol": "HTTP",
+            "messaging.destination": f"{kind}:{ingress.broker}.{ingress.namespace}",
+        }
+        if "ce_id" in carried:
+            span.attributes["messaging.message_id"] = carried["ce_id"].decode("utf-8", "replace")
+        append = tracer.start(
+            "append",
+            Kind.PRODUCER,
+            context,
+            {"messaging.system": "kafka", "messaging.destination": ingress.topic},
+        )
+
+        def appended(error: LogError | None) -> None:
+            tracer.end(append, None if error is None else str(error))
+            reported(error)
+
+        def responded(answer: Answer) -> None:
+            span.attributes["http.response.status_code"] = answer.status
+            failed = answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            tracer.end(span, answer.body.decode("utf-8", "replace").strip() if failed else None)
+            respond(answer)
+
+        return responded, appended
+
+
+def _replace(headers: RecordHeaders, context: SpanContext, *, keep_state: bool) -> None:
+    """In place; a `tracestate` belongs to the `traceparent` that it came with."""
+    gone = (TRACEPARENT,) if keep_state else (TRACEPARENT, TRACESTATE)
+    headers[:] = [each for each in headers if each[0] not in gone]
+    headers.append((TRACEPARENT, context.encode()))

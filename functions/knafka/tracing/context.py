@@ -1,0 +1,53 @@
+"""Trace context: `traceparent` as W3C has it (KN-DP-10). Pure.
+
+An event has two. The HTTP header, and the record header of that name, say which span comes just
+before: each hop replaces it. The CloudEvents extension (`ce_traceparent` in a record) keeps the
+trace in which the event began, and is nobody's to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+EXTENSION: Final = "ce_traceparent"
+"""The record header of the CloudEvents extension."""
+
+_parts = re.compile(
+    rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL
+).fullmatch
+
+
+class SpanContext(NamedTuple):
+    """Which span of which trace, and whether it is recorded."""
+
+    trace_id: int
+    """128 bits, not 0."""
+    span_id: int
+    """64 bits, not 0."""
+    sampled: bool
+
+    def encode(self) -> bytes:
+        """As a `traceparent` says it."""
+        return b"00-%032x-%016x-%02x" % self
+
+    @property
+    def ids(self) -> Mapping[str, str]:
+        """As a log line has them."""
+        return {"trace_id": f"{self.trace_id:032x}", "span_id": f"{self.span_id:016x}"}
+
+
+def decode(value: bytes | None) -> SpanContext | None:
+    """What a `traceparent` says; None for none, and for what W3C calls invalid."""
+    if value is None or (found := _parts(value)) is None:
+        return None
+    version, trace, span, flags, more = found.groups()
+    if version == b"ff" or (more and version == b"00"):
+        return None
+    trace_id, span_id = int(trace, 16), int(span, 16)
+    if not trace_id or not span_id:
+        return None
+    return SpanContext(trace_id, span_id, int(flags, 16) & 1 == 1)

@@ -1,0 +1,39 @@
+"""Sampling: which traces are recorded, by OpenTelemetry's rules. Pure.
+
+The decision is a trace's, made from its id: whoever makes it with the same rate, a receiver, a
+dispatcher or a subscriber with an OpenTelemetry SDK, comes to the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+_BITS: Final = (1 << 64) - 1
+"""Of a trace id, those that OpenTelemetry's SDKs look at, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """`rate` is a share, 0 to 1. `follows_parent`: a trace that comes from elsewhere is recorded if
+    it is recorded there, whatever the rate."""
+
+    rate: float = 1.0
+    follows_parent: bool = True
+
+    def samples(self, trace_id: int, parent: bool | None) -> bool:
+        """Whether this trace is recorded; `parent`: whether it is elsewhere, None: it begins."""
+        if parent is not None and self.follows_parent:
+            return parent
+        return trace_id & _BITS < round(self.rate * (_BITS + 1))
+
+
+NAMES: Final = {
+    "always_on": (False, 1.0),
+    "always_off": (False, 0.0),
+    "traceidratio": (False, None),
+    "parentbased_always_on": (True, 1.0),
+    "parentbased_always_off": (True, 0.0),
+    "parentbased_traceidratio": (True, None),
+}
+"""OTEL_TRACES_SAMPLER's values: whether a parent is followed, and the rate if the name says it."""

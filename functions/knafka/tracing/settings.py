@@ -1,0 +1,114 @@
+"""Settings of tracing: OpenTelemetry's own environment variables. Pure.
+
+    OTEL_TRACES_EXPORTER            otlp, zipkin or none
+    OTEL_EXPORTER_OTLP_ENDPOINT     http://collector:4318; OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, too
+    OTEL_EXPORTER_ZIPKIN_ENDPOINT   http://zipkin:9411/api/v2/spans
+    OTEL_TRACES_SAMPLER             parentbased_always_on (the default), parentbased_traceidratio,
+                                    traceidratio, always_on, always_off, parentbased_always_off
+    OTEL_TRACES_SAMPLER_ARG         the rate of a ratio, 0 to 1
+    OTEL_SDK_DISABLED               true: no tracing
+
+Tracing is on if an exporter or an endpoint is named. The SDK reads the rest, such as
+OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS and OTEL_BSP_SCHEDULE_DELAY, by itself. What can't be
+used is ignored with a warning, as OpenTelemetry wants it: no event is lost for a trace's sake.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from knafka.tracing.sampling import NAMES, Sampler
+
+EXPORTER: Final = "OTEL_TRACES_EXPORTER"
+OTLP_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+OTLP_TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+OTLP_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
+OTLP_TRACES_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+ZIPKIN_ENDPOINT: Final = "OTEL_EXPORTER_ZIPKIN_ENDPOINT"
+SAMPLER: Final = "OTEL_TRACES_SAMPLER"
+SAMPLER_ARG: Final = "OTEL_TRACES_SAMPLER_ARG"
+DISABLED: Final = "OTEL_SDK_DISABLED"
+
+DEFAULT_SAMPLER: Final = "parentbased_always_on"
+PROTOCOL: Final = "http/protobuf"
+"""The one way in which OTLP is spoken."""
+
+Exporter: TypeAlias = Literal["otlp", "zipkin"]
+
+
+@dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """What the environment says about traces."""
+
+    exporter: Exporter | None = None
+    """None: tracing is off."""
+    sampler: Sampler = field(default_factory=Sampler)
+    problems: tuple[str, ...] = ()
+    """Sentences about what was ignored."""
+
+
+def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
+    """Never raises: see `TracingSettings.problems`."""
+    given = {name: value.strip() for name, value in environment.items() if value.strip()}
+    if given.get(DISABLED, "").lower() == "true":
+        return TracingSettings()
+    problems: list[str] = []
+    exporter = _exporter(given, problems)
+    if exporter == "otlp":
+        protocol = given.get(OTLP_TRACES_PROTOCOL) or given.get(OTLP_PROTOCOL) or PROTOCOL
+        if protocol != PROTOCOL:
+            exporter = None
+            problems.append(
+                f"{OTLP_PROTOCOL}: {protocol:.80} is not spoken here: want {PROTOCOL}, "
+                "so tracing is off"
+            )
+    sampler = Sampler() if exporter is None else _sampler(given, problems)
+    return TracingSettings(exporter, sampler, tuple(problems))
+
+
+def _exporter(given: Mapping[str, str], problems: list[str]) -> Exporter | None:
+    named = given.get(EXPORTER, "").lower()
+    if not named:
+        if given.get(OTLP_ENDPOINT) or given.get(OTLP_TRACES_ENDPOINT):
+            return "otlp"
+        return "zipkin" if given.get(ZIPKIN_ENDPOINT) else None
+    if named == "otlp":
+        return "otlp"
+    if named == "zipkin":
+        return "zipkin"
+    if named != "none":
+        problems.append(
+            f"{EXPORTER}: invalid value: {named:.80}: want otlp, zipkin or none, so tracing is off"
+        )
+    return None
+
+
+def _sampler(given: Mapping[str, str], problems: list[str]) -> Sampler:
+    name = given.get(SAMPLER, DEFAULT_SAMPLER).lower()
+    if name not in NAMES:
+        problems.append(
+            f"{SAMPLER}: invalid value: {name:.80}: want one of {', '.join(NAMES)}, so it is "
+            f"{DEFAULT_SAMPLER}"
+        )
+        name = DEFAULT_SAMPLER
+    follows_parent, rate = NAMES[name]
+    if rate is None:
+        rate = rate_of(given.get(SAMPLER_ARG, "1"))
+        if rate is None:
+            problems.append(
+                f"{SAMPLER_ARG}: invalid value: {given[SAMPLER_ARG]:.80}: want 0 to 1, so it is 1"
+            )
+            rate = 1.0
+    return Sampler(rate, follows_parent)
+
+
+def rate_of(text: str) -> float | None:
+    """A sampling rate; None if it is none."""
+    try:
+        rate = float(text)
+    except ValueError:
+        return None
+    return rate if math.isfinite(rate) and 0 <= rate <= 1 else None

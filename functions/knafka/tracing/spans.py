@@ -1,0 +1,90 @@
+"""Spans: what is recorded of an event, as values; `Tracer` makes them. Pure.
+
+Only a sampled trace has spans: for all others there is nothing but the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeAlias
+
+from knafka.tracing.context import SpanContext
+from knafka.tracing.sampling import Sampler
+
+Attributes: TypeAlias = dict[str, str | int | bool]
+
+KNATIVE: Final = "knative"
+"""`messaging.system` of a Broker's, Channel's, Trigger's or Subscription's spans (KN-DP-16)."""
+
+
+class Kind(Enum):
+    """OpenTelemetry's kinds of span."""
+
+    INTERNAL = "INTERNAL"
+    SERVER = "SERVER"
+    CLIENT = "CLIENT"
+    PRODUCER = "PRODUCER"
+
+
+@dataclass(slots=True)
+class Span:
+    """One span, finished once it has an `end`; times are nanoseconds since the Unix epoch."""
+
+    name: str
+    kind: Kind
+    context: SpanContext
+    parent: SpanContext | None
+    start: int
+    attributes: Attributes = field(default_factory=dict)
+    end: int = 0
+    error: str | None = None
+    """What went wrong, if something has."""
+
+
+class Tracer:
+    """Makes spans, and hands finished ones to `export`, which doesn't block.
+
+    `now` gives nanoseconds since the Unix epoch, `random_bits` as many random bits as it is asked
+    for.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        export: Callable[[Span], None],
+        now: Callable[[], int],
+        random_bits: Callable[[int], int],
+    ) -> None:
+        self.now = now
+        self._samples = sampler.samples
+        self._export = export
+        self._random_bits = random_bits
+
+    def samples(self, context: SpanContext) -> bool:
+        """Whether spans of this trace, which began elsewhere, are recorded."""
+        return self._samples(context.trace_id, context.sampled)
+
+    def begin_trace(self) -> SpanContext:
+        """The first span of a new trace."""
+        trace_id = self._random_bits(128) or 1
+        return SpanContext(
+            trace_id, self._random_bits(64) or 1, self._samples(trace_id, parent=None)
+        )
+
+    def below(self, parent: SpanContext) -> SpanContext:
+        """A recorded span of the same trace."""
+        return SpanContext(parent.trace_id, self._random_bits(64) or 1, True)
+
+    def start(
+        self, name: str, kind: Kind, parent: SpanContext, attributes: Attributes | None = None
+    ) -> Span:
+        """A recorded span that begins now."""
+        return Span(name, kind, self.below(parent), parent, self.now(), attributes or {})
+
+    def end(self, span: Span, error: str | None = None) -> None:
+        """It ends now."""
+        span.end = self.now()
+        span.error = error
+        self._export(span)

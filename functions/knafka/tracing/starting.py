@@ -1,0 +1,74 @@
+"""Starting: a process's tracing, if its environment wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from knafka.observability import RateLimitedFilter
+from knafka.tracing.settings import tracing_settings
+from knafka.tracing.spans import Span, Tracer
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT: Final = 1.0
+"""Seconds for the last spans when the process ends: what is sent by then is seen."""
+
+EXPORTER_LOGS: Final = (
+    "opentelemetry.exporter.otlp.proto.http",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.zipkin.json",
+    "opentelemetry.sdk._shared_internal",
+)
+"""Loggers that say it of each batch that isn't taken."""
+
+
+class Exporter(Protocol):
+    def export(self, span: Span) -> None:
+        """Queue a finished span; never waits."""
+        ...
+
+    def close(self, timeout: float) -> None:
+        """Send what is queued, for so many seconds at most; blocks meanwhile."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """A process's tracer, and what sends its spans."""
+
+    tracer: Tracer
+    exporter: Exporter
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.exporter.close, CLOSE_TIMEOUT)
+
+
+def start_tracing(environment: Mapping[str, str], service: str) -> Tracing | None:
+    """None: it is off, or can't be on, which is logged. `service` is the `service.name` of spans
+    where the environment has none."""
+    settings = tracing_settings(environment)
+    for problem in settings.problems:
+        log.warning("tracing: %s", problem)
+    if settings.exporter is None:
+        return None
+    try:
+        # Here, as nobody else pays for OpenTelemetry's SDK.
+        from knafka.tracing.exporter import OpenTelemetryExporter
+
+        exporter = OpenTelemetryExporter(settings.exporter, service)
+    except ImportError as error:
+        log.warning("tracing is off: %s: install knafka[tracing]", error)
+        return None
+    except Exception as error:  # a setting that the SDK refuses: no reason to take no events
+        log.warning("tracing is off: the exporter can't be started: %s", error)
+        return None
+    for name in EXPORTER_LOGS:
+        logging.getLogger(name).addFilter(RateLimitedFilter(by_wording=True))
+    tracer = Tracer(settings.sampler, exporter.export, time.time_ns, random.getrandbits)
+    return Tracing(tracer, exporter)

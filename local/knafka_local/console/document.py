@@ -1,0 +1,189 @@
+"""The console's documents: what its page reads as JSON, wherever that is from.
+
+Counts are sums since the start of whatever keeps them; the page makes rates of them.
+Not here: making them, which is a source's; see `local_document`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from knafka.core.documents import Model
+
+
+class Action(StrEnum):
+    """What a viewer may do; the page shows no button for anything else."""
+
+    PAUSE = "pause"
+    """Also to resume."""
+    REPLAY = "replay"
+
+
+class Health(StrEnum):
+    """How a Trigger is, in one word; the worst that applies."""
+
+    NOT_READY = "not-ready"
+    UNAVAILABLE = "unavailable"
+    """Its circuit is open: a few events probe the subscriber, the others wait."""
+    TROUBLED = "troubled"
+    PAUSED = "paused"
+    DELIVERING = "delivering"
+    RESTING = "resting"
+    """Scaled to zero."""
+
+
+class BrokerState(Model):
+    """One Broker, or whatever else takes events in."""
+
+    kind: str = "Broker"
+    namespace: str
+    name: str
+    url: str = ""
+    accepted: int = 0
+    rejected: int = 0
+    refused: str = ""
+    """Why it isn't Ready; empty: it is."""
+
+
+class TriggerState(Model):
+    """One Trigger: where it is in the flow, and how it does."""
+
+    kind: str = "Trigger"
+    namespace: str
+    name: str
+    broker: str
+    """In the same namespace."""
+    filters: str = ""
+    """All on one line."""
+    subscriber: str = ""
+    health: Health
+    why: str = ""
+    """The words for its health: a condition's, or the scaler's last decision."""
+    lag: int | None = None
+    """Events; None: not known."""
+    replicas: int = 0
+    most_replicas: int = 0
+    read: int = 0
+    filtered: int = 0
+    delivered: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+
+
+class ConsoleState(Model):
+    """Everything that the page shows without being asked for more."""
+
+    place: str
+    """What this is a console of: a data folder, or a cluster."""
+    kafka: str
+    may: tuple[Action, ...]
+    brokers: tuple[BrokerState, ...] = ()
+    triggers: tuple[TriggerState, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class ConditionState(Model):
+    """One condition, as `kubectl` shows it."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    severity: str = ""
+
+
+class TriggerDetails(Model):
+    """What is shown of one Trigger when it is opened."""
+
+    filters: str
+    """As they are written, in YAML; empty: it wants all events."""
+    delivery: str
+    """The same of `spec.delivery`; empty: as its Broker says."""
+    order: str
+    max_in_flight: str = ""
+    declared_in: str = ""
+    conditions: tuple[ConditionState, ...] = ()
+
+
+class Verdict(Model):
+    """Whether a Trigger would get an event."""
+
+    namespace: str
+    name: str
+    broker: str
+    gets_it: bool
+    why_not: tuple[str, ...] = ()
+    """The clauses that refuse it."""
+
+
+class Failure(Model):
+    """One dead letter."""
+
+    id: str
+    type: str
+    source: str
+    reason: str
+    code: str
+    attempts: str
+    first_time: str
+    last_time: str
+    destination: str
+    error: str
+    data: str
+    omitted: str
+    position: str
+    replayed: str = ""
+
+
+class ReasonCount(Model):
+    """How many dead letters nobody has sent again, by why they failed."""
+
+    reason: str
+    count: int
+
+
+class Failures(Model):
+    """A Trigger's last dead letters, the newest first."""
+
+    last: tuple[Failure, ...]
+    reasons: tuple[ReasonCount, ...]
+    """Of those in `last`, the most frequent first."""
+    is_all: bool
+    """Whether there are no older ones."""
+    commands: Mapping[str, str]
+    """For a terminal, by what they do."""
+    report: str = ""
+    """Where the last report on them is served, relative to the page; empty: there is none."""
+
+
+class EventName(Model):
+    """Which event: an `id` is unique for its `source` only."""
+
+    id: str
+    source: str
+
+
+class ReplayRequest(Model):
+    """Which dead letters of a Trigger to send again."""
+
+    namespace: str
+    name: str
+    events: tuple[EventName, ...]
+    dry_run: bool = False
+
+
+class Chosen(Model):
+    """What becomes of one dead letter that was asked for."""
+
+    about: str
+    obstacle: str = ""
+    """Why it isn't sent; empty: it is."""
+
+
+class Replayed(Model):
+    """What a replay has done, or would do."""
+
+    chosen: tuple[Chosen, ...]
+    replay: str = ""
+    """Its id; empty: nothing was sent."""

@@ -1,0 +1,164 @@
+"""The console's documents of a `knafka up`. Pure: snapshot, declared values -> values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import yaml
+
+from knafka.core import documents
+from knafka.core.event import Event
+from knafka_local import triggers
+from knafka_local.console.document import (
+    Action,
+    BrokerState,
+    ConditionState,
+    ConsoleState,
+    Failure,
+    Failures,
+    Health,
+    ReasonCount,
+    TriggerDetails,
+    TriggerState,
+    Verdict,
+)
+from knafka_local.dead_letters import DeadLetter
+from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_operator.model.resources import DELIVERY_ORDER, MAX_IN_FLIGHT, Trigger
+
+UNAVAILABLE: Final = "SubscriberUnavailable"
+"""Reason of a Trigger whose circuit is open (`decide.delivery_status`, KN-DP-05)."""
+DELIVERING: Final = "Delivering"
+
+
+def state(
+    snapshot: Snapshot, declared: Iterable[Trigger], place: str, may: Sequence[Action]
+) -> ConsoleState:
+    """The console's state of a snapshot and the Triggers as they are declared."""
+    specs = {each.id: each for each in declared}
+    return ConsoleState(
+        place=place,
+        kafka=snapshot.kafka,
+        may=tuple(may),
+        # Not here: KafkaChannels and Subscriptions, which may have names of these.
+        brokers=tuple(_broker(each) for each in snapshot.brokers if each.kind == "Broker"),
+        triggers=tuple(
+            _trigger(each, specs.get(each.name))
+            for each in snapshot.triggers
+            if each.kind == "Trigger"
+        ),
+        problems=snapshot.problems,
+    )
+
+
+def _broker(row: BrokerRow) -> BrokerState:
+    namespace, _, name = row.name.rpartition("/")
+    return BrokerState(
+        namespace=namespace,
+        name=name,
+        url=row.url,
+        accepted=row.accepted,
+        rejected=row.rejected,
+        refused=row.refused,
+    )
+
+
+def _trigger(row: TriggerRow, declared: Trigger | None) -> TriggerState:
+    namespace, _, name = row.name.rpartition("/")
+    health, why = health_of(row)
+    return TriggerState(
+        namespace=namespace,
+        name=name,
+        broker=row.broker or (declared.spec.broker if declared else ""),
+        filters=triggers.filters_in_short(declared) if declared else "",
+        subscriber=triggers.subscriber_in_short(declared.spec.subscriber) if declared else "",
+        health=health,
+        why=why,
+        lag=row.lag,
+        replicas=row.replicas,
+        most_replicas=row.most_replicas,
+        read=row.read,
+        filtered=row.filtered,
+        delivered=row.delivered,
+        retried=row.retried,
+        dead_lettered=row.buried,
+    )
+
+
+def health_of(row: TriggerRow) -> tuple[Health, str]:
+    """How a Trigger is, and the words for it."""
+    if row.refused:
+        return Health.NOT_READY, row.refused
+    if row.error:
+        delivering = next((each for each in row.conditions if each.type == DELIVERING), None)
+        is_open = delivering is not None and delivering.reason == UNAVAILABLE
+        return (Health.UNAVAILABLE if is_open else Health.TROUBLED), row.error
+    if row.paused:
+        return Health.PAUSED, "its events wait"
+    return (Health.DELIVERING if row.replicas else Health.RESTING), row.decision
+
+
+def details(
+    trigger: Trigger, conditions: Iterable[ConditionRow], declared_in: str
+) -> TriggerDetails:
+    """What is declared of a Trigger, and its conditions."""
+    annotations = trigger.metadata.annotations
+    spec = documents.dump(trigger.spec)
+    wanted = ("filters",) if trigger.spec.filters else ("filter",)
+    return TriggerDetails(
+        filters=_written(spec, wanted),
+        delivery=_written(spec, ("delivery",)),
+        order=annotations.get(DELIVERY_ORDER, "key"),
+        max_in_flight=annotations.get(MAX_IN_FLIGHT, ""),
+        declared_in=declared_in,
+        conditions=tuple(
+            ConditionState(
+                type=each.type,
+                status=each.status,
+                reason=each.reason,
+                message=each.message,
+                severity=each.severity,
+            )
+            for each in conditions
+        ),
+    )
+
+
+def _written(spec: Mapping[str, Any], names: Sequence[str]) -> str:
+    shown = {name: spec[name] for name in names if spec.get(name)}
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=80) if shown else ""
+
+
+def verdicts(asked: Iterable[Trigger], event: Event) -> tuple[Verdict, ...]:
+    """Who would get the event, and which clause says no."""
+    return tuple(
+        Verdict(
+            namespace=each.metadata.namespace,
+            name=each.metadata.name,
+            broker=each.spec.broker,
+            gets_it=not (clauses := tuple(triggers.refusals(each, event))),
+            why_not=clauses,
+        )
+        for each in asked
+    )
+
+
+def failures(letters: Sequence[DeadLetter], limit: int, trigger: str, report: str) -> Failures:
+    """A Trigger's dead letters, oldest first as they were read, `limit` at most."""
+    found = tuple(
+        Failure(**{name: getattr(each, name) for name in Failure.model_fields})
+        for each in reversed(letters)
+    )
+    reasons = Counter(f"{each.reason} {each.code}".strip() for each in found if not each.replayed)
+    return Failures(
+        last=found,
+        reasons=tuple(ReasonCount(reason=why, count=n) for why, n in reasons.most_common()),
+        is_all=len(letters) < limit,
+        commands={
+            "Show them": f"knafka dead-letters show {trigger}",
+            "Report on all of them": "knafka dead-letters report --open",
+        },
+        report=report,
+    )

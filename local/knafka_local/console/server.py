@@ -1,0 +1,261 @@
+"""The console's HTTP server: its page, its JSON, and who may ask for them.
+
+    GET  /                                          the page
+    GET  /report                                    the last report on dead letters
+    GET  /api/state                                 `If-None-Match`, `?wait=SECONDS` for a change
+    GET  /api/triggers/{namespace}/{name}           declared values and conditions
+    GET  /api/triggers/{namespace}/{name}/failures
+    POST /api/triggers/{namespace}/{name}/pause     and `/resume`
+    POST /api/who                                   a structured CloudEvent -> verdicts
+    POST /api/replay                                `ReplayRequest` -> `Replayed`
+
+Another site's page in the same browser can reach a server on loopback. So a request has to name one
+of our hosts (or a name that somebody else's DNS gives our address would do), and none that a page
+of another origin has made is answered; one that changes something needs a header that such a page
+could only send after a preflight, to which nobody here agrees.
+
+Nothing runs while no page is open. Not here: what is shown (`document`), where it is from
+(`source`), and TLS and logins, which are a gateway's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+from collections.abc import Callable, Collection, Mapping
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from knafka.core import documents, json_format
+from knafka.core.documents import Model
+from knafka.core.errors import InvalidDocument, InvalidEvent, KnafkaError
+from knafka_local.console.document import ReplayRequest, Verdict
+from knafka_local.console.page import page
+from knafka_local.console.source import Forbidden, NotFound, Source, TriggerName
+
+MARK: Final = "knafka-console"
+"""The header of a request that changes something."""
+LOOK_INTERVAL: Final = 1.0
+"""Seconds between two looks while a page waits for a change."""
+MOST_WAIT: Final = 20.0
+"""Seconds that one waits at most: below any proxy's timeout."""
+LARGEST: Final = 2 * 1024 * 1024
+"""Bytes of a request's body."""
+STOP_TIMEOUT: Final = 2.0
+"""Seconds for what is being answered when the server ends."""
+
+SourceOf = Callable[[web.Request], Source]
+"""The source of whoever sent a request; may raise `Forbidden`."""
+
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_REPORT_POLICY: Final = "sandbox allow-scripts"
+"""A report has a policy of its own; this one keeps it from being of our origin."""
+
+
+class Verdicts(Model):
+    """Who would get an event."""
+
+    verdicts: tuple[Verdict, ...]
+
+
+class Done(Model):
+    """What was done, in a sentence."""
+
+    done: str
+
+
+class Problem(Model):
+    """What is wrong, in a sentence."""
+
+    error: str
+
+
+class ConsoleServer:
+    """Serves until it is closed."""
+
+    def __init__(self, runner: web.AppRunner) -> None:
+        self._runner = runner
+
+    @classmethod
+    async def start(
+        cls, listener: socket.socket, hosts: Collection[str], source_of: SourceOf
+    ) -> ConsoleServer:
+        """Serve on `listener` for requests to one of `hosts` (`127.0.0.1:8090`)."""
+        runner = web.AppRunner(
+            application(hosts, source_of), access_log=None, shutdown_timeout=STOP_TIMEOUT
+        )
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        return cls(runner)
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+
+def application(hosts: Collection[str], source_of: SourceOf) -> web.Application:
+    """Everything behind one address."""
+    handlers = _Handlers(source_of)
+    app = web.Application(middlewares=[_guarded(frozenset(hosts))], client_max_size=LARGEST)
+    trigger = "/api/triggers/{namespace}/{name}"
+    app.add_routes(
+        [
+            web.get("/", handlers.page),
+            web.get("/report", handlers.report),
+            web.get("/api/state", handlers.state),
+            web.get(trigger, handlers.details),
+            web.get(f"{trigger}/failures", handlers.failures),
+            web.post(f"{trigger}/{{action:pause|resume}}", handlers.pause),
+            web.post("/api/who", handlers.who),
+            web.post("/api/replay", handlers.replay),
+        ]
+    )
+    app.on_shutdown.append(handlers.close)
+    return app
+
+
+def refusal(hosts: Collection[str], method: str, path: str, headers: Mapping[str, str]) -> str:
+    """Why a request isn't answered; empty: it is. Names of `headers` as HTTP compares them."""
+    if headers.get("Host", "").lower() not in hosts:
+        return "this address is served under its own name only"
+    origin = headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc.lower() not in hosts:
+        return "another site's page has asked for this"
+    site = headers.get("Sec-Fetch-Site", "none")
+    is_link = method == "GET" and not path.startswith("/api/")
+    if site not in ("same-origin", "none") and not is_link:
+        return "another site's page has asked for this"
+    if method not in ("GET", "HEAD") and MARK not in headers:
+        return f"a request that changes something needs the header {MARK}"
+    return ""
+
+
+def _guarded(
+    hosts: frozenset[str],
+) -> Middleware:
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if why := refusal(hosts, request.method, request.path, request.headers):
+            response: web.StreamResponse = _answer(Problem(error=why), HTTPStatus.FORBIDDEN)
+        else:
+            response = await _answered(request, handler)
+        response.headers.update(_HEADERS)
+        response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+    return guarded
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors as the sentence that they are."""
+    try:
+        return await handler(request)
+    except (InvalidEvent, InvalidDocument) as error:
+        return _answer(Problem(error=str(error)), HTTPStatus.BAD_REQUEST)
+    except NotFound as error:
+        return _answer(Problem(error=str(error)), HTTPStatus.NOT_FOUND)
+    except Forbidden as error:
+        return _answer(Problem(error=str(error)), HTTPStatus.FORBIDDEN)
+    except KnafkaError as error:
+        return _answer(Problem(error=str(error)), HTTPStatus.CONFLICT)
+    except web.HTTPException as error:
+        return _answer(Problem(error=error.reason), HTTPStatus(error.status))
+
+
+class _Handlers:
+    def __init__(self, source_of: SourceOf) -> None:
+        self._source_of = source_of
+        self._closing = asyncio.Event()
+
+    async def close(self, _: web.Application) -> None:
+        """End what waits for a change."""
+        self._closing.set()
+
+    async def page(self, _: web.Request) -> web.Response:
+        made = page()
+        return web.Response(
+            text=made.html,
+            content_type="text/html",
+            headers={"Content-Security-Policy": made.policy},
+        )
+
+    async def report(self, request: web.Request) -> web.Response:
+        found = await self._source_of(request).report()
+        if found is None:
+            raise NotFound("there is no report yet: knafka dead-letters report makes one")
+        policy = {"Content-Security-Policy": _REPORT_POLICY}
+        return web.Response(body=found, content_type="text/html", charset="utf-8", headers=policy)
+
+    async def state(self, request: web.Request) -> web.Response:
+        """At once, or once it differs from what the page has, `wait` seconds later at most."""
+        source = self._source_of(request)
+        known = request.headers.get("If-None-Match")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _seconds(request.query.get("wait", "0"))
+        while True:
+            body = (await source.state()).model_dump_json(by_alias=True).encode()
+            tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+            if tag != known:
+                headers = {"ETag": tag, "Cache-Control": "no-cache"}
+                return web.Response(
+                    body=body, content_type="application/json", charset="utf-8", headers=headers
+                )
+            left = until - loop.time()
+            gone = request.transport is None or request.transport.is_closing()
+            if left <= 0 or gone or self._closing.is_set():
+                return web.Response(status=HTTPStatus.NOT_MODIFIED, headers={"ETag": tag})
+            try:
+                async with asyncio.timeout(min(left, LOOK_INTERVAL)):
+                    await self._closing.wait()
+            except TimeoutError:
+                pass
+
+    async def details(self, request: web.Request) -> web.Response:
+        return _answer(await self._source_of(request).details(_trigger(request)))
+
+    async def failures(self, request: web.Request) -> web.Response:
+        return _answer(await self._source_of(request).failures(_trigger(request)))
+
+    async def pause(self, request: web.Request) -> web.Response:
+        paused = request.match_info["action"] == "pause"
+        done = await self._source_of(request).pause(_trigger(request), paused=paused)
+        return _answer(Done(done=done))
+
+    async def who(self, request: web.Request) -> web.Response:
+        source = self._source_of(request)
+        event = json_format.read(await request.read())
+        return _answer(Verdicts(verdicts=tuple(await source.verdicts(event))))
+
+    async def replay(self, request: web.Request) -> web.Response:
+        source = self._source_of(request)
+        asked = documents.parse_json(ReplayRequest, await request.text())
+        trigger = TriggerName(asked.namespace, asked.name)
+        return _answer(await source.replay(trigger, asked.events, dry_run=asked.dry_run))
+
+
+def _trigger(request: web.Request) -> TriggerName:
+    return TriggerName(request.match_info["namespace"], request.match_info["name"])
+
+
+def _seconds(text: str) -> float:
+    try:
+        asked = float(text)
+    except ValueError:
+        raise InvalidDocument("wait", f"want a number of seconds, got {text!r}") from None
+    return min(max(asked, 0.0), MOST_WAIT) if asked == asked else 0.0
+
+
+def _answer(found: Model, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    return web.Response(
+        text=found.model_dump_json(by_alias=True), status=status, content_type="application/json"
+    )

@@ -1,0 +1,73 @@
+"""Source: where the console gets what it shows, and who does what somebody asks of it.
+
+One belongs to one viewer: what they may not see or do, it refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from knafka.core.errors import KnafkaError
+from knafka.core.event import Event
+from knafka_local.console.document import (
+    ConsoleState,
+    EventName,
+    Failures,
+    Replayed,
+    TriggerDetails,
+    Verdict,
+)
+
+
+class NotFound(KnafkaError):
+    """There is no such object."""
+
+
+class Forbidden(KnafkaError):
+    """The viewer may not do this."""
+
+
+class TriggerName(NamedTuple):
+    """Which Trigger."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Source(Protocol):
+    """One viewer's view; everything may raise `KnafkaError` with a sentence for them."""
+
+    async def state(self) -> ConsoleState:
+        """How everything stands: asked every second while a page is open, and never else."""
+        ...
+
+    async def details(self, trigger: TriggerName) -> TriggerDetails:
+        """Raises `NotFound`."""
+        ...
+
+    async def failures(self, trigger: TriggerName) -> Failures:
+        """Its last dead letters. Raises `NotFound`."""
+        ...
+
+    async def verdicts(self, event: Event) -> Sequence[Verdict]:
+        """Which Triggers would get an event."""
+        ...
+
+    async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
+        """Have it wait, or go on; returns what was done, for the viewer. Raises `NotFound` and
+        `Forbidden`."""
+        ...
+
+    async def replay(
+        self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
+    ) -> Replayed:
+        """Send its dead letters of these events again. Raises `NotFound` and `Forbidden`."""
+        ...
+
+    async def report(self) -> bytes | None:
+        """The last report on all dead letters, as HTML; None: there is none."""
+        ...

@@ -1,0 +1,266 @@
+"""What every `DeclaredSource` promises: what `knafka up` runs, and a cluster's API server."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.api_server import ApiServer, api_server
+
+from knafka.core.contract import AttributesFilter, Egress, Ingress, Kafka, Sink
+from knafka.core.errors import LogError
+from knafka.core.names import dead_letter_topic
+from knafka_local import status
+from knafka_local.cluster_source import ClusterSource, client_of
+from knafka_local.declared_source import DeclaredSource, LocalSource, NotReached
+from knafka_local.installation import Installation, State
+from knafka_local.snapshot import Snapshot, TriggerRow
+from knafka_local.triggers import Unknown
+from knafka_operator.model.cluster import ClusterError, NotAllowed
+from knafka_operator.model.resources import CORE, EVENTING
+
+KAFKA = Kafka(bootstrap_servers="kafka:9092")
+LETTERS = dead_letter_topic("shop", "main", "mail")
+
+
+class DeclaredSourceContract:
+    """`tested` has the Broker shop/main with its Triggers mail (orders only) and audit (paused),
+    and the Broker shop/more with none."""
+
+    def test_brokers_have_their_topics(self, tested: DeclaredSource) -> None:
+        view = tested.read("shop")
+        topics = {each.broker: each.topic for each in view.ingresses}
+        assert topics == {"main": "main-topic", "more": "knative-broker-shop-more"}
+        assert view.ingress("shop/main") == view.ingress("main") != view.ingress("more")
+
+    def test_triggers_have_their_groups_dead_letter_topics_and_filters(
+        self, tested: DeclaredSource
+    ) -> None:
+        view = tested.read("shop")
+        mail = view.egress("mail")
+        assert (mail.topic, mail.group) == ("main-topic", "knative-trigger-shop-mail")
+        assert mail.dead_letter_topic == LETTERS
+        assert mail.filter.attributes == {"type": "order"}
+        assert mail.subscriber.url == "http://mail/"
+        assert mail.dead_letter_sink == Sink(url="http://sink/")
+        assert [each.trigger for each in view.of_broker(view.ingress("main"))] == ["audit", "mail"]
+        assert view.of_broker(view.ingress("more")) == []
+
+    def test_paused_triggers_are_known(self, tested: DeclaredSource) -> None:
+        assert tested.read("shop").paused == {"shop/audit"}
+
+    def test_kafka_is_reached_as_the_broker_says(self, tested: DeclaredSource) -> None:
+        view = tested.read("shop")
+        for of in (view.ingress("main"), view.egress("mail")):
+            assert view.connection(of)["bootstrap.servers"] == "kafka:9092"
+
+    def test_what_there_is_not_is_said_with_what_there_is(self, tested: DeclaredSource) -> None:
+        view = tested.read("shop")
+        with pytest.raises(Unknown, match="no Broker other: there is shop/main, shop/more"):
+            view.ingress("other")
+        with pytest.raises(Unknown, match="no Trigger shop/other: there is shop/audit, shop/mail"):
+            view.egress("other")
+        with pytest.raises(Unknown, match="which Broker"):
+            view.ingress(None)
+
+    def test_another_namespace_has_none_of_it(self, tested: DeclaredSource) -> None:
+        view = tested.read("elsewhere")
+        assert (view.ingresses, view.egresses) == ([], [])
+
+
+class TestLocal(DeclaredSourceContract):
+    @pytest.fixture
+    def tested(self, tmp_path: Path) -> Iterator[DeclaredSource]:
+        installation = Installation(tmp_path)
+        egresses = tuple(
+            Egress(
+                namespace="shop", broker="main", trigger=name, topic="main-topic",
+                group=f"knative-trigger-shop-{name}", kafka=KAFKA,
+                dead_letter_topic=dead_letter_topic("shop", "main", name),
+                subscriber=Sink(url="http://mail/"), dead_letter_sink=Sink(url="http://sink/"),
+                filter=AttributesFilter(attributes={"type": "order"}),
+            )
+            for name in ("audit", "mail")
+        )  # fmt: skip
+        ingresses = tuple(
+            Ingress(namespace="shop", broker=name, topic=topic, kafka=KAFKA)
+            for name, topic in (("main", "main-topic"), ("more", "knative-broker-shop-more"))
+        )
+        with installation.held():
+            installation.write(
+                State(
+                    pid=1, url="http://x", bootstrap_servers="kafka:9092", ingresses=ingresses,
+                    egresses=egresses,
+                )
+            )  # fmt: skip
+            paused = (TriggerRow("shop/audit", paused=True), TriggerRow("shop/mail"))
+            status.write(installation, Snapshot("", triggers=paused))
+            yield LocalSource(installation)
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[ApiServer, Any]]:
+    """An API server with what the contract speaks of; Broker main has credentials."""
+    with api_server() as (server, client):
+        server.put(
+            CORE, "ConfigMap", "shop", "kafka",
+            data={"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "login"},
+        )  # fmt: skip
+        server.put(
+            CORE, "ConfigMap", "knafka", "kafka-broker-config",
+            data={"bootstrap.servers": "kafka:9092"},
+        )  # fmt: skip
+        login = {"protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "user": "me", "password": "pw"}
+        server.put(
+            CORE, "Secret", "shop", "login",
+            data={key: base64.b64encode(value.encode()).decode() for key, value in login.items()},
+        )  # fmt: skip
+        own = {"eventing.knative.dev/broker.class": "Kafka"}
+        server.put(
+            EVENTING, "Broker", "shop", "main",
+            metadata={
+                "annotations": {**own, "kafka.eventing.knative.dev/external.topic": "main-topic"}
+            },
+            spec={"config": {"apiVersion": "v1", "kind": "ConfigMap", "name": "kafka"}},
+            status={"annotations": {"default.topic": "main-topic"}},
+        )  # fmt: skip
+        server.put(EVENTING, "Broker", "shop", "more", metadata={"annotations": own}, spec={})
+        foreign = {"eventing.knative.dev/broker.class": "MTChannelBasedBroker"}
+        server.put(EVENTING, "Broker", "shop", "foreign", metadata={"annotations": foreign})
+        for name, paused in (("audit", "true"), ("mail", "false")):
+            server.put(
+                EVENTING, "Trigger", "shop", name,
+                metadata={"annotations": {"knafka.dev/paused": paused}},
+                spec={
+                    "broker": "main", "filter": {"attributes": {"type": "order"}},
+                    "subscriber": {"uri": "http://declared/"},
+                },
+                status={
+                    "subscriberUri": "http://mail/", "deadLetterSinkUri": "http://sink/",
+                    "annotations": {
+                        "group.id": f"knative-trigger-shop-{name}",
+                        "knafka.dev/dead-letter-topic": dead_letter_topic("shop", "main", name),
+                    },
+                },
+            )  # fmt: skip
+        yield server, client
+
+
+class TestCluster(DeclaredSourceContract):
+    @pytest.fixture
+    def tested(self, cluster: tuple[ApiServer, Any]) -> DeclaredSource:
+        return ClusterSource(cluster[1], "shop")
+
+
+def test_credentials_are_those_of_the_secret_that_names_the_servers(
+    cluster: tuple[ApiServer, Any],
+) -> None:
+    view = ClusterSource(cluster[1]).read("shop")
+    main, more = view.connection(view.ingress("main")), view.connection(view.ingress("more"))
+    assert (main["sasl.username"], main["sasl.password"]) == ("me", "pw")
+    assert "sasl.username" not in more
+
+
+def test_an_address_that_is_given_takes_the_place_of_the_declared_one(
+    cluster: tuple[ApiServer, Any],
+) -> None:
+    view = ClusterSource(cluster[1], "shop", bootstrap_servers="localhost:19092").read()
+    main = view.connection(view.ingress("main"))
+    assert (main["bootstrap.servers"], main["sasl.username"]) == ("localhost:19092", "me")
+
+
+def test_without_the_installations_config_map_the_status_says_where_kafka_is(
+    cluster: tuple[ApiServer, Any],
+) -> None:
+    """A status that somebody else wrote gets no credentials."""
+    server, client = cluster
+    server.refused[server.path(CORE, "ConfigMap", "knafka", "kafka-broker-config")] = 403
+    server.put(
+        EVENTING, "Broker", "shop", "more",
+        status={"annotations": {"bootstrap.servers": "known:9092"}},
+    )  # fmt: skip
+    view = ClusterSource(client, "shop").read()
+    assert view.connection(view.ingress("more")) == {"bootstrap.servers": "known:9092"}
+    assert "can't get ConfigMap knafka/kafka-broker-config: refused" in view.problems[0]
+
+
+def test_one_that_cannot_be_read_leaves_the_others_and_is_said(
+    cluster: tuple[ApiServer, Any],
+) -> None:
+    server, client = cluster
+    server.remove(CORE, "Secret", "shop", "login")
+    server.put(EVENTING, "Broker", "shop", "more", spec={})
+    view = ClusterSource(client, "shop").read()
+    assert [each.broker for each in view.ingresses] == ["more"]
+    assert view.problems == ["Broker shop/main: Secret shop/login does not exist"]
+    with pytest.raises(Unknown, match="Secret shop/login does not exist"):
+        view.ingress("main")
+
+
+def test_who_may_not_list_is_said_what_to_ask_for(cluster: tuple[ApiServer, Any]) -> None:
+    server, client = cluster
+    server.refused["/apis/eventing.knative.dev/v1/namespaces/shop/brokers"] = 403
+    with pytest.raises(NotAllowed, match="ask for a role that may list brokers"):
+        ClusterSource(client, "shop").read()
+
+
+def test_a_cluster_without_eventing_is_said(cluster: tuple[ApiServer, Any]) -> None:
+    server, client = cluster
+    server.refused["/apis/eventing.knative.dev/v1/namespaces/shop/brokers"] = 404
+    with pytest.raises(ClusterError, match="Knative Eventing is not in this cluster"):
+        ClusterSource(client, "shop").read()
+
+
+def test_a_kafka_that_is_not_reached_says_how_to_name_another_address(
+    cluster: tuple[ApiServer, Any],
+) -> None:
+    view = ClusterSource(cluster[1], "shop").read()
+    with (
+        pytest.raises(NotReached, match=r"Kafka at kafka:9092: .*--bootstrap-servers HOST:PORT"),
+        view.reaching(view.ingress("main")),
+    ):
+        raise LogError("no answer")
+
+
+def _kubeconfig(folder: Path) -> Path:
+    contexts = [
+        {"name": "dev", "context": {"cluster": "c", "user": "u", "namespace": "shop"}},
+        {"name": "plain", "context": {"cluster": "c", "user": "u"}},
+    ]
+    file = folder / "config"
+    file.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1", "kind": "Config", "current-context": "plain",
+                "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+                "users": [{"name": "u", "user": {}}], "contexts": contexts,
+            }
+        )
+    )  # fmt: skip
+    return file
+
+
+def test_a_context_gives_the_namespace(tmp_path: Path) -> None:
+    file = _kubeconfig(tmp_path)
+    assert client_of("dev", file)[1] == "shop"
+    assert client_of(None, file)[1] == "default"
+
+
+def test_a_context_that_is_not_there_is_said_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="no context other: there is dev, plain"):
+        client_of("other", _kubeconfig(tmp_path))
+
+
+def test_no_kubeconfig_says_how_to_name_one(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="--kubeconfig or KUBECONFIG"):
+        client_of(None, tmp_path / "none")
+
+
+def test_an_api_server_that_does_not_answer_is_said(tmp_path: Path) -> None:
+    client, namespace = client_of("dev", _kubeconfig(tmp_path))
+    with pytest.raises(ClusterError, match="the API server does not answer"):
+        ClusterSource(client, namespace).read()

@@ -1,0 +1,151 @@
+"""A console to look at: a source in memory, and a server of it on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from knafka.core.event import Event
+from knafka_local.children import HOST, listen, port_of
+from knafka_local.console import local_document
+from knafka_local.console.document import (
+    Action,
+    Chosen,
+    ConsoleState,
+    EventName,
+    Failures,
+    Replayed,
+    TriggerDetails,
+    Verdict,
+)
+from knafka_local.console.server import ConsoleServer
+from knafka_local.console.source import Forbidden, NotFound, TriggerName
+from knafka_local.dead_letters import DeadLetter
+from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_operator.model.resources import EVENTING, Trigger, parse_resource
+
+READY = ConditionRow("Ready", "True")
+
+
+def trigger(name: str, broker: str = "shop", **spec: Any) -> Trigger:
+    """A Trigger as it is declared, of the namespace `default`."""
+    found = parse_resource(
+        {
+            "apiVersion": EVENTING,
+            "kind": "Trigger",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"broker": broker, "subscriber": {"uri": f"http://{name}.test/"}, **spec},
+        }
+    )
+    assert isinstance(found, Trigger)
+    return found
+
+
+def row(name: str, **values: Any) -> TriggerRow:
+    """A Trigger as it was observed."""
+    found = TriggerRow(f"default/{name}", "shop", 0, most_replicas=4, decision="nothing waits")
+    return replace(found, **{"conditions": (READY,), **values})
+
+
+def letter(number: int, **values: Any) -> DeadLetter:
+    """A dead letter of a subscriber that answered 500."""
+    time = "2026-01-31T12:00:00Z"
+    found = DeadLetter(
+        f"order-{number}", "com.example.order.placed", "/shop", "status", "400", "1",
+        time, time, "http://mail.test/", "no such customer", '{"amount": 40}', "",
+        f"shop/0/{number}",
+    )  # fmt: skip
+    return replace(found, **values)
+
+
+class MemorySource:
+    """A source whose parts are set from outside; what was asked of it is kept."""
+
+    def __init__(self, triggers: Sequence[Trigger] = (), rows: Sequence[TriggerRow] = ()) -> None:
+        self.triggers = list(triggers)
+        self.rows = list(rows)
+        self.brokers = [BrokerRow("default/shop", "http://127.0.0.1:8080/default/shop")]
+        self.letters: list[DeadLetter] = []
+        self.may: Sequence[Action] = tuple(Action)
+        self.problems: tuple[str, ...] = ()
+        self.asked = 0
+        """How often for the state."""
+        self.replayed: list[tuple[str, tuple[EventName, ...]]] = []
+        self.page: bytes | None = None
+
+    def set(self, name: str, **values: Any) -> None:
+        """Have a Trigger's row changed."""
+        at = next(i for i, each in enumerate(self.rows) if each.name == f"default/{name}")
+        self.rows[at] = replace(self.rows[at], **values)
+
+    async def state(self) -> ConsoleState:
+        self.asked += 1
+        snapshot = Snapshot("127.0.0.1:9092", tuple(self.brokers), tuple(self.rows), self.problems)
+        return local_document.state(snapshot, self.triggers, "/work/.knafka", self.may)
+
+    async def details(self, trigger: TriggerName) -> TriggerDetails:
+        return local_document.details(self._find(trigger), (READY,), "shop.yaml, document 2")
+
+    async def failures(self, trigger: TriggerName) -> Failures:
+        self._find(trigger)
+        report = "report" if self.page else ""
+        return local_document.failures(self.letters, 200, str(trigger), report)
+
+    async def verdicts(self, event: Event) -> Sequence[Verdict]:
+        return local_document.verdicts(self.triggers, event)
+
+    async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
+        if Action.PAUSE not in self.may:
+            raise Forbidden("you may not change Triggers")
+        self._find(trigger)
+        self.set(trigger.name, paused=paused)
+        return f"{trigger} {'is paused' if paused else 'goes on'}"
+
+    async def replay(
+        self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
+    ) -> Replayed:
+        self._find(trigger)
+        if not dry_run:
+            self.replayed.append((str(trigger), tuple(events)))
+        chosen = tuple(Chosen(about=f"{trigger.name}: {each.id}") for each in events)
+        return Replayed(chosen=chosen, replay="" if dry_run else "replay-1")
+
+    async def report(self) -> bytes | None:
+        return self.page
+
+    def _find(self, trigger: TriggerName) -> Trigger:
+        for each in self.triggers:
+            if each.id == str(trigger):
+                return each
+        raise NotFound(f"there is no Trigger {trigger}")
+
+
+@contextmanager
+def served(source: MemorySource) -> Iterator[str]:
+    """Serve it on a thread; gives the URL."""
+    listener = listen()
+    host = f"{HOST}:{port_of(listener)}"
+    loop = asyncio.new_event_loop()
+    started = threading.Event()
+    stop = asyncio.Event()
+
+    async def run() -> None:
+        server = await ConsoleServer.start(listener, [host], lambda _: source)
+        started.set()
+        await stop.wait()
+        await server.close()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread.start()
+    try:
+        assert started.wait(10)
+        yield f"http://{host}/"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()
+        listener.close()

@@ -1,0 +1,149 @@
+"""Alerts of operator/deploy/monitoring in Prometheus' own `promtool`: each fires when what it is
+about is so, and doesn't when it isn't.
+
+Needs Prometheus' `promtool` on the PATH, and is skipped without. A run doesn't build it, as that
+takes six minutes of CPU. In an empty folder, with Go:
+
+    go mod init promtool && go get github.com/prometheus/prometheus/cmd/promtool@v0.305.0
+    go build -o ~/bin/promtool github.com/prometheus/prometheus/cmd/promtool
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+RULES: Final = Path(__file__).parents[2] / "operator" / "deploy" / "monitoring" / "rules.yaml"
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed"
+)
+
+TRIGGER: Final = '{namespace="shop",broker="b",trigger="t"}'
+BROKER: Final = '{namespace="shop",broker="b"}'
+CHANNEL: Final = '{namespace="shop",channel="c"}'
+SUBSCRIPTION: Final = '{namespace="shop",channel="c",subscription="s"}'
+WITH_OUTCOME: Final = '{namespace="shop",broker="b",trigger="t",outcome="dead_lettered"}'
+OPERATOR: Final = 'knafka_operator_leader{pod="%d"}'
+
+
+def refused(labels: str) -> dict[str, str]:
+    inner = labels[:-1]
+    return {
+        "knafka_receiver_events_total" + inner + ',code="202"}': "0+90x90",
+        "knafka_receiver_events_total" + inner + ',code="503"}': "0+10x90",
+    }
+
+
+def accepted(labels: str) -> dict[str, str]:
+    return {name: "0+90x90" if "202" in name else "0x90" for name in refused(labels)}
+
+
+def failures(labels: str, a_minute: int) -> dict[str, str]:
+    """Of ten attempts a minute."""
+    inner = labels[:-1]
+    return {
+        f'knafka_delivery_failures_total{inner},reason="status",code="503"}}': f"0+{a_minute}x90",
+        f"kn_eventing_dispatch_latency_seconds_count{labels}": "0+10x90",
+    }
+
+
+FIRING: Final[list[tuple[str, str, dict[str, str]]]] = [
+    ("KnafkaOperatorDown", "", {OPERATOR % 1: "1x10 0x90", OPERATOR % 2: "0x100"}),
+    ("KnafkaOperatorDown", "", {"up": "0x100"}),
+    ("KnafkaBrokerNotReady", BROKER, {f"knafka_broker_ready{BROKER}": "0x90"}),
+    ("KnafkaKafkaAway", BROKER, {f"knafka_receiver_kafka_away{BROKER}": "1x90"}),
+    ("KnafkaKafkaAway", CHANNEL, {f"knafka_receiver_kafka_away{CHANNEL}": "1x90"}),
+    ("KnafkaReceiverRefuses", BROKER, refused(BROKER)),
+    ("KnafkaReceiverRefuses", CHANNEL, refused(CHANNEL)),
+    ("KnafkaLagGrows", TRIGGER, {f"knafka_trigger_lag{TRIGGER}": "100+10x90"}),
+    ("KnafkaLagGrows", SUBSCRIPTION, {f"knafka_trigger_lag{SUBSCRIPTION}": "100+10x90"}),
+    ("KnafkaDeliveryFails", TRIGGER, failures(TRIGGER, 9)),
+    ("KnafkaDeliveryFails", SUBSCRIPTION, failures(SUBSCRIPTION, 9)),
+    ("KnafkaSubscriberAway", TRIGGER, {f"knafka_dispatcher_congestion{TRIGGER}": "1x90"}),
+    (
+        "KnafkaDeadLetters",
+        WITH_OUTCOME,
+        {f"knafka_trigger_events_total{WITH_OUTCOME}": "0x40 1x50"},
+    ),
+]
+
+RESTING: Final[list[tuple[str, dict[str, str]]]] = [
+    ("KnafkaOperatorDown", {OPERATOR % 1: "1x10 0x90", OPERATOR % 2: "0x10 1x90"}),
+    ("KnafkaBrokerNotReady", {f"knafka_broker_ready{BROKER}": "1x90"}),
+    ("KnafkaKafkaAway", {f"knafka_receiver_kafka_away{BROKER}": "0x90"}),
+    ("KnafkaReceiverRefuses", accepted(BROKER)),
+    ("KnafkaLagGrows", {f"knafka_trigger_lag{TRIGGER}": "900-10x90"}),
+    ("KnafkaLagGrows", {f"knafka_trigger_lag{TRIGGER}": "0x80 500x10"}),
+    ("KnafkaDeliveryFails", failures(TRIGGER, 2)),
+    ("KnafkaSubscriberAway", {f"knafka_dispatcher_congestion{TRIGGER}": "0x90"}),
+    ("KnafkaDeadLetters", {f"knafka_trigger_events_total{WITH_OUTCOME}": "7x90"}),
+]
+
+
+def rules(folder: Path) -> Path:
+    """As Prometheus reads them, without Kubernetes' wrapping."""
+    path = folder / "rules.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(RULES.read_text())["spec"]))
+    return path
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    (group,) = yaml.safe_load(RULES.read_text())["spec"]["groups"]
+    return {each["alert"]: each for each in group["rules"]}
+
+
+def promtool(*arguments: str | Path) -> None:
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check(folder: Path, alert: str, series: dict[str, str], fires: list[dict[str, Any]]) -> None:
+    """After an hour and a half of these series, one sample a minute."""
+    test = {
+        "rule_files": [str(rules(folder))],
+        "evaluation_interval": "1m",
+        "fuzzy_compare": True,
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": k, "values": v} for k, v in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": f'ALERTS{{alertname="{alert}",alertstate="firing"}}',
+                        "eval_time": "85m",
+                        "exp_samples": fires,
+                    }
+                ],
+            }
+        ],
+    }
+    path = folder / "test.yaml"
+    path.write_text(yaml.safe_dump(test))
+    promtool("test", "rules", path)
+
+
+def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
+    promtool("check", "rules", rules(tmp_path))
+
+
+def test_each_alert_has_a_case() -> None:
+    assert {name for name, _, _ in FIRING} == {name for name, _ in RESTING} == alerts().keys()
+
+
+@pytest.mark.parametrize(("alert", "labels", "series"), FIRING)
+def test_an_alert_fires(tmp_path: Path, alert: str, labels: str, series: dict[str, str]) -> None:
+    severity = alerts()[alert]["labels"]["severity"]
+    own = f'alertname="{alert}",alertstate="firing",severity="{severity}"'
+    inner = ",".join(filter(None, (own, labels.strip("{}"))))
+    check(tmp_path, alert, series, [{"labels": f"ALERTS{{{inner}}}", "value": 1}])
+
+
+@pytest.mark.parametrize(("alert", "series"), RESTING)
+def test_an_alert_rests(tmp_path: Path, alert: str, series: dict[str, str]) -> None:
+    check(tmp_path, alert, series, [])

@@ -1,0 +1,238 @@
+"""The console's documents, and its source of a `knafka up` (local/knafka_local/console)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from support.console import letter, row, trigger
+
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
+from knafka.core import json_format
+from knafka.core.contract import Egress, Kafka, Sink
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of
+from knafka.core.delivery import Reason
+from knafka.core.event import Event
+from knafka.core.kafka_binding import to_record
+from knafka.core.names import replay_topic
+from knafka_local.console import local_document
+from knafka_local.console.document import Action, EventName, Health
+from knafka_local.console.local import REPORT, LocalSource
+from knafka_local.console.source import NotFound, TriggerName
+from knafka_local.installation import State
+from knafka_local.manifests import Declared, Manifests
+from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+
+OPEN = ConditionRow("Delivering", "False", "SubscriberUnavailable", "refused", "Warning")
+ORDER = json_format.read(b'{"specversion":"1.0","id":"1","source":"/shop","type":"order"}')
+MAIL = TriggerName("default", "mail")
+MANIFEST = """\
+apiVersion: eventing.knative.dev/v1
+kind: Trigger
+metadata:
+  name: mail
+spec:  # as it is
+  broker: shop
+  filters:
+    - exact: {type: order}
+    - cesql: subject = 'x'
+  delivery: {retry: 3}
+  subscriber: {uri: "http://mail.test/"}
+"""
+EGRESS = Egress(
+    namespace="default", broker="shop", trigger="mail", topic="t", group="g",
+    dead_letter_topic="dead", kafka=Kafka(bootstrap_servers="k:1"),
+    subscriber=Sink(url="http://mail.test/"),
+)  # fmt: skip
+REPLAYS = replay_topic("default", "shop", "mail")
+
+
+@pytest.mark.parametrize(
+    ("values", "health"),
+    [
+        ({"refused": "BrokerDoesNotExist: no", "paused": True}, Health.NOT_READY),
+        ({"error": "SubscriberUnavailable: no", "conditions": (OPEN,)}, Health.UNAVAILABLE),
+        ({"error": "DrainFailed: Kafka is away", "paused": False}, Health.TROUBLED),
+        ({"paused": True, "lag": 3}, Health.PAUSED),
+        ({"replicas": 2}, Health.DELIVERING),
+        ({}, Health.RESTING),
+    ],
+)
+def test_a_triggers_health_is_the_worst_that_applies(
+    values: dict[str, object], health: Health
+) -> None:
+    """KN-DP-05: that its circuit is open is a health of its own."""
+    found, why = local_document.health_of(row("mail", **values))
+    assert found is health
+    assert why, "each comes with words"
+
+
+def test_the_state_joins_what_is_observed_with_what_is_declared() -> None:
+    snapshot = Snapshot(
+        "127.0.0.1:9092",
+        (BrokerRow("default/shop", "http://h/default/shop", 5, 1),),
+        (row("mail", lag=None, delivered=7, buried=2), TriggerRow("default/gone", "shop")),
+        ("a file is broken",),
+    )
+    mail = trigger("mail", filters=[{"exact": {"type": "order"}}])
+    found = local_document.state(snapshot, [mail], "/data", [Action.PAUSE])
+    assert found.may == (Action.PAUSE,)
+    assert found.problems == ("a file is broken",)
+    (broker,) = found.brokers
+    assert (broker.namespace, broker.name, broker.accepted, broker.rejected) == (
+        "default", "shop", 5, 1,
+    )  # fmt: skip
+    first, second = found.triggers
+    assert (first.filters, first.subscriber) == ("type=order", "http://mail.test/")
+    assert (first.lag, first.delivered, first.dead_lettered) == (None, 7, 2)
+    assert (second.filters, second.broker) == ("", "shop"), "it isn't declared any more"
+
+
+def test_filters_are_shown_as_they_are_written() -> None:
+    wanted = [{"exact": {"type": "order"}}, {"not": {"cesql": "subject = 'x'"}}]
+    found = local_document.details(trigger("mail", filters=wanted), (), "shop.yaml")
+    assert yaml.safe_load(found.filters) == {"filters": wanted}
+    old = local_document.details(trigger("mail", filter={"attributes": {"type": "a"}}), (), "")
+    assert yaml.safe_load(old.filters) == {"filter": {"attributes": {"type": "a"}}}
+    assert local_document.details(trigger("mail"), (), "").filters == ""
+
+
+def test_who_gets_an_event_is_said_with_the_clause_that_refuses_it() -> None:
+    mail = trigger("mail", filters=[{"exact": {"type": "order"}}])
+    stock = trigger("stock", filters=[{"prefix": {"type": "re"}}])
+    yes, no = local_document.verdicts([mail, stock], ORDER)
+    assert (yes.gets_it, yes.why_not) == (True, ())
+    assert not no.gets_it
+    (clause,) = no.why_not
+    assert clause.startswith("filters[0].prefix.type:")
+    assert clause.endswith("want 're'")
+
+
+def test_failures_are_the_newest_first_and_counted_by_reason_unless_sent_again() -> None:
+    letters = [letter(1), letter(2, code="500"), letter(3), letter(4, replayed="2026-02-01")]
+    found = local_document.failures(letters, 4, "default/mail", "")
+    assert [each.id for each in found.last] == ["order-4", "order-3", "order-2", "order-1"]
+    assert [(each.reason, each.count) for each in found.reasons] == [
+        ("status 400", 2),
+        ("status 500", 1),
+    ]
+    assert not found.is_all, "as many as were asked for: there may be more"
+    assert local_document.failures(letters, 5, "default/mail", "").is_all
+
+
+@dataclass
+class FakeUp:
+    """What runs, of one file; in place of a `Supervisor`."""
+
+    file: Path
+
+    @property
+    def declared(self) -> Declared:
+        return Manifests([self.file]).read()
+
+    @property
+    def state(self) -> State:
+        return State(pid=1, url="", bootstrap_servers="k:1", egresses=(EGRESS,))
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot("k:1", (BrokerRow("default/shop"),), (row("mail"),))
+
+
+@pytest.fixture
+def memory() -> MemoryLog:
+    return MemoryLog()
+
+
+@pytest.fixture
+def local(tmp_path: Path, memory: MemoryLog) -> LocalSource:
+    file = tmp_path / "shop.yaml"
+    file.write_text(MANIFEST)
+    return LocalSource(
+        FakeUp(file), tmp_path, lambda _: MemoryAdmin(memory), lambda _: MemoryWriter(memory)
+    )
+
+
+def fail(memory: MemoryLog, id_: str, source: str = "/shop") -> None:
+    """Have an event become a dead letter."""
+    memory.create("dead")
+    draft = to_record(Event({**ORDER.attributes, "id": id_, "source": source}, b"{}"))
+    failure = Failure("http://mail.test/", Reason.STATUS, 1, 0.0, 0.0, 400, b"no")
+    headers, value = dead_letter_of(
+        draft.headers, draft.value, failure, Origin("default", "shop", "mail", "t", 0, 1)
+    )
+    memory.store("dead", draft.key, value, headers)
+
+
+async def test_pausing_writes_the_annotation_into_the_file_and_nothing_else(
+    local: LocalSource, tmp_path: Path
+) -> None:
+    """The console does what `knafka trigger pause` does."""
+    file = tmp_path / "shop.yaml"
+    assert str(file) in await local.pause(MAIL, paused=True)
+    assert 'knafka.dev/paused: "true"' in file.read_text()
+    assert "# as it is" in file.read_text()
+    assert "already" in await local.pause(MAIL, paused=True)
+    await local.pause(MAIL, paused=False)
+    assert 'knafka.dev/paused: "false"' in file.read_text()
+
+
+async def test_a_local_trigger_says_where_it_is_declared(
+    local: LocalSource, tmp_path: Path
+) -> None:
+    found = await local.details(MAIL)
+    assert str(tmp_path / "shop.yaml") in found.declared_in
+    assert "cesql" in found.filters
+    assert yaml.safe_load(found.delivery) == {"delivery": {"retry": 3}}
+    assert [each.type for each in found.conditions] == ["Ready"]
+    (state,) = (await local.state()).triggers
+    assert state.subscriber == "http://mail.test/"
+
+
+async def test_only_the_event_of_that_source_is_sent_again(
+    local: LocalSource, memory: MemoryLog
+) -> None:
+    """An id is unique for its source only."""
+    fail(memory, "1")
+    fail(memory, "1", "/other")
+    wanted = [EventName(id="1", source="/shop")]
+    tried = await local.replay(MAIL, wanted, dry_run=True)
+    assert [each.obstacle for each in tried.chosen] == [""]
+    assert (tried.replay, REPLAYS in memory.topics) == ("", False), "a dry run sends nothing"
+
+    done = await local.replay(MAIL, wanted, dry_run=False)
+    assert done.replay
+    assert sum(map(len, memory.topics[REPLAYS])) == 1
+    found = await local.failures(MAIL)
+    assert {each.source: bool(each.replayed) for each in found.last} == {
+        "/shop": True,
+        "/other": False,
+    }
+    again = await local.replay(MAIL, wanted, dry_run=False)
+    assert "sent again already" in again.chosen[0].obstacle
+    assert again.replay == ""
+
+
+async def test_the_last_report_is_linked_once_there_is_one(
+    local: LocalSource, tmp_path: Path
+) -> None:
+    assert (await local.failures(MAIL)).report == ""
+    assert await local.report() is None
+    (tmp_path / REPORT).parent.mkdir()
+    (tmp_path / REPORT).write_bytes(b"<p>")
+    assert (await local.failures(MAIL)).report == "report"
+    assert await local.report() == b"<p>"
+
+
+async def test_a_trigger_that_is_not_there_is_not_found(local: LocalSource) -> None:
+    nobody = TriggerName("default", "nobody")
+    for asked in (
+        local.details(nobody),
+        local.failures(nobody),
+        local.pause(nobody, paused=True),
+        local.replay(nobody, (), dry_run=False),
+    ):
+        with pytest.raises(NotFound, match="default/nobody"):
+            await asked

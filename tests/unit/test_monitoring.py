@@ -1,0 +1,112 @@
+"""What operator/deploy/monitoring asks Prometheus for, beside what the code exposes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.operator_world import running_operator
+from support.requests import ingress
+from support.scaling import egress
+
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
+from knafka.dispatcher.served import Served, metrics_of
+from knafka.observability import Metric
+from knafka.receiver.ingest import IngestHandler
+from knafka_operator.decide import services
+from knafka_operator.runtime import metrics as operators
+
+MONITORING = Path(__file__).parents[2] / "operator" / "deploy" / "monitoring"
+_NAME = re.compile(r"\b(?:knafka|kn_eventing|eventing_kafka|http_server)_[a-z_]+")
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((MONITORING / name).read_text()))
+
+
+def alerts() -> list[dict[str, Any]]:
+    (rule,) = manifests("rules.yaml")
+    return [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
+
+
+def dashboard() -> Iterator[str]:
+    for panel in json.loads((MONITORING / "dashboard.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"]
+
+
+def series(metrics: Iterable[Metric]) -> Iterator[str]:
+    for each in metrics:
+        yield each.name
+        if each.kind == "histogram":
+            yield from (f"{each.name}_{suffix}" for suffix in ("bucket", "count", "sum"))
+
+
+async def exposed() -> set[str]:
+    ingest = IngestHandler([ingress()], [MemoryWriter(MemoryLog())])
+    async with running_operator() as world:
+        return {
+            *series(ingest.metrics()),
+            *series(metrics_of([Served(egress())], 0.0)),
+            *series(operators.metrics(world.operator)),
+            operators._leader(True).name,
+        }
+
+
+async def test_alerts_and_dashboard_ask_for_what_is_exposed() -> None:
+    found = await exposed()
+    asked = {name for each in (*alerts(), *dashboard()) for name in _NAME.findall(str(each))}
+    assert len(asked) > 10
+    assert asked - found == set()
+
+
+def test_each_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
+    for alert in alerts():
+        assert alert["labels"]["severity"] in ("warning", "critical")
+        assert {"summary", "description"} == alert["annotations"].keys()
+    names = [alert["alert"] for alert in alerts()]
+    assert len(set(names)) == len(names)
+
+
+def test_the_pods_of_every_role_are_scraped() -> None:
+    pods = next(each for each in manifests("monitors.yaml") if each["kind"] == "PodMonitor")
+    (expression,) = pods["spec"]["selector"]["matchExpressions"]
+    assert expression["key"] == services.ROLE
+    assert set(expression["values"]) == {
+        services.RECEIVER,
+        services.DISPATCHER,
+        services.REPLAYER,
+        services.SHARD_ROLE,
+    }
+
+
+@pytest.mark.parametrize("port", [operators.PORT, operators.CHANNEL_PORT])
+def test_the_operators_metrics_have_a_service(port: int) -> None:
+    """DSP-15: also on port 8081."""
+    deploy = MONITORING.parent / "operator.yaml"
+    documents = {
+        (each["kind"], each["metadata"]["name"]): each
+        for each in yaml.safe_load_all(deploy.read_text())
+    }
+    (container,) = documents["Deployment", "knafka-operator"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    named = {each["containerPort"]: each["name"] for each in container["ports"]}
+    service = documents["Service", "knafka-metrics"]
+    targets = {each["port"]: each["targetPort"] for each in service["spec"]["ports"]}
+    assert targets[port] == named[port]
+    monitor = next(each for each in manifests("monitors.yaml") if each["kind"] == "ServiceMonitor")
+    labels = monitor["spec"]["selector"]["matchLabels"]
+    assert labels.items() <= service["metadata"]["labels"].items()
+    # Else each replica would be scraped more than once.
+    others = [
+        each
+        for (kind, name), each in documents.items()
+        if kind == "Service" and name != "knafka-metrics"
+    ]
+    assert all("labels" not in each["metadata"] for each in others)
