@@ -21,9 +21,24 @@ from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
 from knafka_local.cesql_calls import missing_functions
 from knafka_local.impossible import impossible
-from knafka_local.manifests import Identity, Manifests, Place, Unreadable, documents, identity_of
-from knafka_operator.decide import admission, desired
+from knafka_local.manifests import (
+    Identity,
+    Manifests,
+    Place,
+    Unreadable,
+    documents,
+    identity_of,
+    parse,
+)
+from knafka_operator.decide import admission, channel_admission, desired
+from knafka_operator.decide.channel import KAFKA_SECRET
 from knafka_operator.decide.desired import Defaults
+from knafka_operator.model.channels import (
+    KAFKA_CHANNEL,
+    KAFKA_CHANNEL_VERSIONS,
+    MESSAGING,
+    Subscription,
+)
 from knafka_operator.model.resources import (
     AUTOSCALING,
     BROKER_CLASS,
@@ -31,6 +46,7 @@ from knafka_operator.model.resources import (
     DELIVERY_ORDER,
     EVENTING,
     EXTERNAL_TOPIC,
+    ISOLATION,
     LOCAL_COMMAND,
     MAX_IN_FLIGHT,
     PAUSED,
@@ -39,7 +55,6 @@ from knafka_operator.model.resources import (
     ConfigMap,
     Destination,
     Trigger,
-    parse_resource,
 )
 
 ANNOTATIONS: Final = frozenset(
@@ -48,6 +63,8 @@ ANNOTATIONS: Final = frozenset(
         DELIVERY_ORDER,
         MAX_IN_FLIGHT,
         PAUSED,
+        ISOLATION,
+        KAFKA_SECRET,
         LOCAL_COMMAND,
         *(
             AUTOSCALING + each
@@ -67,6 +84,16 @@ ANNOTATIONS: Final = frozenset(
 _OURS: Final = re.compile(
     r"(?:autoscaling\.eventing\.knative|kafka\.eventing\.knative)\.dev/|(?:local\.)?knafka\.dev/"
 ).match
+
+_ADMITTED: Final = frozenset(
+    {(EVENTING, "Broker"), (EVENTING, "Trigger"), (MESSAGING, "Subscription")}
+    | {(version, KAFKA_CHANNEL) for version in KAFKA_CHANNEL_VERSIONS}
+)
+"""What webhooks are asked about."""
+_REFERRED: Final = frozenset(
+    {(SERVING, "Service"), (EVENTING, "Broker")}
+    | {(version, KAFKA_CHANNEL) for version in KAFKA_CHANNEL_VERSIONS}
+)
 
 CONFIG_KEYS: Final = (
     desired.PARTITIONS,
@@ -151,16 +178,14 @@ def _judge(
     errors: list[str] = []
     warnings: list[str] = []
     try:
-        resource = parse_resource(document)
+        resource = parse(document)
         if resource is None:
             return None
     except InvalidDocument as error:
         resource = None
         errors.append(str(error))
     match document:
-        case {"apiVersion": str(version), "kind": "Broker" | "Trigger" as kind} if (
-            version == EVENTING
-        ):
+        case {"apiVersion": str(version), "kind": str(kind)} if (version, kind) in _ADMITTED:
             if (refused := _refused(kind, document)) is not None:
                 errors = [refused]  # all problems in Knative's words, not the first one only
             warnings += _unknown_annotations(document)
@@ -173,6 +198,8 @@ def _judge(
         errors += impossible(resource.spec.filters, "spec.filters")
         if resource.spec.filters and resource.spec.filter.attributes:
             warnings.append("spec.filter says nothing, as spec.filters is there")
+    elif isinstance(resource, Subscription):
+        missing, doubts = _of_subscription(resource, known)
     else:
         missing, doubts = [], []
     errors += [] if partial else missing
@@ -187,6 +214,12 @@ def _refused(kind: str, document: Mapping[str, Any]) -> str | None:
     try:
         if kind == "Trigger":
             admission.check_trigger(admission.defaulted_trigger(document))
+        elif kind == KAFKA_CHANNEL:
+            channel_admission.check_channel(channel_admission.defaulted_channel(document))
+        elif kind == "Subscription":
+            if channel_admission.may_be_ours(document):
+                defaulted = channel_admission.defaulted_subscription(document)
+                channel_admission.check_subscription(defaulted)
         elif _class_of(document) in BROKER_CLASSES | {""}:
             admission.check_broker(admission.defaulted_broker(document))
     except InvalidDocument as error:
@@ -244,9 +277,7 @@ def _of_trigger(trigger: Trigger, known: Mapping[Identity, Any]) -> tuple[list[s
         "spec.subscriber": trigger.spec.subscriber,
         "spec.delivery.deadLetterSink": trigger.spec.delivery.dead_letter_sink,
     }
-    for path, destination in destinations.items():
-        if (wanted := _referred(destination, trigger.metadata.namespace)) is None:
-            continue
+    for path, wanted in _referred(destinations, trigger.metadata.namespace):
         if wanted not in known:
             missing.append(_missing(f"{path}.ref", wanted, known))
         elif wanted == broker and path == "spec.subscriber":
@@ -254,14 +285,40 @@ def _of_trigger(trigger: Trigger, known: Mapping[Identity, Any]) -> tuple[list[s
     return missing, doubts
 
 
-def _referred(destination: Destination | None, namespace: str) -> Identity | None:
-    """The Knative Service or Broker that a destination names; others may be of any kind."""
-    if destination is None or destination.ref is None:
-        return None
-    ref = destination.ref
-    if (ref.api_version, ref.kind) not in ((SERVING, "Service"), (EVENTING, "Broker")):
-        return None
-    return Identity(ref.kind, ref.namespace or namespace, ref.name)
+def _of_subscription(
+    subscription: Subscription, known: Mapping[Identity, Any]
+) -> tuple[list[str], list[str]]:
+    """The same of a Subscription."""
+    spec, namespace = subscription.spec, subscription.metadata.namespace
+    if not spec.channel.is_kafka_channel:
+        what = f"{spec.channel.kind} of {spec.channel.api_version}"
+        return [], [f"its channel is a {what}, another implementation's: it is not checked"]
+    missing, doubts = [], []
+    channel = Identity(KAFKA_CHANNEL, namespace, spec.channel.name)
+    if channel not in known:
+        missing.append(_missing("spec.channel", channel, known))
+    destinations = {
+        "spec.subscriber": spec.subscriber,
+        "spec.reply": spec.reply,
+        "spec.delivery.deadLetterSink": spec.delivery.dead_letter_sink,
+    }
+    for path, wanted in _referred(destinations, namespace):
+        if wanted not in known:
+            missing.append(_missing(f"{path}.ref", wanted, known))
+        elif wanted == channel:
+            doubts.append(f"{path}.ref: its own channel: what it is sent comes back to it")
+    return missing, doubts
+
+
+def _referred(
+    destinations: Mapping[str, Destination | None], namespace: str
+) -> Iterator[tuple[str, Identity]]:
+    """The Knative Services, Brokers and KafkaChannels that destinations name, by path; others may
+    be of any kind."""
+    for path, destination in destinations.items():
+        if destination is not None and (ref := destination.ref) is not None:
+            if (ref.api_version, ref.kind) in _REFERRED:
+                yield path, Identity(ref.kind, ref.namespace or namespace, ref.name)
 
 
 def _missing(path: str, wanted: Identity, known: Mapping[Identity, Any]) -> str:
@@ -289,7 +346,7 @@ def _known(found: Iterable[tuple[Place, Any]]) -> dict[Identity, Any]:
     for _, document in found:
         if (who := identity_of(document)) is not None:
             try:
-                known.setdefault(who, parse_resource(document))
+                known.setdefault(who, parse(document))
             except InvalidDocument:
                 known.setdefault(who, _Broken())
     return known

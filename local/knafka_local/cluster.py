@@ -17,13 +17,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 from knafka_local import localize
 from knafka_local.kept_names import KeptNames
 from knafka_operator.decide import services
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status, merged
-from knafka_operator.model.resources import CORE, EVENTING
+from knafka_operator.model.family import CHANNELS, FAMILIES, family_of
+from knafka_operator.model.resources import CORE, GROUP_STATUS
 from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 FOLDER: Final = "local.knafka.dev/folder"
@@ -31,17 +33,28 @@ FOLDER: Final = "local.knafka.dev/folder"
 SERVES: Final = "Serves"
 """The condition of a Service beside Ready, for which it stands."""
 FINALIZER: Final = "knafka.dev/finalizer"
-"""On Brokers and Triggers: they go when their topic or group has gone."""
+"""On objects of `KINDS`: they go when their topic or group has gone."""
+KINDS: Final = tuple(
+    kind
+    for family in FAMILIES
+    for kind in ((family.broker_version, family.broker), (family.trigger_version, family.trigger))
+)
+"""apiVersion and kind of what is reconciled."""
+RECONCILED: Final = frozenset(kind for _, kind in KINDS)
 
-_INSTALLATION: Final = (localize.SETTINGS.namespace, localize.SETTINGS.config)
+_INSTALLATION: Final = tuple(
+    (localize.SETTINGS.namespace, name)
+    for name in (localize.SETTINGS.config, localize.SETTINGS.channel_config)
+)
 
 
 class LocalCluster(MemoryCluster):
-    """Objects in memory, as one machine has them; `url` is where all Brokers are addressed."""
+    """Objects in memory, as one machine has them; `url` is where all Brokers are addressed, and
+    `channels_url` where all KafkaChannels are."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, channels_url: str) -> None:
         super().__init__()
-        self._url = url.rstrip("/")
+        self._urls = {"Broker": url.rstrip("/"), CHANNELS.broker: channels_url.rstrip("/")}
         self._bootstrap_servers = ""
         self._names = KeptNames()
         self.adopts = False
@@ -49,7 +62,7 @@ class LocalCluster(MemoryCluster):
         used before names were kept."""
 
     def connect(self, bootstrap_servers: str, names: KeptNames) -> None:
-        """Kafka is there: Brokers and Triggers may be declared from now on."""
+        """Kafka is there: what is reconciled may be declared from now on."""
         self._bootstrap_servers = bootstrap_servers
         self._names = names
 
@@ -57,13 +70,18 @@ class LocalCluster(MemoryCluster):
         """Have a document of the files, as it is written, of a manifest in `folder`."""
         stored = localize.localized(document)
         metadata = stored["metadata"]
-        if document["apiVersion"] == EVENTING:
-            stored["metadata"] = {**metadata, "finalizers": [FINALIZER]}
-            if self.find(EVENTING, document["kind"], *_place(stored)) is None:
+        if document["kind"] in RECONCILED:
+            metadata = stored["metadata"] = {**metadata, "finalizers": [FINALIZER]}
+            before = self.find(stored["apiVersion"], document["kind"], *_place(stored))
+            if before is None:
                 kept = self._names.get(name_of(stored))
                 if kept is None and self.adopts:
                     kept = localize.adopted(stored)
                 stored["status"] = {"annotations": dict(kept or {})}
+                if document["kind"] == CHANNELS.trigger:
+                    metadata["uid"] = _uid_in((kept or {}).get(GROUP_STATUS))
+            if document["kind"] == CHANNELS.broker:
+                stored["spec"] = _with_subscribers(stored["spec"], before)
         elif document["kind"] == "Service":
             annotations = {**(metadata.get("annotations") or {}), FOLDER: str(folder)}
             stored["metadata"] = {**metadata, "annotations": annotations}
@@ -71,18 +89,27 @@ class LocalCluster(MemoryCluster):
 
     def find(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         """What is stored, not to be changed."""
-        return self.objects.get((api_version, kind, namespace, name))
+        return self.objects.get((_stored_version(api_version, kind), kind, namespace, name))
+
+    def reconciled(self, kind: str, namespace: str, name: str) -> Document | None:
+        """The same of an object of `KINDS`."""
+        return self.find(version_of(kind), kind, namespace, name)
+
+    def undeclared(self, kind: str) -> list[str]:
+        """`namespace/name` of those of `KINDS` that ran here and that no file declares any more."""
+        declared = {"/".join(_place(each)) for each in self.of(kind)}
+        return [each for each in self._names.of(kind) if each not in declared]
 
     def forget(self, document: Document) -> None:
         """It is gone, and its topic or group with it: the next of that name is another one."""
         self._names.drop(name_of(document))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        found = await super().get(api_version, kind, namespace, name)
+        found = await super().get(_stored_version(api_version, kind), kind, namespace, name)
         if (api_version, kind) != (CORE, "ConfigMap"):
             return found
-        if (namespace, name) == _INSTALLATION:
-            return localize.installation(found, self._bootstrap_servers)
+        if (namespace, name) in _INSTALLATION:
+            return localize.installation(name, found, self._bootstrap_servers)
         if found is None and namespace not in map(_namespace, self.of("Broker")):
             # In a namespace without Brokers are the ConfigMaps that Knative installs for them.
             return localize.config_map(namespace, name, {})
@@ -94,17 +121,23 @@ class LocalCluster(MemoryCluster):
             document["status"] = service_status(document, Condition(SERVES, Status.TRUE))
 
     async def write_status(self, document: Document, status: Document) -> None:
-        if document["kind"] == "Broker":
-            status = localize.with_local_address(status, self._url)
+        if (url := self._urls.get(document["kind"])) is not None:
+            status = localize.with_local_address(status, url)
         # Before anybody acts on it: a topic whose id is written nowhere would be nobody's.
-        if document["apiVersion"] == EVENTING and "annotations" in status:
-            stored = self.find(EVENTING, document["kind"], *_place(document))
+        if document["kind"] in RECONCILED and "annotations" in status:
+            stored = self.reconciled(document["kind"], *_place(document))
             if stored is not None:
                 before = (stored.get("status") or {}).get("annotations") or {}
                 after = {**before, **status["annotations"]}
                 kept = {key: each for key, each in after.items() if each is not None}
                 self._names.put(name_of(document), kept)
         await super().write_status(document, status)
+
+
+def version_of(kind: str) -> str:
+    """The apiVersion in which objects of one of `KINDS` are stored."""
+    family = family_of(kind)
+    return family.broker_version if kind == family.broker else family.trigger_version
 
 
 def role_of(document: Document) -> str | None:
@@ -146,6 +179,24 @@ def ready_of(document: Document) -> Mapping[str, Any]:
         return {}
     conditions = status.get("conditions") or ()
     return next((each for each in conditions if each["type"] == "Ready"), {})
+
+
+def _stored_version(api_version: str, kind: str) -> str:
+    """An API server gives objects in each of their versions, whichever is stored."""
+    return CHANNELS.broker_version if kind == CHANNELS.broker else api_version
+
+
+def _with_subscribers(spec: Document, before: Document | None) -> dict[str, Any]:
+    """A KafkaChannel's spec with the subscribers that it has: files don't say who they are
+    (KN-CHN-05)."""
+    declared = {key: each for key, each in spec.items() if key != "subscribers"}
+    there = ((before or {}).get("spec") or {}).get("subscribers")
+    return declared if there is None else {**declared, "subscribers": there}
+
+
+def _uid_in(group: str | None) -> str:
+    """A Subscription's UID: that in the name of its group, if it had one before we started."""
+    return str(uuid4()) if group is None else group.rpartition(".")[2]
 
 
 def _namespace(document: Document) -> str:

@@ -1,4 +1,5 @@
-"""Controller: the real `Operator` on a LocalCluster, as `runtime.controller` runs it on Kubernetes.
+"""Controller: the real `Operator` on a LocalCluster, as `runtime.controller` runs it on Kubernetes,
+and beside it that of KafkaChannels.
 
     watch --> Operator hears of it --> work queue --> reconcile: at once, and now and then
     apply: what the files declare, and nothing else, in the order in which it depends on another
@@ -12,24 +13,36 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.core.contract import Egress
-from knafka.core.errors import KnafkaError
-from knafka.ports.log import LogAdmin
+from knafka.core.contract import Egress, Ingress
+from knafka.core.errors import KnafkaError, LogError
+from knafka.ports.log import LogAdmin, LogWriter
 from knafka_local import localize
 from knafka_local.children import Say
-from knafka_local.cluster import FOLDER, LocalCluster, name_of, ready_of
+from knafka_local.cluster import (
+    FOLDER,
+    KINDS,
+    RECONCILED,
+    LocalCluster,
+    name_of,
+    ready_of,
+    version_of,
+)
 from knafka_local.manifests import Declared
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model.cluster import Document
+from knafka_operator.model.family import CHANNELS, family_of
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, SERVING
+from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
 from knafka_operator.operator import Operator
+from knafka_operator.reconcile.channels import Channels
+from knafka_operator.reconcile.receivers import Positions, ReceiverRecord
 from knafka_operator.reconcile.work_queue import GONE, Key, Verdict
 from knafka_operator.scale.scaler import Drains
 
@@ -47,16 +60,36 @@ SETTLE_TIMEOUT: Final = 20.0
 of it: a program that is slow holds nothing else up for longer."""
 
 
+Probe = Callable[[str], Awaitable[None]]
+"""Returns once an address answers; raises `NotReady`."""
+_IN_ORDER: Final = (
+    ("ConfigMap", "Service"),
+    ("Broker", "KafkaChannel"),
+    ("Trigger", "Subscription"),
+)
+"""Kinds, in the order in which objects depend on one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelsServed:
+    """What the operator asks of the KafkaChannels' receiver."""
+
+    probe: Probe
+    positions: Positions
+
+
 class Controller:
-    """One operator; `run` it, then `apply`."""
+    """Both operators, with one queue; `run` it, then `apply`."""
 
     def __init__(
         self,
         cluster: LocalCluster,
         drains: Drains,
-        probe: Callable[[str], Awaitable[None]],
+        probe: Probe,
+        channels: ChannelsServed,
         say: Say,
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
+        open_writer: Callable[[Mapping[str, Any]], LogWriter] = KafkaWriter,
     ) -> None:
         self._cluster = cluster
         self._say = say
@@ -67,9 +100,22 @@ class Controller:
             drains=drains,
             probe=probe,
             wake=_is_awake,
-            open_writer=KafkaWriter,
+            open_writer=open_writer,
         )
-        self._operator.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
+        beside = Operator(
+            localize.SETTINGS,
+            cluster,
+            connect,
+            drains=drains,
+            probe=channels.probe,
+            wake=_is_awake,
+            open_writer=open_writer,
+            beside=self._operator,
+            positions=channels.positions,
+        )
+        self._operators = {each.family: each for each in (self._operator, beside)}
+        for each in self._operators.values():
+            each.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
         self._deleting: dict[Key, float] = {}
         """Since when each deletion is being tried, on the event loop's clock."""
         self._heard = asyncio.Event()
@@ -77,11 +123,10 @@ class Controller:
 
     async def run(self) -> None:
         """For ever; afterwards nothing of it runs, and every drain has ended."""
-        watched = ((EVENTING, "Broker"), (EVENTING, "Trigger"), (SERVING, "Service"))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._operator.queue.run(self._look), name="reconcile")
-                for api_version, kind in watched:
+                for api_version, kind in (*KINDS, (SERVING, "Service")):
                     group.create_task(self._follow(api_version, kind), name=f"watch {kind}")
         finally:
             await self._operator.close()
@@ -92,58 +137,91 @@ class Controller:
         Returns when all of it is Ready or says why not; what is slow may go on longer.
         """
         config_maps = self._all("ConfigMap")
-        declared_before = self._all("Trigger", "Broker", "Service", "ConfigMap")
+        declared_before = self._all(*(kind for kinds in reversed(_IN_ORDER) for kind in kinds))
         gone = [each for each in declared_before if _key(each) not in declared.documents]
         for each in gone:
             self._cluster.remove(each["apiVersion"], *_key(each))
         await self._until(lambda: not any(map(self._is_there, gone)), None)
-        for kinds in (("ConfigMap", "Service"), ("Broker",), ("Trigger",)):
+        for kinds in _IN_ORDER:
             for who, (document, folder) in declared.documents.items():
                 if who.kind in kinds:
                     self._cluster.declare(document, folder)
             if config_maps != (config_maps := self._all("ConfigMap")):
-                self._reconcile_brokers()
+                self._reconcile_configured()
             await self._until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
+        await self._withdraw_undeclared()
 
     def is_ours(self, document: Document) -> bool:
-        """Whether a Broker's class is ours, or a Trigger's Broker may be."""
-        match document["kind"]:
-            case "Broker":
-                return self._operator.brokers.is_ours(document)
-            case "Trigger":
-                return self._operator.may_be_ours(document)
-        return True
+        """Whether a Broker's class is ours, or a Trigger's Broker may be; the same for channels."""
+        if (kind := document["kind"]) not in RECONCILED:
+            return True
+        operator = self._of(kind)
+        is_broker = kind == operator.family.broker
+        return operator.brokers.is_ours(document) if is_broker else operator.may_be_ours(document)
+
+    def _of(self, kind: str) -> Operator:
+        return self._operators[family_of(kind)]
 
     def egresses(self) -> list[Egress]:
-        """How each Trigger is delivered, or will be once it isn't paused any more."""
-        return [each.egress for each in self._operator.triggers.watched.values()]
+        """How each Trigger is delivered, or will be once it isn't paused any more; then each
+        Subscription."""
+        operators = self._operators.values()
+        return [each.egress for of in operators for each in of.triggers.watched.values()]
 
-    def scaled(self, namespace: str, name: str) -> TriggerStatus | None:
-        """What the scaler knows of a Trigger; None: it isn't scaled."""
-        return self._operator.triggers.status(Identity(namespace, name))
+    def channel_ingresses(self) -> list[Ingress]:
+        """What the KafkaChannels' receiver serves of what is declared, by name."""
+        served = {
+            path: each for of in self._channels() for path, each in of.contract.records.items()
+        }
+        declared = sorted(f"/{Identity.of(each)}" for each in self._cluster.of(CHANNELS.broker))
+        return [served[path] for path in declared if path in served]
+
+    def _channels(self) -> Collection[ReceiverRecord]:
+        """The receivers that KafkaChannels share."""
+        channels = self._operators[CHANNELS].brokers
+        assert isinstance(channels, Channels)
+        return channels.receivers.records.values()
+
+    async def _withdraw_undeclared(self) -> None:
+        """Have no KafkaChannel served that left the files while nothing ran: its topic stays, as a
+        Broker's does. Those of others that use the same Kafka are not ours to withdraw."""
+        for who in self._cluster.undeclared(CHANNELS.broker):
+            for receiver in self._channels():
+                if f"/{who}" in receiver.contract.records:
+                    try:
+                        await receiver.contract.write(f"/{who}", None)
+                    except LogError as error:  # it is tried again with the next change of a file
+                        self._say(f"KafkaChannel {who} is still served: {error}")
+
+    def scaled(self, namespace: str, name: str, kind: str = "Trigger") -> TriggerStatus | None:
+        """What the scaler knows of a Trigger or Subscription; None: it isn't scaled."""
+        return self._of(kind).triggers.status(Identity(namespace, name))
 
     async def _follow(self, api_version: str, kind: str) -> None:
         async for event in self._cluster.watch(api_version, kind):
             document, gone = event.document, event.type == "DELETED"
             if kind == "Service":
-                self._operator.on_service(document)
+                for each in self._operators.values():
+                    each.on_service(document)
             else:
-                self._operator.on_change(document, gone=gone)
+                self._of(kind).on_change(document, gone=gone)
                 if gone:
                     self._cluster.forget(document)
             self._heard.set()
 
     async def _look(self, key: Key) -> float | Literal[Verdict.GONE]:
-        """One look at a Broker or Trigger, see `work_queue`."""
-        document = self._cluster.find(EVENTING, *key)
+        """One look at an object, see `work_queue`."""
+        if key[0] not in RECONCILED:
+            return GONE  # something else that owns a Service
+        document = self._cluster.reconciled(*key)
         if document is None:
             return GONE
         if "deletionTimestamp" in document["metadata"]:
             return await self._finalize(key, document)
         if not self.is_ours(document):
             return RESYNC
-        operator = self._operator
-        is_broker = key[0] == "Broker"
+        operator = self._of(key[0])
+        is_broker = key[0] == operator.family.broker
         reconcile = operator.reconcile_broker if is_broker else operator.triggers.reconcile
         try:
             status = await reconcile(document) or {}
@@ -159,14 +237,15 @@ class Controller:
 
     async def _finalize(self, key: Key, document: Document) -> float | Literal[Verdict.GONE]:
         """Have its topic or group deleted, and let it go; what Kafka keeps too long stays there."""
-        operator = self._operator
-        delete = operator.delete_broker if key[0] == "Broker" else operator.triggers.delete
+        operator = self._of(key[0])
+        is_broker = key[0] == operator.family.broker
+        delete = operator.delete_broker if is_broker else operator.triggers.delete
         if self.is_ours(document):
             now = asyncio.get_running_loop().time()
             began = self._deleting.setdefault(key, now)
             try:
                 await delete(document)
-                if key[0] == "Broker" and EXTERNAL_TOPIC not in _annotations(document):
+                if is_broker and EXTERNAL_TOPIC not in _annotations(document):
                     self._say(f"{name_of(document)} has left the files, so its topic is deleted")
             except Exception as error:  # a bug neither: its object would never go
                 if not isinstance(error, KnafkaError):
@@ -176,13 +255,14 @@ class Controller:
                 operator.forget(document)
                 self._say(f"{name_of(document)}: its topic or group stays in Kafka: {error}")
         self._deleting.pop(key, None)
-        self._cluster.set_finalizers(EVENTING, *key)
+        self._cluster.set_finalizers(version_of(key[0]), *key)
         return GONE
 
-    def _reconcile_brokers(self) -> None:
-        """A ConfigMap has changed: whose it is only they know."""
-        for each in self._cluster.of("Broker"):
-            self._operator.queue.enqueue(_key(each))
+    def _reconcile_configured(self) -> None:
+        """A ConfigMap has changed: whose it is only Brokers and KafkaChannels know."""
+        for family in self._operators:
+            for each in self._cluster.of(family.broker):
+                self._operator.queue.enqueue(_key(each))
 
     def _all(self, *kinds: str) -> list[Document]:
         """What is declared of these kinds."""

@@ -15,7 +15,7 @@ from knafka.clients.kafka_connection import connection
 from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka_local import status
-from knafka_local.installation import Installation
+from knafka_local.installation import CHANNEL, Installation
 from knafka_local.triggers import Unknown
 
 DEFAULT_NAMESPACE: Final = "default"
@@ -50,8 +50,11 @@ class DeclaredView:
         """The Broker of this name, or the only one. Raises `Unknown`."""
         found = self.ingresses
         if broker is not None:
-            wanted = self._full(broker)
-            found = [each for each in found if broker_of(each) == wanted]
+            by_name = {broker_of(each): each for each in found}
+            there = by_name.get(self._full(broker))
+            if there is None and broker.startswith(CHANNEL):
+                there = by_name.get(CHANNEL + self._full(broker.removeprefix(CHANNEL)))
+            found = [] if there is None else [there]
         if len(found) == 1:
             return found[0]
         problem = "which Broker?" if broker is None else f"there is no Broker {broker}:"
@@ -129,8 +132,9 @@ class LocalSource:
 
 
 def broker_of(of: Ingress | Egress) -> str:
-    """`namespace/name` of the Broker."""
-    return f"{of.namespace}/{of.broker}"
+    """`namespace/name` of the Broker, `channel/namespace/name` of a KafkaChannel."""
+    name = f"{of.namespace}/{of.broker}"
+    return CHANNEL + name if of.kind in ("KafkaChannel", "Subscription") else name
 
 
 def trigger_of(egress: Egress) -> str:

@@ -46,7 +46,9 @@ class _Function:
     @classmethod
     def own(cls, egress: Egress) -> _Function:
         contract = json.dumps(documents.dump(egress), sort_keys=True)
-        return cls(f"dispatcher-{egress.namespace}-{egress.trigger}", settings.EGRESS, contract)
+        # A Subscription may have the name of a Trigger.
+        what = "subscription" if egress.kind == "Subscription" else "dispatcher"
+        return cls(f"{what}-{egress.namespace}-{egress.trigger}", settings.EGRESS, contract)
 
     @classmethod
     def shared(cls, shard: Shard) -> _Function:

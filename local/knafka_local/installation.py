@@ -25,6 +25,10 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 
 DEFAULT_DATA: Final = Path(".knafka")
 
+CHANNEL: Final = "channel/"
+"""What precedes the name of a KafkaChannel where a Broker's may stand, too; a Broker in a namespace
+of this name comes first."""
+
 LOCK_TRIES: Final = 5
 LOCK_PAUSE: Final = 0.02
 """Seconds between two tries."""
@@ -44,11 +48,20 @@ class State(Model):
     pid: int
     url: str
     """Where all Brokers are served, without a path."""
+    channels_url: str = ""
+    """The same for KafkaChannels."""
     bootstrap_servers: str
     manifests: tuple[str, ...] = ()
     """Absolute paths of the files and folders that it was started with."""
     ingresses: tuple[Ingress, ...] = ()
+    """Those of Brokers, then those of KafkaChannels."""
     egresses: tuple[Egress, ...] = ()
+    """Those of Triggers, then those of Subscriptions."""
+
+    def url_of(self, ingress: Ingress) -> str:
+        """Where it takes events."""
+        is_channel = ingress.kind == "KafkaChannel"
+        return (self.channels_url if is_channel else self.url) + ingress.path
 
 
 class Installation:

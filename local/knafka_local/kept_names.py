@@ -9,7 +9,7 @@ files while `knafka up` runs is deleted.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +36,10 @@ class KeptNames:
     def get(self, who: str) -> Mapping[str, str] | None:
         """The kept annotations of an object (`Broker default/shop`); None: it is new here."""
         return self._names.get(who)
+
+    def of(self, kind: str) -> Sequence[str]:
+        """`namespace/name` of all objects of a kind that are known, declared or not."""
+        return [each.partition(" ")[2] for each in self._names if each.startswith(f"{kind} ")]
 
     def put(self, who: str, annotations: Mapping[str, str]) -> None:
         """Keep what there is to keep of them; on disk when this returns."""

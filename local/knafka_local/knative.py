@@ -18,9 +18,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from knafka.core.contract import Egress, Ingress
-from knafka_local.children import cancel
+from knafka_local.children import HOST, cancel, port_of
 from knafka_local.cluster import LocalCluster
-from knafka_local.controller import Controller
+from knafka_local.controller import ChannelsServed, Controller
 from knafka_local.dispatchers import DispatcherProcesses
 from knafka_local.kept_names import KeptNames
 from knafka_local.manifests import Declared
@@ -35,18 +35,24 @@ from knafka_local.view import View
 class LocalKnative:
     """Inside `async with knative.serving(declared):` it is `connect`ed, then `run`."""
 
-    def __init__(self, url: str, listener: socket.socket, logs: Path, view: View) -> None:
-        """Brokers are served at `url`, on `listener`; processes log into `logs`."""
+    def __init__(
+        self, url: str, listener: socket.socket, channels: socket.socket, logs: Path, view: View
+    ) -> None:
+        """Brokers are served at `url`, on `listener`, and KafkaChannels on `channels`; processes
+        log into `logs`."""
         self._say = view.say
-        self._cluster = LocalCluster(url)
+        self.channels_url = f"http://{HOST}:{port_of(channels)}"
+        self._cluster = LocalCluster(url, self.channels_url)
         self._programs = Programs(logs, view.say, view.printed)
         self._receiver = ReceiverProcess(listener, logs, view.say)
+        self._channels = ReceiverProcess(channels, logs, view.say, "channel-receiver")
         self._drains = DispatcherProcesses(logs)
-        self._serving = LocalServing(self._cluster, self._programs, self._receiver)
+        self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)
         self._controller: Controller
         self._observer: Observer
         self._serves: asyncio.Task[None]
         self._answered: Answered = Answered()
+        self._answered_by_channels: Answered = Answered()
 
     @contextlib.asynccontextmanager
     async def serving(self, declared: Declared) -> AsyncIterator[None]:
@@ -54,6 +60,7 @@ class LocalKnative:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._programs.close)
             stack.push_async_callback(self._receiver.stop)
+            stack.push_async_callback(self._channels.stop)
             stack.push_async_callback(self._drains.close)
             self._serves = asyncio.create_task(self._serving.run())
             stack.push_async_callback(cancel, self._serves)
@@ -66,7 +73,11 @@ class LocalKnative:
         """Kafka is there; `adopt` is `LocalCluster.adopts` for what is applied first."""
         self._cluster.connect(bootstrap_servers, names)
         self._cluster.adopts = adopt
-        self._controller = Controller(self._cluster, self._drains, self._serving.probe, self._say)
+        serving = self._serving
+        channels = ChannelsServed(serving.probe_channel, serving.positions)
+        self._controller = Controller(
+            self._cluster, self._drains, serving.probe, channels, self._say
+        )
         self._observer = Observer(self._cluster, self._controller)
 
     async def run(self) -> None:
@@ -79,20 +90,21 @@ class LocalKnative:
         """Have what is declared, and nothing else; a receiver answers, whatever that is."""
         await self._controller.apply(declared)
         self._cluster.adopts = False
-        if not self.ingresses:
+        if not ingresses_of(self._cluster):
             await self._receiver.serve(())  # nobody else has it started
 
     async def count(self) -> None:
-        """Ask the receiver how it has answered, for the next snapshot."""
+        """Ask the receivers how they have answered, for the next snapshot."""
         self._answered = await self._receiver.answered()
+        self._answered_by_channels = await self._channels.answered()
 
     def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
         """How everything stands, and what stands in the files in vain."""
-        return self._observer.take(self._answered, problems, kafka)
+        return self._observer.take(self._answered, self._answered_by_channels, problems, kafka)
 
     @property
     def ingresses(self) -> tuple[Ingress, ...]:
-        return tuple(ingresses_of(self._cluster))
+        return (*ingresses_of(self._cluster), *self._controller.channel_ingresses())
 
     @property
     def egresses(self) -> tuple[Egress, ...]:

@@ -1,9 +1,11 @@
 """Localize: what one machine has differently, in documents. Pure.
 
-    Broker      is of class `kafka` unless it names another
-    Trigger     its lag is looked at every second, and ten idle seconds end a dispatcher
-    ConfigMap   one copy of everything; neither another Kafka nor its credentials
-    address     a Broker's is a path below the one URL of this machine
+    Broker        is of class `kafka` unless it names another
+    KafkaChannel  is stored in one version, with one copy of each event
+    Trigger, Subscription
+                  its lag is looked at every second, and ten idle seconds end a dispatcher
+    ConfigMap     one copy of everything; neither another Kafka nor its credentials
+    address       a Broker's is a path below one URL of this machine, a KafkaChannel's below another
 
 A cluster's webhooks fill declared documents in, too, so the operator knows of none of this.
 """
@@ -15,10 +17,11 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from knafka.core import names
-from knafka_operator.decide import admission, desired
+from knafka_operator.decide import admission, channel_admission, desired
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Document
+from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.resources import (
     AUTOSCALING,
     CORE,
@@ -57,8 +60,15 @@ def localized(document: Document) -> dict[str, Any]:
             stored = admission.defaulted_broker(document, default_class=SETTINGS.default_class)
         case "Trigger":
             stored = admission.defaulted_trigger(document)
-            annotations = {**SCALING, **_given(metadata.get("annotations"))}
-            stored["metadata"] = {**stored["metadata"], "annotations": annotations}
+            stored["metadata"] = _scaled_here(stored["metadata"])
+        case "KafkaChannel":
+            stored = channel_admission.defaulted_channel(document)
+            stored["apiVersion"] = CHANNELS.broker_version
+            if isinstance(stored.get("spec"), Mapping):
+                stored["spec"] = {**stored["spec"], "replicationFactor": 1}
+        case "Subscription":
+            stored = channel_admission.defaulted_subscription(document)
+            stored["metadata"] = _scaled_here(stored["metadata"])
         case "ConfigMap":
             stored = {**document, "data": _config(_given(document.get("data")))}
         case _:
@@ -67,9 +77,14 @@ def localized(document: Document) -> dict[str, Any]:
     return stored
 
 
-def installation(users: Document | None, bootstrap_servers: str) -> Document:
-    """The ConfigMap with the defaults of all Brokers, over what `users` declare under its name."""
-    namespace, name = SETTINGS.namespace, SETTINGS.config
+def _scaled_here(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {**metadata, "annotations": {**SCALING, **_given(metadata.get("annotations"))}}
+
+
+def installation(name: str, users: Document | None, bootstrap_servers: str) -> Document:
+    """The ConfigMap with the defaults of all Brokers, or of all KafkaChannels, over what `users`
+    declare under its name."""
+    namespace = SETTINGS.namespace
     data = {
         desired.PARTITIONS: PARTITIONS,
         desired.REPLICATION: "1",
@@ -87,7 +102,8 @@ def config_map(namespace: str, name: str, data: Mapping[str, str]) -> Document:
 
 
 def with_local_address(status: Document, url: str) -> Document:
-    """A Broker's status with the path of its address below `url`, in place of its Service's."""
+    """A Broker's or KafkaChannel's status with the path of its address below `url`, in place of its
+    Service's."""
     address = status.get("address")
     if not address:
         return status
@@ -101,6 +117,8 @@ def adopted(document: Document) -> dict[str, str]:
     """
     metadata = document["metadata"]
     identity = metadata["namespace"], metadata["name"]
+    if document["kind"] in (CHANNELS.broker, CHANNELS.trigger):
+        return {}  # they ran nowhere before these were kept
     if document["kind"] == "Trigger":
         return {GROUP_STATUS: names.trigger_group(*identity)}
     if EXTERNAL_TOPIC in (metadata.get("annotations") or {}):

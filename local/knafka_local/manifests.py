@@ -16,14 +16,29 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import yaml
 from watchfiles import Change, awatch
 
+from knafka.core import documents as decoding
 from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.model.channels import (
+    KAFKA_CHANNEL,
+    KAFKA_CHANNEL_VERSIONS,
+    MESSAGING,
+    SUBSCRIPTION,
+    KafkaChannel,
+    Subscription,
+)
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import Broker, ConfigMap, Service, Trigger, parse_resource
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 """What is read in a folder; a file that is named itself may have any suffix."""
 
-Resource: TypeAlias = Broker | Trigger | ConfigMap | Service
+Resource: TypeAlias = Broker | Trigger | ConfigMap | Service | KafkaChannel | Subscription
+
+_CHANNELS: Final[Mapping[tuple[object, object], type[KafkaChannel | Subscription]]] = {
+    **{(version, KAFKA_CHANNEL): KafkaChannel for version in KAFKA_CHANNEL_VERSIONS},
+    (MESSAGING, SUBSCRIPTION): Subscription,
+}
+"""By apiVersion and kind: what runs here beside the kinds of `parse_resource`."""
 
 
 class NoManifests(KnafkaError):
@@ -164,7 +179,7 @@ def _read(
     for place, each in there:
         who = identity_of(each)
         try:
-            resource = parse_resource(each)
+            resource = parse(each)
             if who is None:
                 raise InvalidDocument("metadata.name", "missing: want a name")
             if resource is None or not isinstance(each, dict):
@@ -177,6 +192,15 @@ def _read(
             if who is not None and who in before:
                 found.setdefault(who, before[who])
     return found
+
+
+def parse(document: object) -> Resource | None:
+    """Read one declared document; None: a kind that doesn't run here. Raises `InvalidDocument`."""
+    if isinstance(document, dict):
+        named = document.get("apiVersion"), document.get("kind")
+        if all(isinstance(each, str) for each in named) and named in _CHANNELS:
+            return decoding.parse(_CHANNELS[named], document)
+    return parse_resource(document)
 
 
 def items_of(document: object) -> Iterator[object]:

@@ -17,6 +17,7 @@ from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import DELIVERING
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import READY, Severity
+from knafka_operator.model.family import BROKERS, CHANNELS, FAMILIES, family_of
 from knafka_operator.model.resources import BROKER_CLASS
 
 
@@ -38,17 +39,26 @@ class Observer:
     def __init__(self, cluster: LocalCluster, controller: Controller) -> None:
         self._cluster = cluster
         self._controller = controller
-        self._known: dict[str, _Known] = {}
-        """By the name of a row."""
+        self._known: dict[tuple[str, str], _Known] = {}
+        """By kind and name of a row."""
 
-    def take(self, answered: Answered, problems: Sequence[str], kafka: str) -> Snapshot:
-        """Put together what the parts know."""
+    def take(
+        self, answered: Answered, of_channels: Answered, problems: Sequence[str], kafka: str
+    ) -> Snapshot:
+        """Put together what the parts know; requests to Brokers and to KafkaChannels are counted
+        apart, as two may have one name."""
         cluster, is_ours = self._cluster, self._controller.is_ours
-        known = [self._trigger(each) for each in self._shown("Trigger")]
-        self._known = {each.row.name: each for each in known}
+        kinds = [family.trigger for family in FAMILIES]
+        known = [self._trigger(each) for kind in kinds for each in self._shown(kind)]
+        self._known = {(each.row.kind, each.row.name): each for each in known}
+        channels = tuple(
+            replace(_broker(each, is_ours(each), of_channels), kind="KafkaChannel")
+            for each in self._shown(CHANNELS.broker)
+        )
+        brokers = tuple(_broker(each, is_ours(each), answered) for each in self._shown("Broker"))
         return Snapshot(
             kafka,
-            tuple(_broker(each, is_ours(each), answered) for each in self._shown("Broker")),
+            brokers + channels,
             tuple(each.row for each in known),
             (*problems, *filter(None, map(_service, cluster.of("Service")))),
         )
@@ -66,8 +76,9 @@ class Observer:
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_ours = self._controller.is_ours(document)
         service = dispatcher_of(self._cluster, document)
-        status = self._controller.scaled(namespace, name)
-        known = self._known.get(shown := f"{namespace}/{name}")
+        status = self._controller.scaled(namespace, name, document["kind"])
+        shown = f"{namespace}/{name}"
+        known = self._known.get((document["kind"], shown))
         if (
             known is not None
             and known.document is document
@@ -110,9 +121,11 @@ def _row(
     service: Document | None,
     status: TriggerStatus | None,
 ) -> TriggerRow:
-    row = TriggerRow(name, document["spec"].get("broker") or "")
+    kind, family = document["kind"], family_of(document["kind"])
+    row = TriggerRow(name, family.broker_of(document).name, kind=kind)
     if not is_ours:
-        return replace(row, refused="its Broker is another implementation's")
+        what = "Broker" if family is BROKERS else "channel"
+        return replace(row, refused=f"its {what} is another implementation's")
     row = replace(
         row,
         refused=_why_not(document),

@@ -22,8 +22,8 @@ from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import InvalidDocument, InvalidEvent
 from knafka.core.event import Event
 from knafka_local import dead_letters, sending, triggers
-from knafka_local.installation import Installation, State
-from knafka_local.manifests import Declared, Manifests
+from knafka_local.installation import CHANNEL, Installation, State
+from knafka_local.manifests import Declared, Identity, Manifests
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -32,6 +32,7 @@ DATA_DIR: Final = "--data-dir"
 OLD_NAMES: Final = ("--installation", "--data")
 """What `--data-dir` was called before; they go on working for one release. `--data` of `send` is
 the event's, which is why the folder has another name everywhere."""
+
 
 T = TypeVar("T")
 
@@ -50,7 +51,10 @@ DataDir = Annotated[
 TriggerName = Annotated[str, typer.Argument(help="NAMESPACE/NAME, or NAME in default.")]
 BrokerName = Annotated[
     str | None,
-    typer.Argument(help="NAMESPACE/NAME, or NAME in the namespace default; or the only one."),
+    typer.Argument(
+        help="NAMESPACE/NAME, or NAME in the namespace default; a KafkaChannel's is "
+        "channel/[NAMESPACE/]NAME; or the only one."
+    ),
 ]
 
 
@@ -111,16 +115,25 @@ def read_event(text: str) -> Event:
 
 
 def ingress_of(running: State, broker: str | None) -> Ingress:
-    """The Broker of this name, or the only one."""
+    """The Broker of this name, or the KafkaChannel of `channel/[NAMESPACE/]NAME`, or the only one
+    of both."""
     ingresses = running.ingresses
     if broker is not None:
-        wanted = triggers.named(broker, "Broker")
-        ingresses = tuple(each for each in ingresses if (each.namespace, each.broker) == wanted[1:])
+        by_name = {Identity(each.kind, each.namespace, each.broker): each for each in ingresses}
+        found = by_name.get(triggers.named(broker, "Broker"))
+        if found is None and broker.startswith(CHANNEL):
+            found = by_name.get(triggers.named(broker.removeprefix(CHANNEL), "KafkaChannel"))
+        ingresses = () if found is None else (found,)
     if len(ingresses) == 1:
         return ingresses[0]
-    known = ", ".join(f"{each.namespace}/{each.broker}" for each in running.ingresses)
+    known = ", ".join(map(_target, running.ingresses))
     problem = "which Broker?" if broker is None else f"there is no Broker {broker}:"
     raise refuse(f"{problem} there is {known or 'none'}")
+
+
+def _target(ingress: Ingress) -> str:
+    name = f"{ingress.namespace}/{ingress.broker}"
+    return CHANNEL + name if ingress.kind == "KafkaChannel" else name
 
 
 def egress_of(running: State, trigger: str) -> Egress:

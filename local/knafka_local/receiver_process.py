@@ -1,8 +1,9 @@
-"""The receiver behind the installation's address: one process, restarted, replaced, counted.
+"""A receiver behind an address of the installation: one process, restarted, replaced, counted.
 
 The socket is ours and outlives every process: while there is none, connections wait in its backlog.
-Another set of Ingresses starts another process on the same socket, and the old one ends once the
-new one answers. Counters of processes that are gone are kept.
+Another contract starts another process on the same socket, and the old one ends once the new one
+answers: another set of Brokers' Ingresses is one, another KafkaChannel isn't, as their receiver
+follows a topic. Counters of processes that are gone are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import aiohttp
 
 from knafka import settings
 from knafka.core import documents
-from knafka.core.contract import Ingress
+from knafka.core.contract import Ingress, Receiver
 from knafka_local.children import HOST, Child, Command, Say, Supervised, port_of
 
 READY_TIMEOUT: Final = 30.0
@@ -33,22 +34,30 @@ PAUSE: Final = 0.05
 ASK_TIMEOUT: Final = 2.0
 
 Answered: TypeAlias = Counter[tuple[str, str, int]]
-"""Requests by namespace, Broker and status code."""
+"""Requests by namespace, Broker or KafkaChannel, and status code."""
 
 _SAMPLE = re.compile(
-    r'knafka_receiver_events_total\{broker="([^"]*)",code="(\d+)",namespace="([^"]*)"\} (\S+)'
+    r'knafka_receiver_events_total\{(?:broker|channel)="([^"]*)",code="(\d+)",namespace="([^"]*)"\}'
+    r" (\S+)"
 ).fullmatch
 
 
 class ReceiverProcess:
     """Keeps a receiver running on `listener`, which stays the caller's."""
 
-    def __init__(self, listener: socket.socket, logs: Path, say: Say) -> None:
+    def __init__(
+        self, listener: socket.socket, logs: Path, say: Say, name: str = "receiver"
+    ) -> None:
+        """`name` is that of its log, and the one that people read."""
         self._listener = listener
-        self._log = logs / "receiver.log"
+        self._name = name
+        self._log = logs / f"{name}.log"
         self._say = say
         self._process: Supervised | None = None
-        self._ingresses: Sequence[Ingress] = ()
+        self._contract: Mapping[str, str] = {}
+        """Its environment."""
+        self._paths: Sequence[str] = ()
+        """Those that it must answer at."""
         self._tally = Tally()
 
     async def serve(self, ingresses: Sequence[Ingress]) -> bool:
@@ -56,16 +65,27 @@ class ReceiverProcess:
 
         False: the process doesn't answer yet; asked again, it is looked at again.
         """
-        if self._process is not None and list(ingresses) == list(self._ingresses):
+        contract = json.dumps([documents.dump(each) for each in ingresses])
+        return await self._run({settings.INGRESSES: contract}, [each.path for each in ingresses])
+
+    async def follow(self, contract: Receiver) -> bool:
+        """Have everything served that stands in a topic; returns once all that stood there is.
+
+        The rest as for `serve`.
+        """
+        return await self._run({settings.RECEIVER: json.dumps(documents.dump(contract))}, ())
+
+    async def _run(self, contract: Mapping[str, str], paths: Sequence[str]) -> bool:
+        if self._process is not None and contract == self._contract:
             return await self._is_ready()
-        old, self._ingresses = self._process, ingresses
+        old, self._contract, self._paths = self._process, contract, paths
         command = Command(
             (sys.executable, "-m", "knafka.receiver", "--fd", str(self._listener.fileno())),
             self._log,
-            {settings.INGRESSES: json.dumps([documents.dump(each) for each in ingresses])},
+            contract,
             listener=self._listener,
         )
-        self._process = Supervised("the receiver", lambda: Child.start(command), self._say)
+        self._process = Supervised(f"the {self._name}", lambda: Child.start(command), self._say)
         try:
             return await self._until_served()
         finally:
@@ -77,7 +97,7 @@ class ReceiverProcess:
         deadline = asyncio.get_running_loop().time() + READY_TIMEOUT
         while not await self._is_ready():
             if asyncio.get_running_loop().time() > deadline:
-                self._say(f"the receiver doesn't answer yet: see {self._log}")
+                self._say(f"the {self._name} doesn't answer yet: see {self._log}")
                 return False
             await asyncio.sleep(PAUSE)
         return True
@@ -85,11 +105,17 @@ class ReceiverProcess:
     async def _is_ready(self) -> bool:
         if await self._ask("/health/readiness") is None:
             return False
-        return all([await self.answers(each.path) for each in self._ingresses])
+        return all([await self.answers(each) for each in self._paths])
 
     async def answers(self, path: str) -> bool:
-        """Whether the Broker at this path takes events now."""
+        """Whether the Broker or KafkaChannel at this path takes events now."""
         return await self._ask(path, {"k-network-probe": "probe"}) is not None
+
+    async def position(self) -> int | None:
+        """Up to where it has read the topic that it follows; None: it doesn't answer."""
+        if (answer := await self._ask("/contract")) is None:
+            return None
+        return int(json.loads(answer)["position"])
 
     async def answered(self) -> Answered:
         """What was answered since we started; the last known figures while nobody answers."""
@@ -112,14 +138,18 @@ class ReceiverProcess:
 
 
 class Tally:
-    """Counters that survive the process that counts: what falls has started anew."""
+    """Counters that survive the process that counts: what falls has started anew.
+
+    What is missing has not: a KafkaChannel that is gone isn't counted any more.
+    """
 
     def __init__(self) -> None:
         self.total: Answered = Counter()
         self._last: Answered = Counter()
 
     def add(self, now: Answered) -> Answered:
-        began_anew = any(now[key] < count for key, count in self._last.items())
+        counted = [key for key in self._last if key in now]
+        began_anew = not counted or any(now[key] < self._last[key] for key in counted)
         self.total = self.total + (now if began_anew else now - self._last)
         self._last = now
         return self.total

@@ -1,4 +1,6 @@
-"""`knafka send`: events from options, a file or stdin, to a Broker that runs here, or to a URL."""
+"""`knafka send`: events from options, a file or stdin, to a Broker or KafkaChannel that runs here,
+or to a URL.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def send(
     ] = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Send one event, or many, to a Broker.
+    """Send one event, or many, to a Broker or a KafkaChannel.
 
     Prints the answer to each, or of many, those that were not accepted and a summary. Exit code 1
     if any was not accepted.
@@ -113,4 +115,4 @@ def _extension(text: str) -> tuple[str, str]:
 
 
 def _broker_url(running: State, broker: str | None) -> str:
-    return running.url + ingress_of(running, broker).path
+    return running.url_of(ingress_of(running, broker))

@@ -6,6 +6,7 @@ What isn't Ready says so in the words of its conditions, as `kubectl` shows them
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class ConditionRow:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRow:
-    """One Broker; `refused` says why it isn't Ready."""
+    """One Broker or KafkaChannel; `refused` says why it isn't Ready."""
 
     name: str
     url: str = ""
@@ -31,14 +32,17 @@ class BrokerRow:
     conditions: tuple[ConditionRow, ...] = ()
     observed_generation: int = 0
     """What its conditions are about: 1 as it was declared first, and 1 more for each change."""
+    kind: Literal["Broker", "KafkaChannel"] = "Broker"
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerRow:
-    """One Trigger; `refused` says why it isn't Ready. Counts are since the start."""
+    """One Trigger or Subscription; `refused` says why it isn't Ready. Counts are since the
+    start."""
 
     name: str
     broker: str = ""
+    """The name of its Broker or KafkaChannel."""
     lag: int | None = None
     replicas: int = 0
     most_replicas: int = 0
@@ -55,6 +59,7 @@ class TriggerRow:
     conditions: tuple[ConditionRow, ...] = ()
     observed_generation: int = 0
     """What its conditions are about: 1 as it was declared first, and 1 more for each change."""
+    kind: Literal["Trigger", "Subscription"] = "Trigger"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class Snapshot:
 
     kafka: str
     brokers: tuple[BrokerRow, ...] = ()
+    """Then KafkaChannels."""
     triggers: tuple[TriggerRow, ...] = ()
+    """Then Subscriptions."""
     problems: tuple[str, ...] = ()
     """What in the files can't be used, and what else can't run."""

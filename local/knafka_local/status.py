@@ -59,6 +59,6 @@ def as_json(now: Snapshot) -> str:
 
 def not_ready(now: Snapshot) -> list[str]:
     """What isn't as it should be, one sentence each."""
-    brokers = [f"Broker {each.name}: {each.refused}" for each in now.brokers if each.refused]
-    triggers = [f"Trigger {each.name}: {each.refused}" for each in now.triggers if each.refused]
+    brokers = [f"{each.kind} {each.name}: {each.refused}" for each in now.brokers if each.refused]
+    triggers = [f"{each.kind} {each.name}: {each.refused}" for each in now.triggers if each.refused]
     return [*brokers, *triggers, *now.problems]

@@ -66,8 +66,14 @@ def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
         return
     installation = Installation(data_dir)
     running, now = installation.running(), status.read(installation)
-    topics = {f"{each.namespace}/{each.broker}": each.topic for each in running.ingresses}
-    brokers = [f"{each.namespace}/{each.broker}" for each in running.egresses]
+    topics = {
+        f"{each.namespace}/{each.broker}": each.topic
+        for each in running.ingresses
+        if each.kind == "Broker"
+    }
+    brokers = [
+        f"{each.namespace}/{each.broker}" for each in running.egresses if each.kind == "Trigger"
+    ]
     rows = [
         [
             each.name,
@@ -78,6 +84,7 @@ def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
             str(each.rejected),
         ]
         for each in now.brokers
+        if each.kind == "Broker"
     ]
     columns = ["BROKER", "URL", "TOPIC", "TRIGGERS", "ACCEPTED", "REJECTED"]
     print_table(columns, rows, "no Broker runs")

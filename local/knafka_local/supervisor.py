@@ -66,6 +66,8 @@ class Options:
     console_port: int | None = None
     """Where the console is served; None: at its own port or one of the next ones."""
     console: bool = True
+    channels_port: int | None = None
+    """Where KafkaChannels are served; None: at the port after that of Brokers, if it is free."""
 
 
 class Supervisor:
@@ -93,6 +95,7 @@ class Supervisor:
             adopt = self._installation.kafka.exists() and not self._installation.names.exists()
             stack.enter_context(self._installation.held())
             listener = stack.enter_context(self._listen())
+            channels = stack.enter_context(self._listen_for_channels())
             logs = self._installation.logs
             stack.enter_context(_logged_to(logs / "operator.log"))
             kafka = await stack.enter_async_context(AsyncExitStack())  # it stops last
@@ -103,7 +106,7 @@ class Supervisor:
             from knafka_local.knative import LocalKnative
 
             self._declared = self._manifests.read()
-            knative = self._knative = LocalKnative(self.url, listener, logs, self._view)
+            knative = self._knative = LocalKnative(self.url, listener, channels, logs, self._view)
             async with knative.serving(self._declared):
                 self._kafka = Kafka(bootstrap_servers=await starting)
                 knative.connect(self._kafka.bootstrap_servers, await self._names(), adopt=adopt)
@@ -149,13 +152,17 @@ class Supervisor:
         return f"{self._kafka.bootstrap_servers} ({'up' if self._server.pid else 'down'})"
 
     def _listen(self) -> socket.socket:
-        port = self._options.port
-        try:
-            return listen(port)
-        except OSError as error:
-            raise PortTaken(
-                f"{HOST}:{port} can't be used ({error.strerror}): choose another with --port"
-            ) from error
+        return _listen_at(self._options.port, "--port")
+
+    def _listen_for_channels(self) -> socket.socket:
+        options = self._options
+        if options.channels_port is not None:
+            return _listen_at(options.channels_port, "--channels-port")
+        port = options.port + 1
+        # Most have no KafkaChannels: for them the port must not stand in the way of a start.
+        with contextlib.suppress(OSError, OverflowError):
+            return listen(0 if port == options.kafka_port else port)
+        return listen()
 
     async def _start_kafka(self, stack: AsyncExitStack) -> str:
         """Bootstrap servers of the Kafka that we were given, or of our own."""
@@ -216,6 +223,7 @@ class Supervisor:
         state = State(
             pid=os.getpid(),
             url=self.url,
+            channels_url=self._knative.channels_url,
             bootstrap_servers=self._kafka.bootstrap_servers,
             manifests=tuple(map(str, self._manifests.paths)),
             ingresses=self._knative.ingresses,
@@ -224,6 +232,16 @@ class Supervisor:
         if state != self._state:
             self._installation.write(state)
             self._state = state
+
+
+def _listen_at(port: int, option: str) -> socket.socket:
+    """Raises `PortTaken`."""
+    try:
+        return listen(port)
+    except OSError as error:
+        raise PortTaken(
+            f"{HOST}:{port} can't be used ({error.strerror}): choose another with {option}"
+        ) from error
 
 
 @contextlib.contextmanager

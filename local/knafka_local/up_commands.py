@@ -30,6 +30,15 @@ def up(
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="Where Brokers take events, on 127.0.0.1.")
     ] = 8080,
+    channels_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Where KafkaChannels take events, on 127.0.0.1; the one after --port, or any free "
+            "one, if not given.",
+        ),
+    ] = None,
     kafka_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Where our own Kafka listens, on 127.0.0.1.")
     ] = 9092,
@@ -67,13 +76,21 @@ def up(
     manifests = tuple(files or [Path()])
     if not detach:
         options = Options(
-            manifests, data_dir, port, kafka_port, bootstrap_servers, console_port, console
+            manifests,
+            data_dir,
+            port,
+            kafka_port,
+            bootstrap_servers,
+            console_port,
+            console,
+            channels_port,
         )
         asyncio.run(run_until_stopped(options, view.choose(plain), send_file))
         return
     arguments = [f"--file={each}" for each in manifests]
     others = {"data-dir": data_dir, "port": port, "kafka-port": kafka_port, "send": send_file}
     others |= {"console-port": console_port, "no-console": not console}
+    others |= {"channels-port": channels_port}
     arguments += arguments_of({**others, "bootstrap-servers": bootstrap_servers})
     pid = detached.start(arguments, Installation(data_dir), typer.echo)
     typer.echo(

@@ -111,22 +111,22 @@ def changes(before: Snapshot, now: Snapshot) -> Iterator[str]:
         yield f"Kafka: {now.kafka}"
     yield from (each for each in now.problems if each not in before.problems)
     yield from (f"solved: {each}" for each in before.problems if each not in now.problems)
-    brokers = {each.name: each for each in before.brokers}
+    brokers = {(each.kind, each.name): each for each in before.brokers}
     for broker in now.brokers:
-        old_broker = brokers.pop(broker.name, None)
+        old_broker = brokers.pop((broker.kind, broker.name), None)
         if old_broker is None or old_broker.refused != broker.refused:
             state = f"is not served: {broker.refused}" if broker.refused else f"at {broker.url}"
-            yield f"Broker {broker.name} {state}"
-    yield from (f"Broker {name} is gone" for name in brokers)
-    triggers = {each.name: each for each in before.triggers}
+            yield f"{broker.kind} {broker.name} {state}"
+    yield from (f"{kind} {name} is gone" for kind, name in brokers)
+    triggers = {(each.kind, each.name): each for each in before.triggers}
     for trigger in now.triggers:
-        if (old := triggers.pop(trigger.name, None)) is not trigger:
+        if (old := triggers.pop((trigger.kind, trigger.name), None)) is not trigger:
             yield from _changes_of(old, trigger)
-    yield from (f"Trigger {name} is gone" for name in triggers)
+    yield from (f"{kind} {name} is gone" for kind, name in triggers)
 
 
 def _changes_of(before: TriggerRow | None, now: TriggerRow) -> Iterator[str]:
-    name = f"Trigger {now.name}"
+    name = f"{now.kind} {now.name}"
     if before is None or before.refused != now.refused:
         yield f"{name} is not ready: {now.refused}" if now.refused else f"{name} is ready"
     if now.paused != (before is not None and before.paused):
@@ -142,7 +142,7 @@ def summary(now: Snapshot) -> str:
     """The counts in one line: of each Trigger while they are few, else of the busiest, and sums of
     the others."""
     brokers = [
-        f"{each.name} accepted {each.accepted}"
+        f"{_named(each)} accepted {each.accepted}"
         + (f" rejected {each.rejected}" if each.rejected else "")
         for each in now.brokers
         if not each.refused
@@ -159,6 +159,11 @@ def summary(now: Snapshot) -> str:
     return "; ".join(parts)
 
 
+def _named(row: BrokerRow | TriggerRow) -> str:
+    """Brokers and Triggers by their names alone: nothing else is there mostly."""
+    return row.name if row.kind in ("Broker", "Trigger") else f"{row.kind} {row.name}"
+
+
 def _is_busy(row: TriggerRow) -> bool:
     return row.lag != 0 or row.error != ""
 
@@ -170,7 +175,7 @@ def _waiting(row: TriggerRow) -> float:
 
 def _counts(row: TriggerRow) -> str:
     return (
-        f"{row.name} waiting {'?' if row.lag is None else row.lag} delivered {row.delivered}"
+        f"{_named(row)} waiting {'?' if row.lag is None else row.lag} delivered {row.delivered}"
         f" filtered {row.filtered} retried {row.retried} dead letters {row.buried}"
     )
 
@@ -225,10 +230,16 @@ class StatusTable:
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         yield Text(f"Kafka {self.now.kafka}", style="italic")
-        rows = [(each, each.name, _place(each)) for each in self.now.brokers]
-        yield _grid("Broker", _BROKER, rows, width)
-        states = [(each, each.name, _state(each)) for each in self.now.triggers]
-        yield _grid("Trigger", _TRIGGER, states, width)
+        shown = (
+            ("Broker", _BROKER, [(each, _place(each)) for each in self.now.brokers]),
+            ("Trigger", _TRIGGER, [(each, _state(each)) for each in self.now.triggers]),
+            ("KafkaChannel", _BROKER, [(each, _place(each)) for each in self.now.brokers]),
+            ("Subscription", _TRIGGER, [(each, _state(each)) for each in self.now.triggers]),
+        )
+        for kind, columns, found in shown:
+            rows = [(row, row.name, state) for row, state in found if row.kind == kind]
+            if rows or kind in ("Broker", "Trigger"):
+                yield _grid(kind, columns, rows, width)
         yield from (Text(each, style="red") for each in self.now.problems)
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
-from knafka.core.contract import Egress, Ingress, Shard
-from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
+from knafka.core.contract import Egress, Ingress, Receiver, Shard
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
-from knafka.ports.log import TopicDescription
+from knafka.ports.log import Record, TopicDescription
 from knafka_local.cluster import LocalCluster
-from knafka_local.controller import Controller
+from knafka_local.controller import ChannelsServed, Controller
 from knafka_local.kept_names import KeptNames
 from knafka_local.manifests import Declared, Identity
 from knafka_local.observing import Observer
@@ -26,9 +27,10 @@ from knafka_local.serving import LocalServing, ingresses_of
 from knafka_local.snapshot import Snapshot
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Status
-from knafka_operator.model.resources import EVENTING
+from knafka_operator.reconcile.receivers import entries
 
 URL: Final = "http://127.0.0.1:8080"
+CHANNELS_URL: Final = "http://127.0.0.1:8081"
 PROGRAM: Final = "http://127.0.0.1:9999/"
 """Where every program is."""
 FOLDER: Final = Path("/manifests")
@@ -72,6 +74,32 @@ class NoReceiver:
         return path in {each.path for each in self.ingresses}
 
 
+class NoChannelsReceiver:
+    """A receiver of KafkaChannels that has read all of its topic at once."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+        self.followed: list[Receiver] = []
+        """Each contract that it was started with."""
+
+    async def follow(self, contract: Receiver) -> bool:
+        if contract not in self.followed[-1:]:
+            self.followed.append(contract)
+        return True
+
+    def _records(self) -> Sequence[Record]:
+        if not self.followed:
+            return ()
+        records: Sequence[Record] = self._log.topics[self.followed[-1].contract_topic][0]
+        return records
+
+    async def position(self) -> int | None:
+        return len(self._records()) if self.followed else None
+
+    async def answers(self, path: str) -> bool:
+        return path in entries(self._records())
+
+
 class NoDrains:
     """Drains that nobody opens: nothing is written here, so nothing waits."""
 
@@ -81,10 +109,12 @@ class NoDrains:
         await stop.wait()
         yield DrainProgress()
 
-    def hold_shard(
+    async def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
-        raise NotImplementedError
+        yield ShardProgress(contract=sys.maxsize)
+        await stop.wait()
+        yield ShardProgress(contract=sys.maxsize, ended=Ended.STOPPED)
 
 
 class LocalWorld:
@@ -92,16 +122,25 @@ class LocalWorld:
 
     def __init__(self, log: MemoryLog, names: KeptNames, *, adopt: bool = False) -> None:
         self.log = log
-        self.cluster = LocalCluster(URL)
+        self.cluster = LocalCluster(URL, CHANNELS_URL)
         self.cluster.connect("127.0.0.1:9092", names)
         self.cluster.adopts = adopt
         self.programs = NoPrograms()
         self.receiver = NoReceiver()
-        self.serving = LocalServing(self.cluster, self.programs, self.receiver)
+        self.channels_receiver = NoChannelsReceiver(log)
+        self.serving = LocalServing(
+            self.cluster, self.programs, self.receiver, self.channels_receiver
+        )
         self.said: list[str] = []
         self.kafka_is_away = False
         self.controller = Controller(
-            self.cluster, NoDrains(), self.serving.probe, self.said.append, self._connect
+            self.cluster,
+            NoDrains(),
+            self.serving.probe,
+            ChannelsServed(self.serving.probe_channel, self.serving.positions),
+            self.said.append,
+            self._connect,
+            lambda configuration: MemoryWriter(log),
         )
         self.observer = Observer(self.cluster, self.controller)
 
@@ -127,7 +166,7 @@ class LocalWorld:
         return found.get((namespace, name))
 
     def status(self, kind: str, name: str, namespace: str = "default") -> Document:
-        document = self.cluster.find(EVENTING, kind, namespace, name)
+        document = self.cluster.reconciled(kind, namespace, name)
         assert document is not None
         status: Document = document["status"]
         return status
@@ -139,7 +178,7 @@ class LocalWorld:
         return "" if ready["status"] == "True" else f"{ready['reason']}: {ready['message']}"
 
     def snapshot(self) -> Snapshot:
-        return self.observer.take(Answered(), (), "kafka")
+        return self.observer.take(Answered(), Answered(), (), "kafka")
 
 
 class _Admin(MemoryAdmin):
@@ -169,9 +208,9 @@ async def running_locally(
 
 
 def document(kind: str, name: str, spec: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:
-    group = "serving" if kind == "Service" else "eventing"
+    groups = {"Service": "serving", "KafkaChannel": "messaging", "Subscription": "messaging"}
     return {
-        "apiVersion": f"{group}.knative.dev/v1",
+        "apiVersion": f"{groups.get(kind, 'eventing')}.knative.dev/v1",
         "kind": kind,
         "metadata": {"name": name, **metadata},
         "spec": spec,
@@ -188,6 +227,18 @@ def trigger(
     subscriber = subscriber or {"uri": "http://127.0.0.1:1/"}
     own = {"broker": "shop", "subscriber": subscriber, **(spec or {})}
     return document("Trigger", name, own, **metadata)
+
+
+def channel(name: str = "orders", spec: Any = None, **metadata: Any) -> dict[str, Any]:
+    return document("KafkaChannel", name, spec or {}, **metadata)
+
+
+def subscription(
+    name: str = "audit", subscriber: Any = None, spec: Any = None, **metadata: Any
+) -> dict[str, Any]:
+    of = {"apiVersion": "messaging.knative.dev/v1", "kind": "KafkaChannel", "name": "orders"}
+    own = {"channel": of, "subscriber": subscriber or {"uri": "http://127.0.0.1:1/"}}
+    return document("Subscription", name, {**own, **(spec or {})}, **metadata)
 
 
 def service(command: str | None = "worker --port 1", name: str = "worker") -> dict[str, Any]:

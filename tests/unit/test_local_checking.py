@@ -11,6 +11,7 @@ from knafka.core.cesql.functions import names
 from knafka_local.checking import Severity, check
 from knafka_local.cli import app
 
+CHANNEL_EXAMPLE = Path(__file__).parents[2] / "examples" / "channel"
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 GOOD = """\
 apiVersion: v1
@@ -170,3 +171,55 @@ def test_the_command_fails_on_errors_and_not_on_warnings(file: Path) -> None:
         result = CliRunner().invoke(app, ["check", str(file)])
         assert result.exit_code == code
         assert "4 objects checked" in result.output
+
+
+SUBSCRIPTION = """\
+apiVersion: messaging.knative.dev/v1
+kind: Subscription
+metadata: {name: audit, annotations: {knafka.dev/isolation: own}}
+spec:
+  channel: {apiVersion: messaging.knative.dev/v1, kind: KafkaChannel, name: orders}
+  subscriber: {uri: "http://there/"}
+---
+apiVersion: messaging.knative.dev/v1beta1
+kind: KafkaChannel
+metadata: {name: orders}
+"""
+
+
+def test_channels_that_are_right_have_nothing_to_be_said_of_them(file: Path) -> None:
+    file.write_text(SUBSCRIPTION)
+    assert (check([file]).objects, list(check([file]).findings)) == (2, [])
+    assert check([CHANNEL_EXAMPLE]).findings == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "severity", "said"),
+    [
+        ("name: orders}", "name: order}", Severity.ERROR, "did you mean orders?"),
+        ("{name: orders}\n", "{name: orders}\nspec: {numPartitions: -1}", Severity.ERROR, "numP"),
+        ("knafka.dev/isolation: own", "knafka.dev/isolation: mine", Severity.ERROR, "isolation"),
+        ("knafka.dev/isolation", "knafka.dev/isolatoin", Severity.WARNING, "did you mean"),
+        (
+            '{uri: "http://there/"}',
+            "{ref: {apiVersion: messaging.knative.dev/v1, kind: KafkaChannel, name: orders}}",
+            Severity.WARNING,
+            "its own channel",
+        ),
+        ("kind: KafkaChannel, name", "kind: InMemoryChannel, name", Severity.WARNING, "another"),
+        (
+            '{uri: "http://there/"}',
+            "{ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: mail}}",
+            Severity.ERROR,
+            "Service default/mail isn't among the files",
+        ),
+    ],
+)
+def test_mistakes_in_subscriptions_and_channels_are_named(
+    file: Path, before: str, after: str, severity: Severity, said: str
+) -> None:
+    assert before in SUBSCRIPTION
+    file.write_text(SUBSCRIPTION.replace(before, after, 1))
+    (finding,) = check([file]).findings
+    assert finding.severity is severity
+    assert said in str(finding)

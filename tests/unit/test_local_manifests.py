@@ -158,3 +158,41 @@ async def test_a_change_is_told(tmp_path: Path) -> None:
             write(tmp_path, shop=TRIGGER)
             await asyncio.wait({changed}, timeout=0.5)
     await changed
+
+
+CHANNEL = """\
+apiVersion: messaging.knative.dev/v1beta1
+kind: KafkaChannel
+metadata: {name: orders}
+spec: {numPartitions: 3}
+"""
+SUBSCRIPTION = """\
+apiVersion: messaging.knative.dev/v1
+kind: Subscription
+metadata: {name: audit}
+spec:
+  channel: {apiVersion: messaging.knative.dev/v1, kind: KafkaChannel, name: orders}
+  subscriber: {uri: "http://127.0.0.1:1/"}
+"""
+
+
+def test_channels_of_both_versions_and_subscriptions_are_read(tmp_path: Path) -> None:
+    """KN-CHN-10."""
+    other = CHANNEL.replace("v1beta1", "v1").replace("orders", "other")
+    write(tmp_path, shop=f"{CHANNEL}---\n{SUBSCRIPTION}---\n{other}")
+    declared = Manifests([tmp_path]).read()
+    assert {str(each) for each in declared.resources} == {
+        "KafkaChannel default/orders",
+        "KafkaChannel default/other",
+        "Subscription default/audit",
+    }
+    assert declared.problems == ()
+
+
+def test_a_broken_channel_names_the_field_and_other_versions_are_left_out(tmp_path: Path) -> None:
+    alpha = CHANNEL.replace("v1beta1", "v1alpha1").replace("orders", "old")
+    write(tmp_path, shop=f"{CHANNEL.replace('3', '-3')}---\n{alpha}")
+    first, second = problems(Manifests([tmp_path]).read())
+    assert "KafkaChannel default/orders: " in first
+    assert "spec.numPartitions" in first
+    assert "none of those that run here" in second

@@ -29,3 +29,20 @@ def test_what_the_receiver_writes_is_read() -> None:
     samples = [({**labels, "code": "202"}, 12.0), ({**labels, "code": "400"}, 3.0)]
     text = prometheus_text([Metric("knafka_receiver_events_total", "help", samples)])
     assert dict(_samples(text.decode())) == counts(12, 3)
+
+
+def test_a_channel_that_is_gone_is_no_process_that_began_anew() -> None:
+    """What the others had would be counted twice."""
+    other = ("default", "other", 202)
+    tally = Tally()
+    tally.add(Counter({ACCEPTED: 5, other: 3}))
+    assert tally.add(Counter({ACCEPTED: 6})) == Counter({ACCEPTED: 6, other: 3})
+    assert tally.add(Counter({ACCEPTED: 6, other: 1})) == Counter({ACCEPTED: 6, other: 4})
+    assert tally.add(Counter()) == Counter({ACCEPTED: 6, other: 4})
+    assert tally.add(Counter({ACCEPTED: 1})) == Counter({ACCEPTED: 7, other: 4})
+
+
+def test_requests_to_channels_are_read_too() -> None:
+    labels = {"namespace": "default", "channel": "shop", "code": "202"}
+    text = prometheus_text([Metric("knafka_receiver_events_total", "help", [(labels, 12.0)])])
+    assert dict(_samples(text.decode())) == {ACCEPTED: 12}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -148,3 +149,35 @@ def test_a_wide_terminal_shows_every_figure() -> None:
 def test_lines_where_there_is_no_terminal() -> None:
     assert isinstance(choose(plain=True), Lines)
     assert isinstance(choose(plain=False), Lines)  # pytest has no terminal
+
+
+CHANNEL = BrokerRow("default/shop", "http://127.0.0.1:8081/default/shop", 7, kind="KafkaChannel")
+SUBSCRIPTION = TriggerRow("default/orders", "shop", 0, delivered=7, kind="Subscription")
+WITH_CHANNELS = replace(NOW, brokers=(BROKER, CHANNEL), triggers=(TRIGGER, SUBSCRIPTION))
+
+
+def test_channels_and_subscriptions_are_said_by_their_kinds_beside_brokers_of_their_names() -> None:
+    assert list(changes(NOW, WITH_CHANNELS)) == [
+        "KafkaChannel default/shop at http://127.0.0.1:8081/default/shop",
+        "Subscription default/orders is ready",
+    ]
+    assert list(changes(WITH_CHANNELS, NOW)) == [
+        "KafkaChannel default/shop is gone",
+        "Subscription default/orders is gone",
+    ]
+
+
+def test_the_table_of_channels_is_there_only_where_there_are_some() -> None:
+    assert "KafkaChannel" not in drawn(NOW, 100)
+    shown = drawn(WITH_CHANNELS, 100)
+    kinds = re.findall(r"^ *(Broker|Trigger|KafkaChannel|Subscription)\b", shown, re.MULTILINE)
+    assert kinds == ["Broker", "Trigger", "KafkaChannel", "Subscription"]
+    assert "http://127.0.0.1:8081/default/shop" in shown
+
+
+def test_the_summary_says_which_of_one_name_it_means() -> None:
+    parts = summary(WITH_CHANNELS).split("; ")
+    assert parts[0].startswith("default/shop accepted 5")
+    assert parts[1].startswith("KafkaChannel default/shop accepted 7")
+    assert parts[2].startswith("default/orders waiting 3")
+    assert parts[3].startswith("Subscription default/orders waiting 0 delivered 7")

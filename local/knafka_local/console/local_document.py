@@ -42,8 +42,13 @@ def state(
         place=place,
         kafka=snapshot.kafka,
         may=tuple(may),
-        brokers=tuple(map(_broker, snapshot.brokers)),
-        triggers=tuple(_trigger(each, specs.get(each.name)) for each in snapshot.triggers),
+        # Not here: KafkaChannels and Subscriptions, which may have names of these.
+        brokers=tuple(_broker(each) for each in snapshot.brokers if each.kind == "Broker"),
+        triggers=tuple(
+            _trigger(each, specs.get(each.name))
+            for each in snapshot.triggers
+            if each.kind == "Trigger"
+        ),
         problems=snapshot.problems,
     )
 

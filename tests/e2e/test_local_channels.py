@@ -1,0 +1,194 @@
+"""KafkaChannels in the local mode as a user meets them: real Kafka, real subscribers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+from support.kafka import Kafka
+from support.up import Up
+
+from knafka_local.children import free_port
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.skipif(sys.platform != "linux", reason="finds processes by /proc"),
+]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "channel"
+SUBSCRIBER = """
+import os
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+class Subscriber(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        os.write(1, ("asked for " + self.headers["ce-id"] + "\\n").encode())
+        self.send_response(500 if self.headers["ce-id"].startswith("bad") else 202)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+ThreadingHTTPServer(("127.0.0.1", int(os.environ["PORT"])), Subscriber).serve_forever()
+"""
+PICKY = """\
+---
+apiVersion: messaging.knative.dev/v1
+kind: Subscription
+metadata:
+  name: %(name)s
+  annotations: {knafka.dev/isolation: %(isolation)s}
+spec:
+  channel: {apiVersion: messaging.knative.dev/v1, kind: KafkaChannel, name: orders}
+  subscriber: {ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: %(name)s}}
+  delivery: {retry: 1, backoffDelay: PT0.1S}
+---
+apiVersion: serving.knative.dev/v1
+kind: Service
+metadata:
+  name: %(name)s
+spec:
+  template:
+    metadata: {annotations: {local.knafka.dev/command: python picky.py}}
+    spec: {containers: [{image: none}]}
+"""
+MORE = "".join(PICKY % {"name": f"picky-{each}", "isolation": each} for each in ("shared", "own"))
+ANOTHER = """\
+---
+apiVersion: messaging.knative.dev/v1
+kind: KafkaChannel
+metadata:
+  name: another
+"""
+
+
+class Files:
+    """The example, in a namespace of its own as the Kafka is shared, with more beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.namespace = folder.name
+        shutil.copytree(EXAMPLE, folder)
+        (folder / "picky.py").write_text(SUBSCRIBER)
+        self.folder = folder
+        self.add("", (EXAMPLE / "channel.yaml").read_text() + MORE)
+
+    def add(self, name: str, text: str) -> None:
+        text = text.replace(
+            "metadata:\n  name", f"metadata:\n  namespace: {self.namespace}\n  name"
+        )
+        unfinished = self.folder / "unfinished"
+        unfinished.write_text(text)
+        unfinished.replace(self.folder / f"{name or 'channel'}.yaml")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / f"orders-{os.getpid()}-{free_port()}")
+
+
+@pytest.fixture
+def up(tmp_path: Path, kafka: Kafka, files: Files) -> Iterator[Callable[[], Up]]:
+    """Starts a `knafka up` on data of this test; whatever still runs at the end is stopped."""
+    started: list[Up] = []
+
+    def start() -> Up:
+        servers = "--bootstrap-servers", kafka.bootstrap_servers
+        started.append(Up(files.folder, tmp_path / "data", *servers))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.stop()
+
+
+def send(url: str, id_: str, subject: str = "ada") -> int:
+    """The status with which one event is answered."""
+    headers = {
+        "ce-specversion": "1.0",
+        "ce-type": "com.example.order.placed",
+        "ce-source": "/shop",
+        "ce-id": id_,
+        "ce-subject": subject,
+    }
+    request = urllib.request.Request(url, b"", headers, method="POST")
+    with urllib.request.urlopen(request) as response:
+        return int(response.status)
+
+
+def ids(running: Up, program: str, pattern: str) -> list[str]:
+    """What a program printed of events, in the order of their arrival."""
+    return re.findall(rf"^{program} \| {pattern}", running.output, re.MULTILINE)
+
+
+def addresses(running: Up) -> Mapping[str, str]:
+    """Where each KafkaChannel is."""
+    return dict(re.findall(r"KafkaChannel \S+/(\S+) at (http://\S+)", running.output))
+
+
+def test_the_example_delivers_every_event_to_each_subscription_and_goes_on_after_a_restart(
+    up: Callable[[], Up], files: Files
+) -> None:
+    """CHN-29, CHN-31, CHN-32, KN-SUB-02, KN-SUB-07: 202 is a promise; each Subscription has every
+    event, those of a partition in order; replies go to the reply address; what is refused to the
+    end is a dead letter, and the next event goes on."""
+    running = up()
+    running.wait_for(r"KafkaChannel \S+/orders at http://")
+    url = addresses(running)["orders"]
+    for name in ("audit", "receipts", "picky-shared", "picky-own"):
+        running.wait_for(rf"Subscription {files.namespace}/{name} is ready")
+    sent = ["good-1", "bad-2", *(f"good-{number}" for number in range(3, 21))]
+    assert [send(url, each) for each in sent] == [HTTPStatus.ACCEPTED] * len(sent)
+
+    events = r"com.example.order.placed (\S+) of ada"
+    running.until(lambda: len(ids(running, "audit", events)) == len(sent), "all events at audit")
+    assert ids(running, "audit", events) == sent
+    receipts = [f"receipt-of-{each}" for each in sent]
+    mail = r"(\S+) to ada"
+    running.until(lambda: len(ids(running, "mail", mail)) == len(sent), "all replies")
+    assert sorted(ids(running, "mail", mail)) == sorted(receipts)
+    assert ids(running, "receipts", r"order (\S+) of ada") == sent
+    asked = [sent[0], sent[1], *sent[1:]]  # the second one twice, as it is tried again
+    for picky in ("picky-shared", "picky-own"):
+        running.until(
+            lambda who=picky: len(ids(running, who, r"asked for (\S+)")) == len(asked),  # type: ignore[misc]
+            f"the rest of {picky}",
+        )
+        assert ids(running, picky, r"asked for (\S+)") == asked
+        command = "dead-letters", "show", f"{files.namespace}/{picky}", "--json"
+        shown = running.knafka(*command).stdout
+        assert shown.count('"reason": "status", "code": "500", "attempts": "2"') == 1, shown
+
+    status = running.knafka("status").stdout
+    assert "KafkaChannel" in status
+    assert "Subscription" in status
+    assert re.search(rf"{files.namespace}/orders +{len(sent)} +0", status), status
+
+    # One more channel is served by the same process.
+    before = running.pids("knafka.receiver")
+    files.add("another", ANOTHER)
+    running.wait_for(r"KafkaChannel \S+/another at http://")
+    assert send(addresses(running)["another"], "elsewhere") == HTTPStatus.ACCEPTED
+    assert running.pids("knafka.receiver") == before, "no process was replaced"
+    by_name = running.knafka("send", f"channel/{files.namespace}/orders", "--id", "by-name")
+    assert by_name.returncode == 0, by_name.stderr
+    running.wait_for(r"audit \| \S+ by-name of")
+
+    assert running.stop() == 0
+    again = up()
+    again.wait_for(r"KafkaChannel \S+/orders at http://")
+    assert send(addresses(again)["orders"], "last") == HTTPStatus.ACCEPTED
+    again.wait_for(r"audit \| com.example.order.placed last of ada")
+    again.wait_for(r"mail \| receipt-of-last to ada")
+    assert ids(again, "audit", r"\S+ (\S+) of") == ["last"]

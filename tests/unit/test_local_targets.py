@@ -1,0 +1,57 @@
+"""What the commands take for the target of events: Brokers and KafkaChannels by name."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from knafka.core.contract import Ingress, Kafka
+from knafka_local.installation import State
+from knafka_local.options import ingress_of
+
+KAFKA = Kafka(bootstrap_servers="127.0.0.1:9092")
+
+
+def broker(name: str, namespace: str = "default") -> Ingress:
+    return Ingress(namespace=namespace, broker=name, topic="of-a-broker", kafka=KAFKA)
+
+
+def channel(name: str, namespace: str = "default") -> Ingress:
+    return Ingress(
+        namespace=namespace, broker=name, kind="KafkaChannel", topic="of-a-channel", kafka=KAFKA
+    )
+
+
+def running(*ingresses: Ingress) -> State:
+    return State(
+        pid=1,
+        url="http://127.0.0.1:8080",
+        channels_url="http://127.0.0.1:8081",
+        bootstrap_servers="127.0.0.1:9092",
+        ingresses=ingresses,
+    )
+
+
+def test_a_channel_is_addressed_where_channels_are() -> None:
+    state = running(broker("shop"), channel("shop"))
+    assert state.url_of(ingress_of(state, "shop")) == "http://127.0.0.1:8080/default/shop"
+    for name in ("channel/shop", "channel/default/shop"):
+        assert state.url_of(ingress_of(state, name)) == "http://127.0.0.1:8081/default/shop"
+
+
+def test_without_a_name_it_is_the_only_one_of_both() -> None:
+    assert ingress_of(running(channel("shop")), None).kind == "KafkaChannel"
+
+
+def test_a_broker_in_a_namespace_called_channel_comes_first() -> None:
+    found = ingress_of(running(channel("shop"), broker("shop", "channel")), "channel/shop")
+    assert found.kind == "Broker"
+
+
+@pytest.mark.parametrize("name", [None, "other", "channel/other"])
+def test_what_is_not_there_is_refused_with_the_names_to_give(
+    name: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        ingress_of(running(broker("shop"), channel("orders")), name)
+    assert "default/shop, channel/default/orders" in capsys.readouterr().err
