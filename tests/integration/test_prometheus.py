@@ -34,7 +34,7 @@ from support.waiting import until
 from support.wire import connected
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.core.contract import Delivery, Egress
+from knafka.core.contract import BackoffPolicy, Delivery, Egress
 from knafka.core.drain import DrainProgress, DrainRequest
 from knafka_local.children import free_port
 from knafka_local.kafka_server import KafkaServer
@@ -217,7 +217,7 @@ async def test_alerts_fire_when_a_subscriber_a_broker_and_the_operator_fail(
     async def script(arrival: Arrival) -> bytes:
         return raw(status)
 
-    delivery = Delivery(retry=1000, backoff_delay=0.2, backoff_policy="linear")
+    delivery = Delivery(retry=1000, backoff_delay=0.2, backoff_policy=BackoffPolicy.LINEAR)
     async with (
         operated() as operator,
         ScriptedServer(script) as subscriber,

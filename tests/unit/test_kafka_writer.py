@@ -14,10 +14,15 @@ from support.waiting import until
 from knafka.clients import kafka_writer
 from knafka.clients.kafka_producer import ReplaceableProducer
 from knafka.clients.kafka_writer import KafkaWriter
+from knafka.clients.memory_log import MemoryRecord
 from knafka.core.errors import LogError
 
 SOON = 10.0
 TOO_LARGE = 3
+
+
+SENT = MemoryRecord("events", 0, 0, None, None, None)
+"""What every report is about."""
 
 
 class Scripted:
@@ -44,9 +49,9 @@ class Scripted:
 
     def poll(self, timeout: float) -> None:
         try:
-            self._reports.get(timeout=min(timeout, 0.01) or None, block=timeout > 0)(None, None)
+            self._reports.get(timeout=min(timeout, 0.01) or None, block=timeout > 0)(None, SENT)
             while True:
-                self._reports.get_nowait()(None, None)
+                self._reports.get_nowait()(None, SENT)
         except Empty:
             pass
 
