@@ -282,7 +282,7 @@ class Triggers:
         watched = record.watched if record is not None else None
         if record is None or watched is None:
             return
-        record.watched = None
+        record.watched = record.subscribed = None
         await watched.kafka.scaler.forget(self.states.family.trigger_id(identity))
         topic = watched.egress.topic
         if not watched.kafka.scaler.has_triggers(topic):
