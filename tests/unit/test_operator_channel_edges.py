@@ -11,7 +11,9 @@ from support.channel_world import CONTRACT, VERSION, ChannelWorld, running_chann
 from support.operator_world import condition
 
 from knafka.core.errors import LogError
+from knafka_operator.decide.channel import KAFKA_SECRET, RECEIVERS
 from knafka_operator.model.cluster import ClusterError
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.reconcile import receivers
 
@@ -276,3 +278,151 @@ async def test_an_entry_whose_channel_is_gone_is_withdrawn(
     world.cluster.refuse("get", "KafkaChannel", error=ClusterError("busy"))
     status = await world.reconcile_channel(SHOP, "more")
     assert condition(status, "Ready")["status"] == "True"
+
+
+def declare_kafka_secret(world: ChannelWorld, name: str, servers: str) -> None:
+    login = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "x"}
+    world.declare_secret("knafka", name, **login, **{"bootstrap.servers": servers})
+    stored = world.cluster.objects[CORE, "Secret", "knafka", name]
+    labels = {KAFKA_SECRET: "true"}
+    world.cluster.put({**stored, "metadata": {**stored["metadata"], "labels": labels}})
+
+
+def served(world: ChannelWorld) -> dict[str, set[str]]:
+    """What each receiver's contract has."""
+    begin = "knafka-contract-knafka-KafkaChannels"
+    return {
+        topic.removeprefix(begin)[1:-11]: set(receivers.entries(records[0]))
+        for topic, records in world.log.topics.items()
+        if topic.startswith(begin)
+    }
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_channel_with_another_secret_leaves_the_receiver_of_the_one_before(
+    world: ChannelWorld, restarted: bool
+) -> None:
+    """CHN-11, CHN-20: one receiver serves it, and when it is deleted none does."""
+    declare_kafka_secret(world, "first", "first:9092")
+    declare_kafka_secret(world, "second", "second:9092")
+    world.declare_channel(SHOP, "orders", {KAFKA_SECRET: "first"})
+    await world.reconcile_channel(SHOP, "orders")
+    assert served(world) == {"first": {"/shop/orders"}}
+    world.declare_channel(SHOP, "orders", {KAFKA_SECRET: "second"})
+    if restarted:
+        await world.restart()
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "Ready")["status"] == "True", status["conditions"]
+    assert served(world) == {"first": set(), "second": {"/shop/orders"}}
+    assert status["annotations"][RECEIVERS] == "second-kafka-channel-receiver"
+    await world.delete_channel(SHOP, "orders")
+    assert served(world) == {"first": set(), "second": set()}
+
+
+async def test_a_channel_that_can_not_move_yet_goes_on_where_it_was(world: ChannelWorld) -> None:
+    """And one that is deleted then has an entry nowhere."""
+    await ready(world)
+    declare_kafka_secret(world, "second", "second:9092")
+    world.declare_channel(SHOP, "orders", {KAFKA_SECRET: "second"})
+    world.behind = {"pod-1": 0}
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "ContractUpdated")["reason"] == "ReceiverBehind"
+    assert served(world) == {"": {"/shop/orders"}, "second": {"/shop/orders"}}
+    world.behind = {}
+    await world.restart()
+    await world.delete_channel(SHOP, "orders")
+    assert served(world) == {"": set(), "second": set()}
+
+
+async def test_a_receiver_that_is_left_and_gone_with_its_secret_stands_in_nobodys_way(
+    world: ChannelWorld,
+) -> None:
+    declare_kafka_secret(world, "first", "first:9092")
+    world.declare_channel(SHOP, "orders", {KAFKA_SECRET: "first"})
+    await world.reconcile_channel(SHOP, "orders")
+    world.cluster.remove(CORE, "Secret", "knafka", "first")
+    world.declare_channel(SHOP, "orders")
+    await world.restart()
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "ContractUpdated")["reason"] == "SecretNotFound"
+    world.cluster.remove(SERVING, "Service", "knafka", "first-kafka-channel-receiver")
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "Ready")["status"] == "True"
+
+
+async def test_a_secret_that_was_changed_is_used_from_then_on(world: ChannelWorld) -> None:
+    """Its contract goes on, by another connection."""
+    world.declare_secret("knafka", "login", user="me", password="x", protocol="SASL_PLAINTEXT")
+    data = {"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "login"}
+    world.configure("knafka", "kafka-channel-config", **data)
+    await ready(world, "audit")
+    before = world.channels.states.brokers[Identity(SHOP, "orders")].kafka
+    world.declare_secret("knafka", "login", user="me", password="y", protocol="SASL_PLAINTEXT")
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "Ready")["status"] == "True"
+    after = world.channels.states.brokers[Identity(SHOP, "orders")].kafka
+    assert after is not before
+    await ready(world, channel="more")
+    await world.reconcile_subscription(SHOP, "audit")
+    await world.delete_subscription(SHOP, "audit")
+    for name in ("orders", "more"):
+        await world.delete_channel(SHOP, name)
+    assert set().union(*served(world).values()) == set()
+
+
+async def test_a_config_map_that_is_gone_leaves_channels_as_they_are(world: ChannelWorld) -> None:
+    await ready(world, "audit")
+    world.cluster.remove(*CONFIG)
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "ConfigParsed")["status"] == "False"
+    assert set(world.ingresses()) == {"/shop/orders"}
+    assert world.egress_of(SHOP, "audit").topic == TOPIC
+    status = await world.reconcile_subscription(SHOP, "audit")
+    assert status["physicalSubscription"]["subscriberUri"] == "http://there/"
+
+
+async def test_names_that_look_alike_share_nothing(world: ChannelWorld) -> None:
+    """`a-b`/`c` and `a`/`b-c`, and a Broker of that name, too."""
+    world.add_gateway()
+    world.declare_broker("a", "b-c")
+    await world.reconcile_broker("a", "b-c")
+    for namespace, name in (("a-b", "c"), ("a", "b-c")):
+        world.declare_channel(namespace, name)
+        status = await world.reconcile_channel(namespace, name)
+        assert condition(status, "Ready")["status"] == "True", status["conditions"]
+        world.declare_subscription(namespace, "audit", name)
+        status = await world.reconcile_subscription(namespace, "audit")
+        assert condition(status, "Ready")["status"] == "True", status["conditions"]
+    routes = [each for each in world.cluster.objects if each[1] == "Ingress"]
+    assert len(routes) == 3
+    shards = {each for each in world.cluster.services() if "shard" in each}
+    assert len(shards) == 2
+    await world.delete_subscription("a", "audit")
+    await world.delete_channel("a", "b-c")
+    assert world.log.topics.keys() >= {
+        "knative-messaging-kafka.a-b.c", "knative-broker-a-b-c",
+    }  # fmt: skip
+    assert "knative-messaging-kafka.a.b-c" not in world.log.topics
+    assert set(world.ingresses()) == {"/a-b/c"}
+    assert "b-c-kn-receiver" in world.cluster.services()
+    assert len([each for each in world.cluster.services() if "shard" in each]) == 1
+    status = await world.reconcile_subscription("a-b", "audit")
+    assert condition(status, "Ready")["status"] == "True", status["conditions"]
+
+
+async def test_what_is_applied_as_v1_is_read_as_it_is_stored(world: ChannelWorld) -> None:
+    """KN-CHN-10: owners and statuses name the version that is stored."""
+    world.add_gateway()
+    await ready(world)
+    to = {"apiVersion": "messaging.knative.dev/v1", "kind": "KafkaChannel", "name": "orders"}
+    world.declare_subscription(SHOP, "audit", "orders")
+    stored = world.stored("Subscription", SHOP, "audit")
+    world.cluster.put({**stored, "spec": {**stored["spec"], "channel": to}})
+    status = await world.reconcile_subscription(SHOP, "audit")
+    assert condition(status, "Ready")["status"] == "True", status["conditions"]
+    (owner,) = world.cluster.objects[CORE, "Service", SHOP, "orders-kn-channel"]["metadata"][
+        "ownerReferences"
+    ]
+    assert owner["apiVersion"] == VERSION
+    await world.reconcile_channel(SHOP, "orders")
+    assert set(declared(world)) == {"audit"}
