@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.operator_world import condition
 
 from knafka.core.errors import LogError
 from knafka_operator.decide.channel import KAFKA_SECRET, RECEIVERS
+from knafka_operator.model.channels import MESSAGING
 from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
@@ -20,6 +22,7 @@ from knafka_operator.reconcile import receivers
 SHOP = "shop"
 TOPIC = "knative-messaging-kafka.shop.orders"
 RECEIVER = SERVING, "Service", "knafka", "kafka-channel-receiver"
+COUNT = 300
 CONFIG = CORE, "ConfigMap", "knafka", "kafka-channel-config"
 
 
@@ -426,3 +429,78 @@ async def test_what_is_applied_as_v1_is_read_as_it_is_stored(world: ChannelWorld
     assert owner["apiVersion"] == VERSION
     await world.reconcile_channel(SHOP, "orders")
     assert set(declared(world)) == {"audit"}
+
+
+async def test_a_subscription_is_deleted_also_after_the_config_map_of_its_channel(
+    world: ChannelWorld,
+) -> None:
+    """By an operator that has found nothing of either."""
+    await ready(world, "audit")
+    world.cluster.remove(*CONFIG)
+    await world.restart()
+    await world.delete_subscription(SHOP, "audit")
+    assert world.log.groups == {}
+
+
+@pytest.mark.slow
+async def test_what_many_channels_and_subscriptions_cost_does_not_grow_with_their_square(
+    world: ChannelWorld,
+) -> None:
+    """300 of each, by the work queue: a few writes for each of them, and none after a restart."""
+    for number in range(COUNT):
+        world.declare_channel(SHOP, f"channel-{number}")
+        world.declare_subscription(SHOP, f"audit-{number}", "channel-0")
+    begun = time.process_time()
+    await converge(world)
+    writes = {each: world.cluster.requests[each] for each in ("apply", "write_status")}
+    print(writes, time.process_time() - begun)
+    assert len(world.stored("KafkaChannel", SHOP, "channel-0")["spec"]["subscribers"]) == COUNT
+    for kind, name in (("KafkaChannel", "channel"), ("Subscription", "audit")):
+        for number in range(COUNT):
+            status = world.stored(kind, SHOP, f"{name}-{number}")["status"]
+            assert condition(status, "Ready")["status"] == "True"
+    assert writes["apply"] <= COUNT
+    assert writes["write_status"] <= 7 * COUNT
+    await world.restart()
+    world.cluster.requests.clear()
+    begun = time.process_time()
+    for each in world.cluster.of("Subscription"):
+        world.channels.on_change(each, gone=False)
+    assert await world.channels.resume() == COUNT
+    await converge(world)
+    writes = {each: world.cluster.requests[each] for each in ("apply", "write_status")}
+    print(writes, time.process_time() - begun)
+    assert writes["apply"] <= 10
+    assert writes["write_status"] <= 10
+
+
+async def converge(world: ChannelWorld) -> None:
+    """Reconcile everything, as a watch has it, until nothing is due."""
+    kinds = {"KafkaChannel": VERSION, "Subscription": MESSAGING}
+    heard = dict[tuple[str, str, str], str]()
+
+    def hear() -> None:
+        for kind in kinds:
+            for document in list(world.cluster.of(kind)):
+                metadata = document["metadata"]
+                key = kind, metadata["namespace"], metadata["name"]
+                if heard.get(key) != metadata["resourceVersion"]:
+                    heard[key] = metadata["resourceVersion"]
+                    world.channels.on_change(document, gone=False)
+
+    async def reconcile(key: tuple[str, str, str]) -> float:
+        document = await world.cluster.get(kinds[key[0]], *key)
+        assert document is not None
+        broker = key[0] == "KafkaChannel"
+        operator = world.channels
+        await (operator.reconcile_broker if broker else operator.triggers.reconcile)(document)
+        return 1000.0
+
+    running = asyncio.create_task(world.channels.queue.run(reconcile))
+    quiet = 0
+    while quiet < 3:
+        hear()
+        await asyncio.sleep(0.06)
+        quiet = 0 if world.channels.queue.busy else quiet + 1
+    running.cancel()
+    await asyncio.wait({running})
