@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from support.intercepted import Intercepted, Seen
 from support.operator_world import SETTINGS, OperatorWorld
 
 from knafka.core.contract import Ingress
@@ -24,8 +25,8 @@ UID: Final = "0d4d51a9-7d9c-4b5e-8f3f-6a4a1a6f0f11"
 class ChannelWorld(OperatorWorld):
     """`behind` are replicas of receivers that have not read their contract to its end."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, seen: Seen = lambda when, call: None) -> None:
+        super().__init__(seen)
         self.behind: dict[str, int | None] = {}
         self.asked = 0
         """How often replicas were asked for their position."""
@@ -34,9 +35,10 @@ class ChannelWorld(OperatorWorld):
         self.configure("knafka", "kafka-channel-config", **{"bootstrap.servers": "kafka:9092"})
 
     def _channels(self) -> Operator:
+        cluster: Any = Intercepted(self.cluster, self._seen)
         return Operator(
             SETTINGS,
-            self.cluster,
+            cluster,
             self._connect,
             drains=self.drains,
             probe=self._probe_address,

@@ -23,7 +23,9 @@ from knafka_operator.decide.effects import (
     ApplyRoute,
     AwaitReceivers,
     Effect,
+    LeaveReceivers,
     ProbeReceiver,
+    RecordReceivers,
     WriteIngress,
 )
 from knafka_operator.decide.routes import Gateway
@@ -48,6 +50,9 @@ from knafka_operator.model.settings import Settings
 
 PROBED: Final = "knafka.dev/probed"
 """Key of `status.annotations`: the address that has answered."""
+RECEIVERS: Final = "knafka.dev/receivers"
+"""Key of `status.annotations`: names of the receivers that may have an entry of the channel. More
+than one while it moves to that of another Secret."""
 KAFKA_SECRET: Final = f"{OURS}kafka-secret"
 """On a KafkaChannel: the Secret of the operator's namespace with its Kafka's credentials, which
 carries the same key as a label (CHN-20). None: the one that the installation's ConfigMap names."""
@@ -78,6 +83,8 @@ class ObservedChannel:
     topic: ObservedTopic | KnafkaError | None = None
     recorded: str | None = None
     """The topic that the status says is about to be made."""
+    receivers: tuple[str, ...] | None = None
+    """Those that may have its entry; None: as its status says."""
     revision: str | None = None
     """The receiver's, once it is Ready."""
     ingress: Ingress | None = None
@@ -183,7 +190,11 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         return decision(topic)
     hosts = routes.hosts(broker, settings)
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults, hosts)
+    recorded = receivers_of(annotations) if seen.receivers is None else seen.receivers
     with conditions.step(CONTRACT_UPDATED):
+        if receiver not in recorded:
+            first(RecordReceivers((*recorded, receiver)))
+        annotations[RECEIVERS] = " ".join(recorded)
         if seen.ingress != ingress:
             first(WriteIngress(ingress.path, ingress), AwaitReceivers(receiver))
         if not seen.accepted:
@@ -204,7 +215,22 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
             first(ProbeReceiver(url, url))
         annotations[PROBED] = url
         status["address"] = {"name": "http", "url": url}
+    if conditions.holds(PROBE_SUCCEEDED):
+        with conditions.step(CONTRACT_UPDATED):
+            if others := tuple(each for each in recorded if each != receiver):
+                first(LeaveReceivers(others))
     return decision(topic)
+
+
+def receivers_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """The receivers that may have an entry of a channel, by `status.annotations`."""
+    return tuple(annotations.get(RECEIVERS, "").split())
+
+
+def with_receiver(annotations: Mapping[str, str], connection: ChannelConnection) -> tuple[str, ...]:
+    """The same with the one that serves it now."""
+    name = services.channels_receiver_name(_secret_name(connection))
+    return tuple(dict.fromkeys((*receivers_of(annotations), name)))
 
 
 def topic(channel: KafkaChannel, defaults: Defaults) -> Topic:

@@ -202,6 +202,20 @@ class AwaitShard:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordReceivers:
+    """Say in a channel's status which receivers may have an entry of it."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveReceivers:
+    """Have these receivers accept nothing for a channel that another one serves now."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitReplacement:
     """Wait until no pod of an older Revision drains unasked."""
 
@@ -214,7 +228,9 @@ Effect: TypeAlias = (
     | RecordTopic
     | CreateTopic
     | ApplyReceiver
+    | RecordReceivers
     | WriteIngress
+    | LeaveReceivers
     | AwaitReceivers
     | ApplyRoute
     | ProbeReceiver
@@ -250,10 +266,12 @@ CHANNEL_ORDER: Final = (
     RecordTopic,
     CreateTopic,
     ApplyReceiver,
+    RecordReceivers,  # before the entry: whoever deletes the channel knows where it has one
     WriteIngress,  # before its address leads anywhere: Ready is never answered 404
     AwaitReceivers,
     ApplyRoute,
     ProbeReceiver,
+    LeaveReceivers,  # after its address leads to the new one, and before the status forgets them
     PublishStatus,
 )
 TRIGGER_ORDER: Final = (

@@ -96,8 +96,10 @@ def is_of_kafka_channel(subscription: Document) -> bool:
 
 def _as_broker(document: Document) -> Broker:
     channel = parse(KafkaChannel, document)
-    spec = BrokerSpec(delivery=channel.spec.delivery)
-    return Broker(spec=spec, **_resource(channel))
+    spec, of = BrokerSpec(delivery=channel.spec.delivery), _resource(channel)
+    # Each Subscription changes spec.subscribers: that makes it no other channel to the others.
+    metadata = channel.metadata.model_copy(update={"generation": 0})
+    return Broker(spec=spec, **{**of, "metadata": metadata})
 
 
 def _as_trigger(document: Document) -> Trigger:

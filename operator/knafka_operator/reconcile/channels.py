@@ -11,50 +11,53 @@ Not here: hearing of changes, and any decision, which is a pure function.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from knafka.core import names
-from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import channel as deciding
-from knafka_operator.decide import credentials, desired, routes, services
+from knafka_operator.decide import routes, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.broker import ObservedTopic
 from knafka_operator.decide.channel import (
-    KAFKA_SECRET,
     ChannelConnection,
     ChannelDecision,
     ObservedChannel,
 )
-from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.effects import (
     ApplyReceiver,
     ApplyRoute,
     AwaitReceivers,
     CreateTopic,
     Effect,
+    LeaveReceivers,
     ProbeReceiver,
+    RecordReceivers,
     RecordTopic,
     WriteIngress,
 )
-from knafka_operator.decide.status import EXPECTED, NotReady
+from knafka_operator.decide.status import CONTRACT_UPDATED, EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, may_delete
 from knafka_operator.model.channels import KafkaChannel
-from knafka_operator.model.cluster import Cluster, Document, NotAllowed, Rejected, decoded
+from knafka_operator.model.cluster import Cluster, Document, NotAllowed, Rejected
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker, ConfigMap
+from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, topic_in_status
+from knafka_operator.reconcile.subscribers import subscribed
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
-SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
+log = logging.getLogger(__name__)
+
 RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
 """What an installation of eventing-kafka-broker has."""
 
@@ -72,6 +75,9 @@ class Channels:
     probe: Callable[[str], Awaitable[None]]
     now: Callable[[], str]
     """The time, RFC 3339."""
+
+    def __post_init__(self) -> None:
+        self.connections = ChannelKafkas(self.settings, self.cluster, self.kafkas)
 
     @property
     def found(self) -> Mapping[Identity, BrokerState]:
@@ -110,24 +116,23 @@ class Channels:
         record, identity = self.states.broker(document), Identity.of(document)
         annotations = (document.get("status") or {}).get("annotations") or {}
         topic, known = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
-        connection, kafka = await self._connect(document, record)
-        receiver = await self._receiver(connection, kafka)
-        path = f"/{identity}"
-        if path in receiver.contract.records:
-            # No event may be accepted into a topic that is about to go (KN-BRK-22).
-            await receiver.contract.write(path, None)
-        await self.receivers.until_read(receiver, self.settings.namespace)
+        # No event may be accepted into a topic that is about to go (KN-BRK-22).
+        for name in deciding.receivers_of(annotations):
+            await self._leave_receiver(name, identity)
         # Also of one whose spec can't be read any more.
         of = {key: document[key] for key in ("apiVersion", "kind", "metadata")}
         channel = parse(Broker, of)
         await self._delete_route(channel)
         await self.shards.delete(channel)
         own = names.channel_topic(*identity)
-        if topic == own and may_delete(await kafka.topics.describe_topic(own), known):
-            for group in groups:
-                await kafka.topics.delete_group(group)
-            await kafka.topics.delete_topic(own)
+        if topic == own:
+            kafka = await self.connections.of(document, record.kafka)
+            if may_delete(await kafka.topics.describe_topic(own), known):
+                for group in groups:
+                    await kafka.topics.delete_group(group)
+                await kafka.topics.delete_topic(own)
         if record.has_contract:
+            kafka = await self.connections.of(document, record.kafka)
             parts = identity.namespace, CHANNELS.own_name(identity.name)
             for number in record.shards:
                 shard = names.shard_group(*parts, number)
@@ -139,7 +144,7 @@ class Channels:
         """Keep in mind where a channel is that wasn't reconciled, if its shards are to let go."""
         record = self.states.broker(document)
         if record.has_contract and record.kafka is None:
-            record.kafka = (await self._connect(document, record))[1]
+            record.kafka = await self.connections.of(document, record.kafka)
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
@@ -159,7 +164,7 @@ class Channels:
         try:
             channel = parse(KafkaChannel, document)
         except InvalidDocument as error:
-            return ObservedChannel(document, error)
+            return ObservedChannel(document, error, subscribers=self._reported(document))
         seen = ObservedChannel(
             document, channel, CHANNELS.read_broker(document), subscribers=self._reported(document)
         )
@@ -171,17 +176,18 @@ class Channels:
         if await self.cluster.get(*RIVAL) is not None:
             return replace(seen, rival="/".join(RIVAL[1:]))
         try:
-            connection, record.kafka = await self._connect(document, record)
+            connection, record.kafka = await self.connections.connect(document)
         except EXPECTED as error:
             return replace(seen, connection=error)
         topic = await self._observe_topic(channel, connection, record)
         seen = replace(seen, connection=connection, topic=topic)
         try:
             receiver = await self._receiver(connection, record.kafka)
+            await self._check(receiver, channel.id)
         except EXPECTED as error:
             return replace(seen, connection=error)
         ingress = receiver.contract.records.get(f"/{channel.id}")
-        accepted = receiver.read >= receiver.contract.position
+        accepted = receiver.has_read(f"/{channel.id}") or _was_read(document, receiver)
         return replace(
             seen,
             ingress=ingress,
@@ -192,51 +198,6 @@ class Channels:
     async def _gateway(self, receiver: str) -> routes.Gateway | None:
         of = routes.NETWORKING, "Ingress", self.settings.namespace, receiver
         return routes.gateway(await self.cluster.get(*of))
-
-    async def _connect(
-        self, document: Document, record: BrokerRecord
-    ) -> tuple[ChannelConnection, KafkaCluster]:
-        """A channel's Kafka, by the installation's ConfigMap and a Secret; raises `EXPECTED`."""
-        installation = Identity(self.settings.namespace, self.settings.channel_config)
-        found = await self.cluster.get(CORE, "ConfigMap", *installation)
-        base = None if found is None else parse(ConfigMap, found)
-        named = (document["metadata"].get("annotations") or {}).get(KAFKA_SECRET)
-        secret = await self._secret(named, base)
-        values = None if secret is None else dict(decoded(secret))
-        if named is not None and values is not None and desired.BOOTSTRAP_SERVERS in values:
-            servers = values.pop(desired.BOOTSTRAP_SERVERS)
-            data = {**(base.data if base else {}), desired.BOOTSTRAP_SERVERS: servers}
-            base = _config_map(installation, data)
-        config = credentials.configuration(None, None, base, installation).config
-        servers = config.data[desired.BOOTSTRAP_SERVERS]
-        defaults = desired.configured(config, Defaults(kafka=Kafka(bootstrap_servers=servers)))
-        kafka = self.kafkas.at(defaults.kafka.bootstrap_servers, values)
-        if secret is None:
-            return ChannelConnection(defaults), kafka
-        mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
-        metadata = secret["metadata"]
-        version = str(metadata.get("resourceVersion", ""))
-        mount = str(metadata["name"]), version
-        return ChannelConnection(replace(defaults, kafka=mounted), mount), kafka
-
-    async def _secret(self, named: str | None, base: ConfigMap | None) -> Document | None:
-        """The Secret that a channel names, else the installation's; raises `NotReady`."""
-        namespace, data = self.settings.namespace, {} if base is None else base.data
-        name = named or data.get(desired.SECRET, "").strip()
-        if not name:
-            return None
-        elsewhere = data.get(SECRET_NAMESPACE, "").strip() or namespace
-        if named is None and elsewhere != namespace:
-            message = f"Secret {elsewhere}/{name}: want one in {namespace}, where functions are"
-            raise NotReady("SecretElsewhere", message)
-        secret = await self.cluster.get(CORE, "Secret", namespace, name)
-        if secret is None:
-            raise NotReady("SecretNotFound", f"Secret {namespace}/{name} does not exist")
-        labels = secret["metadata"].get("labels") or {}
-        if named is not None and labels.get(KAFKA_SECRET) != "true":
-            message = f"Secret {namespace}/{name} is not labelled {KAFKA_SECRET}: true"
-            raise NotReady("SecretNotAllowed", message)
-        return secret
 
     async def _observe_topic(
         self, channel: KafkaChannel, connection: ChannelConnection, record: BrokerRecord
@@ -255,6 +216,46 @@ class Channels:
         name = services.channels_receiver_name(secret)
         return await self.receivers.at(name, kafka, contract.contract_topic)
 
+    async def _check(self, receiver: ReceiverRecord, asking: str) -> None:
+        """Have all channels write their entries, if somebody made its contract's topic anew; and
+        withdraw those of channels that went without us. Raises `LogError`, `ClusterError`."""
+        if not self.receivers.is_due(receiver):
+            return
+        if await self.receivers.check(receiver):
+            for each in self.states.brokers:
+                if str(each) != asking:
+                    self.shards.enqueue((CHANNELS.broker, *each))
+        for path in list(receiver.contract.records):
+            namespace, _, name = path[1:].partition("/")
+            kind = CHANNELS.broker_version, CHANNELS.broker
+            if (namespace, name) in self.states.brokers:
+                continue
+            if await self.cluster.get(*kind, namespace, name) is None:
+                log.warning("%s %s/%s is gone and was still served", kind[1], namespace, name)
+                await receiver.contract.write(path, None)
+
+    async def _leave_receiver(self, name: str, channel: Identity) -> None:
+        """Have a receiver accept nothing for a channel, as every replica of it has read.
+
+        Raises `EXPECTED`.
+        """
+        known = self.receivers.records.get(name)
+        try:
+            of = await self.connections.of_receiver(name)
+        except (NotReady, InvalidDocument):
+            if known is None:
+                raise
+            of = None
+        if of is None and known is not None:
+            of = known.contract.kafka, known.contract.topic
+        if of is None:
+            return  # nothing serves it there
+        receiver, path = await self.receivers.at(name, *of), f"/{channel}"
+        if path in receiver.contract.records:
+            await receiver.write(path, None)
+        await self.receivers.until_read(receiver, self.settings.namespace, path)
+        receiver.written.pop(path, None)
+
     async def _delete_route(self, channel: Broker) -> None:
         """The Service goes with its channel; the Ingress is in another namespace."""
         of = routes.NETWORKING, "Ingress", self.settings.namespace, routes.route_name(channel)
@@ -264,18 +265,12 @@ class Channels:
 
     # Subscriptions.
 
-    def _subscribed(self, document: Document) -> list[Any]:
-        channel = Identity.of(document)
-        records = (self.states.triggers.get(each) for each in self.states.triggers_of(channel))
-        found = [each.subscribed for each in records if each and each.subscribed and not each.gone]
-        return sorted(found, key=lambda each: str(each.reported["uid"]))
-
     def _reported(self, document: Document) -> list[Mapping[str, Any]]:
-        return [each.reported for each in self._subscribed(document)]
+        return [each.reported for each in subscribed(document, self.states)]
 
     async def _declare_subscribers(self, document: Document) -> None:
         """KN-CHN-05: `spec.subscribers` is the server's."""
-        wanted = [each.declared for each in self._subscribed(document) if each.declared]
+        wanted = [each.declared for each in subscribed(document, self.states) if each.declared]
         if wanted != list((document.get("spec") or {}).get("subscribers") or ()):
             kind = {"apiVersion": document["apiVersion"], "kind": document["kind"]}
             who = {key: document["metadata"][key] for key in ("namespace", "name")}
@@ -304,9 +299,11 @@ class Channels:
         assert kafka is not None
         match effect:
             case RecordTopic(name):
-                intended = {"annotations": {TOPIC_STATUS: name, TOPIC_ID: ""}}
-                await self.cluster.write_status(seen.document, intended)
-                return replace(seen, recorded=name)
+                before = (seen.document.get("status") or {}).get("annotations") or {}
+                receivers = deciding.with_receiver(before, connection)
+                kept = {TOPIC_STATUS: name, TOPIC_ID: "", deciding.RECEIVERS: " ".join(receivers)}
+                await self.cluster.write_status(seen.document, {"annotations": kept})
+                return replace(seen, recorded=name, receivers=receivers)
             case CreateTopic(wanted):
                 await kafka.topics.ensure_topic(
                     wanted.name, wanted.partitions, wanted.replication, wanted.config
@@ -323,13 +320,22 @@ class Channels:
                 revision = await self.receivers.apply(receiver, of, manifest)
                 gateway = await self._gateway(receiver.name)
                 return replace(seen, revision=revision, gateway=gateway)
+            case RecordReceivers(receivers):
+                kept = {deciding.RECEIVERS: " ".join(receivers)}
+                await self.cluster.write_status(seen.document, {"annotations": kept})
+                return replace(seen, receivers=receivers)
+            case LeaveReceivers(receivers):
+                for each in receivers:
+                    await self._leave_receiver(each, Identity.of(seen.document))
+                return replace(seen, receivers=deciding.with_receiver({}, connection))
             case WriteIngress(path, ingress):
                 receiver = await self._receiver(connection, kafka)
-                await receiver.contract.write(path, ingress)
+                await receiver.write(path, ingress)
                 return replace(seen, ingress=ingress, accepted=False)
             case AwaitReceivers():
                 receiver = await self._receiver(connection, kafka)
-                await self.receivers.until_read(receiver, self.settings.namespace)
+                path = f"/{Identity.of(seen.document)}"
+                await self.receivers.until_read(receiver, self.settings.namespace, path)
                 return replace(seen, accepted=True)
             case ApplyRoute(manifests):
                 try:
@@ -344,11 +350,13 @@ class Channels:
         raise TypeError(f"no effect of a KafkaChannel's: {effect}")
 
 
-def _config_map(of: Identity, data: Mapping[str, str]) -> ConfigMap:
-    metadata = {"namespace": of.namespace, "name": of.name}
-    return parse(
-        ConfigMap, {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": data}
-    )
+def _was_read(document: Document, receiver: ReceiverRecord) -> bool:
+    """Whether an operator before this one saw every replica read its entry: those that started
+    since began with it. So a replica that says nothing now is the trouble of new entries only."""
+    status = document.get("status") or {}
+    served = deciding.receivers_of(status.get("annotations") or {}) == (receiver.name,)
+    path = f"/{Identity.of(document)}"
+    return served and path not in receiver.written and statuses.holds(status, CONTRACT_UPDATED)
 
 
 def _remember(

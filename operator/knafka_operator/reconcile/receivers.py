@@ -22,9 +22,9 @@ from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import Record
 from knafka_operator.decide.desired import Topic
-from knafka_operator.decide.status import NotReady
+from knafka_operator.decide.status import NotReady, is_ready
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.resources import CORE
+from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.reconcile.contracts import Contract
 from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.scale.kafka_clusters import KafkaCluster
@@ -34,6 +34,8 @@ APPLY_AGAIN: Final = 1.0
 READ_TIMEOUT: Final = 10.0
 """Seconds for every replica to have read what was written; after that the channel says so."""
 LOOK_INTERVAL: Final = 0.1
+CHECK_AGAIN: Final = 30.0
+"""Seconds before it is asked again whether a contract's topic is as it was left."""
 PORT: Final = 8080
 ASK_TIMEOUT: Final = 2.0
 
@@ -59,7 +61,29 @@ class ReceiverRecord:
     """By the event loop's clock."""
     read: int = 0
     """A position to which every replica is known to have read; one that starts later begins with
-    all."""
+    all. 0 whenever the topic was read again: it may be another one."""
+    checked: float = -math.inf
+    written: dict[str, int] = field(default_factory=dict)
+    """Positions behind what was written since, by path."""
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    looked: float = -math.inf
+    """When replicas were asked last."""
+    replicas: Mapping[str, int | None] = field(default_factory=dict)
+    """What they answered."""
+
+    async def write(self, path: str, ingress: Ingress | None) -> None:
+        """Put down an entry, or that there is none; raises `LogError`."""
+        await self.contract.write(path, ingress)
+        self.written[path] = self.contract.position
+
+    def has_read(self, path: str) -> bool:
+        """Whether every replica is known to have read what was written of it last."""
+        return self.read >= self.written.get(path, self.contract.position)
+
+    def forget_positions(self) -> None:
+        """Its topic was read again, and may be another one."""
+        self.read = 0
+        self.written.clear()
 
 
 @dataclass(eq=False)
@@ -80,8 +104,25 @@ class Receivers:
             contract = Contract(topic, kafka, entries, known=False)
             record = self.records[name] = ReceiverRecord(name, contract)
         record.contract.kafka = kafka  # another one after its Secret was changed
+        if not record.contract.known:
+            record.forget_positions()
         await record.contract.load()
         return record
+
+    def is_due(self, record: ReceiverRecord) -> bool:
+        """Whether to `check` it, which one of its channels does for all."""
+        now = _now()
+        if now - record.checked < CHECK_AGAIN:
+            return False
+        record.checked = now
+        return True
+
+    async def check(self, record: ReceiverRecord) -> bool:
+        """Whether its contract's topic has something else than was left; raises `LogError`."""
+        changed = await record.contract.check()
+        if changed:
+            record.forget_positions()
+        return changed
 
     async def apply(self, record: ReceiverRecord, topic: Topic, manifest: Mapping[str, Any]) -> str:
         """Have its contract's topic, then its Service as it should be; gives its Revision.
@@ -92,7 +133,9 @@ class Receivers:
         async with record.lock:
             if not record.contract.exists:
                 await record.contract.create(topic)
-            again = record.revision is None and _now() - record.tried >= APPLY_AGAIN
+            again = await self._is_lost(record, manifest) or (
+                record.revision is None and _now() - record.tried >= APPLY_AGAIN
+            )
             if record.manifest != manifest or again:
                 record.manifest, record.tried, record.problem = manifest, _now(), None
                 record.revision = None
@@ -105,19 +148,29 @@ class Receivers:
             raise record.problem
         return record.revision
 
-    async def until_read(self, record: ReceiverRecord, namespace: str) -> None:
-        """Returns when every replica has read what was written; raises `NotReady`."""
-        wanted, behind = record.contract.position, list[str]()
+    async def _is_lost(self, record: ReceiverRecord, manifest: Mapping[str, Any]) -> bool:
+        """Whether a Service that was Ready has gone, or isn't Ready any more."""
+        namespace = manifest["metadata"]["namespace"]
+        there = await self.cluster.get(SERVING, "Service", namespace, record.name)
+        return record.revision is not None and (there is None or not is_ready(there))
+
+    async def until_read(self, record: ReceiverRecord, namespace: str, path: str) -> None:
+        """Returns when every replica has read what was written of `path`; raises `NotReady`.
+
+        However many channels wait, replicas are asked once in `LOOK_INTERVAL`.
+        """
+        wanted = record.written.get(path, record.contract.position)
         try:
             async with asyncio.timeout(READ_TIMEOUT):
                 while record.read < wanted:
-                    async with record.lock:
-                        if record.read >= wanted:
-                            return
-                        behind = await self._look(record, namespace, wanted)
-                    if behind:
+                    async with record.looking:
+                        if _now() - record.looked >= LOOK_INTERVAL and record.read < wanted:
+                            await self._look(record, namespace)
+                    if record.read < wanted:
                         await asyncio.sleep(LOOK_INTERVAL)
         except TimeoutError:
+            answers = record.replicas.items()
+            behind = sorted(who for who, at in answers if at is None or at < wanted)
             raise NotReady(
                 "ReceiverBehind",
                 f"{len(behind)} replicas of {record.name} have not read offset {wanted} of topic "
@@ -125,13 +178,22 @@ class Receivers:
                 transient=True,
             ) from None
 
-    async def _look(self, record: ReceiverRecord, namespace: str, wanted: int) -> list[str]:
-        """Ask every replica once; gives those that are behind."""
-        end = record.contract.position
+    async def _look(self, record: ReceiverRecord, namespace: str) -> None:
+        """Ask every replica once."""
+        end, record.looked = record.contract.position, _now()
         found = await self.positions(namespace, record.name)
+        if any(at is not None and at > record.contract.position for at in found.values()):
+            # Of the topic before this one, or of another one after it: what there is is asked.
+            found = {
+                who: at if at and at <= record.contract.position else None
+                for who, at in found.items()
+            }
+            record.checked = -math.inf
         # To the end that there is by now: whichever waits next need not ask.
-        record.read = min((-1 if at is None else at for at in found.values()), default=end)
-        return sorted(who for who, at in found.items() if at is None or at < wanted)
+        # What was read before stays read: a replica that starts later begins with all.
+        positions = (0 if at is None else at for at in found.values())
+        record.read = max(record.read, min(positions, default=end))
+        record.replicas = found
 
 
 def entries(records: Iterable[Record]) -> dict[str, Ingress]:

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from knafka.core.contract import Egress, Kafka, Shard
+from knafka.core.contract import Egress, Kafka, Receiver, Shard
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import services
@@ -248,6 +248,16 @@ def serves_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
         return shard, _mounted(template)
     except (KeyError, ValueError) as error:
         raise InvalidDocument(services.SHARD, f"no shard of ours: {error!r}") from error
+
+
+def serves_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | None]:
+    """The same of a receiver that many KafkaChannels share; raises `InvalidDocument`."""
+    try:
+        text = _environment(template)[services.RECEIVER_CONTRACT]
+        return parse(Receiver, json.loads(text)), _mounted(template)
+    except (KeyError, ValueError) as error:
+        whose = f"no receiver of ours: {error!r}"
+        raise InvalidDocument(services.RECEIVER_CONTRACT, whose) from error
 
 
 def _environment(template: Document) -> Mapping[str, str]:

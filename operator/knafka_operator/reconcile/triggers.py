@@ -200,9 +200,14 @@ class Triggers:
             state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
             kafka = state.kafka if state else record.kafka if record else None
             kafka = kafka or (of_broker.kafka if of_broker else None)
+            kind = family.broker_version, family.broker
+            stored = None if kafka else await self.cluster.get(*kind, *broker)
+            if stored is not None and isinstance(self.brokers, Channels):
+                # Its ConfigMap may be gone: then it isn't found by reconciling it.
+                kafka = await self.brokers.connections.of(stored, None)
             if kafka is not None:
                 await kafka.topics.delete_group(group)
-            elif await self.cluster.get(family.broker_version, family.broker, *broker) is not None:
+            elif stored is not None:
                 message = f"{family.broker} {broker.name} has no topic yet"
                 raise NotReady("BrokerNotConfigured", message)
         if family.centralized:
@@ -282,7 +287,7 @@ class Triggers:
         watched = record.watched if record is not None else None
         if record is None or watched is None:
             return
-        record.watched = None
+        record.watched = record.subscribed = None
         await watched.kafka.scaler.forget(self.states.family.trigger_id(identity))
         topic = watched.egress.topic
         if not watched.kafka.scaler.has_triggers(topic):
