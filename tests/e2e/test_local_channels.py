@@ -184,6 +184,9 @@ def test_the_example_delivers_every_event_to_each_subscription_and_goes_on_after
     by_name = running.knafka("send", f"channel/{files.namespace}/orders", "--id", "by-name")
     assert by_name.returncode == 0, by_name.stderr
     running.wait_for(r"audit \| \S+ by-name of")
+    traced = running.knafka("trace", "by-name").stdout
+    assert f"by channel/{files.namespace}/orders" in traced, traced
+    assert re.search(rf"{files.namespace}/picky-own\b", traced), traced
 
     assert running.stop() == 0
     again = up()

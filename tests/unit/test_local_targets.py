@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import typer
 
-from knafka.core.contract import Ingress, Kafka
+from knafka.core.contract import Egress, Ingress, Kafka, Sink
+from knafka_local.declared_source import DeclaredView, broker_of
 from knafka_local.installation import State
 from knafka_local.options import ingress_of
+from knafka_local.triggers import Unknown
 
 KAFKA = Kafka(bootstrap_servers="127.0.0.1:9092")
 
@@ -55,3 +59,34 @@ def test_what_is_not_there_is_refused_with_the_names_to_give(
     with pytest.raises(typer.Exit):
         ingress_of(running(broker("shop"), channel("orders")), name)
     assert "default/shop, channel/default/orders" in capsys.readouterr().err
+
+
+def egress(name: str, kind: Literal["Trigger", "Subscription"], topic: str) -> Egress:
+    return Egress(
+        namespace="default",
+        broker="shop",
+        trigger=name,
+        kind=kind,
+        topic=topic,
+        group=name,
+        dead_letter_topic=f"{name}-dead",
+        kafka=KAFKA,
+        subscriber=Sink(url="http://127.0.0.1:1/"),
+    )
+
+
+def test_a_view_keeps_a_channel_and_a_broker_of_one_name_apart() -> None:
+    of_broker = egress("orders", "Trigger", "of-a-broker")
+    of_channel = egress("audit", "Subscription", "of-a-channel")
+    both = broker("shop"), channel("shop")
+    reached = {"bootstrap.servers": KAFKA.bootstrap_servers}
+    connections = {broker_of(each): reached for each in both}
+    view = DeclaredView(both, (of_broker, of_channel), connections)
+    assert view.ingress("shop").kind == "Broker"
+    for name in ("channel/shop", "channel/default/shop"):
+        assert view.ingress(name).kind == "KafkaChannel"
+    assert view.of_broker(view.ingress("shop")) == [of_broker]
+    assert view.of_broker(view.ingress("channel/shop")) == [of_channel]
+    assert view.connection(of_channel) == reached
+    with pytest.raises(Unknown, match="there is default/shop, channel/default/shop"):
+        view.ingress("channel/other")
