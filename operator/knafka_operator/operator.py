@@ -38,7 +38,7 @@ from knafka_operator.reconcile.receivers import PodPositions, Positions, Receive
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
 from knafka_operator.reconcile.shards import Shards
-from knafka_operator.reconcile.state import States, broker_of, has_contract
+from knafka_operator.reconcile.state import States, broker_of, declared_of, has_contract
 from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.drains import HttpDrains
@@ -297,7 +297,10 @@ class Operator:
 
     def _is_news(self, document: Document, *, gone: bool) -> bool:
         """Whether more than its status has changed; then it is reconciled."""
-        key, now = (document["kind"], *Identity.of(document)), None if gone else _declared(document)
+        key, now = (
+            (document["kind"], *Identity.of(document)),
+            None if gone else declared_of(document),
+        )
         before = self.states.declared.pop(key, None)
         if now is not None:
             self.states.declared[key] = now
@@ -390,12 +393,6 @@ def _state(scaled: TriggerStatus) -> tuple[bool, ...]:
     """What of a Trigger's scaling is published as soon as it changes."""
     congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
     return scaled.lag is None, scaled.replicas > 0, scaled.error is None, congested, beyond_end
-
-
-def _declared(document: Document) -> Document:
-    """All of an object but its status."""
-    metadata = {**document["metadata"], "resourceVersion": None, "managedFields": None}
-    return {**document, "metadata": metadata, "status": None}
 
 
 def _now() -> str:

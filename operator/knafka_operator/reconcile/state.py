@@ -294,6 +294,12 @@ def broker_of(trigger: Document) -> Identity:
     return family_of(trigger["kind"]).broker_of(trigger)
 
 
+def declared_of(document: Document) -> Document:
+    """All of an object but its status."""
+    metadata = {**document["metadata"], "resourceVersion": None, "managedFields": None}
+    return {**document, "metadata": metadata, "status": None}
+
+
 def has_contract(broker: Document) -> bool:
     """Whether there is a topic with what its shared dispatchers deliver, or may be."""
     return CONTRACT in ((broker.get("status") or {}).get("annotations") or {})
