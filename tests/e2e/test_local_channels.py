@@ -195,3 +195,16 @@ def test_the_example_delivers_every_event_to_each_subscription_and_goes_on_after
     again.wait_for(r"audit \| com.example.order.placed last of ada")
     again.wait_for(r"mail \| receipt-of-last to ada")
     assert ids(again, "audit", r"\S+ (\S+) of") == ["last"]
+
+    # What was accepted is delivered, too, when the supervisor and all its processes are killed.
+    pending = [f"pending-{number}" for number in range(5)]
+    assert [send(addresses(again)["orders"], each) for each in pending] == [202] * len(pending)
+    again.process.kill()
+    again.process.wait()
+    before_kill = ids(again, "audit", events)
+    after = up()
+    for each in pending:
+        after.until(
+            lambda id_=each: id_ in (*before_kill, *ids(after, "audit", events)),  # type: ignore[misc]
+            each,
+        )
