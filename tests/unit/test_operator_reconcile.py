@@ -31,6 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TRIED_ELSEWHERE = {
     *("TopicDrifted", "OldRevisionDelivers", "InternalError", "FunctionRejected"),
     *("DrainFailed", "SubscriberUnavailable", "CommittedBeyondEnd", "Paused", "ShardBehind"),
+    # test_operator_channels.py and what stands beside it
+    *("ChannelDoesNotExist", "ChannelNotConfigured", "ChannelNotReady", "NoAddress"),
+    *("OtherImplementation", "ReceiverBehind", "RouteRejected", "SecretElsewhere"),
+    *("SecretNotAllowed", "SecretNotFound"),
 }
 MISSING = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
 SLOW = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "slow"}}

@@ -56,7 +56,7 @@ async def test_a_topic_that_is_there_is_left_alone(admin: MemoryAdmin) -> None:
 
 async def test_somebody_elses_topic_is_not_adopted(admin: MemoryAdmin) -> None:
     await admin.ensure_topic("orders", 4, 1, {})
-    with pytest.raises(TopicRefused, match="exists and is not this Broker's") as refused:
+    with pytest.raises(TopicRefused, match="exists and was not made for this object") as refused:
         topic_effects(WANTED, await _found(admin), {})
     assert refused.value.reason == "TopicNotOurs"
 

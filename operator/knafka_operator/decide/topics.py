@@ -50,8 +50,8 @@ def topic_effects(
     if known_id is None and found is not None:
         raise TopicRefused(
             "TopicNotOurs",
-            f"topic {wanted.name} exists and is not this Broker's: delete it, or give the "
-            "Broker another name",
+            f"topic {wanted.name} exists and was not made for this object: delete it, or "
+            "give this one another name",
         )
     if known_id and found is not None and found.id != known_id:
         raise TopicRefused(

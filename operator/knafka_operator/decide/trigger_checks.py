@@ -31,9 +31,8 @@ def check_broker(
 
     `stopped` says why that may not use its topic; `stored` is its document, where it has no topic.
     """
-    kind = family_of(trigger.kind).broker
-    name = f'{kind} "{trigger.spec.broker}"'
-    short = kind.removeprefix("Kafka")
+    family = family_of(trigger.kind)
+    name, short = f'{family.broker} "{trigger.spec.broker}"', family.short
     if stopped is not None:
         message = f"{name} is not Ready: ExternalTopicNotAllowed {stopped}"
         raise NotReady(f"{short}NotReady", message)

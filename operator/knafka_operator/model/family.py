@@ -58,6 +58,11 @@ class Family:
     centralized: bool = False
     """Whether functions run in the operator's namespace, not in that of their owner (CHN-22)."""
 
+    @property
+    def short(self) -> str:
+        """What its conditions' reasons call what events are sent to."""
+        return self.broker.removeprefix("Kafka")
+
     def own_name(self, broker: str) -> str:
         """What stands for a Broker in the names of topics and groups that only we use."""
         return names.of_channel(broker) if self.centralized else broker

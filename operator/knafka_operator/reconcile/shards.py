@@ -73,8 +73,9 @@ class Shards:
     def _record(self, broker: Identity) -> BrokerRecord:
         record = self.states.brokers.get(broker)
         if record is None or record.state is None:
-            message = f'{self.states.family.broker} "{broker.name}" is being deleted'
-            raise NotReady("BrokerDoesNotExist", message)
+            family = self.states.family
+            message = f'{family.broker} "{broker.name}" is being deleted'
+            raise NotReady(f"{family.short}DoesNotExist", message)
         return record
 
     def contract_at(

@@ -209,7 +209,7 @@ class Triggers:
                 await kafka.topics.delete_group(group)
             elif stored is not None:
                 message = f"{family.broker} {broker.name} has no topic yet"
-                raise NotReady("BrokerNotConfigured", message)
+                raise NotReady(f"{family.short}NotConfigured", message)
         if family.centralized:
             # Nothing else deletes what is in another namespace.
             await self._delete_functions(document)
@@ -370,8 +370,9 @@ class Triggers:
         watched, broker = acting.watched, broker_of(acting.document)
         assert watched is not None
         if self.states.broker_state(broker) is None:
-            message = f'{self.states.family.broker} "{broker.name}" is being deleted'
-            raise NotReady("BrokerDoesNotExist", message)
+            family = self.states.family
+            message = f'{family.broker} "{broker.name}" is being deleted'
+            raise NotReady(f"{family.short}DoesNotExist", message)
         acting.record.replaced = replaces
         await self.deliver(acting.identity, watched)
 
