@@ -2,14 +2,12 @@
 process, a dispatcher process and the operator (issue 16, "What it must show", 5).
 
 What rules and dashboard ask for is there, and each alert fires when its condition is made true. How
-long a condition must last is left out (`for`): tests/unit/test_alert_rules.py has it.
+long a condition must last is left out (`for`): tests/integration/test_alert_rules.py has it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,8 +20,10 @@ from support.http_cases import EVENT
 from support.kafka import Kafka, MakeTopic
 from support.operator_world import QuietDrains
 from support.prometheus import (
-    MONITORING,
+    METRIC,
     Programs,
+    dashboard,
+    objections,
     rule_groups,
     running_prometheus,
 )
@@ -36,6 +36,7 @@ from support.wire import connected
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import BackoffPolicy, Delivery, Egress
 from knafka.core.drain import DrainProgress, DrainRequest
+from knafka.observability import CONSUMED, PRODUCED
 from knafka_local.children import free_port
 from knafka_local.kafka_server import KafkaServer
 from knafka_operator.model.identity import Identity
@@ -43,11 +44,15 @@ from knafka_operator.runtime.metrics import HttpServer
 
 pytestmark = pytest.mark.kafka
 
-_NAME = re.compile(r"\b(?:knafka|kn_eventing|eventing_kafka|http_server)_[a-z_]+")
 SOON = {"autoscaling.eventing.knative.dev/polling-interval": "1"}
 BROKER = {"namespace": "ns", "broker": "broker"}
 TRIGGER = {**BROKER, "trigger": "trigger"}
 MISSING = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "nowhere"}}
+OBJECTIONS = {
+    f'{name} non-histogram and non-summary metrics should not have "_count" suffix'
+    for name in (CONSUMED, PRODUCED)
+}
+"""promtool's: the names are eventing-kafka's (DSP-16, DSP-22)."""
 REFUSED = "refused"
 """The id of an event that the subscriber answers 400."""
 
@@ -140,15 +145,6 @@ def ingress_of(trigger: TriggerWorld, log: Path) -> FunctionProcess:
     return receiver([ingress(trigger.kafka.bootstrap_servers, trigger.topic)], log)
 
 
-def dashboard() -> list[str]:
-    panels = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
-    return [
-        target["expr"].replace("$__rate_interval", "30s")
-        for panel in panels
-        for target in panel["targets"]
-    ]
-
-
 async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
     prometheus_programs: Programs, trigger: TriggerWorld, tmp_path: Path
 ) -> None:
@@ -196,15 +192,21 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
             targets = await prometheus.targets()
             assert [(each["health"], each["lastError"]) for each in targets] == [("up", "")] * 3
 
-            asked = {name for each in rule_groups() for name in _NAME.findall(str(each))}
-            asked |= {name for each in dashboard() for name in _NAME.findall(each)}
+            shown = [each.replace("$__rate_interval", "30s") for each in dashboard()]
+            asked = {name for each in rule_groups() for name in METRIC.findall(str(each))}
+            asked |= {name for each in shown for name in METRIC.findall(each)}
             assert asked - set(await prometheus.ask("label/__name__/values")) == set()
             # `rate` wants two samples, and some come into being with the first failure.
-            for expression in dashboard():
+            for expression in shown:
                 async with asyncio.timeout(20):
                     while not await prometheus.query(expression):  # noqa: ASYNC110
                         await asyncio.sleep(0.1)
 
+            found = [
+                await asyncio.to_thread(objections, prometheus_programs, each["scrapeUrl"])
+                for each in targets
+            ]
+            assert set[str]().union(*found) == OBJECTIONS
         await held.hang_up()
 
 

@@ -9,9 +9,12 @@ tests/conftest.py.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import shutil
 import subprocess
 import tempfile
+import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,6 +30,8 @@ from support.gate import IN_CI
 from knafka_local.children import free_port
 
 MONITORING: Final = Path(__file__).parents[2] / "operator" / "deploy" / "monitoring"
+METRIC: Final = re.compile(r"\b(?:knafka|kn_eventing|eventing_kafka|http_server)_[a-z_]+")
+"""The name of one of ours in an expression."""
 _OF_ALERTS: Final = ("alertname", "severity", "job", "instance", "outcome")
 """Labels of an alert that don't say what it is about."""
 PROGRAMS: Final = ("prometheus", "promtool")
@@ -115,11 +120,28 @@ def prometheus_programs() -> Programs:
         pytest.skip(str(error))
 
 
-def promtool(programs: Programs, *arguments: object, text: str | None = None) -> str:
-    """What it says, given `text` at its stdin; fails if it finds anything wrong."""
+def promtool(programs: Programs, *arguments: object) -> None:
+    """Fails if it finds anything wrong."""
+    _run_checked(programs, arguments)
+
+
+def objections(programs: Programs, url: str) -> set[str]:
+    """promtool's to the names and help of the metrics at a URL; fails if they can't be parsed."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    # Of this command 3 says that there are any.
+    return set(_run_checked(programs, ("check", "metrics"), text, codes=(0, 3)).splitlines())
+
+
+def _run_checked(
+    programs: Programs,
+    arguments: Sequence[object],
+    text: str | None = None,
+    codes: Sequence[int] = (0,),
+) -> str:
     words = [str(word) for word in (programs.promtool, *arguments)]
     done = subprocess.run(words, input=text, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode in codes, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -128,6 +150,13 @@ def rule_groups() -> list[dict[str, Any]]:
     groups: list[dict[str, Any]]
     groups = yaml.safe_load((MONITORING / "rules.yaml").read_text())["spec"]["groups"]
     return groups
+
+
+def dashboard() -> Iterator[str]:
+    """The expressions of its panels."""
+    for panel in json.loads((MONITORING / "dashboard.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"]
 
 
 def _endpoints() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from support.operator_world import running_operator
+from support.prometheus import METRIC, MONITORING, dashboard
 from support.requests import ingress
 from support.scaling import egress
 
@@ -21,9 +19,6 @@ from knafka.receiver.ingest import IngestHandler
 from knafka_operator.decide import services
 from knafka_operator.runtime import metrics as operators
 
-MONITORING = Path(__file__).parents[2] / "operator" / "deploy" / "monitoring"
-_NAME = re.compile(r"\b(?:knafka|kn_eventing|eventing_kafka|http_server)_[a-z_]+")
-
 
 def manifests(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((MONITORING / name).read_text()))
@@ -32,12 +27,6 @@ def manifests(name: str) -> list[dict[str, Any]]:
 def alerts() -> list[dict[str, Any]]:
     (rule,) = manifests("rules.yaml")
     return [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
-
-
-def dashboard() -> Iterator[str]:
-    for panel in json.loads((MONITORING / "dashboard.json").read_text())["panels"]:
-        for target in panel["targets"]:
-            yield target["expr"]
 
 
 def series(metrics: Iterable[Metric]) -> Iterator[str]:
@@ -60,7 +49,7 @@ async def exposed() -> set[str]:
 
 async def test_alerts_and_dashboard_ask_for_what_is_exposed() -> None:
     found = await exposed()
-    asked = {name for each in (*alerts(), *dashboard()) for name in _NAME.findall(str(each))}
+    asked = {name for each in (*alerts(), *dashboard()) for name in METRIC.findall(str(each))}
     assert len(asked) > 10
     assert asked - found == set()
 

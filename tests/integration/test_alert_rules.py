@@ -1,5 +1,5 @@
 """Alerts of operator/deploy/monitoring in Prometheus' own `promtool`: each fires when what it is
-about is so, and doesn't when it isn't. A running Prometheus: tests/integration/test_prometheus.py.
+about is so, and does not when it is not. A running Prometheus: test_prometheus.py.
 """
 
 from __future__ import annotations
