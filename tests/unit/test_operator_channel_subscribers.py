@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from support.channel_world import VERSION, ChannelWorld, running_channels
@@ -13,6 +13,7 @@ from support.operator_world import condition
 from knafka_operator.model.channels import MESSAGING
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.reconcile import receivers
+from knafka_operator.reconcile.work_queue import BACK_OFF, Key, Verdict
 
 SHOP = "shop"
 TOPIC = "knative-messaging-kafka.shop.orders"
@@ -23,7 +24,6 @@ CONFIG = CORE, "ConfigMap", "knafka", "kafka-channel-config"
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChannelWorld]:
-    monkeypatch.setattr(receivers, "READ_TIMEOUT", 0.05)
     monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.01)
     async with running_channels() as world:
         yield world
@@ -65,20 +65,23 @@ async def converge(world: ChannelWorld) -> None:
                     heard[key] = metadata["resourceVersion"]
                     world.channels.on_change(document, gone=False)
 
-    async def reconcile(key: tuple[str, str, str]) -> float:
+    async def reconcile(key: Key) -> float | Literal[Verdict.BACK_OFF]:
         document = await world.cluster.get(kinds[key[0]], *key)
         assert document is not None
         broker = key[0] == "KafkaChannel"
         operator = world.channels
-        await (operator.reconcile_broker if broker else operator.triggers.reconcile)(document)
-        return 1000.0
+        act = operator.reconcile_broker if broker else operator.triggers.reconcile
+        status = await act(document)
+        assert status is not None
+        return 1000.0 if condition(status, "Ready")["status"] == "True" else BACK_OFF
 
     running = asyncio.create_task(world.channels.queue.run(reconcile))
     quiet = 0
     while quiet < 3:
         hear()
         await asyncio.sleep(0.06)
-        quiet = 0 if world.channels.queue.busy else quiet + 1
+        queue = world.channels.queue
+        quiet = 0 if queue.busy or queue.failing else quiet + 1
     running.cancel()
     await asyncio.wait({running})
 
