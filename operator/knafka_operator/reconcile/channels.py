@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from knafka.core import names
 from knafka.core.documents import parse
-from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import channel as deciding
 from knafka_operator.decide import routes, services
 from knafka_operator.decide import status as statuses
@@ -184,8 +184,8 @@ class Channels:
         try:
             receiver = await self._receiver(connection, record.kafka)
             await self._check(receiver, channel.id)
-        except EXPECTED as error:
-            return replace(seen, connection=error)
+        except LogError:
+            return seen  # its topic can't be had either, or what writes its entry says why
         ingress = receiver.contract.records.get(f"/{channel.id}")
         accepted = receiver.has_read(f"/{channel.id}") or _was_read(document, receiver)
         return replace(
@@ -255,6 +255,22 @@ class Channels:
             await receiver.write(path, None)
         await self.receivers.until_read(receiver, self.settings.namespace, path)
         receiver.written.pop(path, None)
+
+    async def _apply_route(self, manifest: Mapping[str, Any], seen: ObservedChannel) -> None:
+        """Raises `NotReady` for a Service that is somebody else's, or goes with the channel before
+        this one."""
+        metadata = manifest["metadata"]
+        if manifest["kind"] == "Service":
+            of = metadata["namespace"], metadata["name"]
+            there = await self.cluster.get(CORE, "Service", *of)
+            uid = seen.document["metadata"].get("uid", "")
+            if there is not None and uid not in services.owners(there):
+                message = (
+                    f"Service {'/'.join(of)} exists and was not made for this KafkaChannel: delete "
+                    "or rename it"
+                )
+                raise NotReady("ServiceNotOurs", message)
+        await self.cluster.apply(manifest)
 
     async def _delete_route(self, channel: Broker) -> None:
         """The Service goes with its channel; the Ingress is in another namespace."""
@@ -340,7 +356,7 @@ class Channels:
             case ApplyRoute(manifests):
                 try:
                     for manifest in manifests:
-                        await self.cluster.apply(manifest)
+                        await self._apply_route(manifest, seen)
                 except (Rejected, NotAllowed) as error:
                     raise NotReady("RouteRejected", str(error)) from error
                 return replace(seen, routed=True)

@@ -1,0 +1,199 @@
+"""KafkaChannels whose Secret is another one, and beside what has nearly their names."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.channel_world import VERSION, ChannelWorld, running_channels
+from support.operator_world import condition
+
+from knafka_operator.decide.channel import KAFKA_SECRET, RECEIVERS
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.reconcile import receivers
+
+SHOP = "shop"
+TOPIC = "knative-messaging-kafka.shop.orders"
+RECEIVER = SERVING, "Service", "knafka", "kafka-channel-receiver"
+COUNT = 300
+CONFIG = CORE, "ConfigMap", "knafka", "kafka-channel-config"
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChannelWorld]:
+    monkeypatch.setattr(receivers, "READ_TIMEOUT", 0.05)
+    monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.01)
+    async with running_channels() as world:
+        yield world
+
+
+async def ready(world: ChannelWorld, *subscriptions: str, channel: str = "orders") -> None:
+    """A channel with these Subscriptions, all of them Ready."""
+    world.declare_channel(SHOP, channel)
+    status = await world.reconcile_channel(SHOP, channel)
+    for each in subscriptions:
+        world.declare_subscription(SHOP, each, channel)
+        status = await world.reconcile_subscription(SHOP, each)
+        assert condition(status, "Ready")["status"] == "True", status["conditions"]
+    status = await world.reconcile_channel(SHOP, channel)
+    assert condition(status, "Ready")["status"] == "True", status["conditions"]
+
+
+def declared(world: ChannelWorld) -> dict[str, Any]:
+    """`spec.subscribers` of the channel, by name."""
+    spec = world.stored("KafkaChannel", SHOP, "orders")["spec"]
+    return {each["name"]: each for each in spec.get("subscribers") or ()}
+
+
+def declare_kafka_secret(world: ChannelWorld, name: str, servers: str) -> None:
+    login = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "x"}
+    world.declare_secret("knafka", name, **login, **{"bootstrap.servers": servers})
+    stored = world.cluster.objects[CORE, "Secret", "knafka", name]
+    labels = {KAFKA_SECRET: "true"}
+    world.cluster.put({**stored, "metadata": {**stored["metadata"], "labels": labels}})
+
+
+def served(world: ChannelWorld) -> dict[str, set[str]]:
+    """What each receiver's contract has."""
+    begin = "knafka-contract-knafka-KafkaChannels"
+    return {
+        topic.removeprefix(begin)[1:-11]: set(receivers.entries(records[0]))
+        for topic, records in world.log.topics.items()
+        if topic.startswith(begin)
+    }
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_channel_with_another_secret_leaves_the_receiver_of_the_one_before(
+    world: ChannelWorld, restarted: bool
+) -> None:
+    """CHN-11, CHN-20: one receiver serves it, and when it is deleted none does."""
+    declare_kafka_secret(world, "first", "first:9092")
+    declare_kafka_secret(world, "second", "second:9092")
+    world.declare_channel(SHOP, "orders", {KAFKA_SECRET: "first"})
+    await world.reconcile_channel(SHOP, "orders")
+    assert served(world) == {"first": {"/shop/orders"}}
+    world.declare_channel(SHOP, "orders", {KAFKA_SECRET: "second"})
+    if restarted:
+        await world.restart()
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "Ready")["status"] == "True", status["conditions"]
+    assert served(world) == {"first": set(), "second": {"/shop/orders"}}
+    assert status["annotations"][RECEIVERS] == "second-kafka-channel-receiver"
+    await world.delete_channel(SHOP, "orders")
+    assert served(world) == {"first": set(), "second": set()}
+
+
+async def test_a_channel_that_can_not_move_yet_goes_on_where_it_was(world: ChannelWorld) -> None:
+    """And one that is deleted then has an entry nowhere."""
+    await ready(world)
+    declare_kafka_secret(world, "second", "second:9092")
+    world.declare_channel(SHOP, "orders", {KAFKA_SECRET: "second"})
+    world.behind = {"pod-1": 0}
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "ContractUpdated")["reason"] == "ReceiverBehind"
+    assert served(world) == {"": {"/shop/orders"}, "second": {"/shop/orders"}}
+    world.behind = {}
+    await world.restart()
+    await world.delete_channel(SHOP, "orders")
+    assert served(world) == {"": set(), "second": set()}
+
+
+async def test_a_receiver_that_is_left_and_gone_with_its_secret_stands_in_nobodys_way(
+    world: ChannelWorld,
+) -> None:
+    declare_kafka_secret(world, "first", "first:9092")
+    world.declare_channel(SHOP, "orders", {KAFKA_SECRET: "first"})
+    await world.reconcile_channel(SHOP, "orders")
+    world.cluster.remove(CORE, "Secret", "knafka", "first")
+    world.declare_channel(SHOP, "orders")
+    await world.restart()
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "ContractUpdated")["reason"] == "SecretNotFound"
+    world.cluster.remove(SERVING, "Service", "knafka", "first-kafka-channel-receiver")
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "Ready")["status"] == "True"
+
+
+async def test_a_secret_that_was_changed_is_used_from_then_on(world: ChannelWorld) -> None:
+    """Its contract goes on, by another connection."""
+    world.declare_secret("knafka", "login", user="me", password="x", protocol="SASL_PLAINTEXT")
+    data = {"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "login"}
+    world.configure("knafka", "kafka-channel-config", **data)
+    await ready(world, "audit")
+    before = world.channels.states.brokers[Identity(SHOP, "orders")].kafka
+    world.declare_secret("knafka", "login", user="me", password="y", protocol="SASL_PLAINTEXT")
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "Ready")["status"] == "True"
+    after = world.channels.states.brokers[Identity(SHOP, "orders")].kafka
+    assert after is not before
+    await ready(world, channel="more")
+    await world.reconcile_subscription(SHOP, "audit")
+    await world.delete_subscription(SHOP, "audit")
+    for name in ("orders", "more"):
+        await world.delete_channel(SHOP, name)
+    assert set().union(*served(world).values()) == set()
+
+
+async def test_names_that_look_alike_share_nothing(world: ChannelWorld) -> None:
+    """`a-b`/`c` and `a`/`b-c`, and a Broker of that name, too."""
+    world.add_gateway()
+    world.declare_broker("a", "b-c")
+    await world.reconcile_broker("a", "b-c")
+    for namespace, name in (("a-b", "c"), ("a", "b-c")):
+        world.declare_channel(namespace, name)
+        status = await world.reconcile_channel(namespace, name)
+        assert condition(status, "Ready")["status"] == "True", status["conditions"]
+        world.declare_subscription(namespace, "audit", name)
+        status = await world.reconcile_subscription(namespace, "audit")
+        assert condition(status, "Ready")["status"] == "True", status["conditions"]
+    routes = [each for each in world.cluster.objects if each[1] == "Ingress"]
+    assert len(routes) == 3
+    shards = {each for each in world.cluster.services() if "shard" in each}
+    assert len(shards) == 2
+    await world.delete_subscription("a", "audit")
+    await world.delete_channel("a", "b-c")
+    assert world.log.topics.keys() >= {
+        "knative-messaging-kafka.a-b.c", "knative-broker-a-b-c",
+    }  # fmt: skip
+    assert "knative-messaging-kafka.a.b-c" not in world.log.topics
+    assert set(world.ingresses()) == {"/a-b/c"}
+    assert "b-c-kn-receiver" in world.cluster.services()
+    assert len([each for each in world.cluster.services() if "shard" in each]) == 1
+    status = await world.reconcile_subscription("a-b", "audit")
+    assert condition(status, "Ready")["status"] == "True", status["conditions"]
+
+
+async def test_what_is_applied_as_v1_is_read_as_it_is_stored(world: ChannelWorld) -> None:
+    """KN-CHN-10: owners and statuses name the version that is stored."""
+    world.add_gateway()
+    await ready(world)
+    to = {"apiVersion": "messaging.knative.dev/v1", "kind": "KafkaChannel", "name": "orders"}
+    world.declare_subscription(SHOP, "audit", "orders")
+    stored = world.stored("Subscription", SHOP, "audit")
+    world.cluster.put({**stored, "spec": {**stored["spec"], "channel": to}})
+    status = await world.reconcile_subscription(SHOP, "audit")
+    assert condition(status, "Ready")["status"] == "True", status["conditions"]
+    (owner,) = world.cluster.objects[CORE, "Service", SHOP, "orders-kn-channel"]["metadata"][
+        "ownerReferences"
+    ]
+    assert owner["apiVersion"] == VERSION
+    await world.reconcile_channel(SHOP, "orders")
+    assert set(declared(world)) == {"audit"}
+
+
+async def test_a_service_of_somebody_elses_is_left_alone(world: ChannelWorld) -> None:
+    """KN-CHN-11: whatever has the name of the channel's host."""
+    world.add_gateway()
+    metadata = {"namespace": SHOP, "name": "orders-kn-channel"}
+    theirs = {"apiVersion": CORE, "kind": "Service", "metadata": metadata, "spec": {"ports": []}}
+    world.cluster.put(theirs)
+    world.declare_channel(SHOP, "orders")
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert condition(status, "Ready")["reason"] == "ServiceNotOurs"
+    stored = world.cluster.objects[CORE, "Service", SHOP, "orders-kn-channel"]
+    assert stored["spec"] == {"ports": []}
+    await world.delete_channel(SHOP, "orders")
+    assert (CORE, "Service", SHOP, "orders-kn-channel") in world.cluster.objects
