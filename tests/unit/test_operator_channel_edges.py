@@ -17,7 +17,6 @@ from knafka_operator.reconcile import receivers
 SHOP = "shop"
 TOPIC = "knative-messaging-kafka.shop.orders"
 RECEIVER = SERVING, "Service", "knafka", "kafka-channel-receiver"
-COUNT = 300
 CONFIG = CORE, "ConfigMap", "knafka", "kafka-channel-config"
 
 

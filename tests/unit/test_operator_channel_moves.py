@@ -10,15 +10,22 @@ from support.channel_world import VERSION, ChannelWorld, running_channels
 from support.operator_world import condition
 
 from knafka_operator.decide.channel import KAFKA_SECRET, RECEIVERS
+from knafka_operator.decide.effects import (
+    CHANNEL_ORDER,
+    CreateTopic,
+    Effect,
+    LeaveReceivers,
+    ProbeReceiver,
+    PublishStatus,
+    RecordReceivers,
+    RecordTopic,
+)
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.reconcile import receivers
+from knafka_operator.reconcile.channels import Channels
 
 SHOP = "shop"
-TOPIC = "knative-messaging-kafka.shop.orders"
-RECEIVER = SERVING, "Service", "knafka", "kafka-channel-receiver"
-COUNT = 300
-CONFIG = CORE, "ConfigMap", "knafka", "kafka-channel-config"
 
 
 @pytest.fixture
@@ -197,3 +204,28 @@ async def test_a_service_of_somebody_elses_is_left_alone(world: ChannelWorld) ->
     assert stored["spec"] == {"ports": []}
     await world.delete_channel(SHOP, "orders")
     assert (CORE, "Service", SHOP, "orders-kn-channel") in world.cluster.objects
+
+
+async def test_effects_are_in_their_order(world: ChannelWorld) -> None:
+    """Also those of a channel that moves: topic, receiver, entry, address; then the one before."""
+    channels, ran = world.channels.brokers, list[type[Any]]()
+    assert isinstance(channels, Channels)
+    run = channels.run
+
+    async def seen(effect: Effect, *others: Any) -> Any:
+        ran.append(type(effect))
+        return await run(effect, *others)
+
+    channels.run = seen  # type: ignore[method-assign, assignment]
+    world.add_gateway()
+    await ready(world)
+    own = [each for each in CHANNEL_ORDER if each is not PublishStatus]
+    moving = {RecordReceivers, LeaveReceivers}
+    assert ran[: len(own) - 2] == [each for each in own if each not in moving]
+    ran.clear()
+    declare_kafka_secret(world, "second", "second:9092")
+    world.add_gateway("second-kafka-channel-receiver")
+    world.declare_channel(SHOP, "orders", {KAFKA_SECRET: "second"})
+    await world.reconcile_channel(SHOP, "orders")
+    # There is one Kafka in memory, and its host answers as before.
+    assert ran == [each for each in own if each not in (RecordTopic, CreateTopic, ProbeReceiver)]

@@ -11,13 +11,11 @@ from support.channel_world import VERSION, ChannelWorld, running_channels
 from support.operator_world import condition
 
 from knafka_operator.model.channels import MESSAGING
-from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.model.resources import CORE
 from knafka_operator.reconcile import receivers
 from knafka_operator.reconcile.work_queue import BACK_OFF, Key, Verdict
 
 SHOP = "shop"
-TOPIC = "knative-messaging-kafka.shop.orders"
-RECEIVER = SERVING, "Service", "knafka", "kafka-channel-receiver"
 COUNT = 300
 CONFIG = CORE, "ConfigMap", "knafka", "kafka-channel-config"
 
