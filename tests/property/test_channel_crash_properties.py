@@ -264,6 +264,11 @@ async def test_an_operator_that_dies_while_it_deletes_leaves_nothing(
         (records,) = world.served().values()
         assert receivers.entries(records).keys() == {f"/{SHOP}/neighbour"}
         assert world.cluster.services() == {"kafka-channel-receiver"}
+        await world.delete_channel(SHOP, "neighbour")
+        kept = {name for name, each in vars(world.channels.states).items() if each}
+        assert kept == {"family"}
+        for record in world.channels.brokers.receivers.records.values():  # type: ignore[union-attr]
+            assert record.written == {}
         await world.operator.close()
         if not has_crashed:
             break
