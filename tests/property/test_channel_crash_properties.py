@@ -96,7 +96,8 @@ class World(ChannelWorld):
         """Records of each receiver's contract, by its Secret."""
         contracts = (each for each in self.log.topics if each.startswith(RECEIVERS))
         return {
-            each[len(RECEIVERS) : -11].lstrip("-"): self.log.topics[each][0] for each in contracts
+            each[len(RECEIVERS) : -11].removesuffix("c0ffee00").strip("-"): self.log.topics[each][0]
+            for each in contracts
         }
 
     def status(self, kind: str, name: str) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 from support.intercepted import Intercepted, Seen
@@ -37,7 +38,7 @@ class ChannelWorld(OperatorWorld):
     def _channels(self) -> Operator:
         cluster: Any = Intercepted(self.cluster, self._seen)
         return Operator(
-            SETTINGS,
+            replace(SETTINGS, installation="c0ffee00-0000-4000-8000-000000000000"),
             cluster,
             self._connect,
             drains=self.drains,

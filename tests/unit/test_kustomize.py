@@ -164,8 +164,11 @@ def test_channels_give_the_operator_no_more_rights_than_they_need(
     assert deletes == [{"services"}, {"ingresses"}]
     asked = {each for rule in rules for each in rule["resources"]}
     assert "secrets" not in asked
-    (pods,) = with_channels["Role", "knafka-channels"]["rules"]
-    assert (pods["resources"], pods["verbs"]) == (["pods"], ["get", "list"])
+    own = with_channels["Role", "knafka-channels"]["rules"]
+    assert [(rule["resources"], rule["verbs"]) for rule in own] == [
+        (["pods"], ["get", "list"]),
+        (["namespaces"], ["get"]),
+    ]
     for kind in ("ClusterRole", "Role"):
         binding = with_channels[f"{kind}Binding", "knafka-channels"]
         assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (kind, "knafka-channels")

@@ -66,7 +66,9 @@ def served(world: ChannelWorld) -> dict[str, set[str]]:
     """What each receiver's contract has."""
     begin = "knafka-contract-knafka-KafkaChannels"
     return {
-        topic.removeprefix(begin)[1:-11]: set(receivers.entries(records[0]))
+        topic.removeprefix(begin)[1:-11].removesuffix("c0ffee00").rstrip("-"): set(
+            receivers.entries(records[0])
+        )
         for topic, records in world.log.topics.items()
         if topic.startswith(begin)
     }

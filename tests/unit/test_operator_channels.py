@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.channel_world import GATEWAY, VERSION, ChannelWorld, running_channels
+from support.channel_world import CONTRACT, GATEWAY, VERSION, ChannelWorld, running_channels
 from support.operator_world import condition
 
 from knafka.core.contract import Order
@@ -392,3 +392,13 @@ async def test_kafka_that_is_away_is_a_condition_of_the_channel(world: ChannelWo
 def test_the_channels_version_is_upstreams() -> None:
     """KN-CHN-10."""
     assert VERSION == "messaging.knative.dev/v1beta1"
+
+
+async def test_installations_that_use_one_kafka_have_contracts_of_their_own(
+    world: ChannelWorld,
+) -> None:
+    """Else each would serve the other's channels, and withdraw them as gone."""
+    world.declare_channel(SHOP, "orders")
+    await world.reconcile_channel(SHOP, "orders")
+    (topic,) = (each for each in world.log.topics if each.startswith(CONTRACT))
+    assert "c0ffee00" in topic

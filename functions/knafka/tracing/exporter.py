@@ -32,7 +32,8 @@ class OpenTelemetryExporter:
         self._resource = Resource.create({SERVICE_NAME: service}).merge(
             OTELResourceDetector().detect()
         )
-        self._processor = BatchSpanProcessor(_exporter(exporter))
+        self._exporter = _exporter(exporter)
+        self._processor = BatchSpanProcessor(self._exporter)
 
     def export(self, span: spans.Span) -> None:
         """Queue a finished span."""
@@ -57,6 +58,8 @@ class OpenTelemetryExporter:
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(timeout)
+        if closing.is_alive():
+            self._exporter.shutdown()  # it tries no more
 
 
 def _exporter(name: settings.Exporter) -> SpanExporter:

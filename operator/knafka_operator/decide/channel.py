@@ -258,7 +258,9 @@ def kept(topic: Topic, found: TopicDescription, defaults: Defaults) -> Mapping[s
 def receiver_contract(connection: ChannelConnection, settings: Settings) -> Receiver:
     """The contract of all channels that are reached with one Secret."""
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}})
-    name = "KafkaChannels" + "".join(f"-{each}" for each in [_secret_name(connection)] if each)
+    # Two clusters with one Kafka must not serve, or withdraw, each other's channels.
+    parts = ("KafkaChannels", _secret_name(connection), settings.installation[:8])
+    name = "-".join(each for each in parts if each)
     return Receiver(kafka=kafka, contract_topic=names.contract_topic(settings.namespace, name))
 
 

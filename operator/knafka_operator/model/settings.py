@@ -82,6 +82,9 @@ class Settings:
     channels: bool = False
     """Whether KafkaChannels and Subscriptions are ours."""
     channel_config: str = "kafka-channel-config"
+    installation: str = ""
+    """What no other cluster's installation has that uses the same Kafka: the UID of `namespace`.
+    Empty: that isn't known."""
     tracing: Mapping[str, str] = field(default_factory=dict)
     """More environment variables of functions: from ConfigMaps (`decide.tracing`)."""
 

@@ -27,7 +27,7 @@ import kopf
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka_operator.decide.tracing import OBSERVABILITY, TRACING, tracing_environment
-from knafka_operator.model.cluster import Cluster, ClusterError
+from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
@@ -65,6 +65,8 @@ async def run(settings: Settings) -> None:
     operator = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter)
     channels = None
     if settings.channels:
+        unique = await _insisting("the installation", lambda: _installation(settings, api))
+        settings = replace(settings, installation=unique)
         channels = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter, beside=operator)
     serving = await _webhooks(
         settings, api, operator, lambda: _from_thread(loop, stop), channels=settings.channels
@@ -98,6 +100,16 @@ async def tracing_of(settings: Settings, cluster: Cluster) -> Mapping[str, str]:
     for warning in found[1]:
         log.warning("%s", warning)
     return found[0]
+
+
+async def _installation(settings: Settings, api: ApiCluster) -> str:
+    namespace = settings.namespace
+    try:
+        found = await api.get(CORE, "Namespace", namespace, namespace)
+    except NotAllowed as error:
+        log.warning("channels of other clusters are not told apart: %s", error)
+        found = None
+    return "" if found is None else str(found["metadata"]["uid"])
 
 
 async def _acquired(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:
