@@ -87,7 +87,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kafka-pid", type=int, help="its process, to measure its CPU too")
     parser.add_argument(
         "--before", type=Path, metavar="FOLDER",
-        help="a checkout of another state, which the case `latency` measures beside ours",
+        help="a checkout of another state, which the cases receiver, dispatcher and latency "
+        "measure beside ours",
     )  # fmt: skip
     parser.add_argument("--write-docs", action="store_true", help="put results into docs/")
     return parser.parse_args()

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bench.results import FLOOR, OURS, Results
+from bench.results import BEFORE, FLOOR, OURS, Results
 from bench.targets import External, Running, dispatcher
 from bench.world import World, sink
 
@@ -41,13 +41,18 @@ async def dispatcher_case(world: World, results: Results, externals: Sequence[Ex
             for what, order in ORDERS.items():
                 measured = await deliver(world, OURS, topic, count, order=order)
                 results.add(what, OURS, **measured)
-                if order == "key":
-                    results.add(what, FLOOR, **await deliver(world, FLOOR, topic, count))
+                others = [BEFORE] if world.options.before else []
+                for name in others + ([FLOOR] if order == "key" else []):
+                    more = {} if name == FLOOR else {"order": order}
+                    results.add(what, name, **await deliver(world, name, topic, count, **more))
     for each in externals:
         if each.topic:
             await _external(world, results, each, count)
     results.at_most("CPU in order per key, × floor", results.to_floor(PER_KEY, "cpu_us"), 1.4)
     results.at_least("its throughput, × floor", results.to_floor(PER_KEY, "per_s"), 0.7)
+    if world.options.before:
+        for what in ORDERS:
+            results.at_most(f"CPU {what}, × before", results.to(BEFORE, what, "cpu_us"), 1.03)
     for what in (PER_PARTITION, UNORDERED):
         ratio = results.to_other(what, PER_KEY, "cpu_us")
         results.at_most(f"CPU {what}, × per key", ratio, 1.1)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
-from bench.results import FLOOR, OURS, Results
+from bench.results import BEFORE, FLOOR, OURS, Results
 from bench.targets import External, Running, receiver
 from bench.usage import resident_mb
 from bench.world import World, limited
@@ -62,6 +62,10 @@ async def receiver_case(world: World, results: Results, externals: Sequence[Exte
     results.at_most("CPU at 64 connections, × floor", results.to_floor(AT_64, "cpu_us"), 1.2)
     results.at_most("p99 at 2,000/s, × floor", results.to_floor(AT_RATE, "p99_ms"), 1.5)
     results.at_most("resident after a million events, MB", results.middle(what, "rss_mb"), 90)
+    if world.options.before:
+        results.at_most(
+            "CPU at 64 connections, × before", results.to(BEFORE, AT_64, "cpu_us"), 1.03
+        )
     results.at_most(
         "structured mode's CPU, × binary", results.to_other(STRUCTURED, AT_64, "cpu_us"), 2.0
     )
@@ -95,12 +99,12 @@ async def scale_case(world: World, results: Results, externals: Sequence[Externa
 async def receivers(
     world: World, externals: Sequence[External]
 ) -> AsyncIterator[Sequence[Running]]:
-    """Ours and the floor, each on a topic of its own, and what runs elsewhere."""
-    async with world.topic() as ours, world.topic() as theirs, AsyncExitStack() as stack:
-        targets = [
-            await stack.enter_async_context(receiver(world, OURS, ours)),
-            await stack.enter_async_context(receiver(world, FLOOR, theirs)),
-        ]
+    """Ours, as it was before, and the floor, each on a topic of its own; what runs elsewhere."""
+    async with AsyncExitStack() as stack:
+        targets = []
+        for name in (OURS, BEFORE, FLOOR) if world.options.before else (OURS, FLOOR):
+            topic = await stack.enter_async_context(world.topic())
+            targets.append(await stack.enter_async_context(receiver(world, name, topic)))
         targets += [
             Running(each.name, [each.pid] if each.pid else [], each.url)
             for each in externals
