@@ -1,9 +1,9 @@
 """The targets that functions-framework and func start: thin, nothing is opened at import.
 
-    functions-framework --source functions/main.py --target receive|dispatch
+    functions-framework --source functions/main.py --target receive|dispatch|sense
     func (invoke: http): `new()`, chosen by FUNCTION_TARGET
 
-Both ways run the same `Receiver` and `Dispatcher` as `python -m knafka` does under its own server,
+Both ways run the same functions as `python -m knafka` does under its own server,
 only on the server that the framework brings. Neither framework tells an asynchronous function that
 the process is to end, and functions-framework doesn't tell that it began: `Hosted` sees to both.
 """
@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from knafka.dispatcher.function import Dispatcher
 from knafka.receiver.function import Receiver
+from knafka.sensor.function import SensorFunction
 from knafka.serving import Function, Receive, Scope, Send, start_profiling
 
 
@@ -91,6 +92,7 @@ class _Handled(Response):
 
 _RECEIVER = Hosted(Receiver())
 _DISPATCHER = Hosted(Dispatcher())
+_SENSOR = Hosted(SensorFunction())
 
 
 @functions_framework.aio.http
@@ -105,6 +107,19 @@ async def dispatch(request: Request) -> Response:
     return _Handled(_DISPATCHER)
 
 
+@functions_framework.aio.http
+async def sense(request: Request) -> Response:
+    """The sensor, as a functions-framework target."""
+    return _Handled(_SENSOR)
+
+
 def new() -> Hosted:
-    """The function that FUNCTION_TARGET names, for func; `receive` unless it says `dispatch`."""
-    return Hosted(Dispatcher() if os.environ.get("FUNCTION_TARGET") == "dispatch" else Receiver())
+    """The function that FUNCTION_TARGET names, for func: `receive`, unless it says `dispatch` or
+    `sense`."""
+    match os.environ.get("FUNCTION_TARGET"):
+        case "dispatch":
+            return Hosted(Dispatcher())
+        case "sense":
+            return Hosted(SensorFunction())
+        case _:
+            return Hosted(Receiver())

@@ -4,13 +4,17 @@ import os
 import runpy
 import sys
 
-MODULES = {"receive": "knafka.receiver", "dispatch": "knafka.dispatcher"}
+MODULES = {
+    "receive": "knafka.receiver",
+    "dispatch": "knafka.dispatcher",
+    "sense": "knafka.sensor",
+}
 
 if __name__ == "__main__":
     target = os.environ.get("FUNCTION_TARGET", "")
     if target not in MODULES:
         print(
-            f"error: FUNCTION_TARGET: invalid value: {target!r}: want {' or '.join(MODULES)}",
+            f"error: FUNCTION_TARGET: invalid value: {target!r}: want {', '.join(MODULES)}",
             file=sys.stderr,
         )
         sys.exit(2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
 from bisect import bisect_left
@@ -42,16 +43,27 @@ _NUMBERS = re.compile(r"\d+")
 class Histogram:
     """Durations by fixed bounds, in seconds: `BUCKETS`."""
 
-    __slots__ = ("counts", "sum")
+    __slots__ = ("_above", "_last", "_upto", "counts", "sum")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS) + 1)
         """Of each bound those above the one before, up to it; the last is above all bounds."""
         self.sum = 0.0
+        self._last = 0
+        """Where the last one is counted: most follow one like them, and need no search."""
+        self._above = self._upto = 0.0
+        """Its bounds."""
 
     def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        if not self._above < seconds <= self._upto:
+            self._search(seconds)
+        self.counts[self._last] += 1
         self.sum += seconds
+
+    def _search(self, seconds: float) -> None:
+        last = self._last = bisect_left(BUCKETS, seconds)
+        self._above = BUCKETS[last - 1] if last else -math.inf
+        self._upto = BUCKETS[last] if last < len(BUCKETS) else math.inf
 
     @property
     def count(self) -> int:

@@ -4,11 +4,13 @@
     KNAFKA_RECEIVER    receiver: a topic of them in its place: one Receiver as JSON
     KNAFKA_EGRESS      dispatcher: its contract, one Egress as JSON
     KNAFKA_SHARD       dispatcher: many of them in its place, which a topic names: one Shard as JSON
-    KNAFKA_SERVICE_URL     dispatcher: its own Service, which it asks to go on when nobody does
-    KNAFKA_DRAIN_AT_START  dispatcher: true: it drains without being asked (min-scale)
+    KNAFKA_SENSOR      sensor: its contract, one Sensor as JSON
+    KNAFKA_SERVICE_URL     dispatcher, sensor: its own Service, which it asks when nobody else does
+    KNAFKA_DRAIN_AT_START  dispatcher, sensor: true: it drains without being asked (min-scale)
     KNAFKA_GRACE_PERIOD    dispatcher: seconds that it has from SIGTERM to its end (10)
     KNAFKA_LOG_LEVEL   debug, info, warning (the default), error
     KNAFKA_LOG_FORMAT  text (the default), json: one object a line, with ids of the event's trace
+    KNAFKA_STATISTICS_INTERVAL  seconds between two reports of librdkafka's statistics (15), 0: none
     KNAFKA_PROFILING   enabled: profiles at http://127.0.0.1:8008/debug/pprof/ (disabled)
     OTEL_*             tracing: see `knafka.tracing.settings`
     HOST, PORT         where to listen; PORT is set by Knative
@@ -21,7 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from knafka.core.contract import Egress, Ingress, Receiver, Shard, parse_ingresses
 from knafka.core.documents import parse_json
@@ -31,16 +33,21 @@ INGRESSES: Final = "KNAFKA_INGRESSES"
 RECEIVER: Final = "KNAFKA_RECEIVER"
 EGRESS: Final = "KNAFKA_EGRESS"
 SHARD: Final = "KNAFKA_SHARD"
+SENSOR: Final = "KNAFKA_SENSOR"
 SERVICE_URL: Final = "KNAFKA_SERVICE_URL"
 DRAIN_AT_START: Final = "KNAFKA_DRAIN_AT_START"
 GRACE_PERIOD: Final = "KNAFKA_GRACE_PERIOD"
 LOG_LEVEL: Final = "KNAFKA_LOG_LEVEL"
 LOG_FORMAT: Final = "KNAFKA_LOG_FORMAT"
 PROFILING: Final = "KNAFKA_PROFILING"
+STATISTICS_INTERVAL: Final = "KNAFKA_STATISTICS_INTERVAL"
 
 LEAVING: Final = 7.0
 """Seconds of the grace period for what follows the attempts: the last commits, dead letters and
 replies that are being written, the group that is left."""
+
+if TYPE_CHECKING:
+    from knafka.core.sensor.contract import Sensor
 
 Environment = Mapping[str, str]
 
@@ -87,6 +94,15 @@ def profiling(environment: Environment) -> bool:
     return wanted == "enabled"
 
 
+def statistics_interval(environment: Environment) -> float:
+    """Seconds between two reports of librdkafka, 0: none. Raises `InvalidDocument`."""
+    text = environment.get(STATISTICS_INTERVAL, "15").strip()
+    if not text.isdecimal() or len(text) > 5 or int(text) > 86_400:
+        problem = f"invalid value: {text:.80}: want whole seconds, 0 to 86400"
+        raise InvalidDocument(STATISTICS_INTERVAL, problem)
+    return float(text)
+
+
 def ingresses(environment: Environment) -> Sequence[Ingress]:
     """Raises `InvalidDocument` that names the variable and the broken field."""
     text = _required(environment, INGRESSES)
@@ -129,6 +145,18 @@ def shard(environment: Environment) -> Shard | None:
         return parse_json(Shard, text)
     except InvalidDocument as error:
         raise InvalidDocument(SHARD, str(error)) from error
+
+
+def sensor(environment: Environment) -> Sensor:
+    """Raises as `egress`."""
+    # Here, as it brings time zones, which no other function needs.
+    from knafka.core.sensor.contract import Sensor
+
+    text = _required(environment, SENSOR)
+    try:
+        return parse_json(Sensor, text)
+    except InvalidDocument as error:
+        raise InvalidDocument(SENSOR, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

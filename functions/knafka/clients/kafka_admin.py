@@ -15,19 +15,20 @@ from typing import Any, Final, NamedTuple, cast
 from confluent_kafka import Consumer, KafkaError, TopicCollection, TopicPartition
 from confluent_kafka.admin._cluster import DescribeClusterResult
 from confluent_kafka.admin._config import ConfigResource, ConfigSource
-from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.cimpl import NewTopic, _AdminClientImpl
+from confluent_kafka.cimpl import NewTopic
 
 from knafka.clients.kafka_client import Connection, log_error_of, open_client
 from knafka.clients.kafka_groups import KafkaGroups
 from knafka.clients.kafka_lag import at_most, beyond
+from knafka.clients.kafka_ranges import EARLIEST, GONE, LATEST, KafkaRanges, asking, listed
 from knafka.clients.kafka_requests import ASK_AGAIN, AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import (
     Commits,
     Lag,
     Positions,
+    Range,
     Record,
     Start,
     TopicDescription,
@@ -42,13 +43,6 @@ ENDS_REMEMBERED: Final = 5.0
 """Seconds for which `lags` believes the ends that `end_offsets_of_all` has read: a client
 that asks for those again and again, as the operator does every other second at least, finds what
 comes later."""
-
-_EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
-_LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
-
-_GONE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
-_ANOTHER: Final = _GONE | {KafkaError._UNKNOWN_PARTITION}
-"""The topic was deleted meanwhile, or made anew with fewer partitions."""
 
 
 class _Seen(NamedTuple):
@@ -82,6 +76,7 @@ class KafkaAdmin:
         self._calls = AdminCalls(connection, request_timeout)
         self._groups = KafkaGroups(connection, self._calls)
         self._admin = self._calls.admin
+        self._topic_ranges = KafkaRanges(self._calls, self._partitions)
         self._seen: dict[str, _Seen] = {}
         """Topics as `end_offsets_of_all` found them."""
         self._ends: dict[str, _Ends] = {}
@@ -118,7 +113,7 @@ class KafkaAdmin:
         resource = ConfigResource(ResourceType.TOPIC, topic)
         entries = await self._calls.many(
             lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
-            leaving_out=_GONE,
+            leaving_out=GONE,
         )
         if not entries:
             return None
@@ -145,7 +140,7 @@ class KafkaAdmin:
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
 
     async def end_offsets(self, topic: str) -> Positions:
-        return await self._list_offsets((await self._existing(topic)).partitions, _LATEST)
+        return await self._list_offsets((await self._existing(topic)).partitions, LATEST)
 
     async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
         now = time.monotonic()
@@ -161,7 +156,7 @@ class KafkaAdmin:
                 raise
             described = {}  # of the others the ends can still be had
         for topic, each in described.items():
-            self._seen[topic] = _Seen(now, each.id, _asking(each.partitions, _LATEST))
+            self._seen[topic] = _Seen(now, each.id, asking(each.partitions, LATEST))
         wanted = [
             each for topic in topics if topic in self._seen for each in self._seen[topic].partitions
         ]
@@ -181,6 +176,15 @@ class KafkaAdmin:
         }
         return ends
 
+    async def ranges_of_all(self, topics: Collection[str]) -> Mapping[str, Range]:
+        return await self._topic_ranges.ranges(topics)
+
+    async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
+        return await self._topic_ranges.first_timestamps(topics)
+
+    async def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
+        await self._topic_ranges.set_config(topic, config)
+
     async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
         partitions = (await self._existing(topic)).partitions
         if await self._groups.committed(group, partitions):
@@ -192,9 +196,9 @@ class KafkaAdmin:
 
     async def _starts(self, partitions: Sequence[TopicPartition], start: Start) -> dict[int, int]:
         if start == "earliest":
-            return await self._list_offsets(partitions, _EARLIEST)
+            return await self._list_offsets(partitions, EARLIEST)
         # The ends come first: what is written from here on is either found by its time or behind.
-        ends = await self._list_offsets(partitions, _LATEST)
+        ends = await self._list_offsets(partitions, LATEST)
         return ends if start == "latest" else ends | await self._list_offsets(partitions, start)
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
@@ -204,7 +208,11 @@ class KafkaAdmin:
             places = [TopicPartition(topic, number) for number in ends]
             committed = await self._groups.behind(groups, read.topic_id, places, ends)
             if self._groups.are_at(groups, read.topic_id, ends):
-                return dict.fromkeys(groups, Lag(dict.fromkeys(ends, 0), ends=ends))
+                none = dict.fromkeys(ends, 0)
+                return {
+                    group: Lag(none, ends=ends, metadata=_said(committed[group]))
+                    for group in groups
+                }
         found = await self._existing(topic)
         if read is None or read.topic_id != found.id:
             id_, before = self._ranges.get(topic, ("", {}))
@@ -221,6 +229,7 @@ class KafkaAdmin:
                 },
                 beyond(commits, ranges),
                 {number: end for number, (_, end) in ranges.items()},
+                _said(commits),
             )
             for group, commits in (
                 (group, at_most(commits, ranges, fresh)) for group, commits in committed.items()
@@ -245,10 +254,10 @@ class KafkaAdmin:
             {
                 each.partition: offset
                 for each, offset in (
-                    await self._list(_asking(found.partitions, which), some=True)
+                    await self._list(asking(found.partitions, which), some=True)
                 ).items()
             }
-            for which in (_EARLIEST, _LATEST)
+            for which in (EARLIEST, LATEST)
         ]
         read = {number: (starts[number], ends[number]) for number in starts.keys() & ends.keys()}
         # A topic that was made anew has another id, and nothing of what it was before.
@@ -261,6 +270,9 @@ class KafkaAdmin:
 
     async def delete_group(self, group: str) -> None:
         await self._groups.delete(group)
+
+    async def members(self, group: str) -> Collection[str]:
+        return await self._groups.members(group)
 
     def forget_group(self, group: str) -> None:
         self._groups.forget(group)
@@ -333,7 +345,7 @@ class KafkaAdmin:
         names = TopicCollection(list(topics))
         described = await self._calls.many(
             lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
-            leaving_out=_GONE,
+            leaving_out=GONE,
             some=some,
         )
         return {
@@ -345,11 +357,15 @@ class KafkaAdmin:
             for topic, each in described.items()
         }
 
+    async def _partitions(self, topics: Collection[str]) -> Mapping[str, list[TopicPartition]]:
+        described = await self._describe(topics, some=True)
+        return {topic: each.partitions for topic, each in described.items()}
+
     async def _list_offsets(
         self, partitions: Sequence[TopicPartition], which: int
     ) -> dict[int, int]:
         """Of all these partitions, or a `LogError`; by a time, of those with a record since."""
-        listed = await self._list(_asking(partitions, which), least=-1 if which >= 0 else 0)
+        listed = await self._list(asking(partitions, which), least=-1 if which >= 0 else 0)
         for each in partitions:
             if each not in listed:
                 raise LogError(f"partition {each.partition} of {each.topic} has no leader")
@@ -358,29 +374,20 @@ class KafkaAdmin:
     async def _list(
         self, wanted: list[TopicPartition], *, some: bool = False, least: int = 0
     ) -> dict[TopicPartition, int]:
-        """The offset of each that its own `offset` asks for: `_EARLIEST`, `_LATEST` or a time.
+        """The offset of each that its own `offset` asks for: `EARLIEST`, `LATEST` or a time.
 
         `some`: of those that can be read now; raises `LogError` if none can. `least` is -1 where
         Kafka may answer that it has no record since that time.
         """
-        if not wanted:
-            return {}
-        # Not by AdminClient's own method, which makes a future for each partition: 29 us of CPU
-        # each, where the request for all topics is one.
-        listed: dict[TopicPartition, Any] = await self._calls.batch(
-            lambda answer, timeout: _AdminClientImpl.list_offsets(
-                self._admin, wanted, answer, request_timeout=timeout
-            ),
-            leaving_out=_ANOTHER if some else (),
-            some=some,
-        )
+        found = await listed(self._calls, wanted, some=some)
         # librdkafka (2.16.1) answers -1001 for a leader that was there a moment ago.
-        return {each: result.offset for each, result in listed.items() if result.offset >= least}
+        return {each: result.offset for each, result in found.items() if result.offset >= least}
 
     async def _unless(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
         """Whether it was done; False if it failed with the code that means it was done before."""
         return bool(await self._calls.many(lambda timeout: {True: ask(timeout)}, {harmless}))
 
 
-def _asking(partitions: Sequence[TopicPartition], which: int) -> list[TopicPartition]:
-    return [TopicPartition(each.topic, each.partition, which) for each in partitions]
+def _said(commits: Commits) -> Mapping[int, str]:
+    """What stands beside the offsets."""
+    return {number: each.metadata for number, each in commits.items() if each.metadata}

@@ -88,6 +88,14 @@ class OffsetCommits:
                 self._again[each.partition] = last
                 self._again_at = time.monotonic() + AGAIN
 
+    def commit_now(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
+        """`commit_and_wait`, of partitions that are kept: no earlier commit is repeated."""
+        self._again = {
+            number: each for number, each in self._again.items() if number not in commits
+        }
+        self._last.update(commits)
+        self.commit_and_wait(consumer, commits, owned)
+
     def commit_and_wait(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
         """Raises `KafkaException` if they can't be committed."""
         offsets = self._offsets(consumer, commits, epochs)

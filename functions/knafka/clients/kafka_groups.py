@@ -55,18 +55,15 @@ _NONE: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    topic_id: str
-    """A topic that was made anew has other offsets."""
     committed: Commits
     positions: Positions
     """The same of all partitions, 0 where nothing is committed."""
     until: float
     """Of `time.monotonic`."""
 
-    def is_at(self, topic_id: str, ends: Positions, now: float) -> bool:
+    def is_at(self, ends: Positions, now: float) -> bool:
         """Whether it has committed these ends, as far as can be known without a question."""
-        known = self.topic_id == topic_id and now < self.until and bool(ends)
-        return known and ends.items() <= self.positions.items()
+        return now < self.until and bool(ends) and ends.items() <= self.positions.items()
 
 
 def remembered(groups: int) -> float:
@@ -97,8 +94,8 @@ class KafkaGroups:
     def __init__(self, connection: Connection, calls: AdminCalls) -> None:
         self._connection = connection
         self._calls = calls
-        self._known: dict[str, _Known] = {}
-        """By group, which reads one topic."""
+        self._known: dict[str, dict[str, _Known]] = {}
+        """By group, and id of a topic: a Sensor's group reads two."""
         self._forgotten: dict[str, float] = {}
         """When each was to be asked anew last, of `time.monotonic`."""
         self._forget_old = 0.0
@@ -181,7 +178,11 @@ class KafkaGroups:
         """What each group has committed; asked of Kafka unless it is known to be at the ends."""
         now = time.monotonic()
         if now >= self._forget_old:
-            self._known = {key: each for key, each in self._known.items() if each.until > now}
+            kept = {
+                group: {id_: each for id_, each in of.items() if each.until > now}
+                for group, of in self._known.items()
+            }
+            self._known = {group: of for group, of in kept.items() if of}
             self._forgotten = {
                 key: at for key, at in self._forgotten.items() if now - at < MAX_COMMITTING
             }
@@ -189,8 +190,8 @@ class KafkaGroups:
         committed: dict[str, Commits] = {}
         unsure = []
         for group in groups:
-            known = self._known.get(group)
-            if known is not None and known.is_at(topic_id, ends, now):
+            known = self._known.get(group, {}).get(topic_id)
+            if known is not None and known.is_at(ends, now):
                 committed[group] = known.committed
             else:
                 unsure.append(group)
@@ -203,7 +204,7 @@ class KafkaGroups:
                 positions |= {number: each.offset for number, each in found.items()}
                 # Not all at one time, so that they aren't asked again all at one time.
                 until = now + remembered(len(self._known)) * random.uniform(0.5, 1)
-                self._known[group] = _Known(topic_id, found, positions, until)
+                self._known.setdefault(group, {})[topic_id] = _Known(found, positions, until)
 
         tasks = [asyncio.create_task(ask()) for _ in unsure[:THREADS]]
         try:
@@ -215,8 +216,9 @@ class KafkaGroups:
 
     def are_at(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
         """Whether all these groups are known to have committed these ends."""
-        known, now = [self._known.get(each) for each in groups], time.monotonic()
-        return all(each is not None and each.is_at(topic_id, ends, now) for each in known)
+        now = time.monotonic()
+        known = [self._known.get(each, {}).get(topic_id) for each in groups]
+        return all(each is not None and each.is_at(ends, now) for each in known)
 
     def note(
         self, groups: Collection[str], topic_id: str, positions: Positions, since: float
@@ -232,7 +234,18 @@ class KafkaGroups:
             asked_anew = self._forgotten.get(group, -math.inf)
             if since < MAX_COMMITTING and asked_anew < now - since:
                 until = now + remembered(len(self._known)) * random.uniform(0.5, 1)
-                self._known[group] = _Known(topic_id, committed, positions, until)
+                self._known.setdefault(group, {})[topic_id] = _Known(committed, positions, until)
+
+    async def members(self, group: str) -> Collection[str]:
+        """The client ids of those that are in it."""
+        described = await self._calls.many(
+            lambda timeout: self._calls.admin.describe_consumer_groups(
+                [group], request_timeout=timeout
+            ),
+            leaving_out=_NONE,
+        )
+        found = described.get(group)
+        return [] if found is None else [each.client_id for each in found.members]
 
     def forget(self, group: str) -> None:
         """Ask anew what this group has committed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from knafka.clients.kafka_client import Connection
-from knafka.clients.kafka_membership import GroupProtocol
+from knafka.clients.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.ports.log import Assignment, OffsetAndMetadata, Positions
 

@@ -3,11 +3,11 @@
     joining --assigned--> member --finish--> finishing --last commit--> left
                              \\--revoked: finish, commit--/
 
-It joins by the group protocol of KIP-848 where the broker offers it, else by the classic one
-(docs/decisions/0013). All of it is called on the one thread that polls the consumer (0004); what
-the group says comes from within such a poll, and waits there for `Assignment` on the event loop.
+All of it is called on the one thread that polls the consumer (docs/decisions/0004); what the group
+says comes from within such a poll, and waits there for `Assignment` on the event loop.
 
-Not here: records (`kafka_reader`), and how offsets are committed (`kafka_commits`).
+Not here: how it joins (`kafka_group_consumer`), records (`kafka_reader`), and how offsets are
+committed (`kafka_commits`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from enum import StrEnum
 from typing import Any, Final
 
 from confluent_kafka import (
@@ -28,72 +27,30 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from knafka.clients.kafka_client import READING, Connection, log_error, log_error_of, open_client
-from knafka.clients.kafka_commits import AGAIN, MOVING, NO_EPOCH, OffsetCommits, epoch_of
-from knafka.core.connection_errors import ConnectionErrors
+from knafka.clients.kafka_client import Connection, log_error_of
+from knafka.clients.kafka_commits import MOVING, NO_EPOCH, OffsetCommits, epoch_of
+from knafka.clients.kafka_group_consumer import (
+    COMMITTED_TIMEOUT,
+    GroupConsumer,
+    GroupProtocol,
+    begin_at,
+    committed_of,
+    take_without_reading,
+)
 from knafka.core.errors import LogError
-from knafka.observability import RateLimitedFilter
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata
 
 log = logging.getLogger(__name__)
 
-SESSION_TIMEOUT: Final = 10.0
-"""Seconds until a killed member's partitions go to others, with the classic protocol; the peer's
-value. With the new one it is the broker's to say (`group.consumer.session.timeout.ms`)."""
-HEARTBEAT_INTERVAL: Final = 1.0
-"""Seconds between heartbeats: by one of them a member learns of partitions that come and go, so
-this is how long a partition lies still when it moves."""
-JOIN_TIMEOUT: Final = 10.0
-"""Seconds to join a group in spite of connections that fail: a broker's restart."""
-COMMITTED_TIMEOUT: Final = 15.0
-"""Seconds to ask what is committed of new partitions, in which a coordinator may move."""
-COMMITTED_ONCE: Final = 5.0
-"""Seconds for one such question: an answer may be lost."""
 REVOKE_TIMEOUT: Final = 30.0
 """Seconds a rebalance waits for the loop at most; `Assignment.revoked` has a bound of its own."""
 SERVE: Final = 0.05
 """Seconds of a poll while the last attempts finish."""
 
 
-class GroupProtocol(StrEnum):
-    """How members of a group agree on who reads what; the values are librdkafka's."""
-
-    CONSUMER = "consumer"
-    """KIP-848: the broker assigns, and nobody waits for anybody else's rebalance."""
-    CLASSIC = "classic"
-    """A round of all members for each change: every broker has it."""
-
-
-_BY_PROTOCOL: Final[Mapping[GroupProtocol, Mapping[str, Any]]] = {
-    GroupProtocol.CLASSIC: {
-        "group.protocol": "classic",
-        "partition.assignment.strategy": "cooperative-sticky",
-        "session.timeout.ms": int(SESSION_TIMEOUT * 1000),
-        "heartbeat.interval.ms": int(HEARTBEAT_INTERVAL * 1000),
-    },
-    # All three are the broker's here, and librdkafka refuses them.
-    GroupProtocol.CONSUMER: {"group.protocol": "consumer"},
-}
-
-
-class _UnknownProtocolFilter(logging.Filter):
-    """Leaves out that a broker knows the classic protocol only, which is no fault and is mended."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "ConsumerGroupHeartbeat fatal error" not in record.getMessage()
-
-
-_librdkafka = logging.getLogger("librdkafka.reader")
-_librdkafka.addFilter(RateLimitedFilter())
-_librdkafka.addFilter(_UnknownProtocolFilter())
-
-
-class Membership:
-    """One consumer in one group, on one topic, with cooperative rebalancing.
-
-    `protocol` is the one to try first: where a broker doesn't offer it, it becomes `CLASSIC`. One
-    that doesn't read (`reads`) gets its partitions, without what was committed of them.
-    """
+class Membership(GroupConsumer):
+    """A `GroupConsumer` on one topic. One that doesn't read (`reads`) gets its partitions, without
+    what was committed of them."""
 
     def __init__(
         self,
@@ -104,14 +61,10 @@ class Membership:
         protocol: GroupProtocol,
         reads: bool = True,
     ) -> None:
-        self._connection = connection
-        self._group = group
         self._topic = topic
         self._assignment = assignment
         self._reads = reads
         self._loop = asyncio.get_running_loop()
-        self.protocol = protocol
-        self.joined = False
         self.refusal: LogError | None = None
         """Why partitions that were assigned can't be read, whatever is tried."""
         self.owned: dict[int, int] = {}
@@ -124,66 +77,9 @@ class Membership:
         """What is owned by a member that finishes: its last commit isn't made yet."""
         self._is_finishing = self._closed = False
         self._commits = OffsetCommits(topic)
-        self._errors = ConnectionErrors()
-        self._opened_at = time.monotonic()
-        self._heartbeat_at = 0.0
-        self.consumer = self._open()
-        self._subscribe()
-
-    def _open(self) -> Consumer:
-        return open_client(
-            Consumer,
-            {
-                "error_cb": self._on_error,
-                "on_commit": self._on_commit,
-                "logger": _librdkafka,
-                **READING,
-                **self._connection,
-                **_BY_PROTOCOL[self.protocol],
-                "group.id": self._group,
-            },
-        )
-
-    def _subscribe(self) -> None:
-        self._heartbeat_at = time.monotonic() + HEARTBEAT_INTERVAL
-        self.consumer.subscribe(
-            [self._topic],
-            on_assign=self._on_assign,
-            on_revoke=self._on_revoke,
-            on_lost=self._on_lost,
-        )
-
-    def _on_error(self, error: KafkaError) -> None:
-        log_error(error)
-        self._errors.record(error)
+        super().__init__(connection, group, [topic], protocol, {"on_commit": self._on_commit})
 
     # While it is a member
-
-    def beat(self) -> None:
-        """Send the next heartbeat if it is time to."""
-        if self.protocol is GroupProtocol.CONSUMER and time.monotonic() > self._heartbeat_at:
-            # The broker wants a heartbeat every 5 s, and so long would a partition that moves lie
-            # still. To subscribe again sends one now and changes nothing else.
-            self._subscribe()
-
-    def fall_back(self, error: KafkaError) -> None:
-        """Join by the classic protocol: the broker knows no other."""
-        log.info("the group %s has the classic protocol: %s", self._group, error.str())
-        self.consumer.close()
-        self.protocol = GroupProtocol.CLASSIC
-        self.consumer = self._open()
-        self._subscribe()
-
-    def check_hope_of_joining(self) -> None:
-        """Raises `LogError` where it isn't a member and there is no hope of becoming one."""
-        if self.joined:
-            return
-        why = self._errors.refusal or ""
-        if not why and time.monotonic() - self._opened_at >= JOIN_TIMEOUT:
-            why = str(self._errors)
-        if why:
-            self._errors.mended()  # it may be: the next read says so
-            raise LogError(why)
 
     def start_anew(self, number: int) -> None:
         """The log has no such offset: what is there is read from its start, and to its owner it is
@@ -211,6 +107,15 @@ class Membership:
     def repeat_commit(self) -> None:
         """Commit again what failed while the group moved, if it is time to."""
         self._commits.repeat(self.consumer, self.owned)
+
+    def commit_now(self, commits: Commits) -> None:
+        """Commit what all of it is owned still, and wait until Kafka has it. Raises `LogError`."""
+        if gone := commits.keys() - self.owned.keys():
+            raise LogError(f"partitions that aren't owned can't be committed: {sorted(gone)}")
+        try:
+            self._commits.commit_now(self.consumer, commits, self.owned)
+        except KafkaException as error:
+            raise log_error_of(error.args[0]) from None
 
     def confirm(self, commits: Commits) -> bool:
         """Whether Kafka takes these commits from this member, which shows that it is one still."""
@@ -286,29 +191,23 @@ class Membership:
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.joined = True
         if self._is_finishing:
-            self._take_without_reading(consumer, partitions)
+            take_without_reading(consumer, partitions)
             return
         if not self._reads:
-            self._take_without_reading(consumer, partitions)
+            take_without_reading(consumer, partitions)
             self.owned.update({each.partition: NO_EPOCH for each in partitions})
             unasked = dict.fromkeys(each.partition for each in partitions)
             self._loop.call_soon_threadsafe(self._assignment.assigned, unasked)
             return
         try:
-            committed = self._committed(consumer, partitions) if partitions else []
+            # librdkafka would ask, too, but keep the metadata to itself.
+            committed = committed_of(consumer, partitions, COMMITTED_TIMEOUT) if partitions else []
         except LogError as error:
             # Without their metadata they must not be read: what it says would be lost.
             self.refusal = error
-            self._take_without_reading(consumer, partitions)
+            take_without_reading(consumer, partitions)
             return
-        consumer.incremental_assign(
-            [
-                TopicPartition(self._topic, each.partition, each.offset, "", epoch_of(each))
-                if each.offset >= 0
-                else TopicPartition(self._topic, each.partition, OFFSET_BEGINNING)
-                for each in committed
-            ]
-        )
+        consumer.incremental_assign([begin_at(each) for each in committed])
         # librdkafka remembers a pause beyond a revoke; to its next owner a partition is new.
         consumer.resume(partitions)
         found: dict[int, OffsetAndMetadata | None] = {}
@@ -318,32 +217,6 @@ class Membership:
                 OffsetAndMetadata(each.offset, each.metadata or "") if each.offset >= 0 else None
             )
         self._loop.call_soon_threadsafe(self._assignment.assigned, found)
-
-    def _take_without_reading(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Until the member leaves."""
-        consumer.incremental_assign(
-            [TopicPartition(self._topic, each.partition, OFFSET_BEGINNING) for each in partitions]
-        )
-        consumer.pause(partitions)
-
-    def _committed(
-        self, consumer: Consumer, partitions: list[TopicPartition]
-    ) -> list[TopicPartition]:
-        """What the group has committed of each. librdkafka would ask, too, but keep the metadata
-        to itself."""
-        deadline = time.monotonic() + COMMITTED_TIMEOUT
-        while True:
-            try:
-                found = consumer.committed(partitions, timeout=COMMITTED_ONCE)
-                for each in found:
-                    if each.error is not None:
-                        raise KafkaException(each.error)
-            except KafkaException as error:
-                if time.monotonic() > deadline:
-                    raise log_error_of(error.args[0]) from error
-                time.sleep(AGAIN)
-            else:
-                return found
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         finishing = {each.partition for each in partitions} & self._finishing.keys()

@@ -137,6 +137,7 @@ class KafkaPositionedReader:
             if error is None:
                 records.append(cast(Record, message))
                 last[number] = message
+                ends.pop(number, None)
             elif error.code() in RESET:
                 self._start_anew(message, number)
                 restarted.add(number)

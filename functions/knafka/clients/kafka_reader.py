@@ -19,7 +19,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from knafka.clients.call_thread import CallThread
 from knafka.clients.kafka_client import PASSING, Connection, log_error_of
-from knafka.clients.kafka_membership import GroupProtocol, Membership
+from knafka.clients.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka_membership import Membership
 from knafka.core.errors import LogError
 from knafka.ports.log import Assignment, Commits, Positions, Record
 
@@ -94,6 +95,10 @@ class KafkaReader:
             raise failed
         # What was read before it failed comes first: the position is beyond it already.
         ends, membership.reached = membership.reached, {}
+        if ends:
+            # Records that came while it waited at an end lie behind that end.
+            last = {each.partition(): each.offset() for each in records}
+            ends = {number: end for number, end in ends.items() if end > last.get(number, -1)}
         return records, ends
 
     @property
@@ -157,6 +162,9 @@ class KafkaReader:
 
     def commit(self, commits: Commits) -> None:
         self._thread.call(partial(self._membership.commit, commits))
+
+    async def commit_now(self, commits: Commits) -> None:
+        await self._thread.call(partial(self._membership.commit_now, commits))
 
     # Closing
 

@@ -43,7 +43,7 @@ ON_ITS_WAY: Final = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
-_NO_ANSWER: Final = frozenset(
+NO_ANSWER: Final = frozenset(
     {
         KafkaError._TIMED_OUT,
         KafkaError._TIMED_OUT_QUEUE,
@@ -185,7 +185,7 @@ class AdminCalls:
                 return answer
             except KafkaException as error:
                 code = error.args[0].code()
-                if code in _NO_ANSWER:
+                if code in NO_ANSWER:
                     raise self._no_answer() from error
                 if code not in ON_ITS_WAY or time.monotonic() > deadline:
                     raise log_error_of(error.args[0]) from error

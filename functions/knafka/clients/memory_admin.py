@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
-from knafka.clients.memory_log import Marker, MemoryLog, MemoryRecord
+from knafka.clients.memory_log import MemoryLog
+from knafka.clients.memory_records import Marker, MemoryRecord
 from knafka.core.errors import LogError
 from knafka.ports.log import (
     Lag,
     OffsetAndMetadata,
     Positions,
+    Range,
     Record,
     Start,
     TopicDescription,
     lag_of,
 )
+
+MAX: Final = sys.maxsize
 
 
 class MemoryAdmin:
@@ -54,6 +61,25 @@ class MemoryAdmin:
             each: await self.end_offsets(each) for each in topics if each in self._memory.topics
         }
 
+    async def ranges_of_all(self, topics: Collection[str]) -> Mapping[str, Range]:
+        ends = await self.end_offsets_of_all(topics)
+        return {topic: Range(dict.fromkeys(found, 0), found) for topic, found in ends.items()}
+
+    async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
+        found = {
+            each: await self.read_all(each, MAX) for each in self._memory.topics.keys() & topics
+        }
+        return {
+            topic: min(each.timestamp()[1] for each in records) / 1000
+            for topic, records in found.items()
+            if records
+        }
+
+    async def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
+        self._partitions(topic)
+        found = self._memory.descriptions[topic]
+        self._memory.descriptions[topic] = replace(found, config={**found.config, **config})
+
     async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
         committed = self._memory.group(group).committed
         partitions = self._partitions(topic)
@@ -79,6 +105,7 @@ class MemoryAdmin:
                     if each is not None and each.offset > ends[number]
                 ),
                 ends,
+                {number: each.metadata for number, each in commits.items() if each is not None},
             )
         return lags
 
@@ -86,6 +113,9 @@ class MemoryAdmin:
         if group in self._memory.groups and self._memory.groups[group].members:
             raise LogError(f"the group {group} has members")
         self._memory.groups.pop(group, None)
+
+    async def members(self, group: str) -> Collection[str]:
+        return self._memory.group(group).coordinator.names
 
     def forget_group(self, group: str) -> None: ...
 

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from knafka.clients.memory_coordinators import GroupCoordinator, TransactionCoordinator
+from knafka.clients.memory_records import Marker, MemoryRecord, readable, size_of
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.errors import LogError, LogFull
 from knafka.core.kafka_binding import RecordHeaders
@@ -32,65 +34,14 @@ from knafka.ports.log import (
     TopicDescription,
 )
 
-CREATE_TIME = 1
-
-
-class MemoryRecord:
-    """A record with confluent-kafka's accessors."""
-
-    __slots__ = ("_headers", "_key", "_millis", "_offset", "_partition", "_topic", "_value")
-
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        offset: int,
-        key: bytes | None,
-        value: bytes | None,
-        headers: RecordHeaders | None,
-        millis: int = 0,
-    ) -> None:
-        self._topic = topic
-        self._partition = partition
-        self._offset = offset
-        self._key = key
-        self._value = value
-        self._headers = headers
-        self._millis = millis
-
-    def topic(self) -> str:
-        return self._topic
-
-    def partition(self) -> int:
-        return self._partition
-
-    def offset(self) -> int:
-        return self._offset
-
-    def key(self) -> bytes | None:
-        return self._key
-
-    def value(self) -> bytes | None:
-        return self._value
-
-    def headers(self) -> RecordHeaders | None:
-        return self._headers
-
-    def timestamp(self) -> tuple[int, int]:
-        return (CREATE_TIME, self._millis)
-
-
-class Marker(MemoryRecord):
-    """An offset without a record for a reader: the end of a transaction, or what it aborted."""
-
-    __slots__ = ()
-
 
 @dataclass
 class _Group:
     committed: dict[tuple[str, int], OffsetAndMetadata] = field(default_factory=dict)
     members: list[MemoryReader] = field(default_factory=list)
     rebalancing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    coordinator: GroupCoordinator = field(default_factory=GroupCoordinator)
+    """Of members that make transactions (`memory_transactions`), which no `MemoryReader` joins."""
 
 
 class _Held(NamedTuple):
@@ -114,6 +65,7 @@ class MemoryLog:
         self.holding = False
         self.capacity = 100_000
         self.grown = asyncio.Event()
+        self.transactions = TransactionCoordinator(self.topics, self.wake)
         self._turn = 0
 
     def create(
@@ -159,15 +111,25 @@ class MemoryLog:
             each.reported(None)
 
     def store(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: RecordHeaders | None
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders | None,
+        *,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        kind: type[MemoryRecord] = MemoryRecord,
     ) -> MemoryRecord:
         partitions = self.topics[topic]
         if key is None:
             self._turn += 1
         number = (self._turn if key is None else zlib.crc32(key)) % len(partitions)
+        if partition is not None:
+            number = partition
         records = partitions[number]
-        millis = time.time_ns() // 1_000_000
-        record = MemoryRecord(topic, number, len(records), key, value, headers or None, millis)
+        millis = time.time_ns() // 1_000_000 if timestamp is None else timestamp
+        record = kind(topic, number, len(records), key, value, headers or None, millis)
         records.append(record)
         self.wake()
         return record
@@ -217,12 +179,7 @@ class MemoryWriter:
         memory = self._memory
         if self._closed:
             raise LogError("the writer is closed")
-        size = (
-            len(key or b"")
-            + len(value or b"")
-            + sum(len(name) + len(x or b"") for name, x in headers)
-        )
-        if size > memory.limit_of(topic):
+        if size_of(key, value, headers) > memory.limit_of(topic):
             raise LogError("the record is too large", retriable=False, too_large=True)
         if self._in_flight >= memory.capacity:
             raise LogFull("the buffer is full")
@@ -305,6 +262,11 @@ class MemoryReader:
     def commit(self, commits: Commits) -> None:
         self._commit({number: each for number, each in commits.items() if number in self._next})
 
+    async def commit_now(self, commits: Commits) -> None:
+        if gone := commits.keys() - self._next.keys():
+            raise LogError(f"partitions that aren't owned can't be committed: {sorted(gone)}")
+        self._commit(commits)
+
     def _commit(self, commits: Commits) -> None:
         for number, each in commits.items():
             if len(each.metadata) <= MAX_METADATA:
@@ -324,7 +286,7 @@ class MemoryReader:
         for number, position in self._next.items():
             if number in self._paused:
                 continue
-            some = self._records(number)[position : position + limit]
+            some = readable(self._records(number), position, limit)
             self._next[number] = position + len(some)
             limit -= len(some)
             records.extend(each for each in some if not isinstance(each, Marker))

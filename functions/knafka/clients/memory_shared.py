@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
-from knafka.clients.memory_log import Marker, MemoryLog, MemoryReader, MemoryRecord
+from knafka.clients.memory_log import MemoryLog, MemoryReader
+from knafka.clients.memory_records import Marker, MemoryRecord, readable
 from knafka.core.progress import MAX_METADATA
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 from knafka.ports.shared_log import Commit, GroupHasMembers, Position
@@ -135,7 +136,7 @@ class MemoryPositionedReader:
                 self.restarted = {*self.restarted, number}
             if number in self._paused:
                 continue
-            some = self._records(number)[position : position + limit]
+            some = readable(self._records(number), position, limit)
             self._next[number] = position + len(some)
             limit -= len(some)
             records.extend(each for each in some if not isinstance(each, Marker))

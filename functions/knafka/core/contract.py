@@ -28,12 +28,12 @@ MAX_RECORD_BYTES: Final = 1_048_588
 
 KEPT_FOR_EVER: Final[Mapping[str, str]] = {
     # An event without data is a tombstone to compaction, so a dead letter is never compacted away
-    # (CE-K3). Nor does it expire: only the job that has tabled it deletes it.
+    # (CE-K3). How long it is kept, the operator says.
     "cleanup.policy": "delete",
     "retention.ms": "-1",
     "retention.bytes": "-1",
 }
-"""The configuration of every dead-letter topic."""
+"""The configuration of every dead-letter topic, but for its retention."""
 
 _ATTRIBUTE_NAME = re.compile(r"[a-z][a-z0-9]*").fullmatch
 
@@ -59,6 +59,10 @@ def _cesql(text: str) -> str:
     except InvalidExpression as error:
         raise problem(f"invalid CESQL expression: {error.problem}") from None
     return text
+
+
+CesqlText: TypeAlias = Annotated[str, AfterValidator(_cesql)]
+"""A CESQL expression that parses."""
 
 
 class Exact(Model):
@@ -93,7 +97,7 @@ class Not(Model):
 
 
 class CESQL(Model):
-    cesql: Annotated[str, AfterValidator(_cesql)]
+    cesql: CesqlText
 
 
 DIALECTS: Final = ("exact", "prefix", "suffix", "all", "any", "not", "cesql")
@@ -195,6 +199,29 @@ class Order(StrEnum):
     """Nothing (upstream's `unordered`)."""
 
 
+class RateUnit(StrEnum):
+    """Of time, in Argo's words."""
+
+    SECOND = "Second"
+    MINUTE = "Minute"
+    HOUR = "Hour"
+
+
+_SECONDS: Final = {RateUnit.SECOND: 1.0, RateUnit.MINUTE: 60.0, RateUnit.HOUR: 3600.0}
+
+
+class RateLimit(Model):
+    """How many attempts a subscriber gets in a time, at most (BUS-S13)."""
+
+    unit: RateUnit = RateUnit.SECOND
+    requests_per_unit: Annotated[int, Field(gt=0, le=2**31 - 1)]
+
+    @property
+    def interval(self) -> float:
+        """Seconds from the begin of one attempt to that of the next."""
+        return _SECONDS[self.unit] / self.requests_per_unit
+
+
 class Kafka(Model):
     """How to reach the log."""
 
@@ -258,14 +285,16 @@ class Ingress(Model):
 
 
 class Receiver(Model):
-    """A receiver whose Ingresses stand in a topic that it follows, so that one more is no new
-    Revision: all KafkaChannels of one Kafka Secret (CHN-11, CHN-23)."""
+    """A receiver whose Ingresses stand in a topic that it follows, so that another one is no new
+    Revision: all KafkaChannels of one Kafka Secret (CHN-11, CHN-23), or one of its Brokers."""
 
     kafka: Kafka
-    """Where the contract and all that it names is: no Ingress's own is looked at."""
+    """Where the contract and all that it names is: of an Ingress's own only `producer` counts."""
     contract_topic: Annotated[str, Field(min_length=1)]
     """Compacted, of one partition: the key is an Ingress's path, the value an `Ingress` or a
     tombstone."""
+    path: str | None = None
+    """Of the only Ingress that it serves; None: it serves all."""
 
 
 class Egress(Model):
@@ -296,6 +325,14 @@ class Egress(Model):
     order: Order = Order.KEY
     max_in_flight: Annotated[int, Field(gt=0, le=10_000)] = 100
     """Attempts under way at once in one dispatcher; the peer's fixed pool is 100."""
+    batch: bool = False
+    """Whether its events' data, which are arrays of events, are what is sent: a Sensor's actions as
+    CloudEvents in batched mode. To a dead letter sink they go as the events that they are."""
+    rate_limit: RateLimit | None = None
+    """Events over it wait; None: there is none."""
+    at_most_once: bool = False
+    """Whether an event's offset is committed before its first attempt begins (BUS-5, BUS-S7): then
+    a crash loses it, and repeats nothing."""
 
 
 class Shard(Model):
@@ -317,12 +354,18 @@ class Shard(Model):
     """Whether a topic is read once for all of them; else each reads it as a member of its group."""
 
 
+def _not_at_most_once(egress: Egress) -> Egress:
+    if egress.at_most_once:
+        raise problem("a shared dispatcher delivers at least once: want no atMostOnce")
+    return egress
+
+
 class SharedEgress(Model):
     """An Egress and the shard that has it: one record of a contract's topic."""
 
     shard: Annotated[str, Field(min_length=1)]
     """`Shard.group`."""
-    egress: Egress
+    egress: Annotated[Egress, AfterValidator(_not_at_most_once)]
 
 
 def parse_ingresses(text: str) -> Sequence[Ingress]:

@@ -15,9 +15,9 @@ import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
-from knafka.core.delivery import Reason
+from knafka.core.delivery import Outcome, Reason
 from knafka.core.event import REQUIRED, is_attribute_name, is_legal
 from knafka.core.http_binding import HttpHeaders, text_of
 from knafka.core.kafka_binding import Draft, RecordHeaders, read, to_record
@@ -32,13 +32,18 @@ _UPSTREAM: Final = ("knativeerrordest", "knativeerrorcode", "knativeerrordata")
 _OURS: Final = (
     *("reason", "attempts", "firsttime", "lasttime"),
     *("namespace", "broker", "trigger", "topic", "partition", "offset"),
-    *("extensions", "omitted"),
+    *("extensions", "omitted", "attemptlog"),
 )
 
 EXTENSIONS: Final = f"{ATTRIBUTE_PREFIX}extensions"
 """Attribute: the names, with commas, of those that came from the subscriber's `kne-` headers."""
 OMITTED: Final = f"{ATTRIBUTE_PREFIX}omitted"
 """Attribute of a stub: what was too large for the topic, `data` or `data,attributes`."""
+
+ATTEMPT_LOG: Final = f"{ATTRIBUTE_PREFIX}attemptlog"
+"""Attribute: the last attempts at the subscriber, see `attempt_log`."""
+LOGGED_ATTEMPTS: Final = 10
+"""Attempts in that attribute, at most: fewer than 500 characters."""
 
 EXTENSION_BYTES: Final = 4096
 """Names and values from `kne-` headers that are kept; those beyond are left out."""
@@ -72,6 +77,14 @@ class Origin:
     offset: int
 
 
+class Attempt(NamedTuple):
+    """One attempt at the subscriber that has failed."""
+
+    began: float
+    """Seconds since the Unix epoch."""
+    outcome: Outcome
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """How it failed, at last."""
@@ -88,6 +101,20 @@ class Failure:
     """The response's body, or a sentence about what went wrong where there was no response."""
     extensions: Sequence[tuple[str, str]] = ()
     """Attributes that the subscriber asked for (`extensions_of`)."""
+    log: Sequence[Attempt] = ()
+    """The last attempts that are known one by one, oldest first."""
+
+
+def attempt_log(attempts: Sequence[Attempt]) -> str:
+    """The last attempts as an attribute's text: `TIME RESULT`, with commas between them."""
+    last = attempts[-LOGGED_ATTEMPTS:]
+    return ",".join(f"{timestamp(began)} {outcome.text}" for began, outcome in last)
+
+
+def logged_attempts(text: str) -> Sequence[tuple[str, str]]:
+    """Time and result of each attempt in an attribute's text; lenient."""
+    found = (each.partition(" ") for each in text.split(",") if each)
+    return [(at, result) for at, _, result in found]
 
 
 def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
@@ -124,6 +151,7 @@ def dead_letter_of(
         f"{ATTRIBUTE_PREFIX}attempts": str(failure.attempts),
         f"{ATTRIBUTE_PREFIX}firsttime": timestamp(failure.first_attempt),
         f"{ATTRIBUTE_PREFIX}lasttime": timestamp(failure.last_attempt),
+        ATTEMPT_LOG: attempt_log(failure.log),
         f"{ATTRIBUTE_PREFIX}namespace": origin.namespace,
         f"{ATTRIBUTE_PREFIX}broker": origin.broker,
         f"{ATTRIBUTE_PREFIX}trigger": origin.trigger,

@@ -55,6 +55,11 @@ class Outcome:
     extensions: Sequence[tuple[str, str]] = ()
     """Attributes that the subscriber asked for, should this be a dead letter (KN-DLV-08)."""
 
+    @property
+    def text(self) -> str:
+        """Its reason and status, as far as there are any: `503`, `timeout`."""
+        return f"{self.failure or ''} {self.status or ''}".strip()
+
 
 @dataclass(frozen=True, slots=True)
 class Done:

@@ -44,6 +44,12 @@ class DrainRequest(Model):
     over would be lost to the new one."""
     shard: str | None = None
     """`Shard.group` of a dispatcher with many Egresses: all of them are to drain."""
+    sensor: str | None = None
+    """Digest of the Sensor to drain: a process that has another version of it refuses."""
+    slot: Annotated[int, Field(ge=0)] | None = None
+    """Which of a Sensor's processes this one is: no two have the same at once. A process that was
+    killed has left a transaction open, which its successor in this place ends. A drain that is
+    under way already goes on with the one that it has, and says so."""
 
 
 class Ended(StrEnum):
@@ -67,6 +73,8 @@ class Counts:
     retried: int = 0
     dead_lettered: int = 0
     replied: int = 0
+    lost: int = 0
+    """Given up unfinished, where events are delivered at most once (BUS-5)."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in COUNTED))
@@ -87,6 +95,29 @@ def outcomes(counts: Counts | DrainProgress) -> Iterator[tuple[str, int]]:
     yield "buried", counts.dead_lettered
 
 
+class Waiting(Model):
+    """What one trigger of a Sensor holds in one partition of the trigger topic."""
+
+    trigger: str
+    partition: int
+    keys: int
+    """Correlation keys for which it holds events; 1 of a trigger without correlation."""
+    since: int
+    """When the bus took the oldest of its events: milliseconds since the Unix epoch."""
+    key: str | None = None
+    """The correlation key of that event, or its beginning."""
+    has: tuple[str, ...] = ()
+    """The dependencies of the events that are held for that key."""
+
+
+class Holding(Model):
+    """What a Sensor's process holds, a moment ago."""
+
+    partitions: tuple[int, ...]
+    """Of the trigger topic, that are this process's; of those all is here."""
+    triggers: tuple[Waiting, ...] = ()
+
+
 class DrainProgress(Model):
     """Counts since the drain began, and what it does right now."""
 
@@ -102,10 +133,19 @@ class DrainProgress(Model):
         serialization_alias="buried",
     )
     replied: int = 0
+    lost: int = Field(default=0, exclude_if=lambda count: not count)
+    """Left out while there are none: an operator that is older knows no such field."""
+    dead_letters: dict[str, int] = Field(default_factory=dict, exclude_if=lambda found: not found)
+    """Those of `dead_lettered` by reason and status, such as `status 503` or `timeout`. Left out
+    while there are none, like `lost`."""
     unsettled: int = 0
     """Records read and not settled, right now."""
     partitions: tuple[int, ...] = ()
     """Owned right now."""
+    slot: int | None = None
+    """Of a Sensor's drain, the `DrainRequest.slot` that it began with; None: none."""
+    holding: Holding | None = None
+    """Of a Sensor's drain, in some of its lines; None: as it was before."""
     congestion: str | None = None
     """Why most events wait without an attempt, for a person; None: they don't (KN-DP-05)."""
     ended: Ended | None = None

@@ -100,14 +100,18 @@ def claims_event(headers: HttpHeaders) -> bool:
 
 
 def request_of(
-    envelope: Envelope, mode: Literal["json", "binary"] | None = None
+    envelope: Envelope, mode: Literal["json", "binary", "batch"] | None = None
 ) -> tuple[bytes, bytes]:
     """The event's header lines, each ending in CRLF, and the body of the request that delivers it.
 
-    `mode` None leaves the record's content mode as it is (KN-DLV-05).
+    `mode` None leaves the record's content mode as it is (KN-DLV-05); `batch` sends the events that
+    are the data of a Sensor's action, and not the one around them.
     """
     attributes, data, passed, document = envelope
-    if mode == "json" or (document is not None and (mode is None or not fits_binary(attributes))):
+    if mode == "batch":
+        head = b"content-type: application/cloudevents-batch+json\r\n"
+        body = data or b"[]"
+    elif mode == "json" or (document is not None and (mode is None or not fits_binary(attributes))):
         head = b"content-type: application/cloudevents+json\r\n"
         body = json_format.write(envelope.event) if document is None else document
     else:

@@ -38,6 +38,7 @@ SHARDS: Final = f"{OURS}shard-"
 LABEL: Final = 63
 """Kubernetes' limit for a name that is part of a host name, in characters."""
 
+_PART = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,28}[a-z0-9])?").fullmatch
 _LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
 
 
@@ -126,6 +127,68 @@ def shard_members(shard: str, topic: str) -> str:
     """The consumer group by which a shard's processes divide a topic's partitions. One for each
     topic: members that read different ones would wait for each other."""
     return f"{shard}.{topic}"
+
+
+def sensor_topic(namespace: str, bus: str, sensor: str, what: str) -> str:
+    """A topic of one Sensor (BUS-10, BUS-11): `what` is trigger, action or changelog."""
+    name = f"{namespace}-{bus}-{sensor}-{what}"
+    return name if len(name) <= MAX_LENGTH else _distinct(OURS, namespace, bus, sensor, what)
+
+
+def distinct_sensor_topic(namespace: str, bus: str, sensor: str, what: str) -> str:
+    """A topic of one Sensor whose usual one is another's already."""
+    return _distinct(OURS, namespace, bus, sensor, what)
+
+
+def is_sensor_topic(topic: str | None, namespace: str, bus: str, sensor: str, what: str) -> bool:
+    """Whether this Sensor can have this topic as its own."""
+    of = namespace, bus, sensor, what
+    return topic in (sensor_topic(*of), distinct_sensor_topic(*of))
+
+
+def sensor_group(namespace: str, sensor: str) -> str:
+    """The consumer group of a Sensor (BUS-S14)."""
+    return f"{namespace}-{sensor}"
+
+
+def distinct_sensor_group(namespace: str, sensor: str) -> str:
+    """The consumer group of a Sensor whose usual one is another's already."""
+    return _distinct(OURS, namespace, sensor, "sensor")
+
+
+def is_sensor_group(group: str | None, namespace: str, sensor: str) -> bool:
+    """Whether this Sensor can have this consumer group."""
+    return group in (sensor_group(namespace, sensor), distinct_sensor_group(namespace, sensor))
+
+
+def sensor_trigger(sensor: str, trigger: str) -> str:
+    """The name of the Trigger that delivers what one of a Sensor's has fired: such a trigger may
+    have a name that no object in Kubernetes can have."""
+    if _PART(trigger) is None:
+        trigger = hashlib.sha256(trigger.encode()).hexdigest()[:10]
+    return child(sensor, f"-{trigger}")
+
+
+def is_dead_letter_topic(topic: str, namespace: str, broker: str) -> bool:
+    """Whether a topic holds dead letters of this Broker.
+
+    The digest in the name decides, as dashes alone leave open where a name ends. A name so long
+    that it was cut belongs to no Broker.
+    """
+    prefix = f"{DEAD_LETTERS}{namespace}-{broker}-"
+    trigger = topic.removeprefix(prefix).rpartition("-")[0]
+    return topic.startswith(prefix) and dead_letter_topic(namespace, broker, trigger) == topic
+
+
+def archive_group(namespace: str, archive: str, *of: str) -> str:
+    """The consumer group whose offsets say what a DeadLetterArchive has in its tables: `of` makes
+    it another one's where the tables are others."""
+    return _distinct(f"{OURS}archive-", namespace, archive, *of)
+
+
+def archive_lease(root: str) -> str:
+    """The name of the Lease for a place of tables."""
+    return f"{OURS}archive-{hashlib.sha256(root.encode()).hexdigest()[:20]}"
 
 
 def is_topic(name: str) -> bool:

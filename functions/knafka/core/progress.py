@@ -65,7 +65,8 @@ class DeliveryState:
     due: float
     """When the next attempt may begin."""
     failed: Outcome | None = None
-    """The subscriber's last outcome, in the stages that follow its."""
+    """The last outcome at the subscriber; None: its last attempt isn't over, or not known. In the
+    stages that follow the subscriber's it is known always."""
 
 
 @dataclass(frozen=True, slots=True)

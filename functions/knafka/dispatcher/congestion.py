@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from knafka.core.contract import RateLimit
 from knafka.core.delivery import Outcome, Reason
+from knafka.dispatcher.rate import AttemptRate
 
 FAILURES_TO_OPEN: Final = 10
 """Failures in a row."""
@@ -40,7 +42,9 @@ _NO_RESPONSE: Final = frozenset({Reason.REFUSED, Reason.TIMEOUT, Reason.BROKEN})
 class CongestionControl:
     """Of one subscriber, for one dispatcher."""
 
-    def __init__(self, max_in_flight: int) -> None:
+    def __init__(self, max_in_flight: int, rate_limit: RateLimit | None = None) -> None:
+        self.rate = None if rate_limit is None else AttemptRate(rate_limit)
+        """What attempts also wait for; None: nothing."""
         self.is_open = False
         self.is_calm = True
         """Whether an answer changes nothing: as many attempts as allowed, and no failure."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from knafka.clients.http_subscriber import HttpSubscriber
+from knafka.clients.kafka_client import Connection
 from knafka.clients.kafka_connection import connection, reading, settings, writing
 from knafka.clients.kafka_member import KafkaMember
 from knafka.clients.kafka_offsets import KafkaOffsets
@@ -59,11 +60,13 @@ class Clients:
     """Attempts that begin in one turn of the event loop, if it has neighbours there."""
 
 
-def connect(egress: Egress) -> Clients:
-    """Kafka and HTTP; raises `InvalidDocument` for a Secret that can't work."""
+def connect(egress: Egress, reporting: Connection) -> Clients:
+    """Kafka and HTTP; raises `InvalidDocument` for a Secret that can't work. `reporting` is of
+    `ClientStatistics`."""
+    kafka = egress.kafka
     return Clients(
-        partial(KafkaReader, reading(egress.kafka), egress.group, egress.topic),
-        KafkaWriter(writing(egress.kafka)),
+        partial(KafkaReader, {**reading(kafka), **reporting}, egress.group, egress.topic),
+        KafkaWriter({**writing(kafka), **reporting}),
         HttpSubscriber(limit=egress.max_in_flight),
         KafkaTopics(connection(egress.kafka)),
     )
@@ -94,12 +97,15 @@ class KafkaShard:
     """One writer and one read of each topic for all; connections to subscribers are each Egress's
     own, or a slow one would take the others' of the same host."""
 
-    def __init__(self, shard: Shard, kafka: Mapping[str, Any]) -> None:
-        self.writer: LogWriter = KafkaWriter({**kafka, **settings(shard.kafka, "producer")})
+    def __init__(self, shard: Shard, kafka: Mapping[str, Any], reporting: Connection) -> None:
+        writing = {**kafka, **settings(shard.kafka, "producer"), **reporting}
+        self.writer: LogWriter = KafkaWriter(writing)
         self.subscriber: Subscriber = HttpSubscriber(limit=1)
         self._shard = shard
         self._kafka = kafka
         self._reading = {**kafka, **settings(shard.kafka, "consumer")}
+        self._reporting = reporting
+        """Of what reads for all; a reader for each Egress would report too much."""
         self._maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
@@ -136,7 +142,7 @@ class KafkaShard:
             self._topics[name] = SharedTopic(
                 name,
                 partial(KafkaMember, self._kafka, group, name),
-                partial(KafkaPositionedReader, self._reading, name),
+                partial(KafkaPositionedReader, {**self._reading, **self._reporting}, name),
                 self._offsets,
             )
         return self._topics[name]
@@ -148,9 +154,9 @@ class KafkaShard:
         await self.subscriber.close()
 
 
-def connect_shard(shard: Shard) -> ShardClients:
-    """Raises `InvalidDocument` for a Secret that can't work."""
-    return KafkaShard(shard, connection(shard.kafka))
+def connect_shard(shard: Shard, reporting: Connection) -> ShardClients:
+    """As `connect`."""
+    return KafkaShard(shard, connection(shard.kafka), reporting)
 
 
 def open_files() -> int:

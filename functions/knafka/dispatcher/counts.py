@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from knafka.core.drain import Counts
 from knafka.observability import Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """Counts that were reported in an earlier request."""
+
+    events: Counts = field(default_factory=Counts)
+    dead_letters: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -27,6 +36,8 @@ class DrainCounts:
     """Requests for a commit, of any number of partitions."""
     rebalances: int = 0
     """Times that partitions came."""
+    dead_letters: Counter[str] = field(default_factory=Counter)
+    """Events that became dead letters, by the last failure's reason and status, as `failures`."""
 
     def __add__(self, other: DrainCounts) -> DrainCounts:
         return DrainCounts(
@@ -37,7 +48,17 @@ class DrainCounts:
             self.latency + other.latency,
             self.commits + other.commits,
             self.rebalances + other.rebalances,
+            self.dead_letters + other.dead_letters,
         )
+
+    def reported(self) -> Reported:
+        """The counts that drains report, as they are now."""
+        return Reported(replace(self.events), self.dead_letters.copy())
+
+    def since(self, before: Reported) -> dict[str, Any]:
+        """What has grown since, as fields of a `DrainProgress`."""
+        letters = self.dead_letters - before.dead_letters
+        return {**asdict(self.events - before.events), "dead_letters": dict(letters)}
 
     def filter_failed(self, kind: str) -> None:
         """A filter's evaluation ended with an error of this kind."""

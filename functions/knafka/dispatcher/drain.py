@@ -20,17 +20,16 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
 from typing import Final, TypeAlias
 
 from knafka.core.contract import Egress, Order
-from knafka.core.drain import Counts, DrainProgress, Ended
+from knafka.core.drain import DrainProgress, Ended
 from knafka.core.errors import LogError
 from knafka.core.filters import compile_trigger
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.progress import decode, policy_of
 from knafka.dispatcher.congestion import CongestionControl
-from knafka.dispatcher.counts import DrainCounts
+from knafka.dispatcher.counts import DrainCounts, Reported
 from knafka.dispatcher.lanes import lane_of
 from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.parsing import OwnParser, Parser, headers_of
@@ -96,13 +95,13 @@ class Drain:
         tracing: EgressTracing | None = None,
     ) -> None:
         self.counts = DrainCounts()
-        self.congestion = CongestionControl(egress.max_in_flight)
+        self.congestion = CongestionControl(egress.max_in_flight, egress.rate_limit)
         self.idle: float | None = None
         """Seconds without anything to do after which it ends; None: never."""
         self.shrunk_at: float | None = None
         """When partitions last went to another dispatcher, on the event loop's clock."""
         self.is_over = False
-        self._told = Counts()
+        self._reported = Reported()
         """What is in the lines of earlier requests."""
         self._egress = egress
         self._policy = policy_of(egress)
@@ -148,7 +147,7 @@ class Drain:
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
         """The counts since the last request has ended."""
         return DrainProgress(
-            **asdict(self.counts.events - self._told),
+            **self.counts.since(self._reported),
             unsettled=self._held(),
             partitions=tuple(sorted(self._partitions)),
             congestion=self.congestion.describe() or None,
@@ -158,7 +157,7 @@ class Drain:
 
     def request_ended(self) -> None:
         """Later progress counts from here."""
-        self._told = replace(self.counts.events)
+        self._reported = self.counts.reported()
 
     async def run(self) -> DrainProgress:
         """Drain; returns the last progress. A `LogError` ends it as failed, and is not raised."""
@@ -235,7 +234,7 @@ class Drain:
     def until_idle(self, idle: float) -> float:
         """Seconds until it has had nothing to do for so many, if nothing comes."""
         now = self._loop.time()
-        if self._held() > 0:
+        if self._held() > 0 or not self._workers.may_begin:
             self._active_at = now
         at_least = FIRST_READ_PATIENCE if self._partitions else JOIN_PATIENCE
         return self._active_at + max(idle, at_least) - now

@@ -1,245 +1,39 @@
-"""The dispatcher as a function: `POST /drain` under ASGI (FN-2, FN-4, design: the drain).
-
-A request begins the drain or has it go on, and streams its progress as JSON lines; the drain itself
-outlives it (`lease`). There is one drain and one request at a time; a second one is answered 409. A
-process has one Egress, or the many of a shard (docs/decisions/0018-shared-dispatchers.md), which is
-ready once it has read what they are.
-"""
+"""The dispatcher as a function: it drains one Egress, or the many of a shard
+(docs/decisions/0018-shared-dispatchers.md), which is ready once it has read what they are."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from knafka import settings
-from knafka.core import drain as contract
 from knafka.core.contract import Egress, Shard
-from knafka.core.documents import parse_json
-from knafka.core.drain import DrainRequest
-from knafka.core.errors import InvalidDocument
 from knafka.dispatcher.connecting import Clients, ShardClients, connect, connect_shard
 from knafka.dispatcher.own import OwnEgress
-from knafka.dispatcher.served import Served, metrics_of
 from knafka.dispatcher.shared.served import ServedShard
-from knafka.dispatcher.streaming import answer
-from knafka.observability import CONTENT_TYPE, Metric, prometheus_text
-from knafka.ports.log import LogWriter
-from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
-from knafka.tracing.starting import Tracing, start_tracing
-
-METRICS: Final = "/metrics"
-MAX_REQUEST_BYTES: Final = 64 * 1024
-READY_PATIENCE: Final = 5.0
-"""Seconds that a request waits for what a dispatcher reads at its start."""
-STOP_TIMEOUT: Final = 4.0
-"""Seconds for dead letters and replies that are still being written at the end."""
+from knafka.draining.function import DrainingFunction, Side
+from knafka.settings import Drains
+from knafka.tracing.spans import Tracer
 
 
-class Side(Protocol):
-    """What a process drains: one Egress, or a shard of them."""
-
-    writer: LogWriter
-
-    @property
-    def problem(self) -> str:
-        """Why nothing can be drained yet; empty: it can."""
-        ...
-
-    async def wait_until_ready(self, timeout: float) -> None:
-        """Until it has no `problem`, at most so many seconds."""
-        ...
-
-    @property
-    def served(self) -> Sequence[Served]: ...
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether a request is under way."""
-        ...
-
-    def start(self, *, drain: bool) -> None:
-        """`drain`: without being asked."""
-        ...
-
-    def refusal(self, request: DrainRequest) -> str:
-        """Why it is for another dispatcher; empty: it isn't."""
-        ...
-
-    async def stream(
-        self, request: DrainRequest, caller: asyncio.Task[bool], send: Send
-    ) -> None: ...
-
-    def detach(self) -> None:
-        """The request is over."""
-        ...
-
-    def stop(self, timeout: float) -> None:
-        """End: attempts under way get `timeout` seconds."""
-        ...
-
-    async def close(self) -> None:
-        """Wait for the end of all drains, and close what isn't the writer."""
-        ...
-
-
-class Dispatcher:
-    """One dispatcher: nothing is opened before `start`, which calls one of the two: for an Egress,
-    or for a shard of them."""
+class Dispatcher(DrainingFunction):
+    """One dispatcher; one of the two is called at its start: for an Egress, or for a shard."""
 
     def __init__(
         self,
-        connect: Callable[[Egress], Clients] = connect,
-        connect_shard: Callable[[Shard], ShardClients] = connect_shard,
+        connect: Callable[[Egress], Clients] | None = None,
+        connect_shard: Callable[[Shard], ShardClients] | None = None,
     ) -> None:
+        """Kafka and HTTP where they aren't given."""
+        super().__init__("knafka-dispatcher", self._open)
         self._connect = connect
         self._connect_shard = connect_shard
-        self._side: Side | None = None
-        """None before `start`."""
-        self._stop_timeout: float
-        self._ending = False
-        self._tracing: Tracing | None = None
 
-    async def start(self, environment: Mapping[str, str]) -> None:
-        """Get ready to drain, or begin; raises `InvalidDocument` for settings that can't be
-        used."""
-        drains = settings.drains(environment)
-        shard = settings.shard(environment)
-        self._stop_timeout = drains.stop_timeout
-        self._tracing = start_tracing(environment, "knafka-dispatcher")
-        tracer = None if self._tracing is None else self._tracing.tracer
-        side: Side
+    def _open(self, environment: Mapping[str, str], drains: Drains, tracer: Tracer | None) -> Side:
+        shard, reporting = settings.shard(environment), self.statistics.connection
         if shard is None:
             egress = settings.egress(environment)
-            side = OwnEgress(egress, self._connect(egress), drains.service_url, tracer)
-        else:
-            side = ServedShard(shard, self._connect_shard(shard), drains.service_url, tracer)
-        self._side = side
-        side.start(drain=drains.at_start)
-
-    def state(self) -> Mapping[str, Any]:
-        return {}
-
-    def interrupt(self) -> None:
-        """The process is to end: so is the drain, before the server waits for its response."""
-        if not self._ending and self._side is not None:
-            self._side.stop(self._stop_timeout)
-        self._ending = True
-
-    async def stop(self) -> None:
-        """End the drains, and close what was opened."""
-        self.interrupt()
-        if self._side is not None:
-            await self._side.close()
-            await self._side.writer.close(STOP_TIMEOUT)
-        if self._tracing is not None:
-            await self._tracing.close()
-
-    def alive(self) -> tuple[bool, str]:
-        """Whether a restart would not help, and why it would."""
-        failure = None if self._side is None else self._side.writer.failure
-        return (True, "alive") if failure is None else (False, str(failure))
-
-    def ready(self) -> tuple[bool, str]:
-        """Whether a drain may be asked for."""
-        if self._ending:
-            return False, "ending"
-        problem = "" if self._side is None else self._side.problem
-        return (False, problem) if problem else (True, "ready")
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether a request for a drain is under way."""
-        return self._side is not None and self._side.is_attached
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One HTTP request, as ASGI has it."""
-        method, path = scope["method"], scope["path"]
-        if path == contract.PATH:
-            if method != "POST":
-                await answer(send, 405, b"drain with POST\n")
-            else:
-                await self._handle_drain(receive, send)
-        elif method == "GET" and path in LIVENESS:
-            alive, why = self.alive()
-            await answer(send, 200 if alive else 503, f"{why}\n".encode())
-        elif method == "GET" and path in READINESS:
-            ready, why = self.ready()
-            await answer(send, 200 if ready else 503, f"{why}\n".encode())
-        elif method == "GET" and path == METRICS:
-            # What is asked for is put together here, and written on a thread: for a shard's many
-            # Egresses that takes as long as hundreds of events.
-            text = await asyncio.to_thread(prometheus_text, list(self.metrics()))
-            await answer(send, 200, text, CONTENT_TYPE.encode())
-        else:
-            await answer(send, 404, b"want POST /drain\n")
-
-    async def _handle_drain(self, receive: Receive, send: Send) -> None:
-        try:
-            asked = await _request(receive)
-        except InvalidDocument as error:
-            await answer(send, 400, f"{error}\n".encode())
-            return
-        if asked is None:
-            return
-        request, rest = asked
-        side = self._side
-        assert side is not None
-        if refusal := side.refusal(request):
-            await answer(send, 412, f"{refusal}\n".encode())
-            return
-        # Where nobody waits for it to be ready before asking, it has only just been started.
-        await side.wait_until_ready(READY_PATIENCE)
-        if side.is_attached:
-            await answer(send, 409, b"a drain is under way here\n")
-        elif self._ending:
-            await answer(send, 503, b"this dispatcher is ending\n")
-        elif side.problem:
-            await answer(send, 503, f"{side.problem}\n".encode())
-        else:
-            caller = asyncio.create_task(_caller(receive, rest))
-            try:
-                await side.stream(request, caller, send)
-            finally:
-                caller.cancel()
-                side.detach()
-
-    def metrics(self) -> Iterator[Metric]:
-        """KN-DP-15: what became of each Trigger's events, in this process."""
-        return metrics_of([] if self._side is None else self._side.served, time.time())
-
-
-async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
-    """What is asked, and what the body already holds behind it; None: the caller hung up.
-
-    The request is the first line of the body if that is JSON, and else all of it.
-    """
-    body, more = b"", True
-    while more:
-        part = await receive()
-        if part["type"] == "http.disconnect":
-            return None
-        body += part.get("body", b"")
-        more = part.get("more_body", False)
-        if len(body) > MAX_REQUEST_BYTES:
-            raise InvalidDocument("", "the request is too large")
-        line, _, rest = body.partition(b"\n")
-        if rest or (more and b"\n" in body):
-            with suppress(InvalidDocument):
-                return parse_json(DrainRequest, line.decode("utf-8", "replace")), rest
-    request = DrainRequest()
-    if body.strip():
-        request = parse_json(DrainRequest, body.decode("utf-8", "replace"))
-    return request, b""
-
-
-async def _caller(receive: Receive, rest: bytes) -> bool:
-    """Whether the caller says that the drain is to end; False: it has hung up."""
-    while contract.STOP.strip() not in rest:
-        part = await receive()
-        if part["type"] == "http.disconnect":
-            return False
-        rest = (rest + part.get("body", b""))[-MAX_REQUEST_BYTES:]
-    return True
+            to_egress = self._connect or partial(connect, reporting=reporting)
+            return OwnEgress(egress, to_egress(egress), drains.service_url, tracer)
+        to_shard = self._connect_shard or partial(connect_shard, reporting=reporting)
+        return ServedShard(shard, to_shard(shard), drains.service_url, tracer)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
 
 from knafka.core.contract import Egress
 from knafka.core.documents import digest
-from knafka.core.drain import DrainProgress, DrainRequest
+from knafka.core.drain import DrainRequest
+from knafka.core.errors import LogError
 from knafka.dispatcher.connecting import Clients
-from knafka.dispatcher.lease import Lease
-from knafka.dispatcher.renewal import OwnService
-from knafka.dispatcher.served import Served
-from knafka.dispatcher.streaming import stream
-from knafka.serving import Send
+from knafka.dispatcher.served import STOP_TIMEOUT, Served, metrics_of
+from knafka.draining.lease import Lease
+from knafka.draining.renewal import OwnService
+from knafka.draining.side import LeasedSide
+from knafka.observability import Metric
 from knafka.tracing.spans import Tracer
 
 
-class OwnEgress:
-    """A `function.Side`; `service_url` as in `settings.Drains`. Raises `InvalidDocument` for one
-    that can't be used."""
+class OwnEgress(LeasedSide):
+    """A `draining.function.Side`; `service_url` as in `settings.Drains`. Raises `InvalidDocument`
+    for one that can't be used."""
 
     def __init__(
         self,
@@ -28,46 +29,28 @@ class OwnEgress:
         service_url: str | None,
         tracer: Tracer | None = None,
     ) -> None:
-        self.writer = clients.writer
-        self.problem = ""
+        self._writer = clients.writer
         self._digest = digest(egress)
         self._clients = clients
         self._served = Served(egress, tracer)
         renewal = None
         if service_url is not None:
             renewal = OwnService(service_url, {"egress": self._digest}, clients.subscriber)
-        self._lease: Lease[DrainProgress] = Lease(
-            lambda: self._served.new_drain(egress, clients), renewal
-        )
+        super().__init__(Lease(lambda: self._served.new_drain(egress, clients), renewal))
 
     @property
-    def served(self) -> Sequence[Served]:
-        return [self._served]
+    def failure(self) -> LogError | None:
+        return self._writer.failure
 
-    @property
-    def is_attached(self) -> bool:
-        return self._lease.is_attached
-
-    async def wait_until_ready(self, timeout: float) -> None: ...
-
-    def start(self, *, drain: bool) -> None:
-        if drain:
-            self._lease.drain_from_start()
+    def metrics(self) -> Iterator[Metric]:
+        return metrics_of([self._served], time.time())
 
     def refusal(self, request: DrainRequest) -> str:
         if request.shard is not None or request.egress not in (None, self._digest):
             return "this dispatcher has another egress"
         return ""
 
-    async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        await stream(self._lease, request, caller, send)
-
-    def detach(self) -> None:
-        self._lease.detach()
-
-    def stop(self, timeout: float) -> None:
-        self._lease.stop(timeout)
-
     async def close(self) -> None:
         await self._lease.wait()
         await self._clients.subscriber.close()
+        await self._writer.close(STOP_TIMEOUT)

@@ -12,7 +12,7 @@ from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read
 from knafka.ports.log import Record
 
-Format: TypeAlias = Literal["json", "binary"] | None
+Format: TypeAlias = Literal["json", "binary", "batch"] | None
 
 
 class Parser(Protocol):

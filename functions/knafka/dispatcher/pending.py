@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import TimerHandle
 from typing import TYPE_CHECKING
 
+from knafka.core.dead_letter import LOGGED_ATTEMPTS, Attempt
 from knafka.core.delivery import Outcome
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
@@ -105,6 +106,7 @@ class PendingEvent:
         "is_probe",
         "lane",
         "last_attempt",
+        "log",
         "offset",
         "partition",
         "record",
@@ -144,12 +146,25 @@ class PendingEvent:
         """The subscriber's last outcome, once it has failed for good."""
         self.response_body = b""
         """The body of its response, or a sentence about why there is none."""
+        self.log: list[Attempt] | None = None
+        """The last attempts that have failed, as far as they are known one by one; None: none."""
         self.trace: DeliveryTrace | None = None
         """None: it isn't sampled."""
+
+    def attempt_failed(self, outcome: Outcome) -> None:
+        """The last attempt at the subscriber has ended so."""
+        attempt = Attempt(self.last_attempt, outcome)
+        if self.log is None:
+            self.log = [attempt]
+        else:
+            self.log = [*self.log[1 - LOGGED_ATTEMPTS :], attempt]
 
     @property
     def state(self) -> DeliveryState:
         """What a commit tells of it."""
+        failed = self.failed
+        if failed is None and self.log and self.log[-1].began == self.last_attempt:
+            failed = self.log[-1].outcome
         return DeliveryState(
             self.stage,
             self.tries,
@@ -157,7 +172,7 @@ class PendingEvent:
             self.first_attempt,
             self.last_attempt,
             self.due,
-            self.failed,
+            failed,
         )
 
     def resume(self, state: DeliveryState, *, same_policy: bool) -> None:
@@ -165,8 +180,10 @@ class PendingEvent:
         self.attempts = state.attempts
         self.first_attempt = state.first_attempt
         self.last_attempt = state.last_attempt
+        if state.failed is not None:
+            self.log = [Attempt(state.last_attempt, state.failed)]
         if same_policy or (state.stage is DeliveryStage.TOPIC and state.failed is not None):
             self.stage = state.stage
             self.tries = state.tries
             self.due = state.due
-            self.failed = state.failed
+            self.failed = None if state.stage is DeliveryStage.SUBSCRIBER else state.failed

@@ -42,7 +42,7 @@ from knafka.core.progress import DeliveryStage, DeliveryState
 from knafka.dispatcher.appending import DeadLetterTopic
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts
-from knafka.dispatcher.parsing import Parser
+from knafka.dispatcher.parsing import Format, Parser
 from knafka.dispatcher.pending import PendingEvent
 from knafka.dispatcher.replying import replies_of
 from knafka.dispatcher.tracing import log_ids
@@ -74,6 +74,7 @@ class Sender:
         self._parser = parser
         self._egress = egress
         self._delivery = egress.delivery
+        self._format: Format = "batch" if egress.batch else egress.delivery.format
         self._subscriber = subscriber
         self._counts = counts
         self._events = counts.events
@@ -92,7 +93,7 @@ class Sender:
     def encode(self, event: PendingEvent, envelope: Envelope) -> None:
         """Make the request once, for every attempt to deliver the event (KN-DP-06, KN-DP-11)."""
         event.head, event.body = self._parser.request(
-            event.record, envelope, self._delivery.format, self._wanting_reply
+            event.record, envelope, self._format, self._wanting_reply
         )
         event.size = len(event.head) + len(event.body)
 
@@ -138,6 +139,8 @@ class Sender:
             event.failed, event.response_body = failed, _encoded(told)
             event.last_attempt = event.last_attempt or self._now()
             event.first_attempt = event.first_attempt or event.last_attempt
+            if event.attempts and not (event.log and event.log[-1].began == event.last_attempt):
+                event.attempt_failed(failed)
         if event.stage is DeliveryStage.TOPIC:
             # Whatever breaks about its dead letter: the next has none of its headers.
             event.headers = None
@@ -166,6 +169,7 @@ class Sender:
                 self._congestion.answered()
             return decision
         self._failed(outcome)
+        event.attempt_failed(outcome)
         self._tell_congestion(outcome, event)
         event.tries += 1
         if isinstance(decision, Retry):
@@ -193,7 +197,7 @@ class Sender:
             )
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
-            self._events.dead_lettered += 1
+            self._dead_lettered(event)
             self._log_dead_letter(event, self._sink.url)
             return decision
         self._failed(outcome)
@@ -221,7 +225,7 @@ class Sender:
             )
             error = await write(stub_of(draft))
         if error is None:
-            self._events.dead_lettered += 1
+            self._dead_lettered(event)
             self._log_dead_letter(event, self._dead_letters.name)
             return Done()
         event.tries += 1
@@ -264,6 +268,7 @@ class Sender:
             status=failed.status,
             body=event.response_body,
             extensions=failed.extensions,
+            log=event.log or (),
         )
         egress = self._egress
         origin = Origin(
@@ -339,8 +344,18 @@ class Sender:
         return retry_after_seconds(value, self._now())
 
     def _failed(self, outcome: Outcome) -> None:
-        status = "" if outcome.status is None else f" {outcome.status}"
-        self._counts.failures[f"{outcome.failure or Reason.STATUS}{status}"] += 1
+        self._counts.failures[_why(outcome)] += 1
+
+    def _dead_lettered(self, event: PendingEvent) -> None:
+        assert event.failed is not None
+        self._events.dead_lettered += 1
+        self._counts.dead_letters[_why(event.failed)] += 1
+
+
+def _why(failed: Outcome) -> str:
+    """Reason and status, as metrics count them."""
+    status = "" if failed.status is None else f" {failed.status}"
+    return f"{failed.failure or Reason.STATUS}{status}"
 
 
 _DELIVERED: Final = {status: Outcome(status) for status in range(200, 300)}

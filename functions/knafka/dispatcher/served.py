@@ -8,6 +8,7 @@ from typing import Final
 
 from knafka.core.contract import Egress
 from knafka.core.drain import outcomes
+from knafka.dispatcher.at_most_once import AtMostOnceDrain
 from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.counts import DrainCounts
 from knafka.dispatcher.drain import MAX_UNSETTLED_BYTES, Drain
@@ -16,6 +17,9 @@ from knafka.dispatcher.pending import Partition
 from knafka.dispatcher.tracing import EgressTracing
 from knafka.observability import Histogram, Metric, egress_labels
 from knafka.tracing.spans import Tracer
+
+STOP_TIMEOUT: Final = 4.0
+"""Seconds for dead letters and replies that are still being written at the end."""
 
 
 class Served:
@@ -31,7 +35,8 @@ class Served:
     def new_drain(self, egress: Egress, clients: Clients) -> Drain:
         """The next one, by the Egress as it is now; the last one is over."""
         self._before = self.totals()
-        self._drain = Drain(
+        make: Callable[..., Drain] = AtMostOnceDrain if egress.at_most_once else Drain
+        self._drain = make(
             egress,
             clients.open_reader,
             clients.writer,

@@ -21,6 +21,7 @@ from knafka.core.progress import DeliveryStage
 from knafka.dispatcher.congestion import PROBES, CongestionControl
 from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.pending import Partition, PendingEvent
+from knafka.dispatcher.rate import AttemptRate
 from knafka.dispatcher.sender import Sender
 
 READY_ENOUGH: Final = 500
@@ -65,6 +66,7 @@ class Workers:
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._rate_timer: asyncio.TimerHandle | None = None
 
     def add(self, event: PendingEvent) -> None:
         """It may go at once."""
@@ -119,11 +121,23 @@ class Workers:
     async def close(self) -> None:
         """Abandon the attempts that are under way."""
         self.stop()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._rate_timer):
+            if timer is not None:
+                timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the rate limit, if there is one, lets an attempt begin."""
+        rate = self._congestion.rate
+        return rate is None or rate.is_open
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether events wait for a worker, or for what lets them begin."""
+        return bool(self._ready or self._retries or self._probes_due)
 
     @property
     def has_capacity(self) -> bool:
@@ -218,6 +232,20 @@ class Workers:
             return None
         if self._dead_letters:
             return self._dead_letters.popleft()
+        if (rate := self._congestion.rate) is None:
+            return self._next_for_subscriber()
+        if not self.may_begin or (event := self._next_for_subscriber()) is None:
+            return None
+        rate.is_open = False
+        self._rate_timer = self._loop.call_later(rate.interval, self._open_rate, rate)
+        return event
+
+    def _open_rate(self, rate: AttemptRate) -> None:
+        rate.is_open = True
+        self.moved.set()
+        self._wake()
+
+    def _next_for_subscriber(self) -> PendingEvent | None:
         congestion, ready = self._congestion, self._ready
         if congestion.is_open:
             return self._next_probe()

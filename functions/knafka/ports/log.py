@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
@@ -163,6 +163,19 @@ class LogReader(Protocol):
         ...
 
 
+@runtime_checkable
+class ConfirmingReader(LogReader, Protocol):
+    """A `LogReader` for those who must know that a commit was taken before they go on."""
+
+    async def commit_now(self, commits: Commits) -> None:
+        """Commit these, and return when the log has confirmed all of them.
+
+        Raises `LogError`: some aren't owned, and nothing was committed; or it can't be said which
+        of them were. Earlier commits of these partitions aren't made again.
+        """
+        ...
+
+
 def lag_of(committed: OffsetAndMetadata | None, start: int, end: int) -> int:
     """How many records of a partition a group has still to settle, as far as it has told."""
     if committed is None or committed.offset > end:
@@ -183,6 +196,8 @@ class Lag:
     end. They are read from the start of what is there, and that is their lag."""
     ends: Positions = field(default_factory=dict, compare=False)
     """Where the lags were counted to, of partitions whose end is known."""
+    metadata: Mapping[int, str] = field(default_factory=dict, compare=False)
+    """What the group's commits say beside their offsets, by partition, as they were read last."""
 
     @property
     def settled(self) -> Positions:
@@ -209,6 +224,20 @@ class TopicDescription:
     """Replicas of the partition that has fewest."""
     config: Mapping[str, str]
     """What is set on the topic itself; the cluster's defaults are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a topic has, as far as its offsets say."""
+
+    starts: Positions
+    ends: Positions
+    """Both by partition, of those that can be read now."""
+
+    @property
+    def records(self) -> int:
+        """Offsets between both; markers of transactions are among them."""
+        return sum(max(0, end - self.starts.get(each, end)) for each, end in self.ends.items())
 
 
 class TopicMaker(Protocol):
@@ -243,7 +272,20 @@ class LagSource(Protocol):
         ...
 
 
-class LogAdmin(TopicMaker, LagSource, Protocol):
+class GroupSource(LagSource, Protocol):
+    """Source of lag, and of who is in a group; every `LogAdmin` is one."""
+
+    async def members(self, group: str) -> Collection[str]:
+        """By what their clients call themselves, those that are in a group, or were until their
+        session runs out; none of a group that doesn't exist. Raises `LogError`."""
+        ...
+
+    def forget_group(self, group: str) -> None:
+        """Somebody else may have set it back: the next `lags` doesn't go by what is known of it."""
+        ...
+
+
+class LogAdmin(TopicMaker, GroupSource, Protocol):
     """Topics and groups. Every method answers within a bounded time, and raises `LogError`."""
 
     async def cluster_id(self) -> str: ...
@@ -268,6 +310,20 @@ class LogAdmin(TopicMaker, LagSource, Protocol):
         """
         ...
 
+    async def ranges_of_all(self, topics: Collection[str]) -> Mapping[str, Range]:
+        """The starts and ends of many topics at the cost of two requests; left out is what
+        `end_offsets_of_all` leaves out. Raises `LogError`."""
+        ...
+
+    async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
+        """The time of each topic's first record, in seconds since 1970, of those that have one:
+        one request, for which Kafka opens a file of each. Raises `LogError`."""
+        ...
+
+    async def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
+        """Set these of a topic, and leave the others as they are. Raises `LogError`."""
+        ...
+
     async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
         """Have a new group begin at the topic's end (KN-TRG-06), unless `start` says otherwise.
 
@@ -280,10 +336,6 @@ class LogAdmin(TopicMaker, LagSource, Protocol):
     async def delete_group(self, group: str) -> None:
         """Forget what it has committed; nothing if there is none. A `LogError` if it isn't empty:
         somebody reads."""
-        ...
-
-    def forget_group(self, group: str) -> None:
-        """Somebody else may have set it back: the next `lags` doesn't go by what is known of it."""
         ...
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:

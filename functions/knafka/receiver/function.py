@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -18,6 +18,7 @@ from typing import Any, Final
 from knafka import settings
 from knafka.clients.kafka_connection import connection, writing
 from knafka.clients.kafka_positioned import KafkaPositionedReader
+from knafka.clients.kafka_statistics import ClientStatistics
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.contract_topic import Contract, ContractFollower
 from knafka.core import contract
@@ -44,6 +45,8 @@ BATCH_BYTES: Final = 1_000_000
 """librdkafka's default for a batch; less costs CPU (docs/decisions/0010)."""
 OTHER_FILES: Final = 100
 """Open files that are no connections of senders; those to Kafka are most of them."""
+WRITER_KEPT: Final = 60.0
+"""Seconds for which a writer that is no longer needed takes events of requests that had begun."""
 STOP_TIMEOUT: Final = 5.0
 """Seconds for what is in flight at the end; with the server's own four it stays below ten."""
 
@@ -55,14 +58,18 @@ class Receiver:
 
     def __init__(self) -> None:
         self._writers: dict[Kafka, LogWriter] = {}
+        self._leaving: set[LogWriter] = set()
+        """Writers that no Ingress has any more."""
         self._follower: ContractFollower[Ingress] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._tracing: Tracing | None = None
+        self._statistics: ClientStatistics
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Connect to Kafka; raises `InvalidDocument` for a contract that can't be used."""
         declared = settings.receiver(environment)
         ingresses = settings.ingresses(environment) if declared is None else ()
+        self._statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, "knafka-receiver")
         spans = None if self._tracing is None else IngestTracing(self._tracing.tracer)
         if declared is None:
@@ -76,28 +83,61 @@ class Receiver:
         for ingress in ingresses:
             if ingress.kafka not in self._writers:
                 configuration = {**writing(ingress.kafka), **_batches(ingress.kafka, ingresses)}
+                configuration |= self._statistics.connection
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[each.kafka] for each in ingresses]
-        self.ingest = IngestHandler(ingresses, writers, _limits(), tracing=spans)
+        self.ingest = IngestHandler(
+            ingresses, writers, _limits(), tracing=spans, more_metrics=self._statistics.metrics
+        )
 
     def _follow(self, declared: contract.Receiver, spans: IngestTracing | None) -> None:
         """Serve what stands in a topic. Its smallest batch isn't known, as any topic may come: the
         writer sends a record again alone if its batch was too large."""
-        writer = self._writers[declared.kafka] = KafkaWriter(writing(declared.kafka))
         open_reader = partial(
             KafkaPositionedReader, connection(declared.kafka), declared.contract_topic
         )
-        follower = self._follower = ContractFollower(IngressEntries(), open_reader)
-        self.ingest = IngestHandler((), (), _limits(), Contract(), tracing=spans)
-        self.ingest.writers.append(writer)
+        entries = IngressEntries(declared.path)
+        follower = self._follower = ContractFollower(entries, open_reader)
+        self.ingest = IngestHandler(
+            (), (), _limits(), Contract(), tracing=spans, more_metrics=self._statistics.metrics
+        )
+        always = self._writer(declared.kafka)
 
         def changed() -> None:
             found = follower.contract
-            self.ingest.serve([(each, writer) for each in found.entries.values()], found)
+            served = [
+                (each, self._writer(_set_as(each, declared.kafka)))
+                for each in found.entries.values()
+            ]
+            self.ingest.serve(served, found)
             self._connections.forget_routes()
+            self._keep_writers({always, *(writer for _, writer in served)})
 
         follower.listeners.append(changed)
         self._tasks.append(asyncio.create_task(follower.follow()))
+
+    def _writer(self, kafka: Kafka) -> LogWriter:
+        """The one with these settings, opened when it is first needed."""
+        if kafka not in self._writers:
+            self._writers[kafka] = KafkaWriter({**writing(kafka), **self._statistics.connection})
+            self.ingest.writers.append(self._writers[kafka])
+        return self._writers[kafka]
+
+    def _keep_writers(self, needed: Collection[LogWriter]) -> None:
+        """Close the others, in a while: they still have events of requests that had begun."""
+        for kafka, writer in list(self._writers.items()):
+            if writer not in needed:
+                del self._writers[kafka]
+                self._leaving.add(writer)
+                closing = asyncio.create_task(self._close_later(writer))
+                self._tasks.append(closing)
+                closing.add_done_callback(self._tasks.remove)
+
+    async def _close_later(self, writer: LogWriter) -> None:
+        await asyncio.sleep(WRITER_KEPT)
+        await writer.close(STOP_TIMEOUT)
+        self._leaving.discard(writer)
+        self.ingest.writers.remove(writer)
 
     async def _wait_for_kafka(self) -> None:
         """Be ready when every Kafka has answered, or is known to be away.
@@ -106,7 +146,8 @@ class Receiver:
         long as none is ready: this one answers 503 by itself. Where Kafka refuses us, another
         revision of the same function may be accepted: this one is not ready.
         """
-        for writer in self._writers.values():
+        writers = list(self._writers.values())
+        for writer in writers:
             while True:
                 try:
                     await writer.reach(PROBE_TIMEOUT)
@@ -118,12 +159,15 @@ class Receiver:
                 else:
                     break
         if self._follower is not None:
-            await self._wait_for_contract(self._follower)
+            await self._wait_for_contract(self._follower, writers)
         self.ingest.waiting = None
 
-    async def _wait_for_contract(self, follower: ContractFollower[Ingress]) -> None:
-        """Without it this one doesn't know what it serves, and another may."""
-        while not follower.is_ready:
+    async def _wait_for_contract(
+        self, follower: ContractFollower[Ingress], writers: Sequence[LogWriter]
+    ) -> None:
+        """Without it this one doesn't know what it serves, and another may, unless Kafka is away:
+        until it is back, no event can be stored, and everything is answered 503."""
+        while not follower.is_ready and all(each.away is None for each in writers):
             self.ingest.waiting = answers.unread(follower.problem or "no answer so far")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PROBE_TIMEOUT):
@@ -139,10 +183,12 @@ class Receiver:
     async def stop(self) -> None:
         """Finish what is in flight, within `STOP_TIMEOUT`."""
         self._connections.close()
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(writer.close(STOP_TIMEOUT) for writer in self._writers.values()))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        writers = [*self._writers.values(), *self._leaving]
+        await asyncio.gather(*(writer.close(STOP_TIMEOUT) for writer in writers))
         if self._tracing is not None:
             await self._tracing.close()
 
@@ -224,6 +270,11 @@ def _limits() -> Limits:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     usual = Limits()
     return replace(usual, connections=max(1, min(usual.connections, files - OTHER_FILES)))
+
+
+def _set_as(ingress: Ingress, kafka: Kafka) -> Kafka:
+    """This Kafka with the producer's settings of an Ingress."""
+    return kafka.model_copy(update={"producer": ingress.kafka.producer})
 
 
 def _batches(kafka: Kafka, ingresses: Sequence[Ingress]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Reso
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from knafka.tracing import context, settings, spans
 
@@ -44,6 +44,7 @@ class OpenTelemetryExporter:
                 parent=None if span.parent is None else _context(span.parent, is_remote=True),
                 resource=self._resource,
                 attributes=span.attributes,
+                links=[Link(_context(each, is_remote=True)) for each in span.links],
                 kind=_KINDS[span.kind],
                 status=_OK if span.error is None else Status(StatusCode.ERROR, span.error),
                 start_time=span.start,
@@ -67,6 +68,10 @@ def _exporter(name: settings.Exporter) -> SpanExporter:
         from opentelemetry.exporter.zipkin.json import ZipkinExporter
 
         return ZipkinExporter()
+    if name == "otlp-grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as ByGrpc
+
+        return ByGrpc()
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return OTLPSpanExporter()

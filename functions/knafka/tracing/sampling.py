@@ -1,7 +1,7 @@
 """Sampling: which traces are recorded, by OpenTelemetry's rules. Pure.
 
-The decision is a trace's, made from its id: whoever makes it with the same rate, a receiver, a
-dispatcher or a subscriber with an OpenTelemetry SDK, comes to the same.
+The decision is made from the trace's id. So a receiver, a dispatcher and a subscriber with an
+OpenTelemetry SDK decide the same for one trace, if they have the same rate.
 """
 
 from __future__ import annotations

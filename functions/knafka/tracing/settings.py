@@ -2,6 +2,8 @@
 
     OTEL_TRACES_EXPORTER            otlp, zipkin or none
     OTEL_EXPORTER_OTLP_ENDPOINT     http://collector:4318; OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, too
+    OTEL_EXPORTER_OTLP_PROTOCOL     http/protobuf (the default), or grpc with http://collector:4317:
+                                    that needs knafka[tracing-grpc]
     OTEL_EXPORTER_ZIPKIN_ENDPOINT   http://zipkin:9411/api/v2/spans
     OTEL_TRACES_SAMPLER             parentbased_always_on (the default), parentbased_traceidratio,
                                     traceidratio, always_on, always_off, parentbased_always_off
@@ -34,9 +36,10 @@ DISABLED: Final = "OTEL_SDK_DISABLED"
 
 DEFAULT_SAMPLER: Final = "parentbased_always_on"
 PROTOCOL: Final = "http/protobuf"
-"""The one way in which OTLP is spoken."""
+"""How OTLP is spoken unless it is set."""
+GRPC: Final = "grpc"
 
-Exporter: TypeAlias = Literal["otlp", "zipkin"]
+Exporter: TypeAlias = Literal["otlp", "otlp-grpc", "zipkin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,12 @@ def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
     exporter = _exporter(given, problems)
     if exporter == "otlp":
         protocol = given.get(OTLP_TRACES_PROTOCOL) or given.get(OTLP_PROTOCOL) or PROTOCOL
-        if protocol != PROTOCOL:
+        if protocol == GRPC:
+            exporter = "otlp-grpc"
+        elif protocol != PROTOCOL:
             exporter = None
             problems.append(
-                f"{OTLP_PROTOCOL}: {protocol:.80} is not spoken here: want {PROTOCOL}, "
+                f"{OTLP_PROTOCOL}: invalid value: {protocol:.80}: want {PROTOCOL} or {GRPC}, "
                 "so tracing is off"
             )
     sampler = Sampler() if exporter is None else _sampler(given, problems)

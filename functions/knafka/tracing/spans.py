@@ -5,7 +5,7 @@ Only a sampled trace has spans: for all others there is nothing but the context.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
@@ -41,6 +41,8 @@ class Span:
     end: int = 0
     error: str | None = None
     """What went wrong, if something has."""
+    links: Sequence[SpanContext] = ()
+    """Spans of other traces that have to do with it."""
 
 
 class Tracer:

@@ -20,6 +20,7 @@ CLOSE_TIMEOUT: Final = 1.0
 """Seconds for the last spans when the process ends: what is sent by then is seen."""
 
 EXPORTER_LOGS: Final = (
+    "opentelemetry.exporter.otlp.proto.grpc.exporter",
     "opentelemetry.exporter.otlp.proto.http",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.zipkin.json",
@@ -63,7 +64,8 @@ def start_tracing(environment: Mapping[str, str], service: str) -> Tracing | Non
 
         exporter = OpenTelemetryExporter(settings.exporter, service)
     except ImportError as error:
-        log.warning("tracing is off: %s: install knafka[tracing]", error)
+        extra = "tracing-grpc" if settings.exporter == "otlp-grpc" else "tracing"
+        log.warning("tracing is off: %s: install knafka[%s]", error, extra)
         return None
     except Exception as error:  # a setting that the SDK refuses: no reason to take no events
         log.warning("tracing is off: the exporter can't be started: %s", error)

@@ -16,15 +16,16 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from knafka.contract_topic import ContractFollower
 from knafka.core.contract import Egress
-from knafka.core.drain import Counts, DrainProgress, Ended, Settled, ShardProgress
+from knafka.core.drain import DrainProgress, Ended, Settled, ShardProgress
 from knafka.core.restarts import LAST_RESTART, restart_after
 from knafka.dispatcher.connecting import Clients
+from knafka.dispatcher.counts import Reported
 from knafka.dispatcher.drain import JOIN_PATIENCE, REVOKE_TIMEOUT, Drain, OpenReader
 from knafka.dispatcher.served import Served
 from knafka.dispatcher.shared.reader import GroupReader
@@ -158,7 +159,7 @@ class ShardDrain:
         """By group, those that run: the last one begun."""
         self._leaving: dict[asyncio.Task[None], int] = {}
         """Those that have to end before a position above this is reported."""
-        self._told: dict[str, Counts] = {}
+        self._reported: dict[str, Reported] = {}
         """By group, what is in the lines of earlier requests."""
         self._stopping = False
         self._moved = asyncio.Event()
@@ -193,8 +194,8 @@ class ShardDrain:
         self._moved.set()
 
     def request_ended(self) -> None:
-        self._told = {
-            group: replace(each.served.totals().events) for group, each in self._drains.items()
+        self._reported = {
+            group: each.served.totals().reported() for group, each in self._drains.items()
         }
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> ShardProgress:
@@ -269,7 +270,7 @@ class ShardDrain:
             else:
                 drains.share()
             if group not in wanted:
-                del self._told[group]
+                del self._reported[group]
         for group, egress in wanted.items():
             if group not in self._drains:
                 self._begin(group, egress)
@@ -281,7 +282,7 @@ class ShardDrain:
         served = self._served_of(egress)
         drains = EgressDrains(served, egress, self._connect, self._last.get(group))
         self._drains[group], self._last[group] = drains, drains.task
-        self._told.setdefault(group, replace(served.totals().events))
+        self._reported.setdefault(group, served.totals().reported())
 
         def ended(task: asyncio.Task[None]) -> None:
             if self._last.get(group) is task:
@@ -301,8 +302,8 @@ class ShardDrain:
     def _progress_of(self, group: str) -> DrainProgress:
         if (drains := self._drains.get(group)) is None:
             return DrainProgress()
-        counts = drains.served.totals().events - self._told.get(group, Counts())
+        counts = drains.served.totals().since(self._reported.get(group, Reported()))
         drain = drains.served.drain
         progress = DrainProgress() if drain is None else drain.progress()
         error = None if progress.partitions else drains.error
-        return progress.model_copy(update={**asdict(counts), "error": error})
+        return progress.model_copy(update={**counts, "error": error})

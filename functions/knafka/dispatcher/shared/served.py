@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from knafka.contract_topic import ContractFollower
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
+from knafka.core.errors import LogError
 from knafka.dispatcher.connecting import Clients, ShardClients
-from knafka.dispatcher.lease import Lease
-from knafka.dispatcher.renewal import OwnService
-from knafka.dispatcher.served import Served
+from knafka.dispatcher.served import STOP_TIMEOUT, Served, metrics_of
 from knafka.dispatcher.shared.drain import ShardDrain
 from knafka.dispatcher.shared.entries import ShardEntries
-from knafka.dispatcher.streaming import stream
+from knafka.draining.lease import Lease
+from knafka.draining.renewal import OwnService
+from knafka.draining.streaming import stream
+from knafka.observability import Metric
 from knafka.serving import Send
 from knafka.tracing.spans import Tracer
 
 
 class ServedShard:
-    """A `function.Side`; `service_url` as in `settings.Drains`. Raises `InvalidDocument` for one
-    that can't be used."""
+    """A `draining.function.Side`; `service_url` as in `settings.Drains`. Raises `InvalidDocument`
+    for one that can't be used."""
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class ServedShard:
         tracer: Tracer | None = None,
     ) -> None:
         self._tracer = tracer
-        self.writer = clients.writer
+        self._writer = clients.writer
         self._shard = shard
         self._clients = clients
         self._served: dict[str, Served] = {}
@@ -48,8 +51,11 @@ class ServedShard:
         self._at_start: asyncio.Task[None] | None = None
 
     @property
-    def served(self) -> Sequence[Served]:
-        return list(self._served.values())
+    def failure(self) -> LogError | None:
+        return self._writer.failure
+
+    def metrics(self) -> Iterator[Metric]:
+        return metrics_of(list(self._served.values()), time.time())
 
     @property
     def is_attached(self) -> bool:
@@ -114,6 +120,7 @@ class ServedShard:
             with suppress(asyncio.CancelledError):
                 await self._following
         await self._clients.close()
+        await self._writer.close(STOP_TIMEOUT)
 
 
 def changes() -> Callable[[ShardProgress], ShardProgress]:

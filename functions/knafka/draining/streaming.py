@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from knafka.core import drain as contract
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
-from knafka.dispatcher.lease import Lease, Leased
+from knafka.draining.lease import Lease, Leased
 from knafka.serving import Send
 
 P = TypeVar("P", bound=DrainProgress | ShardProgress)

@@ -19,12 +19,13 @@ from typing import Final, Generic, Protocol, TypeVar
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import KnafkaError
 from knafka.core.restarts import restart_after
-from knafka.dispatcher.drain import REVOKE_TIMEOUT
 from knafka.observability import RateLimitedFilter
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
+STOP_TIMEOUT: Final = 2.0
+"""Seconds that attempts under way get unless it is said how many."""
 RENEWAL_PATIENCE: Final = 3.0
 """Seconds without a request after which a dispatcher asks for itself: more than an operator takes
 between two requests, less than Knative's autoscaler looks back (10 s)."""
@@ -70,7 +71,7 @@ class Leased(Protocol[P_co]):
         """Drain; gives the last progress."""
         ...
 
-    def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         """End: attempts under way get `timeout` seconds."""
         ...
 

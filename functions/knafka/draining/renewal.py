@@ -10,7 +10,7 @@ from knafka.core import drain
 from knafka.core.documents import dump
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import DeliveryError, KnafkaError
-from knafka.dispatcher.lease import AnotherEgress
+from knafka.draining.lease import AnotherEgress
 from knafka.ports.subscriber import Subscriber, Target
 
 GRACE: Final = 30.0
@@ -27,7 +27,7 @@ class OwnService:
     Raises `InvalidDocument` for a URL that can't be used.
     """
 
-    def __init__(self, url: str, what: Mapping[str, str], subscriber: Subscriber) -> None:
+    def __init__(self, url: str, what: Mapping[str, str | None], subscriber: Subscriber) -> None:
         self._target = Target.parse(url.rstrip("/") + drain.PATH)
         self._what = what
         self._subscriber = subscriber

@@ -1,0 +1,378 @@
+"""Transactions on real Kafka: `ports.transactions.TransactionalLog`.
+
+One member of a group reads several topics, and one producer stores what follows from the records
+together with the group's offsets. Kafka refuses the transaction of a member whose partitions have
+gone to others, by its generation, and that of a process which another one has replaced, by its
+transactional id. Everything blocks, on the caller's thread.
+
+Not here: how a member joins (`kafka_group_consumer`), what a transaction is made of
+(`kafka_transactional_producer`), reading without a group (`kafka_bounded_reader`).
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from threading import Thread
+from typing import Any, Final, cast
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from knafka.clients.kafka_bounded_reader import BoundedReader
+from knafka.clients.kafka_client import PASSING, Connection, log_error_of
+from knafka.clients.kafka_commits import NO_EPOCH, epoch_of
+from knafka.clients.kafka_group_consumer import (
+    HEARTBEAT_INTERVAL,
+    GroupConsumer,
+    GroupProtocol,
+    begin_at,
+    committed_of,
+    take_without_reading,
+)
+from knafka.clients.kafka_reader import RESET
+from knafka.clients.kafka_transactional_producer import FENCE_TIMEOUT, TransactionalProducer
+from knafka.core.errors import LogError
+from knafka.ports.log import OffsetAndMetadata, Positions, Record
+from knafka.ports.transactions import Claims, Offsets, Output, Partition, TransactionAborted
+
+log = logging.getLogger(__name__)
+
+STABLE_TIMEOUT: Final = 30.0
+"""Seconds to ask what the group has committed: a killed member's transaction may be under way, and
+Kafka may take twice `TRANSACTION_TIMEOUT` to abort it."""
+
+_METADATA: Final = b"CGMDv2:"
+_GENERATION: Final = struct.Struct("=i")
+"""How librdkafka begins the description of a member; behind it come its group and its own id."""
+
+
+class KafkaTransactions:
+    """`TransactionalLog`; `writing` is the connection of the producer if that has settings of its
+    own. The id is taken with the first call that needs it, so before anything is read."""
+
+    reached: Mapping[Partition, int]
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        topics: Sequence[str],
+        claims: Claims,
+        transactional_id: str,
+        *,
+        writing: Connection | None = None,
+        protocol: GroupProtocol = GroupProtocol.CONSUMER,
+    ) -> None:
+        self.reached = {}
+        self._claims = claims
+        self._producer = TransactionalProducer(writing or connection, transactional_id)
+        # By its transactional id the others know which one it has.
+        named = {**connection, "client.id": transactional_id}
+        self._member = _Member(named, group, topics, claims, protocol)
+        self._bounded = BoundedReader(connection, group)
+        self._broken: LogError | None = None
+        """Why nothing can be done any more."""
+
+    def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        self._check()
+        if not self._producer.fence(timeout):
+            return []
+        records = self._member.read(limit, timeout)
+        self.reached, self._member.reached = self._member.reached, {}
+        return records
+
+    def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
+        self._ready()
+        member = self._member
+        if not outputs and not offsets:
+            return
+        # Without an offset Kafka would not look at the generation.
+        wanted = offsets or member.last_committed()
+        if member.identity is None or not wanted.keys() <= member.owned.keys():
+            member.go_back()
+            raise TransactionAborted("the partitions have gone to other members")
+        try:
+            self._producer.commit(outputs, member.offsets_of(wanted), member.identity)
+        except TransactionAborted:
+            member.go_back()
+            raise
+        except LogError as error:
+            self._broken = error
+            raise
+        member.owned.update(wanted)
+
+    def _ready(self) -> None:
+        self._check()
+        while not self._producer.fence(FENCE_TIMEOUT):
+            pass
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise LogError(str(self._broken))
+
+    def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
+        self._ready()
+        return self._bounded.read_all(topic, partition)
+
+    def ends(self, topic: str) -> Positions:
+        return self._bounded.ends(topic)
+
+    def committed(self, topic: str) -> Positions:
+        self._ready()
+        return self._bounded.committed(topic, STABLE_TIMEOUT)
+
+    def close(self, timeout: float) -> None:
+        self._broken = self._broken or LogError("it is closed")
+        if held := self._member.disown(self._member.owned):
+            self._claims.revoked(held)
+        self._member.is_closing = True
+        # A close can hang for as long as Kafka is frozen, and must not keep the process.
+        closing = Thread(target=self._close, name="kafka-transactions-close", daemon=True)
+        closing.start()
+        closing.join(timeout)
+        if closing.is_alive():
+            log.warning("Kafka did not let go of a member within %g s", timeout)
+
+    def _close(self) -> None:
+        self._member.consumer.close()
+        self._producer.close()
+        self._bounded.close()
+
+
+class _Member(GroupConsumer):
+    """What is read of the partitions that are this member's."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        topics: Sequence[str],
+        claims: Claims,
+        protocol: GroupProtocol,
+    ) -> None:
+        self._claims = claims
+        self.owned: dict[Partition, OffsetAndMetadata | None] = {}
+        """What the group has committed of each."""
+        self.identity: Any = None
+        """As which member of which generation its records were read; None: as no member."""
+        self.reached: dict[Partition, int] = {}
+        self.is_closing = False
+        self._epochs: dict[Partition, int] = {}
+        """The leader's, of what was committed at the assignment."""
+        self._given: set[Partition] = set()
+        """Those of which something was given that may have to be given again."""
+        self._going_back: set[Partition] = set()
+        """Those that are to be read from what is committed, and aren't yet."""
+        self._gathered: list[Record] = []
+        self._revoked: set[Partition] = set()
+        """Those that went in the poll under way."""
+        self._raised: BaseException | None = None
+        """By `Claims`, in the poll under way."""
+        self._failure: LogError | None = None
+        self._refusal: LogError | None = None
+        super().__init__(connection, group, topics, protocol)
+
+    # Reading
+
+    def read(self, limit: int, timeout: float) -> list[Record]:
+        if self._refusal is not None:
+            raise LogError(str(self._refusal))
+        deadline = time.monotonic() + timeout
+        while True:
+            self.beat()
+            self._seek_back()
+            left = deadline - time.monotonic()
+            self._poll(limit - len(self._gathered), max(0.0, min(left, HEARTBEAT_INTERVAL)))
+            failed = self._raised or self._failure or self._refusal
+            if failed is not None or len(self._gathered) >= limit or time.monotonic() >= deadline:
+                break
+        records, self._gathered = self._gathered, []
+        self._given.update(_place_of(each) for each in records)
+        self._given.update(self.reached)
+        self.identity = _identity_of(self.consumer)
+        if failed is not None:
+            self._raised = self._failure = None
+            self.go_back()
+            raise failed
+        self.check_hope_of_joining()
+        return records
+
+    def _poll(self, limit: int, timeout: float) -> None:
+        self._revoked.clear()
+        for message in self.consumer.consume(limit, timeout):
+            error = message.error()
+            if error is None:
+                self._take(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self._reach(message)
+            elif error.code() in RESET:
+                self._start_anew(message)
+            elif error.code() == KafkaError._FATAL:
+                self._judge_fatal(error)
+            elif not error.retriable() and error.code() not in PASSING:
+                self._failure = log_error_of(error)
+        # Which records are of before the revoke, and which of after it, isn't known.
+        self._going_back |= self._revoked & self.owned.keys()
+
+    def _take(self, message: Message) -> None:
+        place = _place_of(message)
+        if self._is_read(place):
+            self._gathered.append(cast(Record, message))
+            self.reached.pop(place, None)
+
+    def _reach(self, message: Message) -> None:
+        place = _place_of(message)
+        if self._is_read(place):
+            self.reached[place] = cast(int, message.offset())
+
+    def _is_read(self, place: Partition) -> bool:
+        return place in self.owned and place not in self._going_back and place not in self._revoked
+
+    def _judge_fatal(self, error: KafkaError) -> None:
+        if self.joined or self.protocol is GroupProtocol.CLASSIC:
+            self._refusal = log_error_of(error)
+        else:
+            self.fall_back(error)
+
+    def _start_anew(self, message: Message) -> None:
+        """The log has no such offset: what is there is read from its start, and to its owner it is
+        another partition."""
+        place = _place_of(message)
+        if place not in self.owned:
+            return
+        log.warning(
+            "partition %d of %s has no offset %s any more and is read from its start: %s",
+            place.number, place.topic, message.offset(), message.error(),
+        )  # fmt: skip
+        partition = TopicPartition(place.topic, place.number)
+        self.consumer.incremental_unassign([partition])
+        partition.offset = OFFSET_BEGINNING
+        self.consumer.incremental_assign([partition])
+        self._hear(self._claims.revoked, self.disown([place]))
+        self.owned[place] = None
+        self._hear(self._claims.assigned, {place: None})
+
+    # What is committed
+
+    def last_committed(self) -> Offsets:
+        """Of one partition, to be committed again; empty if there is none."""
+        for place, found in self.owned.items():
+            if found is not None:
+                return {place: found}
+        return {}
+
+    def offsets_of(self, offsets: Offsets) -> list[TopicPartition]:
+        """With the leader epoch of the last record read, as `kafka_commits` has it."""
+        wanted = [TopicPartition(*place) for place in offsets]
+        epochs = {(at.topic, at.partition): epoch_of(at) for at in self.consumer.position(wanted)}
+        return [
+            TopicPartition(
+                place.topic,
+                place.number,
+                each.offset,
+                each.metadata,
+                max(epochs.get(place, NO_EPOCH), self._epochs.get(place, NO_EPOCH)),
+            )
+            for place, each in offsets.items()
+        ]
+
+    def go_back(self) -> None:
+        """Read what was given since the last commit again."""
+        self._going_back |= self._given & self.owned.keys()
+        self._given.clear()
+        self._seek_back()
+
+    def _seek_back(self) -> None:
+        for place in list(self._going_back):
+            committed = self.owned[place]
+            offset = OFFSET_BEGINNING if committed is None else committed.offset
+            try:
+                self.consumer.seek(TopicPartition(place.topic, place.number, offset))
+            except KafkaException as error:
+                # It isn't being read yet, or not any more: what comes of it isn't given.
+                log.info("%s: %s", place, error.args[0].str())
+            else:
+                self._going_back.discard(place)
+                self.reached.pop(place, None)
+
+    # What the group says, from within a poll
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.joined = True
+        if self.is_closing:
+            take_without_reading(consumer, partitions)
+            return
+        try:
+            committed = committed_of(consumer, partitions, STABLE_TIMEOUT) if partitions else []
+        except LogError as error:
+            # Without their metadata they must not be read.
+            self._refusal = error
+            take_without_reading(consumer, partitions)
+            return
+        consumer.incremental_assign([begin_at(each) for each in committed])
+        found: dict[Partition, OffsetAndMetadata | None] = {}
+        for each in committed:
+            place = Partition(each.topic, each.partition)
+            self._epochs[place] = epoch_of(each)
+            found[place] = (
+                OffsetAndMetadata(each.offset, each.metadata or "") if each.offset >= 0 else None
+            )
+        self.owned.update(found)
+        if found:
+            self._hear(self._claims.assigned, found)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        gone = self.disown([Partition(each.topic, each.partition) for each in partitions])
+        if gone:
+            self._hear(self._claims.revoked, gone)
+        consumer.incremental_unassign(partitions)
+
+    _on_lost = _on_revoke
+
+    def disown(self, places: Collection[Partition]) -> list[Partition]:
+        """Those that were ours."""
+        gone = [each for each in places if each in self.owned]
+        for each in gone:
+            del self.owned[each]
+            self._epochs.pop(each, None)
+            self.reached.pop(each, None)
+        self._given.difference_update(gone)
+        self._going_back.difference_update(gone)
+        self._revoked.update(gone)
+        self._gathered = [each for each in self._gathered if _place_of(each) not in self._revoked]
+        return gone
+
+    def _hear(self, call: Callable[[Any], None], what: object) -> None:
+        """An error is raised by the read: librdkafka must not lose what is polled with it."""
+        try:
+            call(what)
+        except BaseException as error:
+            self._raised = self._raised or error
+
+
+def _place_of(record: Message | Record) -> Partition:
+    return Partition(cast(str, record.topic()), cast(int, record.partition()))
+
+
+def _identity_of(consumer: Consumer) -> Any:
+    """As which member it may commit; None while it is none.
+
+    Kafka takes a transaction's offsets of no member at all, too: one that was
+    thrown out of its group must not send them.
+    """
+    found = consumer.consumer_group_metadata()
+    if not found.startswith(_METADATA):
+        raise LogError("this librdkafka describes a member in an unknown way")
+    begin = len(_METADATA) + _GENERATION.size
+    (generation,) = _GENERATION.unpack(found[len(_METADATA) : begin])
+    _, member, *_ = found[begin:].split(b"\0")
+    return found if generation > 0 and member else None

@@ -1,0 +1,79 @@
+"""Records in memory, and what readers find between them."""
+
+from __future__ import annotations
+
+from knafka.core.kafka_binding import RecordHeaders
+
+CREATE_TIME = 1
+
+
+class MemoryRecord:
+    """A record with confluent-kafka's accessors."""
+
+    __slots__ = ("_headers", "_key", "_millis", "_offset", "_partition", "_topic", "_value")
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: RecordHeaders | None,
+        millis: int = 0,
+    ) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._offset = offset
+        self._key = key
+        self._value = value
+        self._headers = headers
+        self._millis = millis
+
+    def topic(self) -> str:
+        return self._topic
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes | None:
+        return self._key
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> RecordHeaders | None:
+        return self._headers
+
+    def timestamp(self) -> tuple[int, int]:
+        return (CREATE_TIME, self._millis)
+
+
+class Marker(MemoryRecord):
+    """An offset without a record for a reader: the end of a transaction, or what it aborted."""
+
+    __slots__ = ()
+
+
+class Undecided(MemoryRecord):
+    """A record of a transaction under way: readers go no further."""
+
+    __slots__ = ()
+
+
+def readable(records: list[MemoryRecord], position: int, limit: int) -> list[MemoryRecord]:
+    """What a reader may go over: up to `limit`, markers included, which it doesn't give."""
+    some = records[position : position + limit]
+    for count, each in enumerate(some):
+        if isinstance(each, Undecided):
+            return some[:count]
+    return some
+
+
+def size_of(key: bytes | None, value: bytes | None, headers: RecordHeaders) -> int:
+    """Bytes that count towards a topic's limit."""
+    named = sum(len(name) + len(each or b"") for name, each in headers)
+    return len(key or b"") + len(value or b"") + named

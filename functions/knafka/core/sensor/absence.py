@@ -1,0 +1,136 @@
+"""What doesn't come: conditions with something unwanted, as `a && !b` within ten minutes.
+
+    a       a b            a                 a: wanted, b: unwanted, each - is a minute
+    |----------> fires     |---------->
+            |-b                              answered: doesn't fire
+
+Once the wanted events are complete, their round waits for as long as the trigger says. An unwanted
+event of that time answers it, whichever of the two was read first; if none has come it fires, which
+is known only when every event of that time was read. While a round waits, further wanted events of
+its time are ignored: it is about those that completed it. The last of them are held nevertheless:
+an unwanted event that is read later may have come before them, and then they begin a round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple
+
+from knafka.core.sensor.conditions import Condition
+from knafka.core.sensor.held import Firing, Held, HeldEvent, in_time
+
+IGNORED: Final = 16
+"""Ignored events of each dependency that are held, the latest ones. Of more than that a round may
+be about a later event than the first that the unwanted one didn't answer, and none is missed."""
+
+
+class Round(NamedTuple):
+    """Wanted events that are complete, and wait for what is unwanted."""
+
+    events: Held
+    until: int
+    """The last time (ms) of an event that would answer it."""
+
+    def covers(self, at: int) -> bool:
+        """Whether an event of that time (ms) is of the time in which it waits."""
+        return self.events[-1].at <= at <= self.until
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What follows from events, as far as they are known."""
+
+    rounds: Sequence[Round]
+    partial: Held
+    """Wanted events of a round that isn't complete."""
+    unwanted: Held
+    """Those that may answer a round whose events are still to come."""
+    ignored: Held = ()
+    """Wanted events that came while a round waited."""
+
+    @property
+    def held(self) -> Held:
+        waiting = (each for round_ in self.rounds for each in round_.events)
+        ignored = (each for each in self.ignored if any(one.covers(each.at) for one in self.rounds))
+        return in_time((*waiting, *self.partial, *self.unwanted, *ignored))
+
+
+def decide(condition: Condition, within: int, events: Iterable[HeldEvent]) -> Decision:
+    """What these events come to, in the order of time, whatever order they came in."""
+    rounds: list[Round] = []
+    partial: list[HeldEvent] = []
+    unwanted: list[HeldEvent] = []
+    ignored: dict[str, deque[HeldEvent]] = defaultdict(lambda: deque(maxlen=IGNORED))
+    for event in sorted(events, key=lambda each: _in_order(condition, each)):
+        if event.dependency in condition.unwanted:
+            rounds = [each for each in rounds if not each.covers(event.at)]
+            _add_unwanted(unwanted, event, within)
+        elif event.dependency not in condition.wanted:
+            continue
+        elif rounds and event.at <= rounds[-1].until:
+            ignored[event.dependency].append(event)
+        else:
+            partial = [each for each in partial if each.at >= event.at - within]
+            _add_wanted(partial, event, condition)
+            if condition.holds(Counter(each.dependency for each in partial)):
+                rounds.append(Round(tuple(partial), event.at + within))
+                partial = []
+    return Decision(
+        rounds, tuple(partial), tuple(unwanted), tuple(chain.from_iterable(ignored.values()))
+    )
+
+
+def expire(
+    condition: Condition, within: int, held: Held, until: int
+) -> tuple[Held, tuple[Firing, ...]]:
+    """What is held, and what fires, once every event of a time before `until` was read."""
+    now = decide(condition, within, held)
+    firings = tuple(Firing(each.events) for each in now.rounds if each.until < until)
+    left = Decision(
+        [each for each in now.rounds if each.until >= until],
+        tuple(each for each in now.partial if each.at + within >= until),
+        tuple(each for each in now.unwanted if each.at >= until),
+        now.ignored,
+    )
+    return left.held, firings
+
+
+def due(condition: Condition, within: int, held: Held) -> int | None:
+    """When the first round fires if it isn't answered."""
+    return min(
+        (each.until + 1 for each in decide(condition, within, held).rounds),
+        default=None,
+    )
+
+
+def expires(condition: Condition, within: int, held: Held) -> int | None:
+    """The first time at which `expire` would change something."""
+    now = decide(condition, within, held)
+    times = [each.until for each in now.rounds]
+    times += [each.at + within for each in now.partial]
+    times += [each.at for each in now.unwanted]
+    return min(times) + 1 if times else None
+
+
+def _in_order(condition: Condition, event: HeldEvent) -> tuple[int, bool, int]:
+    """At one time, what is unwanted comes last: it answers what came in the same millisecond."""
+    return event.at, event.dependency in condition.unwanted, event.offset
+
+
+def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: Condition) -> None:
+    """Only the latest of each dependency count (BUS-S3)."""
+    same = [each for each in partial if each.dependency == event.dependency]
+    if len(same) >= condition.wanted[event.dependency]:
+        partial.remove(same[0])
+    partial.append(event)
+
+
+def _add_unwanted(unwanted: list[HeldEvent], event: HeldEvent, within: int) -> None:
+    """One between two that are as near as the wait is answers nothing that they don't."""
+    if len(unwanted) >= 2 and event.at - unwanted[-2].at <= within:
+        unwanted[-1] = event
+    else:
+        unwanted.append(event)

@@ -1,0 +1,86 @@
+"""What a Sensor would have fired for events that are there already: the same routing and the same
+reducer, without Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from knafka.core.event import Attributes
+from knafka.core.filters import CountError
+from knafka.core.sensor import rules
+from knafka.core.sensor.contract import Conditions
+from knafka.core.sensor.held import Firing, Held, HeldEvent
+from knafka.core.sensor.records import identity_of, trigger_of
+from knafka.core.sensor.routing import Router
+from knafka.core.sensor.timers import Timers
+
+
+class PastEvent(NamedTuple):
+    """An event as it was on the bus."""
+
+    at: int
+    """Milliseconds since the Unix epoch."""
+    attributes: Attributes
+    document: bytes
+    """The event as JSON (structured mode)."""
+
+
+class Fired(NamedTuple):
+    """A firing, and the trigger (with its correlation key, see `records.key_of`) that fired."""
+
+    key: str
+    at: int
+    """When it was known: the time of its last event, or the end of a wait."""
+    firing: Firing
+
+
+class Backtest:
+    """Events are played in the order of time; what they leave is in `held`."""
+
+    def __init__(self, sensor: Conditions, failed: CountError) -> None:
+        self._router = Router(sensor, failed)
+        self._rules = {each.name: each for each in sensor.rules()}
+        self._held: dict[str, Held] = {}
+        self._timers = Timers()
+        self._offset = 0
+
+    @property
+    def held(self) -> Mapping[str, Held]:
+        """What triggers wait with, by key."""
+        return self._held
+
+    def play(self, events: Iterable[PastEvent]) -> Iterator[Fired]:
+        """What they fire. An event that is earlier than one before it is late, as on the bus."""
+        for event in events:
+            yield from self.until(event.at)
+            identity = identity_of(event.attributes)
+            for route in self._router.route(event.attributes):
+                held = HeldEvent(route.dependency, identity, event.at, self._offset, event.document)
+                self._offset += 1
+                if route.fires:
+                    yield Fired(route.key, event.at, Firing((held,)))
+                    continue
+                rule = self._rules[trigger_of(route.key)]
+                after = rules.step(rule, self._held.get(route.key, ()), held)
+                self._keep(route.key, after.held)
+                for firing in after.firings:
+                    yield Fired(route.key, event.at, firing)
+
+    def until(self, time: int) -> Iterator[Fired]:
+        """What fires as nothing else has come before this time (ms)."""
+        for key in self._timers.until(time):
+            rule = self._rules[trigger_of(key)]
+            after = rules.expire(rule, self._held[key], time)
+            self._keep(key, after.held)
+            for firing in after.firings:
+                assert rule.within is not None
+                waited = max(each.at for each in firing.events) + rule.within
+                yield Fired(key, waited, firing)
+
+    def _keep(self, key: str, held: Held) -> None:
+        self._timers.set(key, rules.expires(self._rules[trigger_of(key)], held))
+        if held:
+            self._held[key] = held
+        else:
+            self._held.pop(key, None)

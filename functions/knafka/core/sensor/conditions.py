@@ -1,0 +1,262 @@
+"""A Sensor's condition: which events it takes for a trigger to fire (BUS-2, BUS-3, BUS-S1).
+
+    condition  = all, { "||", all } ;
+    all        = term, { "&&", term } ;
+    term       = "(", condition, ")" | name | number, "of", name | "!", name ;
+
+`3 of a` wants the latest three events of `a`. `a && !b` wants `a` without a `b` that follows in
+time. Not here: when that is decided; see `absence`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from knafka.core.errors import InvalidExpression
+
+MAX_LENGTH: Final = 4096
+"""Characters of a condition."""
+MAX_DEPTH: Final = 32
+"""Parentheses within each other."""
+MAX_COUNT: Final = 1000
+"""Events of one dependency that a condition may want: all of them are held until it fires."""
+
+MAX_NAME: Final = 63
+"""Characters of a name."""
+NAME: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+"""What a dependency's and a trigger's name look like."""
+
+_TOKEN = re.compile(rf"\s*(?:({NAME})|(&&|\|\||[()!]))")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """At least so many events of a dependency."""
+
+    name: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """No event of a dependency."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    parts: tuple[Node, ...]
+
+
+Node: TypeAlias = Wanted | Unwanted | AllOf | AnyOf
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One that was parsed."""
+
+    tree: Node
+    """What is wanted; without what isn't."""
+    wanted: Mapping[str, int]
+    """The dependencies that count for it, and the most events that it wants of each at once."""
+    unwanted: frozenset[str]
+    """The dependencies of which no event may follow."""
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether any event of a dependency makes it true, so that nothing is held (BUS-S2)."""
+        return not self.unwanted and _is_simple(self.tree)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self.unwanted | self.wanted.keys()
+
+    def holds(self, counts: Mapping[str, int]) -> bool:
+        """Whether so many events of each dependency are what is wanted."""
+        return _holds(self.tree, counts)
+
+
+def every(names: Sequence[str]) -> Condition:
+    """All of these dependencies: the condition of a trigger that has none (BUS-S1)."""
+    return _condition(_joined(AllOf, [Wanted(name) for name in names]), [])
+
+
+def parse(text: str) -> Condition:
+    """The condition in `text`. Raises `InvalidExpression`."""
+    if len(text) > MAX_LENGTH:
+        raise InvalidExpression(f"a condition has {MAX_LENGTH} characters at most", MAX_LENGTH)
+    tree = _Parser(list(_tokens(text))).condition()
+    parts = tree.parts if isinstance(tree, AllOf) else (tree,)
+    unwanted = [part.name for part in parts if isinstance(part, Unwanted)]
+    positive = [part for part in parts if not isinstance(part, Unwanted)]
+    if any(isinstance(node, Unwanted) for part in positive for node in _nodes(part)):
+        raise InvalidExpression(
+            "what is negated is joined to the rest by &&: a && b && !c, and not a && (b || !c)"
+        )
+    if not positive:
+        raise InvalidExpression("a condition wants at least one event that comes: a && !b")
+    condition = _condition(_joined(AllOf, positive), unwanted)
+    if both := condition.unwanted & condition.wanted.keys():
+        raise InvalidExpression(f"{min(both)} is wanted and unwanted")
+    return condition
+
+
+def _condition(tree: Node, unwanted: Sequence[str]) -> Condition:
+    wanted: dict[str, int] = {}
+    for node in _nodes(tree):
+        if isinstance(node, Wanted):
+            wanted[node.name] = max(node.count, wanted.get(node.name, 0))
+    return Condition(tree, wanted, frozenset(unwanted))
+
+
+def _joined(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Node:
+    return parts[0] if len(parts) == 1 else kind(tuple(parts))
+
+
+def _nodes(node: Node) -> Iterator[Node]:
+    yield node
+    if isinstance(node, AllOf | AnyOf):
+        for part in node.parts:
+            yield from _nodes(part)
+
+
+def _is_simple(node: Node) -> bool:
+    match node:
+        case Wanted(count=count):
+            return count == 1
+        case AnyOf(parts):
+            return all(map(_is_simple, parts))
+        case _:
+            return False
+
+
+def _holds(node: Node, counts: Mapping[str, int]) -> bool:
+    match node:
+        case Wanted(name, count):
+            return counts.get(name, 0) >= count
+        case AllOf(parts):
+            return all(_holds(part, counts) for part in parts)
+        case AnyOf(parts):
+            return any(_holds(part, counts) for part in parts)
+        case Unwanted():
+            raise AssertionError("a condition's tree has only what is wanted")
+
+
+class _Token(NamedTuple):
+    text: str
+    position: int
+    is_name: bool
+
+
+_END: Final = ""
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    at = 0
+    while text[at:].strip():
+        match = _TOKEN.match(text, at)
+        if match is None:
+            at += len(text[at:]) - len(text[at:].lstrip())
+            raise InvalidExpression(
+                f"{text[at]!r} has no meaning in a condition: want names, &&, ||, ! and ()", at
+            )
+        yield _Token(match[1] or match[2], match.end() - len(match[1] or match[2]), bool(match[1]))
+        at = match.end()
+    yield _Token(_END, len(text), False)
+
+
+class _Parser:
+    """One method for each rule of the grammar."""
+
+    def __init__(self, tokens: Sequence[_Token]) -> None:
+        self._tokens = tokens
+        self._next = 0
+        self._depth = 0
+
+    def condition(self) -> Node:
+        tree = self._any()
+        if self._token.text != _END:
+            raise self._unexpected("&& or ||")
+        return tree
+
+    def _any(self) -> Node:
+        parts = [self._all()]
+        while self._takes("||"):
+            parts.append(self._all())
+        return _joined(AnyOf, _flat(AnyOf, parts))
+
+    def _all(self) -> Node:
+        parts = [self._term()]
+        while self._takes("&&"):
+            parts.append(self._term())
+        return _joined(AllOf, _flat(AllOf, parts))
+
+    def _term(self) -> Node:
+        if self._takes("("):
+            self._depth += 1
+            if self._depth > MAX_DEPTH:
+                raise InvalidExpression(
+                    f"at most {MAX_DEPTH} parentheses within each other", self._token.position
+                )
+            tree = self._any()
+            if not self._takes(")"):
+                raise self._unexpected(")")
+            self._depth -= 1
+            return tree
+        if self._takes("!"):
+            return Unwanted(self._name())
+        if self._is_count():
+            return self._counted()
+        return Wanted(self._name())
+
+    def _is_count(self) -> bool:
+        """Whether `3 of a` follows; a dependency may well be named 3, or of."""
+        first, second, third = (
+            self._tokens[min(self._next + ahead, len(self._tokens) - 1)] for ahead in range(3)
+        )
+        return first.text.isdecimal() and second.text == "of" and third.is_name
+
+    def _counted(self) -> Node:
+        token = self._token
+        count = int(token.text)
+        if not 1 <= count <= MAX_COUNT:
+            raise InvalidExpression(f"want 1 to {MAX_COUNT} events, not {count}", token.position)
+        self._next += 2
+        return Wanted(self._name(), count)
+
+    def _name(self) -> str:
+        token = self._token
+        if not token.is_name:
+            raise self._unexpected("the name of a dependency")
+        self._next += 1
+        return token.text
+
+    def _takes(self, text: str) -> bool:
+        found = self._token.text == text
+        self._next += found
+        return found
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _unexpected(self, wanted: str) -> InvalidExpression:
+        token = self._token
+        found = repr(token.text) if token.text else "the end"
+        return InvalidExpression(f"want {wanted}, not {found}", token.position)
+
+
+def _flat(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Sequence[Node]:
+    """`a && (b && c)` is `a && b && c`."""
+    return [
+        inner for part in parts for inner in (part.parts if isinstance(part, kind) else (part,))
+    ]

@@ -1,0 +1,168 @@
+"""The contract of a Sensor: all that its function knows of it, as JSON in its environment.
+
+The vocabulary is Argo's (BUS-S1 to BUS-S5); what goes beyond it is said where it stands. Field
+names are camelCase in JSON and snake_case here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated, Self, TypeAlias
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from knafka.core.contract import AttributesFilter, CesqlText, Filter, Kafka
+from knafka.core.documents import Duration, Model, problem
+from knafka.core.errors import InvalidDocument
+from knafka.core.sensor import conditions
+from knafka.core.sensor.conditions import Condition
+from knafka.core.sensor.resets import Reset
+from knafka.core.sensor.rules import Rule
+
+MAX_TRIGGERS = 100
+"""Triggers of one Sensor, and dependencies: a commit of 4 KiB says what they still need."""
+
+Name: TypeAlias = Annotated[
+    str, StringConstraints(pattern=f"^{conditions.NAME}$", max_length=conditions.MAX_NAME)
+]
+
+
+class Dependency(Model):
+    """Which events of the bus count as one of those that a condition names."""
+
+    name: Name
+    filter: AttributesFilter = AttributesFilter()
+    filters: tuple[Filter, ...] = ()
+    """ANDed, all dialects of a Trigger's; when there are any, `filter` is ignored (KN-TRG-10)."""
+
+
+class ByTime(Model):
+    """When the events that are held stop counting (BUS-S5)."""
+
+    cron: str
+    timezone: str = "UTC"
+
+    @model_validator(mode="after")
+    def _is_valid(self) -> Self:
+        try:
+            Reset(self.cron, self.timezone)
+        except InvalidDocument as error:
+            raise problem(error.problem) from None
+        return self
+
+
+class ConditionsReset(Model):
+    by_time: ByTime
+
+
+class SensorTrigger(Model):
+    """What is done when a condition has become true."""
+
+    name: Name
+    conditions: str = ""
+    """A boolean expression of dependencies (BUS-S1); empty: all of them."""
+    conditions_reset: tuple[ConditionsReset, ...] = ()
+    within: Annotated[Duration, Field(ge=0.001)] | None = None
+    """Seconds in which the events of one firing lie, ours: with `!`, how long is waited."""
+    correlation: CesqlText | None = None
+    """What the events of one firing have in common, ours: an attribute, or an expression of them.
+    An event that doesn't have it counts for none."""
+    at_least_once: bool = True
+    """False: its action may be lost, and is never begun twice (BUS-5, BUS-S7)."""
+
+    def rule(self, dependencies: Iterable[str]) -> Rule:
+        """Ready to be asked; raises `InvalidExpression`."""
+        return Rule(
+            self.name,
+            self.condition(dependencies),
+            None if self.within is None else round(self.within * 1000),
+            tuple(
+                Reset(each.by_time.cron, each.by_time.timezone) for each in self.conditions_reset
+            ),
+        )
+
+    def condition(self, dependencies: Iterable[str]) -> Condition:
+        """Raises `InvalidExpression`."""
+        if not self.conditions.strip():
+            return conditions.every(list(dependencies))
+        return conditions.parse(self.conditions)
+
+
+def _names_once(named: tuple[Dependency, ...] | tuple[SensorTrigger, ...]) -> None:
+    counts = Counter(each.name for each in named)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise problem(f"{', '.join(sorted(twice))}: there is more than one of that name")
+
+
+def _dependencies(found: tuple[Dependency, ...]) -> tuple[Dependency, ...]:
+    _names_once(found)
+    return found
+
+
+class Conditions(Model):
+    """What a Sensor decides by."""
+
+    dependencies: Annotated[
+        tuple[Dependency, ...],
+        Field(min_length=1, max_length=MAX_TRIGGERS),
+        AfterValidator(_dependencies),
+    ]
+    triggers: Annotated[tuple[SensorTrigger, ...], Field(min_length=1, max_length=MAX_TRIGGERS)]
+
+    @model_validator(mode="after")
+    def _conditions_are_valid(self) -> Self:
+        _names_once(self.triggers)
+        names = [each.name for each in self.dependencies]
+        for trigger in self.triggers:
+            try:
+                condition = trigger.condition(names)
+            except InvalidDocument as error:
+                raise problem(f"the conditions of {trigger.name}: {error.problem}") from None
+            if unknown := sorted(condition.names - set(names)):
+                raise problem(
+                    f"the conditions of {trigger.name} name {', '.join(unknown)}, which is no"
+                    f" dependency: want {', '.join(names)}"
+                )
+            if condition.unwanted and trigger.within is None:
+                raise problem(
+                    f"the trigger {trigger.name} wants a time (within) after which it is decided"
+                    f" that no {', '.join(sorted(condition.unwanted))} came"
+                )
+        return self
+
+    def rules(self) -> tuple[Rule, ...]:
+        """One for each trigger, in their order."""
+        names = [each.name for each in self.dependencies]
+        return tuple(each.rule(names) for each in self.triggers)
+
+
+class Sensor(Conditions):
+    """One Sensor, as its function sees it."""
+
+    namespace: str
+    name: str
+    generation: Annotated[int, Field(ge=0)] = 0
+    """What is read from the trigger topic may come from a process with a later one: then this one
+    ends, as it can't tell what that is."""
+    kafka: Kafka
+    topic: str
+    """The bus: its events are read from there (BUS-8)."""
+    group: str
+    """Reads it, and the trigger topic."""
+    trigger_topic: str
+    """Events of complex conditions, by trigger (BUS-10, BUS-13)."""
+    changelog_topic: str
+    """What triggers hold: compacted, with as many partitions as the trigger topic."""
+    action_topic: str
+    """What has fired (BUS-11)."""
+
+    def transactional_id(self, name: str) -> str:
+        """Of one process; its consumer has it as its client id, too."""
+        return f"{self.group}-{name}"
+
+    def slot_of(self, client_id: str) -> int | None:
+        """The slot (`DrainRequest.slot`) of a process by its transactional id; None: it has none,
+        or is none of this Sensor's."""
+        name = client_id.removeprefix(f"{self.group}-")
+        return int(name) if name != client_id and name.isdecimal() and len(name) < 10 else None

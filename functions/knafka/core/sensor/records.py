@@ -1,0 +1,163 @@
+"""What a Sensor writes: the records of its three topics (BUS-7, BUS-18, BUS-S6).
+
+    trigger     key TRIGGER or TRIGGER/CORRELATION   value one event, as JSON     what was matched
+    changelog   key OFFSET/ and that key             the same, or a tombstone     what is held
+    action      that key                             a CloudEvent, see `action`   what has fired
+
+The key of a trigger's record is that of all it holds, so one partition has it, and one process at a
+time (BUS-18, BUS-19). A changelog's record lies in the partition of the same number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from knafka.core.errors import InvalidEvent
+from knafka.core.event import Attributes, Event
+from knafka.core.kafka_binding import RecordHeaders, to_record
+from knafka.core.progress import MAX_METADATA
+from knafka.core.sensor.held import Firing, HeldEvent
+
+FIRED: Final = "dev.knafka.sensor.fired"
+"""The type of the event that a firing is."""
+TRIGGER: Final = "sensortrigger"
+"""The extension that says which trigger has fired."""
+DEPENDENCIES: Final = "sensordependencies"
+"""The extension that says which dependencies its events are of, in their order, with commas."""
+
+_DEPENDENCY, _IDENTITY, _AT, _GENERATION = "dependency", "identity", "at", "generation"
+_TRACE: Final = "traceparent"
+
+
+class TriggerRecord(NamedTuple):
+    """An event on its way to what a trigger holds."""
+
+    key: str
+    """`key_of` its trigger and correlation."""
+    event: HeldEvent
+    generation: int
+    """The Sensor's, as the process that wrote it knew it."""
+
+
+def key_of(trigger: str, correlation: str | None) -> str:
+    """What all records of one trigger and correlation key have in common."""
+    return trigger if correlation is None else f"{trigger}/{correlation}"
+
+
+def trigger_of(key: str) -> str:
+    """The name of the trigger: it has no slash."""
+    return key.partition("/")[0]
+
+
+def correlation_of(key: str) -> str | None:
+    _, slash, correlation = key.partition("/")
+    return correlation if slash else None
+
+
+def identity_of(attributes: Attributes) -> str:
+    """Which event it is; a source has no spaces."""
+    return f"{attributes['source']} {attributes['id']}"
+
+
+def headers_of(event: HeldEvent, generation: int) -> RecordHeaders:
+    """Those of a trigger's record, and of the changelog's."""
+    headers: RecordHeaders = [
+        (_DEPENDENCY, event.dependency.encode()),
+        (_IDENTITY, event.identity.encode()),
+        (_AT, b"%d" % event.at),
+        (_GENERATION, b"%d" % generation),
+    ]
+    return [*headers, (_TRACE, event.trace)] if event.trace else headers
+
+
+def read_trigger(
+    key: bytes | None, value: bytes | None, headers: RecordHeaders | None, offset: int
+) -> TriggerRecord:
+    """A record of the trigger topic, at this offset. Raises `InvalidEvent`."""
+    try:
+        found: Mapping[str, bytes] = dict(headers or ())
+        if key is None or value is None:
+            raise ValueError("it has no key or no value")
+        event = HeldEvent(
+            found[_DEPENDENCY].decode(),
+            found[_IDENTITY].decode(),
+            int(found[_AT]),
+            offset,
+            value,
+            found.get(_TRACE, b""),
+        )
+        return TriggerRecord(key.decode(), event, int(found[_GENERATION]))
+    except (KeyError, ValueError) as error:
+        raise InvalidEvent(f"the record is none of a Sensor's triggers: {error!r}") from None
+
+
+def changelog_key(key: str, offset: int) -> bytes:
+    """Of the record that says that the event at this offset of the trigger topic is held."""
+    return f"{offset}/{key}".encode()
+
+
+def read_changelog(key: bytes | None) -> tuple[str, int]:
+    """The key in the trigger topic, and the offset there. Raises `InvalidEvent`."""
+    offset, _, rest = (key or b"").partition(b"/")
+    try:
+        return rest.decode(), int(offset)
+    except ValueError:
+        raise InvalidEvent("the record is none of a Sensor's changelog") from None
+
+
+def action(
+    source: str, identity: str, key: str, firing: Firing, trace: bytes = b""
+) -> tuple[RecordHeaders, bytes]:
+    """The event that a firing is: an array of the events in it. `identity`: the same whenever this
+    firing is written, so that a subscriber can tell that it had it. `trace`: its `traceparent`."""
+    correlation = correlation_of(key)
+    attributes = {
+        "specversion": "1.0",
+        "id": identity,
+        "source": source,
+        "type": FIRED,
+        "time": _timestamp(max(each.at for each in firing.events)),
+        "datacontenttype": "application/json",
+        TRIGGER: trigger_of(key),
+        DEPENDENCIES: ",".join(each.dependency for each in firing.events),
+    }
+    if correlation is not None:
+        attributes["subject"] = correlation
+    data = b"[" + b",".join(each.document for each in firing.events) + b"]"
+    passed: RecordHeaders = [(_TRACE, trace)] if trace else []
+    return to_record(Event(attributes, data), passed).headers, data
+
+
+def _timestamp(at: int) -> str:
+    moment = datetime.fromtimestamp(at / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+DUE: Final = "@due"
+"""Beside the triggers' names, which have no @: when the next firing is due that waits for none."""
+
+
+def commit_metadata(offsets: Mapping[str, int], due: int | None) -> str:
+    """What is committed beside an offset of the trigger topic: the first offset of each trigger
+    that it still needs (BUS-16), and when (ms since the Unix epoch) somebody has to look again.
+
+    Nothing is read from the offsets again, as the changelog says what is held: they are for people.
+    """
+    found: dict[str, int] = {**offsets} if due is None else {**offsets, DUE: due}
+    text = json.dumps(found)
+    if len(text) > MAX_METADATA:
+        text = "" if due is None else json.dumps({DUE: due})
+    return text
+
+
+def due_in(metadata: str) -> int | None:
+    """When, by this metadata, somebody has to look again; None: never, or it isn't ours
+    (BUS-S8)."""
+    try:
+        found = json.loads(metadata)
+        return int(found[DUE])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,64 @@
+"""Resets by time: when the events that a trigger holds stop counting (BUS-4, BUS-S5)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+
+from knafka.core.errors import InvalidDocument
+
+_SECOND = timedelta(seconds=1)
+
+
+class Reset:
+    """A cron expression of five fields in a time zone. Times are milliseconds since the Unix
+    epoch."""
+
+    def __init__(self, cron: str, timezone: str = "UTC") -> None:
+        """Raises `InvalidDocument`."""
+        try:
+            self._zone = ZoneInfo(timezone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise InvalidDocument(
+                "timezone", f"unknown time zone {timezone!r:.80}: want one as Europe/Berlin"
+            ) from None
+        if len(cron.split()) != 5:
+            raise InvalidDocument(
+                "cron", f"invalid cron expression {cron!r:.80}: want five fields, as 59 23 * * *"
+            )
+        self._cron = cron
+        try:
+            CronSim(cron, datetime(2000, 1, 1, tzinfo=UTC))
+        except CronSimError as error:
+            raise InvalidDocument(
+                "cron", f"invalid cron expression {cron!r:.80}: {str(error).lower()}"
+            ) from None
+        # The last answer: events come in order but for a few, so the next one is mostly the same.
+        self._last: int | None = None
+        self._from = self._until = 0
+
+    def last(self, at: int) -> int | None:
+        """The last reset at or before this time; None: there was none."""
+        if not self._from <= at < self._until:
+            self._last, until = self._before(at), self._after(at)
+            self._from = at if self._last is None else self._last
+            self._until = at + 1 if until is None else until
+        return self._last
+
+    def _before(self, at: int) -> int | None:
+        # What is looked for is strictly before the second that it is asked of.
+        return self._first(_whole_second(at) + _SECOND, reverse=True)
+
+    def _after(self, at: int) -> int | None:
+        return self._first(_whole_second(at), reverse=False)
+
+    def _first(self, of: datetime, *, reverse: bool) -> int | None:
+        moments = CronSim(self._cron, of.astimezone(self._zone), reverse=reverse)
+        found = next(moments, None)
+        return None if found is None else round(found.timestamp() * 1000)
+
+
+def _whole_second(at: int) -> datetime:
+    return datetime.fromtimestamp(at // 1000, UTC)

@@ -1,0 +1,93 @@
+"""Which triggers of a Sensor an event concerns (BUS-21: the event handler's part)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from knafka.core import cesql
+from knafka.core.event import Attributes
+from knafka.core.filters import CountError, Predicate, compile_trigger
+from knafka.core.sensor.contract import Conditions, SensorTrigger
+from knafka.core.sensor.records import key_of
+
+MAX_CORRELATION: Final = 1024
+"""Characters: it is part of a record's key, and of what is held."""
+
+Correlate: TypeAlias = Callable[[Attributes], str | None]
+
+
+class Route(NamedTuple):
+    """An event counts as this dependency of this trigger."""
+
+    dependency: str
+    key: str
+    """The trigger, and the correlation key if it has any (`records.key_of`)."""
+    fires: bool
+    """Whether the trigger's condition is simple: nothing is held for it (BUS-12)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wants:
+    trigger: str
+    correlate: Correlate | None
+    fires: bool
+
+
+class Router:
+    """Compiled once; `route` is asked for each event of the bus."""
+
+    def __init__(self, sensor: Conditions, failed: CountError) -> None:
+        """`failed` is called for each filter and correlation that ends with an error."""
+        rules = sensor.rules()
+        self._wanted: list[tuple[str, Predicate, tuple[_Wants, ...]]] = []
+        for dependency in sensor.dependencies:
+            wants = tuple(
+                _Wants(
+                    trigger.name,
+                    _correlate(trigger, failed),
+                    rule.condition.is_simple,
+                )
+                for trigger, rule in zip(sensor.triggers, rules, strict=True)
+                if dependency.name in rule.condition.names
+            )
+            passes = compile_trigger(dependency.filter, dependency.filters, failed)
+            self._wanted.append((dependency.name, passes, wants))
+
+    def route(self, attributes: Attributes) -> list[Route]:
+        """Each trigger at most once for each of its dependencies; one with a simple condition at
+        most once."""
+        routes: list[Route] = []
+        fired: set[str] = set()
+        for dependency, passes, wants in self._wanted:
+            if not wants or not passes(attributes):
+                continue
+            for each in wants:
+                if each.trigger in fired:
+                    continue
+                correlation = None
+                if each.correlate is not None:
+                    correlation = each.correlate(attributes)
+                    if correlation is None:
+                        continue
+                if each.fires:
+                    fired.add(each.trigger)
+                routes.append(Route(dependency, key_of(each.trigger, correlation), each.fires))
+        return routes
+
+
+def _correlate(trigger: SensorTrigger, failed: CountError) -> Correlate | None:
+    if trigger.correlation is None:
+        return None
+    expression = cesql.compile_expression(trigger.correlation)
+
+    def correlate(attributes: Attributes) -> str | None:
+        value, errors = expression.evaluate(attributes)
+        if errors:
+            failed(errors[0].kind)
+            return None
+        found = str(value).lower() if isinstance(value, bool) else str(value)
+        return found if found and len(found) <= MAX_CORRELATION else None
+
+    return correlate

@@ -1,0 +1,142 @@
+"""The reducer: what a trigger of a Sensor holds, and when it fires (BUS-13, BUS-S3 to BUS-S5).
+
+    held, event ----step----> held, firing?        an event of one of its dependencies has come
+    held, time  ---expire---> held, firings        every event before this time has come
+
+All of it is pure. Time is that of the events (when the bus took them), never that of their
+processing: a backlog that is read after an outage fires what it would have fired without one.
+What is held is a tuple of a few events for each trigger and correlation key; who keeps it, and
+where, is not said here. A condition with something unwanted (`a && !b`) is decided in `absence`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from knafka.core.sensor import absence
+from knafka.core.sensor.conditions import Condition
+from knafka.core.sensor.held import Firing, Held, HeldEvent, in_time
+from knafka.core.sensor.resets import Reset
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One trigger, ready to be asked."""
+
+    name: str
+    condition: Condition
+    within: int | None = None
+    """Milliseconds between the first and the last event of a firing at most; None: any. With
+    something unwanted, it is also how long that is waited for."""
+    resets: tuple[Reset, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.condition.unwanted and self.within is None:
+            raise ValueError("a condition with ! wants a time within which it is decided")
+
+
+class Step(NamedTuple):
+    """What is held now, and what has fired, in the order of time."""
+
+    held: Held
+    firings: tuple[Firing, ...] = ()
+
+
+def step(rule: Rule, held: Held, event: HeldEvent) -> Step:
+    """An event has come: the latest ones of each dependency count, by their time (BUS-S3); what
+    fires is held no more (BUS-S4). One that came before, by its source and id, is replaced."""
+    events = _counting(rule, [*_others(rule, held, event), event])
+    if rule.condition.unwanted:
+        assert rule.within is not None
+        return Step(absence.decide(rule.condition, rule.within, events).held)
+    if rule.within is not None:
+        since = max((each.at for each in events), default=0) - rule.within
+        events = [each for each in events if each.at >= since]
+    events = _latest(rule.condition, events)
+    if rule.condition.holds(Counter(each.dependency for each in events)):
+        return Step((), (Firing(in_time(events)),))
+    return Step(tuple(events))
+
+
+def expire(rule: Rule, held: Held, until: int) -> Step:
+    """Every event of a time before `until` (ms) has come: what waits for none fires, and what can
+    become part of no firing is held no more."""
+    if rule.within is None or not held:
+        return Step(held)
+    if rule.condition.unwanted:
+        left, over = absence.expire(rule.condition, rule.within, held, until)
+        return Step(left, tuple(each for each in over if not _was_reset(rule, each.events)))
+    return Step(tuple(each for each in held if each.at + rule.within >= until))
+
+
+def due(rule: Rule, held: Held) -> int | None:
+    """When the next firing is due that waits for no event, in ms; None: there is none."""
+    if not rule.condition.unwanted or not held:
+        return None
+    assert rule.within is not None
+    return absence.due(rule.condition, rule.within, held)
+
+
+def expires(rule: Rule, held: Held) -> int | None:
+    """The first time (ms) at which `expire` would change what is held; None: never."""
+    if rule.within is None or not held:
+        return None
+    if rule.condition.unwanted:
+        return absence.expires(rule.condition, rule.within, held)
+    return min(each.at for each in held) + rule.within + 1
+
+
+def _others(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
+    """Without the same event. In a backlog, one whose wait is over hasn't fired yet, and is another
+    firing's."""
+    same = [each for each in held if each.is_same_as(event)]
+    if same and rule.condition.unwanted:
+        assert rule.within is not None
+        rounds = absence.decide(rule.condition, rule.within, held).rounds
+        over = [each for waited in rounds if waited.until < event.at for each in waited.events]
+        same = [each for each in same if each not in over]
+    return [each for each in held if each not in same]
+
+
+def _counting(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
+    """Those that came after the last reset before the newest of them (BUS-S5); in a backlog, also
+    those whose wait was over before it, and which haven't fired yet."""
+    if not rule.resets:
+        return events
+    since = _last_reset(rule, max(each.at for each in events))
+    if since is None:
+        return events
+    after = [each for each in events if each.at > since]
+    if not rule.condition.unwanted:
+        return after
+    assert rule.within is not None
+    before = [each for each in events if each.at <= since]
+    rounds = absence.decide(rule.condition, rule.within, before).rounds
+    over = [each for waited in rounds if waited.until < since for each in waited.events]
+    return [*over, *after]
+
+
+def _last_reset(rule: Rule, until: int) -> int | None:
+    resets = [last for reset in rule.resets if (last := reset.last(until)) is not None]
+    return max(resets, default=None)
+
+
+def _was_reset(rule: Rule, waited: Held) -> bool:
+    """Whether a reset came while these waited for what is unwanted."""
+    assert rule.within is not None
+    last = _last_reset(rule, waited[-1].at + rule.within)
+    return last is not None and last >= waited[-1].at
+
+
+def _latest(condition: Condition, events: Iterable[HeldEvent]) -> Sequence[HeldEvent]:
+    """As many of each dependency as the condition may want, the latest by time."""
+    room = Counter(condition.wanted)
+    kept = []
+    for each in reversed(in_time(events)):
+        if room[each.dependency] > 0:
+            room[each.dependency] -= 1
+            kept.append(each)
+    return in_time(kept)

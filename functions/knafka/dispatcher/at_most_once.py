@@ -1,0 +1,275 @@
+"""At most once: an event is begun when Kafka has confirmed the commit behind it (BUS-5, BUS-S7).
+
+    read --> commit, confirmed --> filter --> lane --> workers: attempts --> settled | lost
+
+Nobody else reads what is committed. So a drain finishes what it holds before its partitions go, and
+what it can't finish within the bounds of a stop or a revoke is lost, and counted as that.
+
+`ConfirmedReader` stands between a drain and its reader; what is begun, and when an event is
+settled, is as in every other drain (`drain`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from knafka.core.contract import Egress
+from knafka.core.drain import DrainProgress, Ended
+from knafka.core.errors import LogError
+from knafka.core.offsets import OffsetRange
+from knafka.core.progress import Progress, decode, encode, policy_of
+from knafka.dispatcher.drain import (
+    COMMIT_INTERVAL,
+    READ_LIMIT,
+    READ_TIMEOUT,
+    REVOKE_TIMEOUT,
+    Drain,
+    OpenReader,
+)
+from knafka.dispatcher.pending import Partition
+from knafka.ports.log import (
+    Assignment,
+    Commits,
+    ConfirmingReader,
+    LogReader,
+    OffsetAndMetadata,
+    Positions,
+    Record,
+)
+
+log = logging.getLogger(__name__)
+
+CONFIRM_TIMEOUT: Final = 10.0
+"""Seconds for the commit of what was read, all its repetitions included; then the drain fails."""
+AGAIN: Final = 0.1
+"""Seconds a read waits while a commit is to be repeated."""
+
+
+class ConfirmedReader:
+    """`LogReader` that gives a record once a commit behind it is confirmed, and never one twice.
+
+    A commit that fails while the group moves is repeated by the next reads, with more records. One
+    of which it isn't known whether Kafka has it is a `LogError`: nothing in it is ever given.
+    """
+
+    def __init__(
+        self,
+        open_reader: OpenReader,
+        assignment: Assignment,
+        policy: int,
+        limit: int,
+    ) -> None:
+        self.ends: Positions = {}
+        self._assignment = assignment
+        self._policy = policy
+        self._limit = limit
+        self._waiting: list[Record] = []
+        """Read, and not committed yet."""
+        self._behind: dict[int, int] = {}
+        """By partition that is ours: the offset behind what was read of it."""
+        self._committed: dict[int, int] = {}
+        self._settled: dict[int, Sequence[OffsetRange]] = {}
+        """What an at-least-once owner has settled above the position."""
+        self._give_up_at: float | None = None
+        self._loop = asyncio.get_running_loop()
+        reader = open_reader(self)
+        if not isinstance(reader, ConfirmingReader):
+            raise TypeError("such a reader can't have a commit confirmed")
+        self._reader = reader
+
+    @property
+    def waiting(self) -> int:
+        """Records that wait for their commit."""
+        return len(self._waiting)
+
+    # LogReader
+
+    async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        self.ends = {}
+        if self._waiting:
+            timeout = min(timeout, AGAIN)
+        room = max(1, min(limit, self._limit) - len(self._waiting))
+        for record in await self._reader.read(room, timeout):
+            number, offset = record.partition(), record.offset()
+            if offset >= self._behind.get(number, offset + 1):
+                self._behind[number] = offset + 1
+                self._waiting.append(record)
+        reached = {
+            number: end for number, end in self._reader.ends.items() if number in self._behind
+        }
+        self._behind.update(reached)
+        if not await self._commit():
+            return ()
+        self.ends = reached
+        records, self._waiting = self._waiting, []
+        return records
+
+    async def _commit(self) -> bool:
+        """Whether all that was read is committed. Raises `LogError`."""
+        commits = {
+            number: OffsetAndMetadata(behind, self._metadata(number, behind))
+            for number, behind in self._behind.items()
+            if behind != self._committed.get(number)
+        }
+        if not commits:
+            return True
+        now = self._loop.time()
+        self._give_up_at = self._give_up_at or now + CONFIRM_TIMEOUT
+        try:
+            async with asyncio.timeout_at(self._give_up_at):
+                await self._reader.commit_now(commits)
+        except TimeoutError:
+            raise LogError("Kafka did not confirm a commit in time") from None
+        except LogError as error:
+            if not error.retriable or self._loop.time() >= self._give_up_at:
+                raise
+            log.info("a commit was not confirmed, and is made again: %s", error)
+            return False
+        self._give_up_at = None
+        self._committed.update((number, each.offset) for number, each in commits.items())
+        return True
+
+    def _metadata(self, number: int, behind: int) -> str:
+        ahead = [each for each in self._settled.get(number, ()) if each[0] >= behind]
+        self._settled[number] = ahead
+        return encode(behind, Progress(ahead), self._policy)[0]
+
+    def pause(self, partitions: Sequence[int]) -> None:
+        self._reader.pause(partitions)
+
+    def resume(self, partitions: Sequence[int]) -> None:
+        self._reader.resume(partitions)
+
+    def commit(self, commits: Commits) -> None:
+        """Everything that was given is committed."""
+
+    async def close(self, timeout: float) -> None:
+        await self._reader.close(timeout)
+
+    # Assignment
+
+    def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
+        for number, found in partitions.items():
+            offset, metadata = found or OffsetAndMetadata(0)
+            self._behind[number] = self._committed[number] = offset
+            self._settled[number] = decode(offset, metadata, self._policy).settled
+        self._assignment.assigned(partitions)
+
+    async def revoked(self, partitions: Sequence[int]) -> Commits:
+        self._drop(partitions)
+        await self._assignment.revoked(partitions)
+        return {}
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        self._drop(partitions)
+        self._assignment.lost(partitions)
+
+    def _drop(self, partitions: Iterable[int]) -> None:
+        """What waits of them is for their next owner."""
+        for number in partitions:
+            for kept in (self._behind, self._committed, self._settled):
+                kept.pop(number, None)
+        self._waiting = [each for each in self._waiting if each.partition() in self._behind]
+
+
+class AtMostOnceDrain(Drain):
+    """A drain that begins no event before its offset is committed.
+
+    A kill loses what it holds: about twice `max_in_flight` records at most.
+    """
+
+    def __init__(self, egress: Egress, open_reader: OpenReader, *others: Any, **named: Any) -> None:
+        super().__init__(egress, self._open_confirmed, *others, **named)
+        self._open_inner = open_reader
+        self._confirmed: ConfirmedReader | None = None
+        self._gone: list[Partition] = []
+        """Partitions that went and whose attempts may be under way still."""
+
+    def _open_confirmed(self, assignment: Assignment) -> LogReader:
+        limit = min(READ_LIMIT, self._egress.max_in_flight)
+        if self._egress.rate_limit is not None:
+            limit = 1
+        self._confirmed = ConfirmedReader(
+            self._open_inner, assignment, policy_of(self._egress), limit
+        )
+        return self._confirmed
+
+    def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
+        """End: read no more, finish what is held within `timeout` seconds, leave."""
+        if not self._stopping:
+            self._stop_timeout = timeout
+        self._stopping = True
+
+    def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
+        self._count_lost()
+        return super().progress(ended, error)
+
+    def until_idle(self, idle: float) -> float:
+        if self._confirmed is not None and self._confirmed.waiting:
+            self._active_at = self._loop.time()
+        return super().until_idle(idle)
+
+    def _full(self) -> list[Partition]:
+        if self._waits_for_rate():
+            return [each for each in self._partitions.values() if not each.paused]
+        return super()._full()
+
+    def _has_room(self, partition: Partition) -> bool:
+        return not self._waits_for_rate() and super()._has_room(partition)
+
+    def _waits_for_rate(self) -> bool:
+        """Whether what is read now couldn't begin now: committed, it would be lost with us."""
+        if self._egress.rate_limit is None:
+            return False
+        return not self._workers.may_begin or self._workers.has_waiting
+
+    def _share(self) -> int:
+        return max(1, self._egress.max_in_flight // max(1, len(self._partitions)))
+
+    async def _finish_attempts(self, reader: LogReader) -> None:
+        until = self._loop.time() + self._stop_timeout
+        while self._held() and (left := until - self._loop.time()) > 0:
+            # Reading is what keeps us in the group; what was committed meanwhile is taken as well.
+            reader.pause(list(self._partitions))
+            self._take(await reader.read(1, 0.0))
+            await self._moves_until(lambda: not self._held(), min(left, READ_TIMEOUT))
+        self._workers.stop()
+        self._revoke_timeout = 0.0  # they had their time
+
+    async def _commit_regularly(self, reader: LogReader) -> None:
+        """Nothing to commit: `reader` has."""
+        while True:
+            await asyncio.sleep(COMMIT_INTERVAL)
+            self._count_lost()
+            for partition in self._partitions.values():
+                self._workers.release(partition)
+
+    async def revoked(self, partitions: Sequence[int]) -> Commits:
+        going = [self._partitions[each] for each in partitions if each in self._partitions]
+        if not self._stopping:
+            self.shrunk_at = self._loop.time()
+        await self._moves_until(
+            lambda: not any(each.tracker.unsettled for each in going), self._revoke_timeout
+        )
+        self.lost(partitions)
+        return {}
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        self._gone += [self._partitions[each] for each in partitions if each in self._partitions]
+        super().lost(partitions)
+
+    def _count_lost(self) -> None:
+        under_way = []
+        for partition in self._gone:
+            if partition.in_flight:
+                under_way.append(partition)
+            elif count := len(partition.tracker.unsettled):
+                self.counts.events.lost += count
+                log.warning(
+                    "%s: %d events of partition %d are lost: committed, and not finished before "
+                    "it went", self._egress.group, count, partition.number,
+                )  # fmt: skip
+        self._gone = under_way

@@ -1,0 +1,1 @@
+"""The sensor function: conditions over several events."""

@@ -1,0 +1,43 @@
+"""Counts of one process of a Sensor: what became of records, in committed transactions only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(slots=True)
+class Counts:
+    """Plain integers."""
+
+    read: int = 0
+    """Events of the bus."""
+    matched: int = 0
+    """Events for triggers, each as often as a trigger has it."""
+    fired: Counter[str] = field(default_factory=Counter)
+    """By trigger."""
+    undecodable: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    """Evaluations of a filter or a correlation that ended with an error, by its kind."""
+    transactions: int = 0
+    aborted: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.read + other.read,
+            self.matched + other.matched,
+            self.fired + other.fired,
+            self.undecodable + other.undecodable,
+            self.errors + other.errors,
+            self.transactions + other.transactions,
+            self.aborted + other.aborted,
+        )
+
+    def add(self, other: Counts) -> None:
+        """In place, as others read it meanwhile."""
+        total = self + other
+        for each in fields(self):
+            setattr(self, each.name, getattr(total, each.name))
+
+    def copy(self) -> Counts:
+        return self + Counts()

@@ -1,0 +1,133 @@
+"""A Sensor's drain: its processor, on a thread of its own, until idle or stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from knafka.clients.call_thread import CallThread
+from knafka.core.drain import DrainProgress, Ended, Holding
+from knafka.core.errors import LogError
+from knafka.draining.lease import STOP_TIMEOUT
+from knafka.sensor.counts import Counts
+from knafka.sensor.processor import Processor
+
+log = logging.getLogger(__name__)
+
+PATIENCE: Final = 1.0
+"""Seconds that it waits for a first record; also how soon a stop is noticed."""
+JOIN_PATIENCE: Final = 50.0
+"""Seconds to wait for partitions at least, as a dispatcher does (docs/decisions/0013)."""
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds to leave the group."""
+HOLDING_INTERVAL: Final = 5.0
+"""Seconds between two reports of what is held, at least."""
+HOLDING_SHARE: Final = 50
+"""Times as long as a report takes, no other one is made: it is a look at every key."""
+SOON: Final = 30.0
+"""Seconds before something is due in which it isn't worth to sleep."""
+
+
+class SensorDrain:
+    """One Sensor's part of this process; `draining.lease.Leased`."""
+
+    def __init__(
+        self,
+        open_processor: Callable[[int | None], Processor],
+        slot: int | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`slot` as in `DrainRequest`."""
+        self.idle: float | None = None
+        self.shrunk_at: float | None = None
+        self.slot = slot
+        self._open_processor = open_processor
+        self._now = now
+        self.processor: Processor | None = None
+        """None before `run`."""
+        self._stopping = False
+        self._reported = Counts()
+        """What is in the lines of earlier requests."""
+        self._active_at = time.monotonic()
+        self._holding: Holding | None = None
+        """What is held, if no line has said it yet."""
+        self._report_at = 0.0
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
+
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        self._stopping = True
+
+    def request_ended(self) -> None:
+        if self.processor is not None:
+            self._reported = self.processor.counts.copy()
+
+    def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
+        if self.processor is None:
+            return DrainProgress(slot=self.slot, ended=ended, error=error)
+        now, before = self.processor.counts, self._reported
+        holding, self._holding = self._holding, None
+        return DrainProgress(
+            read=now.read - before.read,
+            delivered=now.fired.total() - before.fired.total(),
+            partitions=self.processor.partitions,
+            slot=self.slot,
+            holding=holding,
+            ended=ended,
+            error=error,
+        )
+
+    async def run(self) -> DrainProgress:
+        self._loop = asyncio.get_running_loop()
+        thread = CallThread(self._loop, "sensor")
+        try:
+            ended: Ended = await thread.call(self._process)
+            return self.progress(ended)
+        except LogError as error:
+            log.error("the drain failed: %s", error)
+            return self.progress(Ended.FAILED, str(error))
+        finally:
+            self._stopping = True
+            thread.end()
+
+    # On the thread
+
+    def _process(self) -> Ended:
+        self._active_at = time.monotonic()
+        processor = self.processor = self._open_processor(self.slot)
+        had: tuple[int, ...] = ()
+        try:
+            processor.check_topics()
+            while not self._stopping:
+                if self._is_idle(processor):
+                    return Ended.IDLE
+                if processor.step(round(self._now() * 1000), PATIENCE):
+                    self._active_at = time.monotonic()
+                if not set(had) <= set(has := processor.partitions):
+                    self.shrunk_at = self._loop.time()
+                had = has
+                if time.monotonic() >= self._report_at:
+                    self._report(processor)
+            return Ended.STOPPED
+        finally:
+            self._report(processor)  # before what it has is forgotten
+            processor.close(CLOSE_TIMEOUT)
+
+    def _report(self, processor: Processor) -> None:
+        began = time.monotonic()
+        self._holding = processor.holding()
+        took = time.monotonic() - began
+        self._report_at = began + max(HOLDING_INTERVAL, HOLDING_SHARE * took)
+
+    def _is_idle(self, processor: Processor) -> bool:
+        if self.idle is None:
+            return False
+        if processor.due is not None and processor.due / 1000 <= self._now() + SOON:
+            return False
+        at_least = self.idle if processor.partitions else max(self.idle, JOIN_PATIENCE)
+        return time.monotonic() - self._active_at >= at_least

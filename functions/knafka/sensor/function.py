@@ -1,0 +1,162 @@
+"""The sensor as a function: it drains one Sensor (issue 17; docs/decisions/0026-sensors.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
+
+from knafka import settings
+from knafka.clients.http_subscriber import HttpSubscriber
+from knafka.clients.kafka_connection import reading, writing
+from knafka.clients.kafka_transactions import KafkaTransactions
+from knafka.core.documents import digest
+from knafka.core.drain import DrainRequest
+from knafka.core.errors import LogError
+from knafka.core.sensor.contract import Sensor
+from knafka.draining.function import DrainingFunction, Side
+from knafka.draining.lease import Lease
+from knafka.draining.renewal import OwnService
+from knafka.draining.side import LeasedSide
+from knafka.observability import Metric
+from knafka.ports.transactions import Claims, TransactionalLog
+from knafka.sensor.counts import Counts
+from knafka.sensor.drain import SensorDrain
+from knafka.sensor.processor import Processor
+from knafka.serving import Send
+from knafka.settings import Drains
+from knafka.tracing.spans import Tracer
+
+OpenLog: TypeAlias = Callable[[Sensor, str, Claims], TransactionalLog]
+"""By a transactional id. Raises `LogError`, and `InvalidDocument` for a Secret that can't work."""
+
+
+def open_kafka(sensor: Sensor, transactional_id: str, claims: Claims) -> TransactionalLog:
+    return KafkaTransactions(
+        reading(sensor.kafka),
+        sensor.group,
+        [sensor.topic, sensor.trigger_topic],
+        claims,
+        transactional_id,
+        writing=writing(sensor.kafka),
+    )
+
+
+class SensorFunction(DrainingFunction):
+    """One process of a Sensor."""
+
+    def __init__(self, open_log: OpenLog = open_kafka) -> None:
+        super().__init__("knafka-sensor", self._open)
+        self._open_log = open_log
+
+    def _open(self, environment: Mapping[str, str], drains: Drains, tracer: Tracer | None) -> Side:
+        return SensorSide(settings.sensor(environment), self._open_log, drains.service_url, tracer)
+
+
+class SensorSide(LeasedSide):
+    """A `draining.function.Side`; `service_url` as in `settings.Drains`."""
+
+    failure: LogError | None = None
+
+    def __init__(
+        self,
+        sensor: Sensor,
+        open_log: OpenLog,
+        service_url: str | None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._tracer = tracer
+        self._sensor = sensor
+        self._digest = digest(sensor)
+        self._open_log = open_log
+        self._slot: int | None = None
+        """Of the request under way."""
+        self._drain: SensorDrain | None = None
+        self._before = Counts()
+        """Of the drains before this one."""
+        self._subscriber = HttpSubscriber(limit=1)
+        renewal = None
+        if service_url is not None:
+            # Whichever process answers has a slot of its own, or none.
+            what = {"sensor": self._digest, "slot": None}
+            renewal = OwnService(service_url, what, self._subscriber)
+        super().__init__(Lease(self._new_drain, renewal))
+
+    def _new_drain(self) -> SensorDrain:
+        self._before = self._totals()
+        # One that begins without a request has no slot: another process may have it by now.
+        self._drain = SensorDrain(self._open_processor, self._slot)
+        return self._drain
+
+    def _open_processor(self, slot: int | None) -> Processor:
+        # A process that was killed leaves its transaction open; the next one in its slot ends it.
+        # Without a slot no process has the name again, and Kafka ends it by its timeout.
+        name = uuid.uuid4().hex[:12] if slot is None else str(slot)
+        identity = self._sensor.transactional_id(name)
+        return Processor(
+            self._sensor,
+            lambda claims: self._open_log(self._sensor, identity, claims),
+            self._tracer,
+        )
+
+    def _totals(self) -> Counts:
+        if self._drain is None or self._drain.processor is None:
+            return self._before
+        return self._before + self._drain.processor.counts
+
+    def refusal(self, request: DrainRequest) -> str:
+        other = request.shard is not None or request.egress is not None
+        if other or request.sensor not in (None, self._digest):
+            return "this process has another Sensor, or another version of it"
+        return ""
+
+    async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
+        self._slot = request.slot
+        await super().stream(request, caller, send)
+
+    def detach(self) -> None:
+        self._slot = None
+        super().detach()
+
+    async def close(self) -> None:
+        await self._lease.wait()
+        await self._subscriber.close()
+
+    def metrics(self) -> Iterator[Metric]:
+        labels = {"namespace": self._sensor.namespace, "sensor": self._sensor.name}
+        totals = self._totals()
+        yield Metric(
+            "knafka_sensor_events_total",
+            "Events of the bus, and how often a trigger has one, by what became of them",
+            [
+                ({**labels, "outcome": "read"}, totals.read),
+                ({**labels, "outcome": "matched"}, totals.matched),
+                ({**labels, "outcome": "undecodable"}, totals.undecodable),
+            ],
+        )
+        yield Metric(
+            "knafka_sensor_firings_total",
+            "Conditions that have become true, by trigger",
+            [({**labels, "trigger": name}, count) for name, count in totals.fired.items()],
+        )
+        yield Metric(
+            "knafka_sensor_errors_total",
+            "Evaluations of a filter or a correlation that ended with an error, by its kind",
+            [({**labels, "kind": kind}, count) for kind, count in totals.errors.items()],
+        )
+        yield Metric(
+            "knafka_sensor_transactions_total",
+            "Transactions by what became of them",
+            [
+                ({**labels, "outcome": "committed"}, totals.transactions),
+                ({**labels, "outcome": "aborted"}, totals.aborted),
+            ],
+        )
+        processor = None if self._drain is None else self._drain.processor
+        yield Metric(
+            "knafka_sensor_held_keys",
+            "Triggers, or their correlation keys, for which this process holds events",
+            [(labels, 0 if processor is None else processor.held_keys)],
+            kind="gauge",
+        )

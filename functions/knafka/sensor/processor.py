@@ -1,0 +1,310 @@
+"""A Sensor's two handlers, and the transactions in which they work (BUS-21, BUS-23).
+
+    bus ------route------> trigger topic --reduce--> changelog: what is held
+     |                                      |
+     +---simple condition---> action topic <--fires
+
+What follows from a batch of records is appended in one transaction with the offsets behind them,
+so each of them counts once, whichever process is killed when. What is held is in memory and in the
+changelog; a process that is given a partition reads it from there, and forgets it when the
+partition goes (BUS-S10). It never holds an offset back for it: what a trigger waits for is no lag.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+from knafka.core import json_format
+from knafka.core.cesql import ErrorKind
+from knafka.core.drain import Holding
+from knafka.core.errors import InvalidEvent, LogError
+from knafka.core.kafka_binding import RecordHeaders, read
+from knafka.core.sensor import records, rules
+from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.held import Firing, Held, HeldEvent
+from knafka.core.sensor.routing import Router
+from knafka.core.sensor.rules import Rule, Step
+from knafka.observability import RateLimitedFilter
+from knafka.ports.log import OffsetAndMetadata, Record
+from knafka.ports.transactions import (
+    Output,
+    Partition,
+    RecordTooLarge,
+    TransactionAborted,
+    TransactionalLog,
+)
+from knafka.sensor.batch import Batch
+from knafka.sensor.counts import Counts
+from knafka.sensor.state import State
+from knafka.sensor.tracing import SensorTracing
+from knafka.sensor.watermark import INTERVAL, LATENESS, Watermark
+from knafka.tracing.spans import Tracer
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter(by_wording=True))
+
+BATCH: Final = 1000
+GATHERING: Final = 0.02
+"""A transaction has the records of so many seconds, and so many at most (BUS-23, BUS-S9). Of a
+backlog 100 would be too few: a transaction costs Kafka as much as hundreds of records do
+(docs/decisions/0026-sensors.md)."""
+
+
+class NewerSensor(LogError):
+    """A record of a later version of this Sensor: only that version knows what it means."""
+
+
+class MissingTopics(LogError):
+    """Topics of the Sensor that aren't there: nothing makes them but the operator (BUS-S12)."""
+
+    def __init__(self, topics: Sequence[str]) -> None:
+        super().__init__(
+            f"missing topics: {', '.join(topics)}; the operator makes a Sensor's own again, and the"
+            " bus is its Broker's",
+            unknown_topic=True,
+        )
+
+
+class Processor:
+    """One process's part of a Sensor: `step` is called again and again, by one thread. It is the
+    `Claims` of its own log."""
+
+    def __init__(
+        self,
+        sensor: Sensor,
+        open_log: Callable[[Processor], TransactionalLog],
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
+        self.counts = Counts()
+        self._sensor = sensor
+        self._rules: Mapping[str, Rule] = {each.name: each for each in sensor.rules()}
+        self._router = Router(sensor, self._failed)
+        self._state = State(self._rules)
+        self._positions: dict[Partition, int] = {}
+        """What is committed."""
+        self._moved: set[Partition] = set()
+        """Partitions that came or went since the last look."""
+        self._log = open_log(self)
+        self._watermark = Watermark(sensor, self._log)
+
+    def check_topics(self) -> None:
+        """Raises `MissingTopics`, which names all of them, and `LogError`: of a topic that isn't
+        there a member of a group hears nothing."""
+        sensor, missing = self._sensor, list[str]()
+        for topic in (
+            sensor.topic,
+            sensor.trigger_topic,
+            sensor.changelog_topic,
+            sensor.action_topic,
+        ):
+            try:
+                self._log.ends(topic)
+            except LogError as error:
+                if not error.unknown_topic:
+                    raise
+                missing.append(topic)
+        if missing:
+            raise MissingTopics(missing)
+
+    def step(self, now: int, patience: float = GATHERING) -> int:
+        """Handle what comes within so many seconds, and what is due at `now` (ms since the Unix
+        epoch); gives how many records. Raises `LogError` for a log that can't be gone on with."""
+        if (first := self._state.first_timer) is not None:
+            patience = min(patience, max(INTERVAL, first + LATENESS - now) / 1000)
+        found, reached = self._read(patience)
+        batch = Batch(self._sensor, self._state, self._tracing)
+        for record in found:
+            position = _partition_of(record)
+            if position.topic == self._sensor.topic:
+                self._route(record, batch)
+            else:
+                self._reduce(record, batch)
+            batch.positions[position] = record.offset() + 1
+        for partition, end in reached.items():
+            if self._positions.get(partition) != end:
+                batch.positions[partition] = end
+        if not found:
+            self._expire(now, batch)
+        outputs = batch.outputs
+        if batch.positions or outputs:
+            self._commit(batch, outputs)
+        return len(found)
+
+    def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
+        """What has come, and what was read to its end with it: the first record, and those that
+        follow it within `GATHERING`."""
+        first = self._log.read(1, patience)
+        reached = dict(self._log.reached)
+        if not first:
+            return first, reached
+        self._moved.clear()
+        more = self._log.read(BATCH - 1, GATHERING)
+        # What went meanwhile isn't ours, and what also came again is read again.
+        kept = [each for each in first if _partition_of(each) not in self._moved]
+        later = {*self._moved, *map(_partition_of, more)}
+        reached = {each: end for each, end in reached.items() if each not in later}
+        return [*kept, *more], {**reached, **self._log.reached}
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """Numbers of those that are this process's, of the bus or of the trigger topic."""
+        return tuple(sorted({each.number for each in list(self._positions)}))
+
+    @property
+    def held_keys(self) -> int:
+        """Triggers, or their correlation keys, for which events are held here."""
+        return self._state.keys
+
+    @property
+    def due(self) -> int | None:
+        """When (ms) the next firing is due that waits for no event; None: there is none."""
+        return self._state.due
+
+    def holding(self) -> Holding:
+        """What each trigger holds here; costs a look at everything."""
+        return self._state.holding()
+
+    def held(self) -> Mapping[str, Held]:
+        """What is held in this process, by key."""
+        return self._state.all()
+
+    def close(self, timeout: float) -> None:
+        """Leave: what was read and isn't committed is read by others."""
+        self._log.close(timeout)
+
+    # Partitions
+
+    def assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
+        self._watermark.forget()
+        self._moved.update(partitions)
+        changelog = self._sensor.changelog_topic
+        for partition, committed in partitions.items():
+            self._positions[partition] = 0 if committed is None else committed.offset
+            if partition.topic == self._sensor.trigger_topic:
+                number = partition.number
+                self._state.restore(number, self._log.read_all(changelog, number))
+
+    def revoked(self, partitions: Collection[Partition]) -> None:
+        self._moved.update(partitions)
+        for partition in partitions:
+            self._positions.pop(partition, None)
+            if partition.topic == self._sensor.trigger_topic:
+                self._state.forget(partition.number)
+
+    # Handlers
+
+    def _route(self, record: Record, batch: Batch) -> None:
+        """An event of the bus: to what each trigger holds, or at once into an action (BUS-12)."""
+        batch.counts.read += 1
+        try:
+            envelope = read(_headers(record), record.value())
+            routes = self._router.route(envelope.attributes)
+            document = json_format.write(envelope.event) if routes else b""
+        except InvalidEvent as error:
+            self._undecodable(record, error, batch)
+            return
+        if not routes:
+            return
+        identity = records.identity_of(envelope.attributes)
+        _, at = record.timestamp()
+        trace = b"" if self._tracing is None else self._tracing.of(envelope)
+        for route in routes:
+            event = HeldEvent(route.dependency, identity, at, record.offset(), document, trace)
+            if route.fires:
+                place = f"e{record.partition()}.{record.offset()}"
+                batch.fire(route.key, Firing((event,)), place)
+            else:
+                batch.match(route.key, event)
+
+    def _reduce(self, record: Record, batch: Batch) -> None:
+        """An event for a trigger: what it holds, and what fires (BUS-13)."""
+        key, offset = record.key(), record.offset()
+        try:
+            found = records.read_trigger(key, record.value(), _headers(record), offset)
+        except InvalidEvent as error:
+            self._undecodable(record, error, batch)
+            return
+        if found.generation > self._sensor.generation:
+            raise NewerSensor(
+                f"the Sensor is at generation {found.generation} elsewhere, and here at"
+                f" {self._sensor.generation}"
+            )
+        rule = self._rules.get(records.trigger_of(found.key))
+        if rule is not None:  # else the trigger was removed
+            number = record.partition()
+            after = rules.step(rule, batch.held(number, found.key), found.event)
+            self._follow(number, found.key, after, batch)
+
+    def _expire(self, now: int, batch: Batch) -> None:
+        """What is due though nothing has come for it. Only while there is nothing else to do: what
+        decides it has been read then."""
+        first = self._state.first_timer
+        if first is None or first > now - LATENESS:
+            self._watermark.forget()
+            return
+        topic, owned = self._sensor.trigger_topic, self._state.partitions
+        positions = {number: self._positions[Partition(topic, number)] for number in owned}
+        until = self._watermark.look(now, positions, owned)
+        if until is None:
+            return
+        for number, key in self._state.changed_until(until):
+            rule = self._rules[records.trigger_of(key)]
+            self._follow(number, key, rules.expire(rule, batch.held(number, key), until), batch)
+            batch.positions.setdefault(Partition(topic, number), positions[number])
+
+    def _follow(self, number: int, key: str, after: Step, batch: Batch) -> None:
+        batch.keep(number, key, after.held)
+        for firing in after.firings:
+            batch.fire(key, firing, f"t{number}.{firing.last.offset}")
+
+    def _undecodable(self, record: Record, error: InvalidEvent, batch: Batch) -> None:
+        """BUS-S11: it is said, and passed over."""
+        batch.counts.undecodable += 1
+        log.error(
+            "the record at %d of %s/%d is no event: %s",
+            record.offset(), record.topic(), record.partition(), error,
+        )  # fmt: skip
+
+    def _failed(self, kind: ErrorKind) -> None:
+        self.counts.errors[kind] += 1
+
+    # Transactions
+
+    def _commit(self, batch: Batch, outputs: Sequence[Output]) -> None:
+        offsets = {
+            partition: OffsetAndMetadata(offset, batch.metadata(partition))
+            for partition, offset in batch.positions.items()
+        }
+        try:
+            self._log.commit(outputs, offsets)
+        except RecordTooLarge:
+            raise  # it would be aborted again and again: somebody has to raise the topic's limit
+        except TransactionAborted as error:
+            self.counts.aborted += 1
+            log.warning("a transaction was aborted, and its records are read again: %s", error)
+            for number, key, _ in batch.changed:
+                self._state.set_timers(number, key)
+            return
+        self._positions.update(batch.positions)
+        self._state.stale_gone()
+        for number, key, held in batch.changed:
+            self._state.keep(number, key, held)
+        if self._tracing is not None:
+            for span in batch.spans:
+                self._tracing.tracer.end(span)
+        batch.counts.transactions = 1
+        self.counts.add(batch.counts)
+
+
+def _partition_of(record: Record) -> Partition:
+    return Partition(record.topic(), record.partition())
+
+
+def _headers(record: Record) -> RecordHeaders | None:
+    try:
+        return record.headers()
+    except Exception as error:  # a SystemError for a name that isn't UTF-8
+        raise InvalidEvent(f"the record's headers can't be read: {error}") from error

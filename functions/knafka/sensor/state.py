@@ -1,0 +1,178 @@
+"""What a process of a Sensor holds: the events of its partitions of the trigger topic, and when to
+look at them though nothing comes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from knafka.core.drain import Holding, Waiting
+from knafka.core.errors import InvalidEvent
+from knafka.core.sensor import records, rules
+from knafka.core.sensor.held import Held, HeldEvent, in_time
+from knafka.core.sensor.rules import Rule
+from knafka.core.sensor.timers import Timers
+from knafka.ports.log import Record
+
+log = logging.getLogger(__name__)
+
+SHOWN: Final = 100
+"""Characters of a correlation key that are reported."""
+
+
+@dataclass(slots=True)
+class _Partition:
+    held: dict[str, Held] = field(default_factory=dict)
+    """By key (`records.key_of`)."""
+    stale: list[bytes] = field(default_factory=list)
+    """Keys in the changelog of what isn't held any more, as the Sensor was changed."""
+    timers: Timers = field(default_factory=Timers)
+    """When what is held changes by itself."""
+    due: Timers = field(default_factory=Timers)
+    """When something fires for which nothing else is to come."""
+
+
+class State:
+    """By partition of the trigger topic; what isn't committed yet is in no State."""
+
+    def __init__(self, rules: Mapping[str, Rule]) -> None:
+        self._rules = rules
+        self._partitions: dict[int, _Partition] = {}
+
+    def restore(self, number: int, changelog: Iterable[Sequence[Record]]) -> None:
+        """A partition is this process's, and this is all that its changelog has."""
+        partition = _Partition()
+        for key, events in _read(changelog).items():
+            rule = self._rules.get(records.trigger_of(key))
+            names = frozenset() if rule is None else rule.condition.names
+            kept = [each for each in events if each.dependency in names]
+            gone = (each for each in events if each.dependency not in names)
+            partition.stale += [records.changelog_key(key, each.offset) for each in gone]
+            if kept:
+                partition.held[key] = in_time(kept)
+        self._partitions[number] = partition
+        for key in partition.held:
+            self.set_timers(number, key)
+
+    def forget(self, number: int) -> None:
+        """It is another process's (BUS-S10)."""
+        self._partitions.pop(number, None)
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        return list(self._partitions)
+
+    def held(self, number: int, key: str) -> Held:
+        return self._partitions[number].held.get(key, ())
+
+    def all(self) -> Mapping[str, Held]:
+        """All that is held, by key."""
+        return {key: held for each in self._partitions.values() for key, held in each.held.items()}
+
+    @property
+    def keys(self) -> int:
+        """Triggers, or their correlation keys, for which events are held."""
+        return sum(len(each.held) for each in list(self._partitions.values()))
+
+    def holding(self) -> Holding:
+        """What there is of each trigger; costs a look at everything."""
+        found: list[Waiting] = []
+        for number, partition in self._partitions.items():
+            keys: Counter[str] = Counter()
+            oldest: dict[str, tuple[int, str]] = {}
+            for key, held in partition.held.items():
+                trigger, since = records.trigger_of(key), (held[0].at, key)
+                keys[trigger] += 1
+                oldest[trigger] = min(since, oldest.get(trigger, since))
+            for trigger, (since_at, key) in oldest.items():
+                correlation = records.correlation_of(key)
+                found.append(
+                    Waiting(
+                        trigger=trigger,
+                        partition=number,
+                        keys=keys[trigger],
+                        since=since_at,
+                        key=None if correlation is None else correlation[:SHOWN],
+                        has=tuple(sorted({each.dependency for each in partition.held[key]})),
+                    )
+                )
+        return Holding(partitions=tuple(self._partitions), triggers=tuple(found))
+
+    def keep(self, number: int, key: str, held: Held) -> None:
+        """This is held from now on."""
+        partition = self._partitions[number]
+        if held:
+            partition.held[key] = held
+        else:
+            partition.held.pop(key, None)
+        self.set_timers(number, key)
+
+    @property
+    def stale(self) -> Iterator[tuple[int, bytes]]:
+        """Partition and key of records in the changelog that nothing stands for any more."""
+        for number, each in self._partitions.items():
+            for key in each.stale:
+                yield number, key
+
+    def stale_gone(self) -> None:
+        for each in self._partitions.values():
+            each.stale = []
+
+    # Time
+
+    def set_timers(self, number: int, key: str) -> None:
+        """By what is held of this key, which `changed_until` may have given."""
+        partition, rule = self._partitions[number], self._rules[records.trigger_of(key)]
+        held = partition.held.get(key, ())
+        partition.timers.set(key, rules.expires(rule, held))
+        partition.due.set(key, rules.due(rule, held))
+
+    @property
+    def first_timer(self) -> int | None:
+        """When (ms) something changes by itself."""
+        times = (each.timers.first for each in self._partitions.values())
+        return min((at for at in times if at is not None), default=None)
+
+    def changed_until(self, time: int) -> Iterator[tuple[int, str]]:
+        """Partition and key of what changes by itself before this time; each is given once, until
+        `set_timers` or `keep`."""
+        for number, each in self._partitions.items():
+            for key in each.timers.until(time):
+                yield number, key
+
+    @property
+    def due(self) -> int | None:
+        """When (ms) the next firing is due that waits for no event; None: there is none."""
+        times = (each.due.first for each in list(self._partitions.values()))
+        return min((at for at in times if at is not None), default=None)
+
+    def due_with(self, number: int, changed: Mapping[str, Held]) -> int | None:
+        """The same of one partition, if this were held of some of its keys."""
+        due = self._partitions[number].due
+        before = {key: due.of(key) for key in changed}
+        for key, held in changed.items():
+            due.set(key, rules.due(self._rules[records.trigger_of(key)], held))
+        first = due.first
+        for key, at in before.items():
+            due.set(key, at)
+        return first
+
+
+def _read(changelog: Iterable[Sequence[Record]]) -> Mapping[str, Sequence[HeldEvent]]:
+    found: dict[str, dict[int, HeldEvent]] = {}
+    for batch in changelog:
+        for record in batch:
+            try:
+                key, offset = records.read_changelog(record.key())
+                if record.value() is None:
+                    found.get(key, {}).pop(offset, None)
+                    continue
+                read = records.read_trigger(key.encode(), record.value(), record.headers(), offset)
+            except InvalidEvent as error:
+                log.error("a record of the changelog can't be read: %s", error)
+            else:
+                found.setdefault(key, {})[offset] = read.event
+    return {key: list(events.values()) for key, events in found.items()}

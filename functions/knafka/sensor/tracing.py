@@ -1,0 +1,52 @@
+"""Spans of a Sensor: what has fired, in the trace of the event that made it fire (KN-DP-10).
+
+    receive (the receiver's) > fire > filter > attempt (the dispatcher's)
+                               links: the other events that it fired with
+
+An event's `traceparent` is kept with it for as long as it is held, if its trace is sampled. A span
+ends when its transaction is committed; of one that was aborted there is none.
+"""
+
+from __future__ import annotations
+
+from knafka.core.kafka_binding import Envelope
+from knafka.core.sensor import records
+from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.held import Firing
+from knafka.tracing.context import TRACEPARENT, decode
+from knafka.tracing.spans import KNATIVE, Kind, Span, Tracer
+
+
+class SensorTracing:
+    """Makes the spans of one Sensor."""
+
+    def __init__(self, tracer: Tracer, sensor: Sensor) -> None:
+        self.tracer = tracer
+        self._destination = f"sensor:{sensor.name}.{sensor.namespace}"
+
+    def of(self, envelope: Envelope) -> bytes:
+        """The `traceparent` of an event of the bus; empty: its trace isn't sampled."""
+        for name, value in envelope.passed:
+            if name == TRACEPARENT:
+                context = decode(value)
+                return value if context is not None and self.tracer.samples(context) else b""
+        return b""
+
+    def fire(self, key: str, identity: str, firing: Firing) -> Span | None:
+        """The span of an action with this id; None: none of its events is sampled."""
+        by_arrival = sorted(firing.events, key=lambda each: each.offset)
+        found = [decode(each.trace) for each in by_arrival if each.trace]
+        contexts = [each for each in found if each is not None]
+        if not contexts:
+            return None
+        attributes: dict[str, str | int | bool] = {
+            "messaging.system": KNATIVE,
+            "messaging.destination": self._destination,
+            "messaging.message_id": identity,
+            "knafka.sensor.trigger": records.trigger_of(key),
+            "knafka.sensor.events": len(by_arrival),
+        }
+        *others, last = contexts
+        span = self.tracer.start("fire", Kind.PRODUCER, last, attributes)
+        span.links = tuple(others)
+        return span
