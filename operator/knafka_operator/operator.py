@@ -12,39 +12,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Literal
 
-from knafka.core.errors import KnafkaError
 from knafka.ports.log import LogAdmin, LogWriter
-from knafka_operator.decide import services
+from knafka_operator.decide import entries, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.activity import USUAL, Limits
-from knafka_operator.decide.delivery_status import delivering, scaling
-from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import BROKERS, CHANNELS, is_of_kafka_channel
+from knafka_operator.model.handler import Handler, Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
+from knafka_operator.model.sensors import SENSOR
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
+from knafka_operator.reconcile.dead_letters import DeadLetters
+from knafka_operator.reconcile.entries import Entries
 from knafka_operator.reconcile.moves import Moves
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.probe import probe, wake
+from knafka_operator.reconcile.publishing import Publishing
 from knafka_operator.reconcile.receivers import PodPositions, Positions, Receivers
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
+from knafka_operator.reconcile.sensors import Sensors
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import States, broker_of, declared_of, has_contract
+from knafka_operator.reconcile.subscribers import explain
 from knafka_operator.reconcile.triggers import Triggers
-from knafka_operator.reconcile.work_queue import WorkQueue
+from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Verdict, WorkQueue
 from knafka_operator.scale.drains import HttpDrains
-from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+from knafka_operator.scale.kafka_clusters import AllDrains, KafkaCluster, KafkaClusters
 from knafka_operator.scale.repeat import repeat
-from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +59,6 @@ SHARDS: Final = {services.ROLE: services.SHARD_ROLE}
 
 PUBLISH_INTERVAL: Final = 5.0
 """Seconds between two looks at what the scaler has to say of each Trigger."""
-
-LAG_INTERVAL: Final = 60.0
-"""Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
-goes to every replica of etcd and to every watch. Metrics have the lag of now."""
-
-PUBLISH_PATIENCE: Final = 0.25
-"""Seconds for which a status that is being written is waited for before the next one."""
-
-PUBLISHED_AT_ONCE: Final = 20
-"""Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
 
 MOVE_INTERVAL: Final = 5.0
 """Seconds between two looks at which `auto` Triggers need another dispatcher."""
@@ -84,17 +77,17 @@ class Operator:
         cluster: Cluster,
         connect: Callable[[Mapping[str, Any]], LogAdmin],
         *,
-        drains: Drains | None = None,
+        open_writer: Callable[[Mapping[str, Any]], LogWriter],
+        drains: AllDrains | None = None,
         probe: Callable[[str], Awaitable[None]] = probe,
         wake: Callable[[str], Awaitable[None]] = wake,
-        open_writer: Callable[[Mapping[str, Any]], LogWriter] | None = None,
         activity: Limits = USUAL,
         move_interval: float = MOVE_INTERVAL,
         beside: Operator | None = None,
         positions: Positions | None = None,
     ) -> None:
         """`connect` gives the admin client of a Kafka by librdkafka's configuration, and
-        `open_writer` a writer; without that, every Trigger has a dispatcher of its own.
+        `open_writer` a writer, for contracts.
 
         `drains` are those of HTTP where none are given. `probe` raises `NotReady` for an address
         that doesn't answer, and so does `wake`, which has a pod of a dispatcher run. `activity`
@@ -107,7 +100,11 @@ class Operator:
         self.settings = settings
         self.family = BROKERS if beside is None else CHANNELS
         self.states = States(self.family)
-        self._cluster = cluster
+        self.entries: Entries | None = None
+        """What others write into `spec.subscribers`, among Subscriptions."""
+        if beside is not None:
+            cluster = self.entries = Entries(cluster, Handling(settings.subscriptions))
+        self.cluster = cluster
         self._beside: list[Operator] = []
         if beside is None:
             self._http = HttpDrains(self.states.urls)
@@ -127,26 +124,28 @@ class Operator:
         enqueue = self.queue.enqueue
         shards = self._shards = Shards(settings, cluster, self.states, enqueue)
         self.brokers: Brokers | Channels
-        if beside is None:
-            self.brokers = Brokers(
-                settings, cluster, self._kafkas, shards, self.states, probe, _now
-            )
-        else:
-            receivers = Receivers(cluster, positions or PodPositions(cluster))
-            self.brokers = Channels(
-                settings, cluster, self._kafkas, shards, self.states, receivers, probe, _now
-            )
-        observer = TriggerObserver(settings, cluster, self.brokers, shards, self.states)
-        self.triggers = Triggers(
-            settings, cluster, self.brokers, shards, self.states, observer, wake, _now, enqueue
+        # Channels' receivers are beside the operator: nothing keeps it from their pods.
+        url_of = partial(services.url, settings=settings) if self.entries is None else None
+        positions = positions or PodPositions(cluster, url_of)
+        receivers = Receivers(settings, cluster, self.states, positions, enqueue)
+        of = settings, cluster, self._kafkas, shards, self.states, receivers, probe, _now
+        self.brokers = (
+            Brokers(*of) if self.entries is None else Channels(*of, self.entries.handling)
         )
-        replays = Replays(settings, cluster, self.states)
-        self._publishing: set[str] = set()
-        """Namespaces where a status is being written."""
-        publishing = repeat("publishing lags", self._publish_statuses, PUBLISH_INTERVAL)
+        with_sensors = settings, cluster, self._kafkas, self.brokers, self.states, _now
+        self.sensors = Sensors(*with_sensors) if settings.sensors and beside is None else None
+        observer = TriggerObserver(settings, cluster, self.brokers, shards, self.states)
+        self.dead_letters = DeadLetters(self.states, enqueue)
+        of_triggers = self.states, observer, self.dead_letters, wake, _now, enqueue
+        self.triggers = Triggers(settings, cluster, self.brokers, shards, *of_triggers)
+        self.publishing = Publishing(cluster, self.states, self.triggers, self.queue, _now)
+        publishing = repeat("publishing lags", self.publishing.look, PUBLISH_INTERVAL)
         self.moves = Moves(self.states, self.queue.enqueue, activity)
         moving = repeat("moving Triggers", self.moves.look, move_interval)
-        self._tasks = {asyncio.create_task(each) for each in (publishing, moving, replays.run())}
+        counting = repeat("counting dead letters", self.dead_letters.look, PUBLISH_INTERVAL)
+        of_sensors = [self.sensors.publish(self.queue)] if self.sensors is not None else []
+        running = publishing, moving, counting, Replays(settings, cluster, self.states).run()
+        self._tasks = {asyncio.create_task(each) for each in (*running, *of_sensors)}
 
     async def resume(self) -> int:
         """Go on with the drains of every Trigger that a Revision serves, as its Service says.
@@ -155,9 +154,9 @@ class Operator:
         there are; raises `ClusterError`.
         """
         brokers, triggers, found = await asyncio.gather(
-            self._cluster.list(self.family.broker_version, self.family.broker),
-            self._cluster.list(self.family.trigger_version, self.family.trigger),
-            self._cluster.list(SERVING, "Service", DISPATCHERS),
+            self.cluster.list(self.family.broker_version, self.family.broker),
+            self.cluster.list(self.family.trigger_version, self.family.trigger),
+            self.cluster.list(SERVING, "Service", DISPATCHERS),
         )
         for each in brokers:
             self.remember_class(each, gone=False)
@@ -167,12 +166,12 @@ class Operator:
             if (broker := broker_of(each)) in wanted:
                 wanted[broker].append(each)
         sharing = {who: each for who, each in ours.items() if has_contract(each)}
-        resuming = Resuming(self._cluster, self._kafkas, self._shards)
+        resuming = Resuming(self.cluster, self._kafkas, self._shards)
         apart = [each for who, some in wanted.items() if who not in sharing for each in some]
         for trigger, watched in await resuming.found(apart, found):
             await self.triggers.resume(trigger, watched)
         if sharing:
-            shards = await self._cluster.list(SERVING, "Service", SHARDS)
+            shards = await self.cluster.list(SERVING, "Service", SHARDS)
 
             async def resume(broker: Identity) -> None:
                 some = await resuming.sharing(sharing[broker], wanted[broker], found, shards)
@@ -185,10 +184,10 @@ class Operator:
     async def prepare(self) -> None:
         """Be ready for `resume`: find everything, and connect to every Kafka."""
         found = await asyncio.gather(
-            self._cluster.list(SERVING, "Service", DISPATCHERS),
-            self._cluster.list(SERVING, "Service", SHARDS),
+            self.cluster.list(SERVING, "Service", DISPATCHERS),
+            self.cluster.list(SERVING, "Service", SHARDS),
         )
-        resuming = Resuming(self._cluster, self._kafkas, self._shards)
+        resuming = Resuming(self.cluster, self._kafkas, self._shards)
         await resuming.connect([*found[0], *found[1]])
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
@@ -213,6 +212,7 @@ class Operator:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
+        await self.publishing.close()
         if self.family is BROKERS:
             await self._kafkas.close()
             await self._http.close()
@@ -235,18 +235,6 @@ class Operator:
             if before != record.known():
                 self._wake_triggers(identity)
 
-    async def publish_failure(self, document: Document, error: Exception) -> None:
-        """Put into its status that reconciling it ended in `error`, a bug; never raises."""
-        identity = Identity.of(document)
-        try:
-            stored = await self._cluster.get(document["apiVersion"], document["kind"], *identity)
-            before = ((stored or {}).get("status") or {}).get("conditions") or ()
-            conditions = statuses.failed(before, error, _now())
-            if stored is not None and conditions != before:
-                await self._cluster.write_status(stored, {"conditions": conditions})
-        except Exception:
-            log.exception("telling of a failure of %s %s", document["kind"], "/".join(identity))
-
     async def delete_broker(self, document: Document) -> None:
         identity = Identity.of(document)
         # First of all: a Trigger that is just being reconciled would begin to drain again.
@@ -259,19 +247,94 @@ class Operator:
             if failure is not None:
                 raise failure
         records = [self.states.triggers[each] for each in triggers if each in self.states.triggers]
-        groups = [group for record in records for group in record.groups]
+        groups = {group for record in records for group in record.groups}
+        groups |= {entries.group(identity, uid) for uid in entries.promises(document)}
+        if self.sensors is not None:
+            groups |= await self.sensors.stop(identity)
         await self.brokers.delete(document, groups)
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
         is_broker = document["kind"] == self.family.broker
         (self.brokers if is_broker else self.triggers).forget(document)
+        if not is_broker:
+            self._has_rested(Identity.of(document))
 
     def on_change(self, document: Document, *, gone: bool) -> None:
         """A Broker or Trigger as it is now, or was last; it is reconciled unless only its status
         has changed."""
         is_broker = document["kind"] == self.family.broker
-        (self.on_broker if is_broker else self.on_trigger)(document, gone=gone)
+        if is_broker:
+            self.on_broker(document, gone=gone)
+        if self.entries is None:
+            if not is_broker:
+                self.on_trigger(document, gone=gone)
+            return
+        hear = self.entries.on_channel if is_broker else self.entries.on_subscription
+        changed = hear(document, gone=gone)
+        if gone and not is_broker:
+            self.on_trigger(document, gone=True)
+            if (channel := broker_of(document)) in self.states.brokers:
+                self.queue.enqueue((self.family.broker, *channel))  # its entry goes
+        self._on_entries(changed)
+
+    async def leave(self, trigger: Document) -> None:
+        """A Trigger or Subscription is another implementation's. Raises `ClusterError`."""
+        await self.triggers.leave(trigger)
+        if self.entries is not None:
+            await explain(self.cluster, trigger, self.entries.handling, _now())
+
+    @property
+    def handles_entries(self) -> bool:
+        """Whether Subscriptions are Knative Eventing's to handle, ours to deliver."""
+        return self.entries is not None and self.entries.handling.handler is Handler.EVENTING
+
+    def on_eventing(self, seen: bool | None) -> None:
+        """Whether Knative Eventing is here; None: that isn't known."""
+        if self.entries is not None and (changed := self.entries.on_handling(seen)):
+            self._on_entries(changed)
+            for each in self.states.brokers:
+                self.queue.enqueue((self.family.broker, *each))
+
+    def _on_entries(self, changed: Collection[Identity]) -> None:
+        """These Subscriptions may be other ones than before."""
+        assert self.entries is not None
+        for each in changed:
+            if (known := self.entries.known(each)) is not None:
+                self.on_trigger(known, gone=False)
+            else:
+                self.states.declared.pop((self.family.trigger, *each), None)
+                self.queue.enqueue((self.family.trigger, *each))
+
+    async def rest(self, identity: Identity) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
+        """Deliver nothing to a Subscription that there is no more, or not for now; see `WorkQueue`.
+
+        Its group stays for a while, see `Entries`. Raises `ClusterError`.
+        """
+        if self.entries is None:
+            return GONE
+        record = self.states.triggers.get(identity)
+        try:
+            if record is not None:
+                await self.triggers.rest(identity)
+        except statuses.EXPECTED as error:
+            log.info("%s %s is delivered still: %s", self.family.trigger, identity, error)
+            return BACK_OFF
+        self._has_rested(identity)
+        again = self.entries.again(identity)
+        return GONE if again is None else again
+
+    def _has_rested(self, identity: Identity) -> None:
+        """Nothing is delivered under this name, and no record has it."""
+        if self.entries is None:
+            return
+        for each in self.entries.has_rested(identity):
+            self.queue.enqueue((self.family.trigger, *each))
+        known = self.entries.known(identity)
+        if known is not None and "deletionTimestamp" not in known["metadata"]:
+            # It came back meanwhile.
+            self.states.declared.pop((self.family.trigger, *identity), None)
+            self._on_entries([identity])
 
     def on_broker(self, document: Document, *, gone: bool) -> None:
         identity, ours = Identity.of(document), self.brokers.is_ours(document)
@@ -324,75 +387,13 @@ class Operator:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
     def _used_kafkas(self) -> set[KafkaCluster]:
-        """Those that a Broker or a Trigger uses, whether its config is still there or not."""
-        brokers, triggers = self.states.brokers.values(), self.states.triggers.values()
-        states = (each.state for each in brokers)
-        watched = (each.watched for each in triggers)
-        used = {each.kafka for each in (*states, *brokers, *watched, *triggers) if each is not None}
-        beside = set[KafkaCluster]().union(*(each._used_kafkas() for each in self._beside))
-        return {each for each in used if each is not None} | beside
+        return set[KafkaCluster]().union(*(each.states.kafkas() for each in self.all))
 
     def _wake_triggers(self, broker: Identity) -> None:
         for identity in self.states.triggers_of(broker):
             self.queue.enqueue((self.family.trigger, *identity))
-
-    async def _publish_statuses(self) -> None:
-        """Keep in each Trigger's status what the scaler knows."""
-        for number, identity in enumerate(list(self.triggers.watched), 1):
-            if number % PUBLISHED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            # A write that takes its time is its namespace's alone to wait for.
-            if identity.namespace not in self._publishing and (news := self._news(identity)):
-                writing = asyncio.create_task(self._publish(identity, news))
-                self._tasks.add(writing)
-                writing.add_done_callback(self._tasks.discard)
-                await asyncio.wait({writing}, timeout=PUBLISH_PATIENCE)
-
-    def _news(self, identity: Identity) -> Mapping[str, str | None] | None:
-        """The annotations that its status lacks; mostly none. Its condition is reconciled."""
-        record, scaled = self.states.triggers.get(identity), self.triggers.status(identity)
-        document = record.document if record is not None else None
-        if record is None or document is None or scaled is None:
-            return None
-        now, state = asyncio.get_running_loop().time(), _state(scaled)
-        before, since = record.published
-        is_recent = state == before and now - since < LAG_INTERVAL
-        if is_recent and record.checked is document:
-            return None
-        status = document.get("status") or {}
-        if delivering(scaled).reason != statuses.reason_of(status, statuses.DELIVERING):
-            self.queue.enqueue((self.family.trigger, *identity))
-            return None
-        record.checked = document
-        if is_recent:
-            return None
-        record.published = state, now
-        there, wanted = status.get("annotations") or {}, scaling(scaled)
-        return wanted if any(there.get(key) != text for key, text in wanted.items()) else None
-
-    async def _publish(self, identity: Identity, annotations: Mapping[str, str | None]) -> None:
-        record = self.states.triggers[identity]
-        self._publishing.add(identity.namespace)
-        try:
-            assert record.document is not None
-            await self._cluster.write_status(record.document, {"annotations": annotations})
-        except Exception as error:  # whatever it is, it is tried again
-            record.published = None, -math.inf
-            log.warning(
-                "%s %s: %s",
-                self.family.trigger,
-                identity,
-                error,
-                exc_info=not isinstance(error, KnafkaError),
-            )
-        finally:
-            self._publishing.discard(identity.namespace)
-
-
-def _state(scaled: TriggerStatus) -> tuple[bool, ...]:
-    """What of a Trigger's scaling is published as soon as it changes."""
-    congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
-    return scaled.lag is None, scaled.replicas > 0, scaled.error is None, congested, beyond_end
+        for identity in self.states.sensors_of(broker):
+            self.queue.enqueue((SENSOR, *identity))
 
 
 def _now() -> str:

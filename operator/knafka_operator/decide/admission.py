@@ -26,7 +26,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka.core.filters import never_true
 from knafka.core.names import MAX_LENGTH, is_topic
-from knafka_operator.decide import desired, kafka_settings
+from knafka_operator.decide import dead_letter_topics, desired, kafka_settings
 from knafka_operator.decide.external_topics import reserved
 from knafka_operator.decide.field_errors import (
     IMMUTABLE_FIELDS,
@@ -175,6 +175,7 @@ def _wrong_with_broker(document: Document) -> Iterator[Problem]:
     yield from misfits(Broker, {**document, "status": None})
     yield from broken_certificates(document)
     yield from caught(lambda: declared_isolation(annotations_of(document)))
+    yield from caught(lambda: dead_letter_topics.check(annotations_of(document)))
     topic = annotations_of(document).get(EXTERNAL_TOPIC)
     if topic is not None and not is_topic(topic):
         yield Problem(
@@ -208,6 +209,7 @@ def wrong_with_delivery(
         path = annotation_path(MAX_IN_FLIGHT)
         yield from caught(lambda: whole_number(text, path, 1, desired.MAX_MAX_IN_FLIGHT))
     yield from caught(lambda: kafka_settings.check_trigger(annotations))
+    yield from caught(lambda: dead_letter_topics.check(annotations))
     yield from caught(lambda: Autoscaling.from_annotations(annotations, autoscaling))
 
 

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from knafka.core.contract import Sink
+from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide import desired, services
+from knafka_operator.decide import desired, receivers, services
 from knafka_operator.decide.credentials import Mount
 from knafka_operator.decide.desired import Defaults, Topic
-from knafka_operator.decide.effects import ApplyReceiver, Effect, ProbeReceiver, ProjectSecret
+from knafka_operator.decide.effects import (
+    ApplyReceiver,
+    AwaitReceivers,
+    Effect,
+    ProbeReceiver,
+    ProjectSecret,
+    RecordContract,
+    WriteIngress,
+)
 from knafka_operator.decide.status import (
     ADDRESSABLE,
     BROKER_CONDITIONS,
     CONFIG_PARSED,
+    CONTRACT_UPDATED,
     DATA_PLANE_AVAILABLE,
     DEAD_LETTER_SINK_RESOLVED,
     PROBE_SUCCEEDED,
@@ -30,6 +39,7 @@ from knafka_operator.decide.status import (
     no_dead_letter_sink,
     value,
 )
+from knafka_operator.decide.steps import Steps
 from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, as_declared, topic_effects
 from knafka_operator.model.resources import TOPIC_STATUS, Broker, ConfigMap
 from knafka_operator.model.settings import Settings
@@ -37,6 +47,8 @@ from knafka_operator.model.settings import Settings
 PROBED: Final = "knafka.dev/probed"
 """Key of `status.annotations`: the receiver's Revision that has answered. Kept there, since a probe
 wakes a receiver, and a restart of the operator should not wake them all."""
+RECEIVER_CONTRACT: Final = "knafka.dev/receiver-contract"
+"""Key of `status.annotations`: the topic that has the Broker's entry, or may have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,12 @@ class ObservedBroker:
     """The topic that the status says is about to be made."""
     projected: bool = False
     """Whether the Secret was copied."""
+    contract: str | None = None
+    """The topic for its entry that the status names by now; None: as it stands there."""
+    ingress: Ingress | None = None
+    """Its entry in the contract that its receiver follows."""
+    accepted: bool = False
+    """Whether all replicas of the receiver have read that."""
     revision: str | None = None
     """The receiver's that serves, once its Service was applied and is Ready."""
     probed: str | None = None
@@ -104,7 +122,7 @@ class BrokerDecision:
 def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     """Judge a Broker; the effects are in the order of `BROKER_ORDER`."""
     before = seen.document.get("status") or {}
-    conditions, effects = ConditionSet(BROKER_CONDITIONS), list[Effect]()
+    conditions, steps = ConditionSet(BROKER_CONDITIONS), Steps(seen.failed)
     annotations = dict(before.get("annotations") or {})
     status: dict[str, Any] = {
         "observedGeneration": seen.document["metadata"].get("generation", 0),
@@ -117,19 +135,11 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         status["address"] = None
         annotations.pop(PROBED, None)
 
-    def first(*needed: Effect) -> NoReturn:
-        """Have these run first; raises what they failed with."""
-        for each in needed:
-            if (error := seen.failed.get(type(each))) is not None:
-                raise error
-        effects.extend(needed)
-        raise NotReady("Waiting", "it is being made", transient=True)
-
     def decision(topic: ObservedTopic | None = None) -> BrokerDecision:
         with conditions.step(ADDRESSABLE):
             if status["address"] is None:
                 raise NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
-        return BrokerDecision(tuple(effects), conditions, status, topic)
+        return BrokerDecision(tuple(steps.effects), conditions, status, topic)
 
     broker: Broker | None = None
     connection: Connection | None = None
@@ -150,7 +160,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
     mount = connection.mount
     if mount is not None and mount.projected is not None and not seen.projected:
         with conditions.step(CONFIG_PARSED):
-            first(ProjectSecret(mount.projected))
+            steps.first(ProjectSecret(mount.projected))
         return decision()
     if seen.refused is not None:
         return decision()
@@ -163,7 +173,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         if seen.recorded is not None:
             annotations.update({TOPIC_STATUS: seen.recorded, TOPIC_ID: ""})
         if needed := topic_effects(topic.wanted, topic.found, annotations):
-            first(*needed)
+            steps.first(*needed)
         found = topic.found
         assert found is not None
         annotations.update(_kept(topic.wanted, found, connection))
@@ -172,20 +182,45 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         return decision()
 
     ingress = desired.ingress(broker, topic.wanted, found.config, connection.defaults)
+    receiver = receiver_contract(broker, connection, settings)
+    with conditions.step(CONTRACT_UPDATED):
+        recorded = seen.contract or annotations.get(RECEIVER_CONTRACT)
+        if recorded != receiver.contract_topic:
+            steps.first(RecordContract(receiver.contract_topic))
+        annotations[RECEIVER_CONTRACT] = receiver.contract_topic
+        if seen.ingress != ingress:
+            steps.first(WriteIngress(ingress.path, ingress))
+    if not conditions.holds(CONTRACT_UPDATED):
+        return decision(topic)
     with conditions.step(DATA_PLANE_AVAILABLE):
         if seen.revision is None:
             secret = None if mount is None else (mount.name, mount.version)
-            first(ApplyReceiver(services.receiver_service(broker, ingress, secret, settings)))
+            steps.first(
+                ApplyReceiver(services.receiver_service(broker, receiver, secret, settings))
+            )
     if seen.revision is None:
         return decision(topic)
     name = services.receiver_name(broker)
+    with conditions.step(CONTRACT_UPDATED):
+        if not seen.accepted:
+            steps.first(AwaitReceivers(name))
+        annotations[receivers.ACCEPTED] = receivers.entry_digest(receiver.contract_topic, ingress)
     url = services.url(name, broker.metadata.namespace, settings) + ingress.path
     status["address"] = {"name": "http", "url": url}
     with conditions.step(PROBE_SUCCEEDED):
         if seen.revision not in (annotations.get(PROBED), seen.probed):
-            first(ProbeReceiver(url, seen.revision))
+            steps.first(ProbeReceiver(url, seen.revision))
         annotations[PROBED] = seen.revision
     return decision(topic)
+
+
+def receiver_contract(broker: Broker, connection: Connection, settings: Settings) -> Receiver:
+    """What its receiver follows: the contract of all Brokers that have its Secret, of which it
+    serves one. Settings of clients are the Ingress's: they may change without a new Revision."""
+    kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
+    secret = None if connection.mount is None else connection.mount.secret
+    path = f"/{broker.metadata.namespace}/{broker.metadata.name}"
+    return receivers.contract("Brokers", kafka, secret, settings, path)
 
 
 def _kept(topic: Topic, found: TopicDescription, connection: Connection) -> Mapping[str, str]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from knafka.core import names
 from knafka.core.contract import Ingress, Receiver, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide import desired, routes, services
+from knafka_operator.decide import desired, receivers, routes, services
 from knafka_operator.decide.broker import ObservedTopic
 from knafka_operator.decide.desired import MIN_IN_SYNC, Defaults, Topic
 from knafka_operator.decide.effects import (
@@ -37,15 +37,21 @@ from knafka_operator.decide.status import (
     DATA_PLANE_AVAILABLE,
     DEAD_LETTER_SINK_RESOLVED,
     PROBE_SUCCEEDED,
+    SERVED_BY_KNAFKA,
+    SUBSCRIPTIONS_HANDLED,
     TOPIC_READY,
     ConditionSet,
     NotReady,
     no_dead_letter_sink,
     value,
 )
+from knafka_operator.decide.steps import Steps
 from knafka_operator.decide.topics import TOPIC_ID, as_declared, topic_effects
 from knafka_operator.model.channels import KafkaChannel
-from knafka_operator.model.resources import OURS, TOPIC_STATUS, Broker
+from knafka_operator.model.conditions import READY, Condition, Severity, Status, merged
+from knafka_operator.model.handler import Handler, Handling
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
 
 PROBED: Final = "knafka.dev/probed"
@@ -53,9 +59,6 @@ PROBED: Final = "knafka.dev/probed"
 RECEIVERS: Final = "knafka.dev/receivers"
 """Key of `status.annotations`: names of the receivers that may have an entry of the channel. More
 than one while it moves to that of another Secret."""
-KAFKA_SECRET: Final = f"{OURS}kafka-secret"
-"""On a KafkaChannel: the Secret of the operator's namespace with its Kafka's credentials, which
-carries the same key as a label (CHN-20). None: the one that the installation's ConfigMap names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class ObservedChannel:
     """The address that has answered now."""
     subscribers: Sequence[Mapping[str, Any]] = ()
     """`status.subscribers` (DSP-10)."""
+    handling: Handling = field(default_factory=Handling)
+    """Who reconciles Subscriptions."""
     failed: Mapping[type[Any], KnafkaError] = field(default_factory=dict)
 
     def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedChannel:
@@ -119,7 +124,9 @@ class ChannelDecision:
 def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     """Judge a KafkaChannel; the effects are in the order of `CHANNEL_ORDER`."""
     before = seen.document.get("status") or {}
-    conditions, effects = ConditionSet(CHANNEL_CONDITIONS), list[Effect]()
+    conditions, steps = ConditionSet(CHANNEL_CONDITIONS), Steps(seen.failed)
+    if (handled := _handled(seen.handling)) is not None:
+        conditions.set(handled)
     annotations = dict(before.get("annotations") or {})
     status: dict[str, Any] = {
         "observedGeneration": seen.document["metadata"].get("generation", 0),
@@ -129,19 +136,11 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         "subscribers": list(seen.subscribers),
     }
 
-    def first(*needed: Effect) -> NoReturn:
-        """Have these run first; raises what they failed with."""
-        for each in needed:
-            if (error := seen.failed.get(type(each))) is not None:
-                raise error
-        effects.extend(needed)
-        raise NotReady("Waiting", "it is being made", transient=True)
-
     def decision(topic: ObservedTopic | None = None) -> ChannelDecision:
         with conditions.step(ADDRESSABLE):
             if status["address"] is None:
                 raise NotReady("NoAddress", "it has no address yet", transient=True)
-        return ChannelDecision(tuple(effects), conditions, status, topic)
+        return ChannelDecision(tuple(steps.effects), conditions, status, topic)
 
     channel: KafkaChannel | None = None
     connection: ChannelConnection | None = None
@@ -169,7 +168,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         if seen.recorded is not None:
             annotations.update({TOPIC_STATUS: seen.recorded, TOPIC_ID: ""})
         if needed := topic_effects(topic.wanted, topic.found, annotations):
-            first(*needed)
+            steps.first(*needed)
         found = topic.found
         assert found is not None
         annotations.update(kept(topic.wanted, found, connection.defaults))
@@ -181,7 +180,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     whose = receiver_contract(connection, settings)
     with conditions.step(DATA_PLANE_AVAILABLE):
         if seen.revision is None:
-            first(
+            steps.first(
                 ApplyReceiver(
                     services.channels_receiver_service(whose, connection.secret, settings)
                 )
@@ -193,12 +192,13 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
     recorded = receivers_of(annotations) if seen.receivers is None else seen.receivers
     with conditions.step(CONTRACT_UPDATED):
         if receiver not in recorded:
-            first(RecordReceivers((*recorded, receiver)))
+            steps.first(RecordReceivers((*recorded, receiver)))
         annotations[RECEIVERS] = " ".join(recorded)
         if seen.ingress != ingress:
-            first(WriteIngress(ingress.path, ingress), AwaitReceivers(receiver))
+            steps.first(WriteIngress(ingress.path, ingress), AwaitReceivers(receiver))
         if not seen.accepted:
-            first(AwaitReceivers(receiver))
+            steps.first(AwaitReceivers(receiver))
+        annotations[receivers.ACCEPTED] = receivers.entry_digest(whose.contract_topic, ingress)
     if not conditions.holds(CONTRACT_UPDATED):
         return decision(topic)
     gateway, url = seen.gateway, services.url(receiver, settings.namespace, settings) + ingress.path
@@ -210,15 +210,15 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
                     routes.route(broker, receiver, gateway, settings),
                     routes.service(broker, gateway),
                 )
-                first(ApplyRoute(manifests))
+                steps.first(ApplyRoute(manifests))
         if url not in (annotations.get(PROBED), seen.probed):
-            first(ProbeReceiver(url, url))
+            steps.first(ProbeReceiver(url, url))
         annotations[PROBED] = url
         status["address"] = {"name": "http", "url": url}
     if conditions.holds(PROBE_SUCCEEDED):
         with conditions.step(CONTRACT_UPDATED):
             if others := tuple(each for each in recorded if each != receiver):
-                first(LeaveReceivers(others))
+                steps.first(LeaveReceivers(others))
     return decision(topic)
 
 
@@ -258,23 +258,48 @@ def kept(topic: Topic, found: TopicDescription, defaults: Defaults) -> Mapping[s
 def receiver_contract(connection: ChannelConnection, settings: Settings) -> Receiver:
     """The contract of all channels that are reached with one Secret."""
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}})
-    # Two clusters with one Kafka must not serve, or withdraw, each other's channels.
-    parts = ("KafkaChannels", _secret_name(connection), settings.installation[:8])
-    name = "-".join(each for each in parts if each)
-    return Receiver(kafka=kafka, contract_topic=names.contract_topic(settings.namespace, name))
-
-
-def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
-    """The topic with a receiver's contract: one partition, since its records have one order."""
-    replication = min(defaults.replication, defaults.max_replication)
-    config = {"cleanup.policy": "compact"}
-    if replication >= 3:
-        config[MIN_IN_SYNC] = "2"
-    return Topic(receiver.contract_topic, 1, replication, config)
+    name = _secret_name(connection)
+    secret = None if name is None else Identity(settings.namespace, name)
+    return receivers.contract("KafkaChannels", kafka, secret, settings)
 
 
 def _secret_name(connection: ChannelConnection) -> str | None:
     return None if connection.secret is None else connection.secret[0]
+
+
+def beside(status: Mapping[str, Any], rival: str, at: str) -> list[dict[str, Any]] | None:
+    """The conditions of a channel that another implementation serves: its own, and one of ours that
+    counts for nothing. None: it wrote none.
+
+    `at` is the time (RFC 3339).
+    """
+    conditions = [each for each in status.get("conditions") or () if isinstance(each, Mapping)]
+    types = {each.get("type") for each in conditions}
+    ours = {READY, *CHANNEL_CONDITIONS, SUBSCRIPTIONS_HANDLED, SERVED_BY_KNAFKA}
+    if READY not in types or not types - ours:
+        return None
+    message = _rival(rival)
+    mine = Condition(SERVED_BY_KNAFKA, Status.FALSE, "OtherImplementation", message, Severity.INFO)
+    theirs = [dict(each) for each in conditions if each.get("type") != SERVED_BY_KNAFKA]
+    shown = merged(conditions, [mine], at)
+    return theirs + [each for each in shown if each["type"] == SERVED_BY_KNAFKA]
+
+
+def _handled(handling: Handling) -> Condition | None:
+    """Who reconciles Subscriptions, where that may be somebody else; it counts for nothing."""
+
+    def condition(status: Status, reason: str, message: str) -> Condition:
+        return Condition(SUBSCRIPTIONS_HANDLED, status, reason, message, Severity.INFO)
+
+    if handling.handler is None:
+        message = "it isn't known yet whether Knative Eventing is here"
+        return condition(Status.UNKNOWN, "Waiting", message)
+    if not handling.reason:
+        return None
+    if handling.handler is Handler.EVENTING and not handling.seen:
+        return condition(Status.FALSE, "KnativeEventingNotSeen", handling.reason)
+    by = "ByKnafka" if handling.handler is Handler.OWN else "ByKnativeEventing"
+    return condition(Status.TRUE, by, handling.reason)
 
 
 def _rival(rival: str) -> str:

@@ -2,6 +2,7 @@
 
     ConfigMap of the Broker, ConfigMap of the installation -> one ConfigMap, and its Secret
     Broker, Secret -> what its pods mount
+    KafkaChannel, ConfigMap of all channels -> its Secret; with that, its ConfigMap
 
 Credentials belong to their servers: a Secret that one ConfigMap names is never sent to the servers
 that another one names.
@@ -9,16 +10,23 @@ that another one names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from knafka.core import names
+from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import desired, services
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import Broker, ConfigMap
+from knafka_operator.model.resources import CORE, OURS, Broker, ConfigMap
 from knafka_operator.model.settings import Settings
+
+KAFKA_SECRET: Final = f"{OURS}kafka-secret"
+"""On a KafkaChannel: the Secret of the operator's namespace with its Kafka's credentials, which
+carries the same key as a label (CHN-20). None: the one that the installation's ConfigMap names."""
+SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,8 @@ class Mount:
     name: str
     version: str
     """The Secret's: another one is another Revision."""
+    secret: Identity
+    """The one that an administrator or the user has made: a copy says the same."""
     projected: services.Manifest | None = None
     """The copy beside the Broker that has to be made."""
 
@@ -76,9 +86,9 @@ def configuration(
 def mount(broker: Broker, secret: Mapping[str, Any], settings: Settings) -> Mount:
     """How the Broker's pods get this Secret; raises `NotReady` if they may not."""
     metadata = secret["metadata"]
-    version = str(metadata.get("resourceVersion", ""))
+    version, of = str(metadata.get("resourceVersion", "")), Identity.of(secret)
     if metadata["namespace"] == broker.metadata.namespace:
-        return Mount(str(metadata["name"]), version)
+        return Mount(str(metadata["name"]), version, of)
     if not settings.project_secrets or metadata["namespace"] != settings.namespace:
         raise NotReady(
             "SecretNotProjected",
@@ -86,5 +96,71 @@ def mount(broker: Broker, secret: Mapping[str, Any], settings: Settings) -> Moun
             "a ConfigMap and Secret of the Broker's own in spec.config, or have the operator "
             "copy its own with KNAFKA_PROJECT_SECRETS=true",
         )
-    copy = services.projected_secret(broker, secret.get("data") or {})
-    return Mount(copy["metadata"]["name"], version, copy)
+    copy = _projected(broker, secret.get("data") or {})
+    return Mount(copy["metadata"]["name"], version, of, copy)
+
+
+def channel_secret(
+    named: str | None, installation: ConfigMap | None, namespace: str
+) -> Identity | None:
+    """The Secret that a KafkaChannel names by `KAFKA_SECRET`, else the installation's; None: there
+    is none. Raises `NotReady` for one that isn't in `namespace`, the operator's."""
+    data = {} if installation is None else installation.data
+    name = named or data.get(desired.SECRET, "").strip()
+    if not name:
+        return None
+    elsewhere = data.get(SECRET_NAMESPACE, "").strip() or namespace
+    if named is None and elsewhere != namespace:
+        message = f"Secret {elsewhere}/{name}: want one in {namespace}, where functions are"
+        raise NotReady("SecretElsewhere", message)
+    return Identity(namespace, name)
+
+
+def check_channel_secret(
+    named: str | None, secret: Mapping[str, Any] | None, of: Identity
+) -> Mapping[str, Any]:
+    """The Secret itself; raises `NotReady` if it isn't there, or is none that channels may name."""
+    if secret is None:
+        raise NotReady("SecretNotFound", f"Secret {of} does not exist")
+    labels = secret["metadata"].get("labels") or {}
+    if named is not None and labels.get(KAFKA_SECRET) != "true":
+        message = f"Secret {of} is not labelled {KAFKA_SECRET}: true"
+        raise NotReady("SecretNotAllowed", message)
+    return secret
+
+
+def channel_config(
+    named: str | None,
+    values: MutableMapping[str, str] | None,
+    installation: ConfigMap | None,
+    default: Identity,
+) -> ConfigMap:
+    """What holds for a KafkaChannel: the installation's ConfigMap, which is `default`, with the
+    servers that a Secret of its own names. They are taken out of `values`, that Secret's.
+
+    Raises `InvalidDocument` if nothing says where Kafka is.
+    """
+    if named is not None and values is not None and desired.BOOTSTRAP_SERVERS in values:
+        servers = values.pop(desired.BOOTSTRAP_SERVERS)
+        data = {**(installation.data if installation else {}), desired.BOOTSTRAP_SERVERS: servers}
+        metadata = {"namespace": default.namespace, "name": default.name}
+        document = {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": data}
+        installation = parse(ConfigMap, document)
+    return configuration(None, None, installation, default).config
+
+
+def _projected(broker: Broker, data: Mapping[str, str]) -> services.Manifest:
+    """A Secret of the operator's side, copied beside a Broker; `data` is base64, as it is read."""
+    labels = {services.BROKER: names.child(broker.metadata.name, "")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": names.child(broker.metadata.name, "-kn-kafka"),
+            "namespace": broker.metadata.namespace,
+            "labels": services.with_common_labels(labels),
+            "ownerReferences": [services.owner_reference(broker)],
+        },
+        "type": "Opaque",
+        "data": dict(data),
+    }

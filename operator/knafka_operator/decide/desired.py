@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from knafka.core import names
 from knafka.core.contract import (
-    KEPT_FOR_EVER,
     MAX_RECORD_BYTES,
     AttributesFilter,
     BackoffPolicy,
@@ -25,11 +24,11 @@ from knafka.core.contract import (
     Kafka,
     Order,
     Sink,
-    TopicSettings,
     event_limit,
 )
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import kafka_settings
+from knafka_operator.decide import dead_letter_topics, kafka_settings
+from knafka_operator.decide.dead_letter_topics import DEFAULT_RETENTION, LIMIT, RETENTION_KEY
 from knafka_operator.model.family import CHANNELS, family_of
 from knafka_operator.model.resources import (
     CORE,
@@ -47,8 +46,6 @@ from knafka_operator.model.resources import (
     whole_number,
 )
 
-MAX_INT: Final = 2**31 - 1
-
 MAX_REPLICATION: Final = 32_767
 """Kafka keeps the factor in 16 bits."""
 
@@ -57,14 +54,7 @@ DEFAULT_DELIVERY: Final = Delivery(
 )
 """Upstream's `default-br-config` (KN-DLV-01)."""
 
-STORY_BYTES: Final = 16_384
-"""What a dead letter may be larger than its event: the attributes that tell how it failed."""
-
-DEAD_LETTER_PARTITIONS: Final = 1
-"""Dead letters are few, and each partition of a thousand Triggers costs Kafka something."""
-
 MIN_IN_SYNC: Final = "min.insync.replicas"
-LIMIT: Final = "max.message.bytes"
 
 ORDERS: Final[Mapping[str, Order]] = {
     "ordered": Order.PARTITION,
@@ -95,6 +85,8 @@ class Defaults:
     topic_config: Mapping[str, str] = field(default_factory=dict)
     delivery: Delivery = DEFAULT_DELIVERY
     """For Triggers that declare no delivery and whose Broker declares none."""
+    dead_letter_retention: float | None = DEFAULT_RETENTION
+    """Seconds for which dead-letter topics keep, where nothing else is said; None: for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +143,11 @@ def configured(config: ConfigMap | None, defaults: Defaults) -> Defaults:
         partitions=_count(data, PARTITIONS, defaults.partitions, 2**31 - 1),
         replication=_count(data, REPLICATION, defaults.replication, MAX_REPLICATION),
         topic_config={**defaults.topic_config, **_topic_config(data)},
+        dead_letter_retention=(
+            dead_letter_topics.parse_retention(data[RETENTION_KEY], f"data.{RETENTION_KEY}")
+            if RETENTION_KEY in data
+            else defaults.dead_letter_retention
+        ),
     )
 
 
@@ -262,7 +259,17 @@ def egress(
         group=_group(trigger, broker, taken),
         reply=reply,
         dead_letter_topic=names.dead_letter_topic(*of_broker, name),
-        dead_letter_settings=_dead_letter_settings(topic),
+        dead_letter_settings=dead_letter_topics.settings(
+            topic.config,
+            # How many replicas an external topic has isn't known here.
+            -1 if topic.external else topic.replication,
+            record_limit(topic),
+            dead_letter_topics.retention(
+                defaults.dead_letter_retention,
+                trigger.metadata.annotations,
+                broker.metadata.annotations,
+            ),
+        ),
         kafka=kafka_settings.of_trigger(defaults.kafka, trigger.metadata.annotations),
         subscriber=subscriber,
         dead_letter_sink=dead_letter_sink,
@@ -271,6 +278,8 @@ def egress(
         filters=trigger.spec.filters,
         order=_order(trigger),
         max_in_flight=_max_in_flight(trigger),
+        rate_limit=kafka_settings.rate_limit(trigger.metadata.annotations),
+        at_most_once=kafka_settings.at_most_once(trigger.metadata.annotations),
     )
 
 
@@ -305,7 +314,7 @@ def replay_egress(egress: Egress) -> Egress:
         update={
             "topic": replays,
             "group": replays,
-            "reply_topic": egress.topic,
+            "reply_topic": egress.reply_topic or egress.topic,
             "filter": AttributesFilter(),
             "filters": (),
         }
@@ -318,17 +327,10 @@ def replay_topic(egress: Egress) -> str:
     return names.replay_topic(egress.namespace, broker, egress.trigger)
 
 
-def _dead_letter_settings(topic: Topic) -> TopicSettings:
-    """How a Trigger's dead-letter topic is made: like the Broker's topic, but nothing in it
-    expires, and it has room for the largest event with the story of its failure."""
+def record_limit(topic: Topic) -> int:
+    """The bytes of its largest record, as far as that is declared."""
     limit = topic.config.get(LIMIT, "")
-    room = (int(limit) if limit.isdecimal() else MAX_RECORD_BYTES) + STORY_BYTES
-    return TopicSettings(
-        partitions=DEAD_LETTER_PARTITIONS,
-        # How many replicas an external topic has isn't known here.
-        replication=-1 if topic.external else topic.replication,
-        config={**topic.config, **KEPT_FOR_EVER, LIMIT: str(min(room, MAX_INT))},
-    )
+    return int(limit) if limit.isdecimal() else MAX_RECORD_BYTES
 
 
 def _delivery_spec(trigger: Trigger, broker: Broker) -> DeliverySpec | None:
@@ -343,10 +345,15 @@ def _delivery(spec: DeliverySpec) -> Delivery:
     return Delivery(**{name: getattr(spec, name) for name in Delivery.model_fields})
 
 
+def declared_order(trigger: Trigger) -> str:
+    """Its order in the words of the annotation, or the default of its family."""
+    default = "ordered" if family_of(trigger.kind) is CHANNELS else "key"
+    return trigger.metadata.annotations.get(DELIVERY_ORDER, default)
+
+
 def _order(trigger: Trigger) -> Order:
     # KN-CHN-11: upstream's default for channels.
-    default = "ordered" if family_of(trigger.kind) is CHANNELS else "key"
-    declared = trigger.metadata.annotations.get(DELIVERY_ORDER, default)
+    declared = declared_order(trigger)
     if declared not in ORDERS:
         raise InvalidDocument(
             annotation_path(DELIVERY_ORDER),

@@ -1,8 +1,9 @@
 """Effects: what reconciling does, as values; `reconcile` runs them in the order of the list.
 
-The order is the promise that no event is missed, so it is data: `BROKER_ORDER`, `CHANNEL_ORDER` and
-`TRIGGER_ORDER` are the orders that every list of `decide` keeps, and tests read them. A list is run
-until one effect fails, which is a condition then; the status is written whatever happens.
+The order is the promise that no event is missed, so it is data: `BROKER_ORDER`, `CHANNEL_ORDER`,
+`TRIGGER_ORDER` and `SENSOR_ORDER` are the orders that every list of `decide` keeps, and tests read
+them. A list is run until one effect fails, which is a condition then; the status is written
+whatever happens.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from knafka.core.contract import Ingress, SharedEgress
+from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import Start
 from knafka_operator.decide.desired import Topic
+from knafka_operator.model.autoscaling import Autoscaling
 
 Manifest: TypeAlias = Mapping[str, Any]
 
@@ -52,8 +55,15 @@ class ApplyReceiver:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordContract:
+    """Say in a Broker's status which topic may have its entry."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
 class WriteIngress:
-    """Have the channel in the contract of the receiver that many share."""
+    """Have the Broker or channel in the contract that its receiver follows."""
 
     path: str
     ingress: Ingress
@@ -222,11 +232,57 @@ class AwaitReplacement:
     service: str
 
 
+@dataclass(frozen=True, slots=True)
+class RecordTopics:
+    """Write a Sensor's topics and its group into the status, without ids: they are about to be
+    made."""
+
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseSensor:
+    """Write a Sensor's bus into the status, and the ids of its topics: from here on the offsets of
+    its group count, and are never written again."""
+
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFunction:
+    """Have a Sensor's Service applied, and Ready."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleSensor:
+    """Have a Sensor woken by drains."""
+
+    sensor: Sensor
+    autoscaling: Autoscaling
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyTriggers:
+    """Have the Triggers that deliver what a Sensor has fired."""
+
+    manifests: tuple[Manifest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteTriggers:
+    """Delete a Sensor's Triggers that nothing declares any more."""
+
+    names: tuple[str, ...]
+
+
 Effect: TypeAlias = (
     StopReceiver
     | ProjectSecret
     | RecordTopic
     | CreateTopic
+    | RecordContract
     | ApplyReceiver
     | RecordReceivers
     | WriteIngress
@@ -251,14 +307,23 @@ Effect: TypeAlias = (
     | DeleteDispatcher
     | AwaitShard
     | AwaitReplacement
+    | RecordTopics
+    | PromiseSensor
+    | ApplyFunction
+    | ScaleSensor
+    | ApplyTriggers
+    | DeleteTriggers
 )
 
 BROKER_ORDER: Final = (
     StopReceiver,  # before anything that can fail: what it may not use it doesn't keep by that
     ProjectSecret,
     RecordTopic,  # before the topic, so that an operator that dies between them knows it again
-    CreateTopic,  # before the receiver, which accepts what it can store only
+    CreateTopic,  # before the entry: a receiver accepts what it can store only
+    RecordContract,  # before the entry: a deletion finds it
+    WriteIngress,  # before the receiver, which is Ready once it has read everything
     ApplyReceiver,
+    AwaitReceivers,
     ProbeReceiver,  # before the status: Ready isn't written before the address answers
     PublishStatus,
 )
@@ -266,7 +331,7 @@ CHANNEL_ORDER: Final = (
     RecordTopic,
     CreateTopic,
     ApplyReceiver,
-    RecordReceivers,  # before the entry: whoever deletes the channel knows where it has one
+    RecordReceivers,  # before the entry: a deletion finds every entry
     WriteIngress,  # before its address leads anywhere: Ready is never answered 404
     AwaitReceivers,
     ApplyRoute,
@@ -291,5 +356,17 @@ TRIGGER_ORDER: Final = (
     DeleteDispatcher,  # last of a move: one that goes back finds it
     AwaitShard,
     AwaitReplacement,
+    PublishStatus,
+)
+SENSOR_ORDER: Final = (
+    DeleteFunctions,  # before other offsets are committed, and while it may not read its bus
+    RecordTopics,  # before the topics, so that an operator that dies between them knows them again
+    CreateTopic,
+    CommitOffsets,  # before the function, and before Ready: later events are the group's
+    PromiseSensor,  # after the offsets, and before a function that could join the group
+    ApplyFunction,
+    ScaleSensor,  # once it is Ready: until then the Revision before goes on with its drains
+    ApplyTriggers,
+    DeleteTriggers,
     PublishStatus,
 )

@@ -2,7 +2,8 @@
 
     a Broker's ConfigMap     producer.NAME, consumer.NAME, default.topic.config.cleanup.policy
     a Trigger's annotations  knafka.dev/producer.NAME, knafka.dev/consumer.NAME,
-                             knafka.dev/start-position
+                             knafka.dev/start-position, knafka.dev/delivery-semantics,
+                             knafka.dev/rate-limit
 
 Each check raises `InvalidDocument` with the key. Not here: which names there are, and why others
 are refused (`knafka.core.client_settings`).
@@ -15,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from knafka.core import client_settings
-from knafka.core.contract import Kafka
+from knafka.core.contract import Kafka, RateLimit, RateUnit
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import Start
 from knafka_operator.model.isolation import Isolation, declared_isolation
@@ -23,12 +24,17 @@ from knafka_operator.model.resources import (
     GROUP_STATUS,
     ISOLATION,
     OURS,
+    RATE_LIMIT,
+    SEMANTICS,
     START,
     annotation_path,
+    whole_number,
 )
 
 CLEANUP: Final = "cleanup.policy"
 LATEST: Final = "latest"
+AT_LEAST_ONCE: Final = "at-least-once"
+AT_MOST_ONCE: Final = "at-most-once"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -52,12 +58,29 @@ def check_trigger(annotations: Mapping[str, str]) -> None:
 def isolation_of(annotations: Mapping[str, str]) -> Isolation | None:
     """What a Trigger's annotations say of sharing a dispatcher; None: nothing.
 
-    A shared one has one reader and one writer for all, with the Broker's settings: a Trigger that
-    sets its own has a dispatcher of its own.
+    A shared one has one reader and one writer for all, with the Broker's settings, and commits what
+    is settled: a Trigger that sets its own, is delivered at most once or has a rate limit, has a
+    dispatcher of its own.
     """
     declared = declared_isolation(annotations)
     given = client_settings.given(annotations, OURS, annotation_path(""))
     names = [f"{OURS}{side}.{name}" for side, found in given.items() for name in found]
+    if at_most_once(annotations):
+        if declared is Isolation.SHARED:
+            raise InvalidDocument(
+                annotation_path(ISOLATION),
+                f"can't be shared beside {SEMANTICS}: {AT_MOST_ONCE}: a shared dispatcher delivers "
+                f"at least once: want own, or {AT_LEAST_ONCE}",
+            )
+        return Isolation.OWN
+    if rate_limit(annotations) is not None:
+        if declared is Isolation.SHARED:
+            raise InvalidDocument(
+                annotation_path(ISOLATION),
+                f"can't be shared beside {RATE_LIMIT}: several pods would have that rate each: "
+                "want own, or no limit",
+            )
+        return Isolation.OWN
     if not names:
         return declared
     if declared is Isolation.SHARED:
@@ -67,6 +90,32 @@ def isolation_of(annotations: Mapping[str, str]) -> Isolation | None:
             "settings: want own, or the settings in the Broker's ConfigMap",
         )
     return Isolation.OWN
+
+
+def at_most_once(annotations: Mapping[str, str]) -> bool:
+    """Whether a Trigger's events are begun at most once (BUS-5)."""
+    declared = annotations.get(SEMANTICS, AT_LEAST_ONCE)
+    if declared not in (AT_LEAST_ONCE, AT_MOST_ONCE):
+        raise InvalidDocument(
+            annotation_path(SEMANTICS),
+            f"invalid value: {declared:.80}: want {AT_LEAST_ONCE} or {AT_MOST_ONCE}",
+        )
+    return declared == AT_MOST_ONCE
+
+
+def rate_limit(annotations: Mapping[str, str]) -> RateLimit | None:
+    """How many attempts its subscriber gets at most (BUS-S13)."""
+    declared = annotations.get(RATE_LIMIT)
+    if declared is None:
+        return None
+    count, _, unit = declared.partition("/")
+    if unit not in list(RateUnit):
+        raise InvalidDocument(
+            annotation_path(RATE_LIMIT),
+            f"invalid value: {declared:.80}: want one as 10/Second, 10/Minute or 10/Hour",
+        )
+    number = whole_number(count, annotation_path(RATE_LIMIT), 1, 2**31 - 1)
+    return RateLimit(unit=RateUnit(unit), requests_per_unit=number)
 
 
 def _with(kafka: Kafka, given: Mapping[str, Mapping[str, str]]) -> Kafka:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.effects import Effect, PublishStatus, StopDelivery
 from knafka_operator.decide.status import DELIVERING, TRIGGER_CONDITIONS
 from knafka_operator.model.conditions import READY
@@ -29,7 +30,7 @@ def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
         ours = [each for each in annotations if each.startswith(OURS) or each == GROUP_STATUS]
         patch["annotations"] = dict.fromkeys(ours)
     types = {each.get("type") for each in status.get("conditions") or ()}
-    if types - {DELIVERING} == {READY, *TRIGGER_CONDITIONS}:
+    if types - {DELIVERING, DEAD_LETTERS} == {READY, *TRIGGER_CONDITIONS}:
         written = ("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri")
         patch.update({each: None for each in written if each in status})
     return StopDelivery(), PublishStatus(patch)

@@ -5,7 +5,9 @@ Not here: asking for the lag and holding the drains (`scale.scaler`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 from knafka.core.drain import DrainProgress
@@ -15,6 +17,27 @@ NOTHING_WAITS: Final = "nothing waits"
 """The reason of a Trigger without lag."""
 
 
+class Cause(StrEnum):
+    """What a decision went by in the end; a label of metrics."""
+
+    NO_LAG = "no_lag"
+    LAG = "lag"
+    ACTIVATION = "activation_lag_threshold"
+    """There is too little lag for a Trigger at zero."""
+    MIN_SCALE = "min_scale"
+    MAX_SCALE = "max_scale"
+    PARTITIONS = "partitions"
+    """There would be more drains than partitions."""
+    PAUSED = "paused"
+    KEEPING_OFFSETS = "keeping_offsets"
+    DUE = "due"
+    """A Sensor fires, or decides not to, though no event has come."""
+    PREWARM = "prewarm"
+    """An event is on its way."""
+    LAG_UNKNOWN = "lag_unknown"
+    """Nothing was decided: the question for the lag failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """A decision: how many drains, and why."""
@@ -22,6 +45,8 @@ class Scale:
     replicas: int
     reason: str
     """For people, in words that need no glossary: a status and `knafka up` show it as it is."""
+    cause: Cause = field(default=Cause.LAG, compare=False)
+    """The same for metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +71,37 @@ class TriggerStatus:
     """The group of the shared dispatcher that delivers it; None: its own does."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScalingCounts:
+    """What the scaler has decided for one Trigger since it is scaled here."""
+
+    decisions: Mapping[Cause, int]
+    """Including questions for the lag that failed."""
+    wakes: Mapping[Cause, int]
+    """Times that its own drains were opened where none was."""
+    lag_known: bool
+    """Whether the last question for its lag was answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """What the scaler knows of one shard."""
+
+    namespace: str
+    broker: str
+    kind: str
+    """Of what it delivers for: `Egress.kind`."""
+    group: str
+    triggers: int
+    lag: int
+    """Records, of those of its Triggers whose lag is known."""
+    wanted: int
+    """Requests that it needs: 0 or 1."""
+    held: int
+    wakes: Mapping[Cause, int]
+    """Times that its request was opened, by the decision for which it was."""
+
+
 def decide(
     lag: int, partitions: int, autoscaling: Autoscaling, held: int, *, shared: bool = False
 ) -> Scale:
@@ -57,45 +113,59 @@ def decide(
     """
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     if autoscaling.paused:
-        return Scale(0, f"paused; {waiting}")
+        return Scale(0, f"paused; {waiting}", Cause.PAUSED)
     needed = -(-lag // autoscaling.lag_threshold)
     reason = f"{waiting}; "
+    cause = Cause.LAG
     if lag == 0:
         reason = NOTHING_WAITS
+        cause = Cause.NO_LAG
     elif held == 0 and lag <= autoscaling.activation_lag_threshold:
         needed = 0
+        cause = Cause.ACTIVATION
         reason += f"it starts when more than {autoscaling.activation_lag_threshold} wait"
     elif shared:
         reason = waiting
     else:
         reason += f"one dispatcher per {autoscaling.lag_threshold}"
     if shared:
-        return _shared(needed, reason, partitions, autoscaling)
+        return _shared(Scale(needed, reason, cause), partitions, autoscaling)
     replicas = min(max(needed, autoscaling.min_scale), autoscaling.max_scale, partitions)
     if replicas > needed:
+        cause = Cause.MIN_SCALE
         reason += f", at least {autoscaling.min_scale} (min-scale)"
     elif replicas < needed and replicas == autoscaling.max_scale:
+        cause = Cause.MAX_SCALE
         reason += f", at most {autoscaling.max_scale} (max-scale)"
     elif replicas < needed:
+        cause = Cause.PARTITIONS
         reason += f", at most {partitions} (its topic's partitions)"
-    return Scale(replicas, reason)
+    return Scale(replicas, reason, cause)
 
 
 def keeping_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
     """One drain where there would be none, so that Kafka keeps the offsets of the group."""
-    return Scale(min(1, partitions), f"{scale.reason}, one to keep its offsets{_where(shared)}")
+    reason = f"{scale.reason}, one to keep its offsets{_where(shared)}"
+    return Scale(min(1, partitions), reason, Cause.KEEPING_OFFSETS)
+
+
+def due_now(scale: Scale) -> Scale:
+    """One drain where there would be none: a Sensor has something to decide by now."""
+    return Scale(1, f"{scale.reason}, but something is due", Cause.DUE)
 
 
 def expected(*, shared: bool) -> Scale:
     """One drain before there is any lag."""
-    return Scale(1, f"an event is on its way{_where(shared)}")
+    return Scale(1, f"an event is on its way{_where(shared)}", Cause.PREWARM)
 
 
-def _shared(needed: int, reason: str, partitions: int, autoscaling: Autoscaling) -> Scale:
-    replicas = min(max(needed, autoscaling.min_scale), 1, partitions)
-    if replicas > needed:
+def _shared(needed: Scale, partitions: int, autoscaling: Autoscaling) -> Scale:
+    replicas = min(max(needed.replicas, autoscaling.min_scale), 1, partitions)
+    reason, cause = needed.reason, needed.cause
+    if replicas > needed.replicas:
         reason += f", at least {autoscaling.min_scale} (min-scale)"
-    return Scale(replicas, reason + (_where(True) if replicas else ""))
+        cause = Cause.MIN_SCALE
+    return Scale(replicas, reason + (_where(True) if replicas else ""), cause)
 
 
 def _where(shared: bool) -> str:

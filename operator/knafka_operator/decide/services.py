@@ -1,11 +1,12 @@
 """Services: the functions as Knative Services, from the contract's entries. Pure.
 
-    Broker, Ingress  -> the receiver's Service
+    Broker, Receiver -> the receiver's Service
     Trigger, Egress  -> a dispatcher's Service, and one for its replays
     Broker, Shard    -> the Service of a dispatcher that many Triggers share
 
-The contract goes into the environment as JSON, so that a change is a new Revision; a Secret is
-mounted as files. The owner is a Broker or Trigger of the same namespace, so deletion needs nobody.
+An Egress goes into the environment as JSON, so that a change is a new Revision; of a contract in a
+topic the name does. A Secret is mounted as files. The owner is in the same namespace, so deletion
+needs nobody.
 
 Not here: applying them, and deciding how many drains are held (`scaler`).
 """
@@ -17,13 +18,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from knafka.core import documents, names
-from knafka.core.contract import Egress, Ingress, Receiver, Shard
+from knafka.core.contract import Egress, Receiver, Shard
 from knafka.settings import LOG_FORMAT, PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.tracing import Owner
 
 Manifest = dict[str, Any]
 
@@ -53,7 +55,7 @@ EGRESS: Final = "KNAFKA_EGRESS"
 SHARD: Final = "KNAFKA_SHARD"
 """The variable of a shared dispatcher: which shard it is."""
 RECEIVER_CONTRACT: Final = "KNAFKA_RECEIVER"
-"""The variable of a receiver of many: where its contract is."""
+"""The variable of a receiver: where its contract is."""
 CHANNELS_RECEIVER: Final = "kafka-channel-receiver"
 CHANNELS_OWNER: Final = "kafka-channels"
 """What stands as `OWNER` on what belongs to all KafkaChannels together."""
@@ -109,7 +111,7 @@ def shard_number(service: Mapping[str, Any]) -> int | None:
 
 
 def receiver_service(
-    broker: Broker, ingress: Ingress, secret: tuple[str, str] | None, settings: Settings
+    broker: Broker, receiver: Receiver, secret: tuple[str, str] | None, settings: Settings
 ) -> Manifest:
     """The receiver of one Broker; `secret` is the mounted Secret's name and version.
 
@@ -121,18 +123,19 @@ def receiver_service(
         for key, value in broker.metadata.annotations.items()
         if key.startswith(_KNATIVE_AUTOSCALING)
     }
-    return _service(
+    return knative_service(
         receiver_name(broker),
-        _ownership(broker, settings),
+        ownership_of(broker, settings),
         labels={ROLE: RECEIVER, BROKER: names.child(broker.metadata.name, "")},
         annotations={**scaling, **declared},
         environment={
             "FUNCTION_TARGET": "receive",
-            "KNAFKA_INGRESSES": _json([documents.dump(ingress)]),
+            RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
         },
         secret=secret,
         resources=settings.pods.receiver_resources,
         settings=settings,
+        tracing=settings.tracing.of(owner_key(broker)),
     )
 
 
@@ -147,18 +150,19 @@ def channels_receiver_service(
     """The receiver of many KafkaChannels (CHN-23): it stays when the last one goes."""
     metadata = {"namespace": settings.namespace, "labels": {OWNER: CHANNELS_OWNER}}
     name = channels_receiver_name(None if secret is None else secret[0])
-    return _service(
+    return knative_service(
         name,
         metadata,
         labels={ROLE: RECEIVER, BROKER: name},
         annotations={_KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()},
         environment={
             "FUNCTION_TARGET": "receive",
-            RECEIVER_CONTRACT: _json(documents.dump(receiver)),
+            RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
         },
         secret=secret,
         resources=settings.pods.receiver_resources,
         settings=settings,
+        tracing=settings.tracing.wanted,  # it is one for all channels
     )
 
 
@@ -183,26 +187,27 @@ def dispatcher_service(
     name = replayer_name(family, who) if replays else dispatcher_name(family, who)
     environment = {
         "FUNCTION_TARGET": "dispatch",
-        EGRESS: _json(documents.dump(egress)),
+        EGRESS: one_line(documents.dump(egress)),
         # Where it asks for its next drain when there is work left and nobody else asks.
         "KNAFKA_SERVICE_URL": url(name, namespace_of(family, who, settings), settings),
         "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
     }
     if always:
         environment["KNAFKA_DRAIN_AT_START"] = "true"
-    return _service(
+    return knative_service(
         name,
-        _ownership(trigger, settings),
+        ownership_of(trigger, settings),
         labels={
             ROLE: REPLAYER if replays else DISPATCHER,
             BROKER: family.label(Identity(egress.namespace, egress.broker)),
             TRIGGER: family.label(who),
         },
-        annotations=_exact_scaling(always, most, settings),
+        annotations=exact_scaling(always, most, settings),
         environment=environment,
         secret=secret,
         resources=settings.pods.dispatcher_resources,
         settings=settings,
+        tracing=settings.tracing.of(owner_key(trigger)),
         concurrency=1,
     )
 
@@ -217,29 +222,30 @@ def shard_service(
     """The dispatcher of one of a Broker's shards, whatever Triggers are in it."""
     family, who = family_of(broker.kind), identity_of(broker)
     name = shard_name(family, who, number)
-    return _service(
+    return knative_service(
         name,
-        _ownership(broker, settings),
+        ownership_of(broker, settings),
         labels={
             ROLE: SHARD_ROLE,
             BROKER: family.label(who),
             SHARD_NUMBER: str(number),
         },
-        annotations=_exact_scaling(0, SHARD_PODS, settings),
+        annotations=exact_scaling(0, SHARD_PODS, settings),
         environment={
             "FUNCTION_TARGET": "dispatch",
-            SHARD: _json(documents.dump(shard)),
+            SHARD: one_line(documents.dump(shard)),
             "KNAFKA_SERVICE_URL": url(name, namespace_of(family, who, settings), settings),
             "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
         },
         secret=secret,
         resources=settings.pods.shard_resources,
         settings=settings,
+        tracing=settings.tracing.of(owner_key(broker)),
         concurrency=1,
     )
 
 
-def _exact_scaling(least: int, most: int, settings: Settings) -> Mapping[str, str]:
+def exact_scaling(least: int, most: int, settings: Settings) -> Mapping[str, str]:
     """Annotations for as many pods as there are drains: one each, none to spare, soon gone."""
     scaling = {
         "metric": "concurrency",
@@ -260,23 +266,7 @@ def url(name: str, namespace: str, settings: Settings) -> str:
     return f"http://{name}.{namespace}.svc.{settings.cluster_domain}"
 
 
-def projected_secret(broker: Broker, data: Mapping[str, str]) -> Manifest:
-    """A Secret of the operator's side, copied beside a Broker; `data` is base64, as it is read."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            "name": names.child(broker.metadata.name, "-kn-kafka"),
-            "namespace": broker.metadata.namespace,
-            "labels": with_common_labels({BROKER: names.child(broker.metadata.name, "")}),
-            "ownerReferences": [owner_reference(broker)],
-        },
-        "type": "Opaque",
-        "data": dict(data),
-    }
-
-
-def owner_reference(owner: Broker | Trigger) -> Manifest:
+def owner_reference(owner: Resource) -> Manifest:
     return {
         "apiVersion": owner.api_version,
         "kind": owner.kind,
@@ -304,7 +294,11 @@ def identity_of(resource: Resource) -> Identity:
     return Identity(resource.metadata.namespace, resource.metadata.name)
 
 
-def _ownership(owner: Broker | Trigger, settings: Settings) -> Manifest:
+def owner_key(owner: Resource) -> Owner:
+    return owner.kind, *identity_of(owner)
+
+
+def ownership_of(owner: Resource, settings: Settings) -> Manifest:
     """Of an object's metadata: its namespace, and the owner with whom it goes, or a label."""
     family = family_of(owner.kind)
     namespace = namespace_of(family, identity_of(owner), settings)
@@ -313,7 +307,7 @@ def _ownership(owner: Broker | Trigger, settings: Settings) -> Manifest:
     return {"namespace": namespace, "labels": {}, "ownerReferences": [owner_reference(owner)]}
 
 
-def _service(
+def knative_service(
     name: str,
     ownership: Manifest,
     *,
@@ -323,13 +317,14 @@ def _service(
     secret: tuple[str, str] | None,
     resources: Mapping[str, Any],
     settings: Settings,
+    tracing: Mapping[str, str],
     concurrency: int = 0,
 ) -> Manifest:
     environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
         environment[PROFILING] = "enabled"
-    environment |= settings.tracing
+    environment |= tracing
     container: Manifest = {
         "name": "function",
         "image": settings.image,
@@ -394,7 +389,7 @@ def with_common_labels(of: Mapping[str, str]) -> Mapping[str, str]:
     }
 
 
-def _json(document: object) -> str:
+def one_line(document: object) -> str:
     text = json.dumps(document, separators=(",", ":"))
     # Kubernetes expands $(NAME) and turns $$ into $ in a variable's value.
     return text.replace("$", r"\u0024")

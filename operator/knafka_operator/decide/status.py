@@ -32,16 +32,26 @@ CONTRACT_UPDATED: Final = "ContractUpdated"
 CHANNEL_READY: Final = "ChannelReady"
 REFERENCES_RESOLVED: Final = "ReferencesResolved"
 ADDED_TO_CHANNEL: Final = "AddedToChannel"
+SUBSCRIPTIONS_HANDLED: Final = "SubscriptionsHandled"
+SERVED_BY_KNAFKA: Final = "ServedByKnafka"
+TOPICS_READY: Final = "TopicsReady"
+TRIGGERS_READY: Final = "TriggersReady"
+FUNCTION_READY: Final = "FunctionReady"
+STORAGE_READY: Final = "StorageReady"
+TOPICS_READ: Final = "TopicsRead"
+SUCCEEDED: Final = "Succeeded"
 
 BROKER_CONDITIONS: Final = (
     CONFIG_PARSED,
     DEAD_LETTER_SINK_RESOLVED,
     TOPIC_READY,
+    CONTRACT_UPDATED,
     DATA_PLANE_AVAILABLE,
     ADDRESSABLE,
     PROBE_SUCCEEDED,
 )
-"""Upstream's (KN-BRK-17), of those the ones that mean something here."""
+"""Upstream's (KN-BRK-17), of those the ones that mean something here; its contract is a ConfigMap,
+ours a topic."""
 
 TRIGGER_CONDITIONS: Final = (
     BROKER_READY,
@@ -66,6 +76,8 @@ CHANNEL_CONDITIONS: Final = (
 SUBSCRIPTION_CONDITIONS: Final = (CHANNEL_READY, REFERENCES_RESOLVED, ADDED_TO_CHANNEL)
 """Upstream's (KN-SUB-06); its OIDC identities are not offered."""
 
+SENSOR_CONDITIONS: Final = (BROKER_READY, TOPICS_READY, FUNCTION_READY, TRIGGERS_READY)
+"""Ours: Argo's Sensors say only that they are deployed."""
 
 INTERNAL_ERROR: Final = "InternalError"
 """Reason for what nobody foresaw: a bug of ours."""

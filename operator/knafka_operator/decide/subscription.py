@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from knafka.core.contract import Egress
+from knafka_operator.decide.dead_letters import DEAD_LETTERS
+from knafka_operator.decide.entries import is_entry
 from knafka_operator.decide.status import (
     ADDED_TO_CHANNEL,
     BROKER_READY,
@@ -48,8 +50,9 @@ def conditions_of(decided: ConditionSet) -> ConditionSet:
     unresolved = [found[each] for each in _REFERENCES if found[each].status is not Status.TRUE]
     for each in unresolved[:1] or [found[SUBSCRIBER_RESOLVED]]:
         shown.set(replace(each, type=REFERENCES_RESOLVED))
-    if DELIVERING in found:
-        shown.set(found[DELIVERING])
+    for type_ in (DELIVERING, DEAD_LETTERS):
+        if type_ in found:
+            shown.set(found[type_])
     return shown
 
 
@@ -75,7 +78,7 @@ def subscribed(
     reported = {**who, "observedGeneration": generation, "ready": str(added.status)}
     if added.message:
         reported["message"] = added.message
-    if egress is None:
+    if egress is None or is_entry(document):  # which is there already
         return Subscribed(None, reported)
     declared: dict[str, Any] = {
         **who,

@@ -9,7 +9,7 @@ Not here: changing a topic that exists. Drift is reported, never repaired by los
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from knafka.core.errors import KnafkaError
@@ -83,15 +83,20 @@ def may_delete(found: TopicDescription | None, known_id: str | None) -> bool:
 
 def as_declared(topic: Topic, found: TopicDescription) -> Condition:
     """`TopicAsDeclared`, a warning."""
-    different = drift(topic, found)
-    if not different:
+    return all_as_declared([(topic, found)])
+
+
+def all_as_declared(topics: Iterable[tuple[Topic, TopicDescription]]) -> Condition:
+    """The same of several."""
+    drifted = [
+        f"topic {topic.name} is left as it is: {'; '.join(different)}"
+        for topic, found in topics
+        if (different := drift(topic, found))
+    ]
+    if not drifted:
         return Condition(TOPIC_AS_DECLARED, Status.TRUE, severity=Severity.WARNING)
     return Condition(
-        TOPIC_AS_DECLARED,
-        Status.FALSE,
-        "TopicDrifted",
-        f"topic {topic.name} is left as it is: {'; '.join(different)}",
-        Severity.WARNING,
+        TOPIC_AS_DECLARED, Status.FALSE, "TopicDrifted", "; ".join(drifted), Severity.WARNING
     )
 
 

@@ -4,7 +4,7 @@
     ConfigMap config-tracing         backend, zipkin-endpoint, sample-rate, debug
 
 The first is today's, and holds where it names a protocol; the second is that of older releases.
-What can't be used is left out with a warning: functions run without traces rather than not at all.
+What can't be used changes nothing: functions go on as they were, or without traces.
 
 Not here: what the variables mean to a function (`knafka.tracing.settings`).
 """
@@ -12,12 +12,15 @@ Not here: what the variables mean to a function (`knafka.tracing.settings`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+from knafka.core.errors import InvalidDocument
 from knafka.tracing.settings import (
     EXPORTER,
+    GRPC,
     OTLP_TRACES_ENDPOINT,
+    OTLP_TRACES_PROTOCOL,
     PROTOCOL,
     SAMPLER,
     SAMPLER_ARG,
@@ -30,36 +33,63 @@ TRACING: Final = "config-tracing"
 DEFAULT_RATE: Final = "0.1"
 """Of traces that begin here, where the ConfigMap has no rate: Knative's for config-tracing."""
 _OTLP_PATH: Final = "/v1/traces"
+_DECIDED: Final = frozenset(
+    {
+        EXPORTER,
+        OTLP_TRACES_ENDPOINT,
+        OTLP_TRACES_PROTOCOL,
+        SAMPLER,
+        SAMPLER_ARG,
+        ZIPKIN_ENDPOINT,
+    }
+)
+"""Variables that are decided here."""
 
 
 def tracing_environment(
     observability: Mapping[str, str], tracing: Mapping[str, str], namespace: str, domain: str
-) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """The variables of every function, none if there are to be no traces; and warnings.
+) -> Mapping[str, str]:
+    """The variables of every function, none if there are to be no traces.
 
     `observability` and `tracing` are the ConfigMaps' data, empty where there is none. Zipkin
-    without an address is the Service `zipkin` of `namespace` (DSP-13).
+    without an address is the Service `zipkin` of `namespace` (DSP-13). Raises `InvalidDocument`
+    whose path is the ConfigMap's name.
     """
     protocol = observability.get("tracing-protocol", "none").strip().lower()
+    if protocol not in ("", "none"):
+        try:
+            return _otlp(protocol, observability)
+        except ValueError as error:
+            raise InvalidDocument(OBSERVABILITY, str(error)) from None
     try:
-        if protocol not in ("", "none"):
-            return _otlp(protocol, observability), ()
-        return _zipkin(tracing, f"http://zipkin.{namespace}.svc.{domain}:9411/api/v2/spans"), ()
+        return _zipkin(tracing, f"http://zipkin.{namespace}.svc.{domain}:9411/api/v2/spans")
     except ValueError as error:
-        return {}, (f"{error}: events are not traced",)
+        raise InvalidDocument(TRACING, str(error)) from None
+
+
+def carried(service: Mapping[str, Any]) -> Mapping[str, str]:
+    """What the environment of one of our Knative Services says of traces."""
+    containers = service["spec"]["template"]["spec"]["containers"]
+    variables = (each for container in containers for each in container.get("env") or ())
+    return {each["name"]: each.get("value", "") for each in variables if each["name"] in _DECIDED}
 
 
 def _otlp(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:
-    if protocol != PROTOCOL:
+    if protocol not in (PROTOCOL, GRPC):
         raise ValueError(
-            f"{OBSERVABILITY}: tracing-protocol: {protocol:.80} is not spoken by functions: "
-            f"want {PROTOCOL} or none"
+            f"tracing-protocol: invalid value: {protocol:.80}: want {PROTOCOL}, {GRPC} or none"
         )
-    endpoint = _url(data.get("tracing-endpoint", ""), f"{OBSERVABILITY}: tracing-endpoint")
-    if urlsplit(endpoint).path in ("", "/"):
-        endpoint = endpoint.rstrip("/") + _OTLP_PATH
-    rate = _rate(data.get("tracing-sampling-rate"), f"{OBSERVABILITY}: tracing-sampling-rate")
-    return {EXPORTER: "otlp", OTLP_TRACES_ENDPOINT: endpoint, **_sampler(rate)}
+    given = data.get("tracing-endpoint", "").strip()
+    rate = _rate(data.get("tracing-sampling-rate"), "tracing-sampling-rate")
+    if protocol == GRPC:
+        # By gRPC it is often host:port alone; without a scheme the SDK takes it for TLS.
+        endpoint = _url(given if "://" in given else f"http://{given}", "tracing-endpoint")
+        spoken = {OTLP_TRACES_PROTOCOL: GRPC}
+    else:
+        endpoint, spoken = _url(given, "tracing-endpoint"), {}
+        if urlsplit(endpoint).path in ("", "/"):
+            endpoint = endpoint.rstrip("/") + _OTLP_PATH
+    return {EXPORTER: "otlp", OTLP_TRACES_ENDPOINT: endpoint, **spoken, **_sampler(rate)}
 
 
 def _zipkin(data: Mapping[str, str], usual: str) -> Mapping[str, str]:
@@ -67,9 +97,9 @@ def _zipkin(data: Mapping[str, str], usual: str) -> Mapping[str, str]:
     if backend in ("", "none"):
         return {}
     if backend != "zipkin":
-        raise ValueError(f"{TRACING}: backend: {backend:.80}: want zipkin or none")
-    endpoint = _url(data.get("zipkin-endpoint", "").strip() or usual, f"{TRACING}: zipkin-endpoint")
-    rate = _rate(data.get("sample-rate"), f"{TRACING}: sample-rate")
+        raise ValueError(f"backend: invalid value: {backend:.80}: want zipkin or none")
+    endpoint = _url(data.get("zipkin-endpoint", "").strip() or usual, "zipkin-endpoint")
+    rate = _rate(data.get("sample-rate"), "sample-rate")
     if data.get("debug", "").strip().lower() == "true":
         rate = "1"
     return {EXPORTER: "zipkin", ZIPKIN_ENDPOINT: endpoint, **_sampler(rate)}
@@ -86,8 +116,7 @@ def _rate(text: str | None, where: str) -> str:
     return given
 
 
-def _url(text: str, where: str) -> str:
-    given = text.strip()
+def _url(given: str, where: str) -> str:
     parts = urlsplit(given)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{where}: invalid value: {given:.200}: want a URL")

@@ -7,7 +7,7 @@ That `SubscriptionReady` is True holds if every effect succeeds.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 from knafka.core.contract import Egress, SharedEgress, Sink
@@ -57,7 +57,7 @@ from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import BROKERS, family_of
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.model.resources import GROUP_STATUS, PAUSED, Broker, Trigger
+from knafka_operator.model.resources import BATCH, GROUP_STATUS, PAUSED, PAYLOAD, Broker, Trigger
 from knafka_operator.model.settings import Settings
 
 DEAD_LETTER_TOPIC: Final = "knafka.dev/dead-letter-topic"
@@ -141,6 +141,8 @@ class ObservedTrigger(Generic[K]):
     """Whether pods of an older Revision may still drain unasked."""
     contract: Contract | KnafkaError | None = None
     """Its Broker's; None: there are no shared dispatchers here."""
+    actions: Topic | KnafkaError | None = None
+    """The topic with what a Sensor has fired, which it delivers; None: its Broker's events."""
     needed: Isolation | None = None
     """What it was found to need last, where that is `auto`."""
 
@@ -200,6 +202,10 @@ def decide(
         goes_on = not paused and (seen.watched is None or seen.stored_broker is not None)
         return TriggerDecision(() if goes_on else stop, conditions, status)
 
+    if isinstance(seen.actions, KnafkaError):
+        conditions.fail(SUBSCRIPTION_READY, seen.actions)
+        return TriggerDecision(STOP, conditions, status)
+    source = seen.actions or broker.topic
     with conditions.step(DEAD_LETTER_SINK_RESOLVED):
         if desired.dead_letter_destination(trigger, broker.broker) is None:
             conditions.set(no_dead_letter_sink())
@@ -217,16 +223,21 @@ def decide(
         egress = desired.egress(
             trigger,
             broker.broker,
-            broker.topic,
+            source,
             subscriber,
             dead_letter_sink,
             broker.defaults,
             taken,
             reply,
         )
+        if seen.actions is not None:
+            batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH
+            more = {"reply_topic": broker.topic.name, "batch": batch}
+            egress = egress.model_copy(update=more)
         contract = value(seen.contract)
         shared = automatic = None
-        if contract is not None:
+        # What reads another topic than its Broker's shares nothing with those that do.
+        if contract is not None and seen.actions is None:
             default = settings.isolation if trigger.kind == BROKERS.trigger else Isolation.SHARED
             isolation = shards.isolation(trigger, broker.broker, default)
             if isolation is Isolation.AUTO:
@@ -239,6 +250,7 @@ def decide(
         )
         if paused:
             status["annotations"].pop(DISPATCHER, None)
+        broker = replace(broker, topic=source)
         effects = _effects(trigger, broker, watched, contract or Contract(), seen, settings)
         return TriggerDecision(effects, conditions, status, watched, automatic)
     return TriggerDecision(STOP if paused else (), conditions, status)

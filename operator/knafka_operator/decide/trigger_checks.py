@@ -1,4 +1,4 @@
-"""Trigger checks: what must hold of others before a Trigger or Subscription is Ready. Pure."""
+"""Trigger checks: what must hold of others before a Trigger, Sensor or archive is Ready. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any, Protocol
 
 from knafka_operator.decide import admission
 from knafka_operator.decide.status import NotReady, is_ready, why_not_ready
+from knafka_operator.model.archives import DeadLetterArchive
 from knafka_operator.model.family import family_of
 from knafka_operator.model.resources import Trigger
+from knafka_operator.model.sensors import Sensor
 
 
 class FoundBroker(Protocol):
@@ -22,7 +24,7 @@ class FoundBroker(Protocol):
 
 
 def check_broker(
-    trigger: Trigger,
+    trigger: Trigger | Sensor | DeadLetterArchive,
     stopped: str | None,
     found: FoundBroker | None,
     stored: Mapping[str, Any] | None,

@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.model.resources import AUTOSCALING, PAUSED, annotation_path, whole_number
+from knafka_operator.model.resources import (
+    AUTOSCALING,
+    PAUSED,
+    RATE_LIMIT,
+    annotation_path,
+    whole_number,
+)
 
 KEDA_CLASS: Final = "keda.autoscaling.knative.dev"
 """Upstream's default class: scaling on lag by these annotations, which is what we do."""
@@ -76,6 +82,9 @@ class Autoscaling:
             )
         if scaled_by == DISABLED:
             return replace(autoscaling, min_scale=1, max_scale=1)
+        if RATE_LIMIT in annotations:
+            # Each drain has the whole rate, so there is one.
+            return replace(autoscaling, min_scale=min(autoscaling.min_scale, 1), max_scale=1)
         return autoscaling
 
 

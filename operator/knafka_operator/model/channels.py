@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from knafka.core.documents import Duration, problem
 from knafka_operator.model.resources import (
+    OURS,
     Declared,
     DeliverySpec,
     Destination,
@@ -30,9 +31,17 @@ KAFKA_CHANNEL_VERSIONS: Final = ("messaging.knative.dev/v1beta1", "messaging.kna
 """Those of KafkaChannels, the one that is stored first (KN-CHN-10)."""
 KAFKA_CHANNEL: Final = "KafkaChannel"
 SUBSCRIPTION: Final = "Subscription"
+CHANNEL: Final = "Channel"
+"""Knative Eventing's kind, which makes a channel of another kind by a template."""
 
 SUBSCRIBABLE: Final = "messaging.knative.dev/subscribable"
 """On a KafkaChannel: the version of `spec.subscribers`, always `v1` (KN-CHN-07)."""
+
+PROMISE: Final = f"{OURS}subscriber."
+"""What keys of `status.annotations` begin with that say what an entry of `spec.subscribers` was
+promised; its UID follows. While there is one, the entry's consumer group keeps its offsets."""
+DECLARED: Final = f"{OURS}declared-subscribers"
+"""Key of `status.annotations`: UIDs of the entries that we may have written."""
 
 PARTITIONS: Final = 1
 REPLICATION: Final = 1

@@ -26,6 +26,10 @@ class Rejected(ClusterError):
     """The object is refused as it is, by the schema or by a webhook such as Knative's."""
 
 
+class Conflict(ClusterError):
+    """The object has changed since the version that was named."""
+
+
 class NotAllowed(ClusterError):
     """Our roles don't allow it: trying again changes nothing until somebody grants it."""
 
@@ -38,9 +42,13 @@ class Cluster(Protocol):
         ...
 
     async def list(
-        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+        self,
+        api_version: str,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        namespace: str | None = None,
     ) -> list[Document]:
-        """All objects of a kind with these labels, in all namespaces."""
+        """All objects of a kind with these labels, in one namespace or in all."""
         ...
 
     async def create(self, manifest: Document) -> bool:
@@ -48,7 +56,10 @@ class Cluster(Protocol):
         ...
 
     async def apply(self, manifest: Document) -> Document:
-        """Server-side apply, with us as the only manager; returns the stored object."""
+        """Server-side apply, with us as the only manager; returns the stored object.
+
+        Raises `Conflict` if the manifest has a `resourceVersion` that isn't the stored one's.
+        """
         ...
 
     async def write_status(self, document: Document, status: Document) -> None:

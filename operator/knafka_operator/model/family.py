@@ -17,8 +17,10 @@ from typing import Any, Final
 from knafka.core import names
 from knafka.core.documents import parse
 from knafka_operator.model.channels import (
+    DECLARED,
     KAFKA_CHANNEL_VERSIONS,
     MESSAGING,
+    PROMISE,
     KafkaChannel,
     Subscription,
 )
@@ -99,16 +101,31 @@ def is_of_kafka_channel(subscription: Document) -> bool:
     return isinstance(channel, Mapping) and channel.get("kind") == CHANNELS.broker
 
 
+def without_subscribers(channel: Document) -> Document:
+    """A KafkaChannel without the entries of its Subscriptions: one of them that can't be read is
+    no reason to serve none."""
+    spec = channel.get("spec")
+    if not isinstance(spec, Mapping) or "subscribers" not in spec:
+        return channel
+    return {**channel, "spec": {key: each for key, each in spec.items() if key != "subscribers"}}
+
+
 def _as_broker(document: Document) -> Broker:
-    channel = parse(KafkaChannel, document)
+    channel = parse(KafkaChannel, without_subscribers(document))
     spec, of = BrokerSpec(delivery=channel.spec.delivery), _resource(channel)
-    # Each Subscription changes spec.subscribers: that makes it no other channel to the others.
+    # What each Subscription changes of it makes it no other channel to the others.
     metadata = channel.metadata.model_copy(update={"generation": 0})
-    return Broker(spec=spec, **{**of, "metadata": metadata})
+    kept = {
+        key: each
+        for key, each in channel.status.annotations.items()
+        if key != DECLARED and not key.startswith(PROMISE)
+    }
+    status = channel.status.model_copy(update={"annotations": kept})
+    return Broker(spec=spec, **{**of, "metadata": metadata, "status": status})
 
 
-def _as_trigger(document: Document) -> Trigger:
-    subscription = parse(Subscription, document)
+def as_trigger(subscription: Subscription) -> Trigger:
+    """A Subscription read as a Trigger; its kind stays."""
     declared = subscription.spec
     spec = TriggerSpec(
         broker=declared.channel.name, subscriber=declared.subscriber, delivery=declared.delivery
@@ -137,7 +154,7 @@ CHANNELS: Final = Family(
     MESSAGING,
     "Subscription",
     read_broker=_as_broker,
-    read_trigger=_as_trigger,
+    read_trigger=lambda document: as_trigger(parse(Subscription, document)),
     broker_of=_channel_of,
     reply_of=lambda document: parse(Subscription, document).spec.reply,
     infix="-channel",

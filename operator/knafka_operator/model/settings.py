@@ -27,6 +27,11 @@
                             here may do then ("disabled")
     KNAFKA_CHANNEL_CONFIG   ConfigMap with Kafka and defaults of all KafkaChannels
                             ("kafka-channel-config")
+    KNAFKA_SUBSCRIPTIONS    whose controller reconciles Subscriptions to KafkaChannels: our "own",
+                            Knative's "eventing", or "auto": the latter where Knative Eventing's
+                            CustomResourceDefinitions are ("auto")
+    KNAFKA_SENSORS          "enabled": Sensors are run ("disabled")
+    KNAFKA_JOBS_IMAGE       of the dead-letter jobs; where it is set DeadLetterArchives are run ("")
     KNAFKA_PROFILING        "enabled": functions serve profiles on their pods' loopback ("disabled")
 
 Not here: what a Broker is configured with, which is in ConfigMaps that users may change.
@@ -42,8 +47,10 @@ from uuid import uuid4
 from knafka.core.errors import InvalidDocument
 from knafka.settings import profiling
 from knafka_operator.model.function_pods import FunctionPods
+from knafka_operator.model.handler import Handler, parse_handler
 from knafka_operator.model.isolation import Isolation, parse_isolation
 from knafka_operator.model.resources import BROKER_CLASSES, whole_number
+from knafka_operator.model.tracing import FunctionTracing
 
 BROKER_DEFAULTS: Final = "knative-eventing/config-br-defaults"
 SHARD_SIZE: Final = 250
@@ -82,11 +89,17 @@ class Settings:
     channels: bool = False
     """Whether KafkaChannels and Subscriptions are ours."""
     channel_config: str = "kafka-channel-config"
+    subscriptions: Handler = Handler.AUTO
+    sensors: bool = False
+    """Whether Sensors are run."""
+    jobs_image: str = ""
+    """Of the dead-letter jobs; empty: DeadLetterArchives are not run."""
     installation: str = ""
     """What no other cluster's installation has that uses the same Kafka: the UID of `namespace`.
     Empty: that isn't known."""
-    tracing: Mapping[str, str] = field(default_factory=dict)
-    """More environment variables of functions: from ConfigMaps (`decide.tracing`)."""
+    tracing: FunctionTracing = field(default_factory=FunctionTracing)
+    """More environment variables of functions: from ConfigMaps (`decide.tracing`), whose changes it
+    follows."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -153,6 +166,12 @@ class Settings:
             profiling=profiling(environment),
             channels=switch("KNAFKA_CHANNELS"),
             channel_config=environment.get("KNAFKA_CHANNEL_CONFIG", "kafka-channel-config"),
+            subscriptions=parse_handler(
+                environment.get("KNAFKA_SUBSCRIPTIONS", Handler.AUTO).strip(),
+                "KNAFKA_SUBSCRIPTIONS",
+            ),
+            sensors=switch("KNAFKA_SENSORS"),
+            jobs_image=environment.get("KNAFKA_JOBS_IMAGE", "").strip(),
         )
 
 

@@ -21,6 +21,7 @@ from knafka_operator.decide import broker as deciding
 from knafka_operator.decide import credentials, desired, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.broker import (
+    RECEIVER_CONTRACT,
     BrokerDecision,
     Connection,
     ObservedBroker,
@@ -30,17 +31,20 @@ from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.effects import (
     ApplyReceiver,
+    AwaitReceivers,
     CreateTopic,
     Effect,
     ProbeReceiver,
     ProjectSecret,
     PublishStatus,
+    RecordContract,
     RecordTopic,
     StopReceiver,
+    WriteIngress,
 )
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
 from knafka_operator.decide.status import EXPECTED, NotReady
-from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, may_delete
+from knafka_operator.decide.topics import TOPIC_ID, may_delete
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
@@ -53,8 +57,11 @@ from knafka_operator.model.resources import (
     Resource,
 )
 from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.acting import act
+from knafka_operator.reconcile.broker_receivers import BrokerReceivers
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
     BrokerRecord,
@@ -62,6 +69,7 @@ from knafka_operator.reconcile.state import (
     States,
     topic_in_status,
 )
+from knafka_operator.reconcile.topics import made_topic
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 
@@ -74,9 +82,13 @@ class Brokers:
     kafkas: KafkaClusters
     shards: Shards
     states: States
+    receivers: Receivers
     probe: Callable[[str], Awaitable[None]]
     now: Callable[[], str]
     """The time, RFC 3339."""
+
+    def __post_init__(self) -> None:
+        self.entries = BrokerReceivers(self.settings, self.cluster, self.receivers)
 
     @property
     def found(self) -> Mapping[Identity, BrokerState]:
@@ -100,9 +112,14 @@ class Brokers:
         seen = replace(seen, refused=refused, stopped=stop is not None)
         if refused is None:
             seen = replace(seen, topic=await self._observe_topic(seen, record))
+        if isinstance(seen.topic, ObservedTopic):
+            assert record.kafka is not None
+            seen = await self.entries.observe(seen, record.kafka)
         decision = deciding.decide(seen, self.settings)
         while decision.effects:
-            seen = await self._act(decision.effects, seen, record)
+            seen = await act(
+                decision.effects, seen, lambda effect, then: self.run(effect, then, record)
+            )
             decision = deciding.decide(seen, self.settings)
         before = document.get("status") or {}
         conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
@@ -124,6 +141,8 @@ class Brokers:
         await delete_service(self.cluster, services.receiver_name(broker), broker)
         record = self.states.broker(document)
         await self.shards.delete(broker)
+        if (entry := annotations.get(RECEIVER_CONTRACT)) is not None:
+            await self.entries.withdraw(broker, entry, await self._kafka_of(broker))
         topic = annotations.get(TOPIC_STATUS)
         own = names.is_broker_topic(topic, metadata.namespace, metadata.name)
         if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
@@ -151,6 +170,7 @@ class Brokers:
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
+        self.entries.forget(_resource(document))
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
@@ -281,17 +301,6 @@ class Brokers:
 
     # Act.
 
-    async def _act(
-        self, effects: Collection[Effect], seen: ObservedBroker, record: BrokerRecord
-    ) -> ObservedBroker:
-        """Run these until one fails; what there is then is observed again."""
-        for effect in effects:
-            try:
-                seen = await self.run(effect, seen, record)
-            except EXPECTED as error:
-                return seen.with_failure(effect, error)
-        return seen
-
     async def run(
         self, effect: Effect, seen: ObservedBroker, record: BrokerRecord
     ) -> ObservedBroker:
@@ -303,22 +312,18 @@ class Brokers:
                 await self.cluster.apply(manifest)
                 return replace(seen, projected=True)
             case RecordTopic(name):
-                intended = {"annotations": {TOPIC_STATUS: name, TOPIC_ID: ""}}
-                await self.cluster.write_status(seen.document, intended)
-                return replace(seen, recorded=name)
+                contract = self.entries.contract_of(seen).contract_topic
+                kept = {TOPIC_STATUS: name, TOPIC_ID: "", RECEIVER_CONTRACT: contract}
+                await self.cluster.write_status(seen.document, {"annotations": kept})
+                return replace(seen, recorded=name, contract=contract)
             case CreateTopic(wanted):
                 assert isinstance(topic, ObservedTopic)
                 assert record.kafka is not None
-                topics = record.kafka.topics
-                await topics.ensure_topic(
-                    wanted.name, wanted.partitions, wanted.replication, wanted.config
-                )
-                found = await topics.describe_topic(wanted.name)
-                if found is None:
-                    raise TopicRefused(
-                        "TopicNotFound", f"topic {wanted.name} was made and is not there"
-                    )
+                found = await made_topic(record.kafka, wanted)
                 return replace(seen, topic=replace(topic, found=found))
+            case RecordContract() | WriteIngress() | AwaitReceivers():
+                assert record.kafka is not None
+                return await self.entries.run(effect, seen, record.kafka)
             case ApplyReceiver(manifest):
                 revision = await apply_service(self.cluster, manifest, broker)
                 return replace(seen, revision=revision)
@@ -330,13 +335,18 @@ class Brokers:
     async def _stop_receiver(
         self, effect: StopReceiver, document: Document, record: BrokerRecord
     ) -> None:
-        of = parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
+        of = _resource(document)
         record.stopped, record.state = effect.why, None
         await delete_service(self.cluster, services.receiver_name(of), of)
 
     async def _publish(self, effect: PublishStatus, document: Document) -> None:
         if effect.patch:
             await self.cluster.write_status(document, effect.patch)
+
+
+def _resource(document: Document) -> Resource:
+    """Also of one whose spec can't be read any more."""
+    return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
 
 
 def _remember(

@@ -6,16 +6,15 @@ Not here: what a channel has in its Kafka (`channels`, `receivers`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Final
 
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import credentials, desired, services
-from knafka_operator.decide.channel import KAFKA_SECRET, ChannelConnection, receivers_of
+from knafka_operator.decide.channel import ChannelConnection, receivers_of
+from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Cluster, Document, decoded
@@ -24,8 +23,6 @@ from knafka_operator.model.resources import CORE, SERVING, ConfigMap
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.resuming import serves_receiver
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
-
-SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
 
 
 @dataclass(eq=False)
@@ -42,13 +39,13 @@ class ChannelKafkas:
         found = await self.cluster.get(CORE, "ConfigMap", *installation)
         base = None if found is None else parse(ConfigMap, found)
         named = (document["metadata"].get("annotations") or {}).get(KAFKA_SECRET)
-        secret = await self._secret(named, base)
+        of = credentials.channel_secret(named, base, self.settings.namespace)
+        secret = None
+        if of is not None:
+            there = await self.cluster.get(CORE, "Secret", *of)
+            secret = credentials.check_channel_secret(named, there, of)
         values = None if secret is None else dict(decoded(secret))
-        if named is not None and values is not None and desired.BOOTSTRAP_SERVERS in values:
-            servers = values.pop(desired.BOOTSTRAP_SERVERS)
-            data = {**(base.data if base else {}), desired.BOOTSTRAP_SERVERS: servers}
-            base = _config_map(installation, data)
-        config = credentials.configuration(None, None, base, installation).config
+        config = credentials.channel_config(named, values, base, installation)
         servers = config.data[desired.BOOTSTRAP_SERVERS]
         defaults = desired.configured(config, Defaults(kafka=Kafka(bootstrap_servers=servers)))
         kafka = self.kafkas.at(defaults.kafka.bootstrap_servers, values)
@@ -103,29 +100,3 @@ class ChannelKafkas:
             values = dict(decoded(secret))
             values.pop(desired.BOOTSTRAP_SERVERS, None)
         return self.kafkas.at(receiver.kafka.bootstrap_servers, values), receiver.contract_topic
-
-    async def _secret(self, named: str | None, base: ConfigMap | None) -> Document | None:
-        """The Secret that a channel names, else the installation's; raises `NotReady`."""
-        namespace, data = self.settings.namespace, {} if base is None else base.data
-        name = named or data.get(desired.SECRET, "").strip()
-        if not name:
-            return None
-        elsewhere = data.get(SECRET_NAMESPACE, "").strip() or namespace
-        if named is None and elsewhere != namespace:
-            message = f"Secret {elsewhere}/{name}: want one in {namespace}, where functions are"
-            raise NotReady("SecretElsewhere", message)
-        secret = await self.cluster.get(CORE, "Secret", namespace, name)
-        if secret is None:
-            raise NotReady("SecretNotFound", f"Secret {namespace}/{name} does not exist")
-        labels = secret["metadata"].get("labels") or {}
-        if named is not None and labels.get(KAFKA_SECRET) != "true":
-            message = f"Secret {namespace}/{name} is not labelled {KAFKA_SECRET}: true"
-            raise NotReady("SecretNotAllowed", message)
-        return secret
-
-
-def _config_map(of: Identity, data: Mapping[str, str]) -> ConfigMap:
-    metadata = {"namespace": of.namespace, "name": of.name}
-    return parse(
-        ConfigMap, {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": data}
-    )

@@ -11,9 +11,8 @@ Not here: hearing of changes, and any decision, which is a pure function.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from knafka.core import names
@@ -40,23 +39,25 @@ from knafka_operator.decide.effects import (
     RecordTopic,
     WriteIngress,
 )
-from knafka_operator.decide.status import CONTRACT_UPDATED, EXPECTED, NotReady
-from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, may_delete
+from knafka_operator.decide.receivers import contract_topic
+from knafka_operator.decide.status import EXPECTED, NotReady
+from knafka_operator.decide.topics import TOPIC_ID, may_delete
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed, Rejected
-from knafka_operator.model.family import CHANNELS
+from knafka_operator.model.family import CHANNELS, without_subscribers
+from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.acting import act
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, topic_in_status
-from knafka_operator.reconcile.subscribers import subscribed
+from knafka_operator.reconcile.subscribers import Subscribers
+from knafka_operator.reconcile.topics import made_topic
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
-
-log = logging.getLogger(__name__)
 
 RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
 """What an installation of eventing-kafka-broker has."""
@@ -75,8 +76,11 @@ class Channels:
     probe: Callable[[str], Awaitable[None]]
     now: Callable[[], str]
     """The time, RFC 3339."""
+    handling: Handling = field(default_factory=Handling)
+    """Who reconciles Subscriptions."""
 
     def __post_init__(self) -> None:
+        self._subscribers = Subscribers(self.cluster, self.states, self.handling)
         self.connections = ChannelKafkas(self.settings, self.cluster, self.kafkas)
 
     @property
@@ -92,15 +96,22 @@ class Channels:
     async def reconcile(self, document: Document) -> Mapping[str, Any]:
         """Reconcile one channel; return its new status. Raises `ClusterError`."""
         record = self.states.broker(document)
-        seen = await self._observe(document, record)
+        seen = replace(await self._observe(document, record), handling=self.handling)
+        if seen.rival is not None and (
+            shown := deciding.beside(document.get("status") or {}, seen.rival, self.now())
+        ):
+            await self.cluster.write_status(document, {"conditions": shown})
+            return {"conditions": shown}
         decision = deciding.decide(seen, self.settings)
         while decision.effects:
-            seen = await self._act(decision.effects, seen, record)
+            seen = await act(
+                decision.effects, seen, lambda effect, then: self.run(effect, then, record)
+            )
             decision = deciding.decide(seen, self.settings)
         before = document.get("status") or {}
         conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
         _remember(seen, decision, record, conditions)
-        await self._declare_subscribers(document)
+        await self._subscribers.declare(document)
         status = {**decision.status, "conditions": conditions}
         if patch := statuses.changes(before, status):
             await self.cluster.write_status(document, patch)
@@ -162,11 +173,16 @@ class Channels:
     async def _observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
         """Raises `ClusterError`."""
         try:
-            channel = parse(KafkaChannel, document)
+            channel = parse(KafkaChannel, without_subscribers(document))
         except InvalidDocument as error:
-            return ObservedChannel(document, error, subscribers=self._reported(document))
+            return ObservedChannel(
+                document, error, subscribers=self._subscribers.reported(document)
+            )
         seen = ObservedChannel(
-            document, channel, CHANNELS.read_broker(document), subscribers=self._reported(document)
+            document,
+            channel,
+            CHANNELS.read_broker(document),
+            subscribers=self._subscribers.reported(document),
         )
         declared = channel.spec.delivery.dead_letter_sink
         if declared is not None:
@@ -183,16 +199,17 @@ class Channels:
         seen = replace(seen, connection=connection, topic=topic)
         try:
             receiver = await self._receiver(connection, record.kafka)
-            await self._check(receiver, channel.id)
+            await self.receivers.check(receiver, Identity.of(document))
         except LogError:
             return seen  # its topic can't be had either, or what writes its entry says why
-        ingress = receiver.contract.records.get(f"/{channel.id}")
-        accepted = receiver.has_read(f"/{channel.id}") or _was_read(document, receiver)
+        path = f"/{channel.id}"
+        ingress = receiver.contract.records.get(path)
+        accepted = receiver.has_read(path) or receiver.was_read(path, document)
         return replace(
             seen,
             ingress=ingress,
             accepted=ingress is not None and accepted,
-            gateway=await self._gateway(receiver.name),
+            gateway=await self._gateway(receiver.service.name),
         )
 
     async def _gateway(self, receiver: str) -> routes.Gateway | None:
@@ -214,33 +231,18 @@ class Channels:
         contract = deciding.receiver_contract(connection, self.settings)
         secret = None if connection.secret is None else connection.secret[0]
         name = services.channels_receiver_name(secret)
-        return await self.receivers.at(name, kafka, contract.contract_topic)
+        return await self.receivers.at(self._service(name), kafka, contract.contract_topic)
 
-    async def _check(self, receiver: ReceiverRecord, asking: str) -> None:
-        """Have all channels write their entries, if somebody made its contract's topic anew; and
-        withdraw those of channels that went without us. Raises `LogError`, `ClusterError`."""
-        if not self.receivers.is_due(receiver):
-            return
-        if await self.receivers.check(receiver):
-            for each in self.states.brokers:
-                if str(each) != asking:
-                    self.shards.enqueue((CHANNELS.broker, *each))
-        # Where it isn't known who writes there they may be another installation's.
-        for path in list(receiver.contract.records) if self.settings.installation else ():
-            namespace, _, name = path[1:].partition("/")
-            kind = CHANNELS.broker_version, CHANNELS.broker
-            if (namespace, name) in self.states.brokers:
-                continue
-            if await self.cluster.get(*kind, namespace, name) is None:
-                log.warning("%s %s/%s is gone and was still served", kind[1], namespace, name)
-                await receiver.contract.write(path, None)
+    def _service(self, receiver: str) -> Identity:
+        return Identity(self.settings.namespace, receiver)
 
     async def _leave_receiver(self, name: str, channel: Identity) -> None:
         """Have a receiver accept nothing for a channel, as every replica of it has read.
 
         Raises `EXPECTED`.
         """
-        known = self.receivers.records.get(name)
+        service = self._service(name)
+        known = self.receivers.records.get(service)
         try:
             of = await self.connections.of_receiver(name)
         except (NotReady, InvalidDocument):
@@ -251,10 +253,10 @@ class Channels:
             of = known.contract.kafka, known.contract.topic
         if of is None:
             return  # nothing serves it there
-        receiver, path = await self.receivers.at(name, *of), f"/{channel}"
+        receiver, path = await self.receivers.at(service, *of), f"/{channel}"
         if path in receiver.contract.records:
             await receiver.write(path, None)
-        await self.receivers.until_read(receiver, self.settings.namespace, path)
+        await self.receivers.until_read(receiver, path)
         receiver.written.pop(path, None)
 
     async def _apply_route(self, manifest: Mapping[str, Any], seen: ObservedChannel) -> None:
@@ -280,31 +282,7 @@ class Channels:
         if there is not None and services.is_owned(there, channel):
             await self.cluster.delete(*of)
 
-    # Subscriptions.
-
-    def _reported(self, document: Document) -> list[Mapping[str, Any]]:
-        return [each.reported for each in subscribed(document, self.states)]
-
-    async def _declare_subscribers(self, document: Document) -> None:
-        """KN-CHN-05: `spec.subscribers` is the server's."""
-        wanted = [each.declared for each in subscribed(document, self.states) if each.declared]
-        if wanted != list((document.get("spec") or {}).get("subscribers") or ()):
-            kind = {"apiVersion": document["apiVersion"], "kind": document["kind"]}
-            who = {key: document["metadata"][key] for key in ("namespace", "name")}
-            await self.cluster.apply({**kind, "metadata": who, "spec": {"subscribers": wanted}})
-
     # Act.
-
-    async def _act(
-        self, effects: Collection[Effect], seen: ObservedChannel, record: BrokerRecord
-    ) -> ObservedChannel:
-        """Run these until one fails; what there is then is observed again."""
-        for effect in effects:
-            try:
-                seen = await self.run(effect, seen, record)
-            except EXPECTED as error:
-                return seen.with_failure(effect, error)
-        return seen
 
     async def run(
         self, effect: Effect, seen: ObservedChannel, record: BrokerRecord
@@ -322,20 +300,14 @@ class Channels:
                 await self.cluster.write_status(seen.document, {"annotations": kept})
                 return replace(seen, recorded=name, receivers=receivers)
             case CreateTopic(wanted):
-                await kafka.topics.ensure_topic(
-                    wanted.name, wanted.partitions, wanted.replication, wanted.config
-                )
-                found = await kafka.topics.describe_topic(wanted.name)
-                if found is None:
-                    message = f"topic {wanted.name} was made and is not there"
-                    raise TopicRefused("TopicNotFound", message)
+                found = await made_topic(kafka, wanted)
                 return replace(seen, topic=replace(topic, found=found))
             case ApplyReceiver(manifest):
                 receiver = await self._receiver(connection, kafka)
                 contract = deciding.receiver_contract(connection, self.settings)
-                of = deciding.contract_topic(contract, connection.defaults)
+                of = contract_topic(contract, connection.defaults)
                 revision = await self.receivers.apply(receiver, of, manifest)
-                gateway = await self._gateway(receiver.name)
+                gateway = await self._gateway(receiver.service.name)
                 return replace(seen, revision=revision, gateway=gateway)
             case RecordReceivers(receivers):
                 kept = {deciding.RECEIVERS: " ".join(receivers)}
@@ -352,7 +324,7 @@ class Channels:
             case AwaitReceivers():
                 receiver = await self._receiver(connection, kafka)
                 path = f"/{Identity.of(seen.document)}"
-                await self.receivers.until_read(receiver, self.settings.namespace, path)
+                await self.receivers.until_read(receiver, path)
                 return replace(seen, accepted=True)
             case ApplyRoute(manifests):
                 try:
@@ -365,15 +337,6 @@ class Channels:
                 await self.probe(url)
                 return replace(seen, probed=address)
         raise TypeError(f"no effect of a KafkaChannel's: {effect}")
-
-
-def _was_read(document: Document, receiver: ReceiverRecord) -> bool:
-    """Whether an operator before this one saw every replica read its entry: those that started
-    since began with it. So a replica that says nothing now is the trouble of new entries only."""
-    status = document.get("status") or {}
-    served = deciding.receivers_of(status.get("annotations") or {}) == (receiver.name,)
-    path = f"/{Identity.of(document)}"
-    return served and path not in receiver.written and statuses.holds(status, CONTRACT_UPDATED)
 
 
 def _remember(

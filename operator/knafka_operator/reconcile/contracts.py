@@ -1,5 +1,5 @@
-"""Contracts: what a Broker's shared dispatchers deliver, and what a receiver of many accepts, each
-in a topic of its Kafka.
+"""Contracts: what a Broker's shared dispatchers deliver, and what receivers accept, each in a topic
+of its Kafka.
 
     read whole, once -> records in mind -> written record by record, and awaited there
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
@@ -65,6 +66,10 @@ class Contract(Generic[T]):
     records: dict[str, T] = field(default_factory=dict)
     position: int = 0
     """The topic's end, behind all that was written."""
+    readings: int = 0
+    """How often the topic was read: another one may stand there since."""
+    checked: float = -math.inf
+    """When it was compared with the topic, by the event loop's clock."""
     _writes: list[_Write[T]] = field(default_factory=list)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -78,10 +83,12 @@ class Contract(Generic[T]):
 
     async def create(self, topic: Topic) -> None:
         """Have the topic; raises `LogError`."""
-        await self.kafka.topics.ensure_topic(
-            topic.name, topic.partitions, topic.replication, topic.config
-        )
-        self.exists = True
+        async with self._lock:
+            if not self.exists:
+                await self.kafka.topics.ensure_topic(
+                    topic.name, topic.partitions, topic.replication, topic.config
+                )
+                self.exists = True
 
     async def write(self, key: str, entry: T | None) -> None:
         """Put down an entry, or that there is none; returns when that is durable.
@@ -131,6 +138,7 @@ class Contract(Generic[T]):
         # By offset: what was written later may have an earlier time, by another operator's clock.
         self._found(self.parse(sorted(records, key=lambda record: record.offset())))
         self.known = True
+        self.readings += 1
 
     def _found(self, records: dict[str, T]) -> None:
         """The topic has these."""

@@ -69,8 +69,8 @@ async def until_replaced(cluster: Cluster, namespace: str, service: str, revisio
     labels = {"serving.knative.dev/service": service}
     older = {
         each["metadata"]["labels"].get("serving.knative.dev/revision", "")
-        for each in await cluster.list(CORE, "Pod", labels)
-        if each["metadata"]["namespace"] == namespace and _runs(each)
+        for each in await cluster.list(CORE, "Pod", labels, namespace)
+        if _runs(each)
     } - {revision}
     if older:
         message = f"pods of the Revision before it still deliver: {', '.join(sorted(older))}"

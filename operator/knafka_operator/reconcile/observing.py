@@ -8,21 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from knafka.core.contract import Sink
+from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import admission, desired
+from knafka_operator.decide.actions import actions, sensor_of
+from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.resolving import not_allowed
 from knafka_operator.decide.shards import Contract
 from knafka_operator.decide.status import NotReady
 from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
+from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Destination, Trigger
+from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.shards import Shards
-from knafka_operator.reconcile.state import States, broker_of
+from knafka_operator.reconcile.state import BrokerState, States, broker_of
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 
@@ -66,8 +71,23 @@ class TriggerObserver:
             replaced=record.replaced,
             contract=await self._contract(broker) if state else None,
             reply=await self._sink(reply, identity.namespace) if reply else None,
+            actions=await self._actions(document, state) if state else None,
             needed=record.needed,  # last, as it may change while the others are awaited
         )
+
+    async def _actions(self, document: Document, broker: BrokerState) -> Topic | KnafkaError | None:
+        """What it reads in place of its Broker's topic."""
+        if self.states.family is not BROKERS or (name := sensor_of(document)) is None:
+            return None
+        enabled, sensor = self.settings.sensors, None
+        try:
+            if enabled and name:
+                of = KNAFKA, SENSOR, document["metadata"]["namespace"], name
+                stored = await self.cluster.get(*of)
+                sensor = None if stored is None else parse(Sensor, stored)
+            return actions(document, sensor, broker, enabled=enabled)
+        except (NotReady, InvalidDocument) as error:
+            return error
 
     async def _contract(self, broker: Identity) -> Contract | KnafkaError | None:
         try:

@@ -1,18 +1,22 @@
-"""Receivers: those that many KafkaChannels share, one for each Kafka Secret (CHN-11, CHN-23).
+"""Receivers: those that follow a contract's topic. Many KafkaChannels share one, each Broker has
+its own; the contract is one for all that reach Kafka with one Secret (CHN-11, CHN-23).
 
     channel    contract (read once) -> topic -> Service (applied once for all) -> record, and
                awaited at every replica
+    Broker     contract (read once) -> topic -> record -> its own Service, and awaited there
 
-Not here: what a channel's entry is (`decide.channel`), and the topic's reading and writing
-(`contracts`).
+Not here: what an entry is (`decide.channel`, `decide.broker`), a Broker's Service (`brokers`), and
+the topic's reading and writing (`contracts`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
@@ -21,19 +25,29 @@ from knafka.core.contract import Ingress
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 from knafka.ports.log import Record
+from knafka_operator.decide import receivers as deciding
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.status import NotReady, is_ready
 from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.contracts import Contract
 from knafka_operator.reconcile.functions import apply_service
+from knafka_operator.reconcile.state import States
+from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.kafka_clusters import KafkaCluster
+
+log = logging.getLogger(__name__)
 
 APPLY_AGAIN: Final = 1.0
 """Seconds before a Service that isn't Ready is applied again: its channels ask for it together."""
 READ_TIMEOUT: Final = 10.0
 """Seconds for every replica to have read what was written; after that the channel says so."""
 LOOK_INTERVAL: Final = 0.1
+FOLLOWS_NONE: Final = -1
+"""In place of the position of a replica of an earlier Revision, which has its contract in its
+environment: it ends, and what it serves until then nobody changes any more."""
 CHECK_AGAIN: Final = 30.0
 """Seconds before it is asked again whether a contract's topic is as it was left."""
 PORT: Final = 8080
@@ -46,11 +60,12 @@ to which it has read its contract; None: it doesn't say."""
 
 @dataclass(eq=False)
 class ReceiverRecord:
-    """One receiver that channels share."""
+    """One receiver."""
 
-    name: str
-    """Of its Service."""
+    service: Identity
     contract: Contract[Ingress]
+    readings: int = 0
+    """Those of the contract that positions here are of."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     manifest: Mapping[str, Any] | None = None
     """As it was applied last."""
@@ -62,7 +77,6 @@ class ReceiverRecord:
     read: int = 0
     """A position to which every replica is known to have read; one that starts later begins with
     all. 0 whenever the topic was read again: it may be another one."""
-    checked: float = -math.inf
     written: dict[str, int] = field(default_factory=dict)
     """Positions behind what was written since, by path."""
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -80,49 +94,82 @@ class ReceiverRecord:
         """Whether every replica is known to have read what was written of it last."""
         return self.read >= self.written.get(path, self.contract.position)
 
-    def forget_positions(self) -> None:
-        """Its topic was read again, and may be another one."""
-        self.read = 0
-        self.written.clear()
+    def was_read(self, path: str, document: Document) -> bool:
+        """Whether an operator before this one saw every replica read this entry, by the status of
+        the object that has it: those that started since began with it."""
+        entry = self.contract.records.get(path)
+        if entry is None or path in self.written:
+            return False
+        annotations = (document.get("status") or {}).get("annotations") or {}
+        digest = deciding.entry_digest(self.contract.topic, entry)
+        return bool(annotations.get(deciding.ACCEPTED) == digest)
+
+    def synchronize(self) -> None:
+        """Positions are of no meaning any more once the topic was read again: it may be another."""
+        if self.readings != self.contract.readings:
+            self.readings = self.contract.readings
+            self.read = 0
+            self.written.clear()
 
 
 @dataclass(eq=False)
 class Receivers:
-    """All of them, by name of their Services."""
+    """All of one family, by their Services."""
 
+    settings: Settings
     cluster: Cluster
+    states: States
     positions: Positions
-    records: dict[str, ReceiverRecord] = field(default_factory=dict)
+    enqueue: Callable[[Key], None]
+    records: dict[Identity, ReceiverRecord] = field(default_factory=dict)
+    contracts: dict[tuple[str, str], Contract[Ingress]] = field(default_factory=dict)
+    """By the Kafka's servers and the topic."""
 
-    async def at(self, name: str, kafka: KafkaCluster, topic: str) -> ReceiverRecord:
+    async def at(self, service: Identity, kafka: KafkaCluster, topic: str) -> ReceiverRecord:
         """A receiver with its contract as it is read; raises `LogError`."""
-        record = self.records.get(name)
-        if record is None:
-            contract = Contract(topic, kafka, entries, known=False)
-            record = self.records[name] = ReceiverRecord(name, contract)
-        elif record.contract.kafka.bootstrap_servers != kafka.bootstrap_servers:
-            contract = Contract(topic, kafka, entries, known=False)
-            record = self.records[name] = ReceiverRecord(name, contract)
-        record.contract.kafka = kafka  # another one after its Secret was changed
-        if not record.contract.known:
-            record.forget_positions()
-        await record.contract.load()
+        key = kafka.bootstrap_servers, topic
+        if (contract := self.contracts.get(key)) is None:
+            contract = self.contracts[key] = Contract(topic, kafka, entries, known=False)
+        contract.kafka = kafka  # another one after its Secret was changed
+        record = self.records.get(service)
+        if record is None or record.contract is not contract:
+            self.forget(service)
+            record = self.records[service] = ReceiverRecord(service, contract)
+        await contract.load()
+        record.synchronize()
         return record
 
-    def is_due(self, record: ReceiverRecord) -> bool:
-        """Whether to `check` it, which one of its channels does for all."""
-        now = _now()
-        if now - record.checked < CHECK_AGAIN:
-            return False
-        record.checked = now
-        return True
+    def forget(self, service: Identity) -> None:
+        """It is gone, or follows another contract; a contract goes with its last receiver."""
+        if (record := self.records.pop(service, None)) is not None:
+            gone = record.contract
+            if not any(each.contract is gone for each in self.records.values()):
+                self.contracts.pop((gone.kafka.bootstrap_servers, gone.topic), None)
 
-    async def check(self, record: ReceiverRecord) -> bool:
-        """Whether its contract's topic has something else than was left; raises `LogError`."""
-        changed = await record.contract.check()
-        if changed:
-            record.forget_positions()
-        return changed
+    async def check(self, record: ReceiverRecord, asking: Identity) -> None:
+        """Have all write their entries, if somebody made the contract's topic anew; and withdraw
+        those of objects that went without us. One of them, `asking`, does it for all, now and then.
+
+        Raises `LogError`, `ClusterError`.
+        """
+        contract, now = record.contract, _now()
+        if now - contract.checked < CHECK_AGAIN:
+            return
+        contract.checked = now
+        family = self.states.family
+        if await contract.check():
+            for each in self.states.brokers:
+                if each != asking:
+                    self.enqueue((family.broker, *each))
+        record.synchronize()
+        # Where it isn't known who writes there they may be another installation's.
+        for path in list(contract.records) if self.settings.installation else ():
+            who = identity_of(path)
+            if who in self.states.brokers:
+                continue
+            if await self.cluster.get(family.broker_version, family.broker, *who) is None:
+                log.warning("%s %s is gone and still had an entry", family.broker, who)
+                await contract.write(path, None)
 
     async def apply(self, record: ReceiverRecord, topic: Topic, manifest: Mapping[str, Any]) -> str:
         """Have its contract's topic, then its Service as it should be; gives its Revision.
@@ -131,9 +178,8 @@ class Receivers:
         while it isn't Ready. Raises `NotReady`, `LogError`.
         """
         async with record.lock:
-            if not record.contract.exists:
-                await record.contract.create(topic)
-            again = await self._is_lost(record, manifest) or (
+            await record.contract.create(topic)
+            again = await self._is_lost(record) or (
                 record.revision is None and _now() - record.tried >= APPLY_AGAIN
             )
             if record.manifest != manifest or again:
@@ -148,13 +194,12 @@ class Receivers:
             raise record.problem
         return record.revision
 
-    async def _is_lost(self, record: ReceiverRecord, manifest: Mapping[str, Any]) -> bool:
+    async def _is_lost(self, record: ReceiverRecord) -> bool:
         """Whether a Service that was Ready has gone, or isn't Ready any more."""
-        namespace = manifest["metadata"]["namespace"]
-        there = await self.cluster.get(SERVING, "Service", namespace, record.name)
+        there = await self.cluster.get(SERVING, "Service", *record.service)
         return record.revision is not None and (there is None or not is_ready(there))
 
-    async def until_read(self, record: ReceiverRecord, namespace: str, path: str) -> None:
+    async def until_read(self, record: ReceiverRecord, path: str) -> None:
         """Returns when every replica has read what was written of `path`; raises `NotReady`.
 
         However many channels wait, replicas are asked once in `LOOK_INTERVAL`.
@@ -165,7 +210,7 @@ class Receivers:
                 while record.read < wanted:
                     async with record.looking:
                         if _now() - record.looked >= LOOK_INTERVAL and record.read < wanted:
-                            await self._look(record, namespace)
+                            await self._look(record)
                     if record.read < wanted:
                         await asyncio.sleep(LOOK_INTERVAL)
         except TimeoutError:
@@ -173,27 +218,33 @@ class Receivers:
             behind = sorted(who for who, at in answers if at is None or at < wanted)
             raise NotReady(
                 "ReceiverBehind",
-                f"{len(behind)} replicas of {record.name} have not read offset {wanted} of topic "
-                f"{record.contract.topic} yet: {', '.join(behind):.200}",
+                f"{len(behind)} replicas of {record.service.name} have not read offset {wanted} of "
+                f"topic {record.contract.topic} yet: {', '.join(behind):.200}",
                 transient=True,
             ) from None
 
-    async def _look(self, record: ReceiverRecord, namespace: str) -> None:
+    async def _look(self, record: ReceiverRecord) -> None:
         """Ask every replica once."""
         end, record.looked = record.contract.position, _now()
-        found = await self.positions(namespace, record.name)
+        found = await self.positions(*record.service)
         if any(at is not None and at > record.contract.position for at in found.values()):
             # Of the topic before this one, or of another one after it: what there is is asked.
             found = {
                 who: at if at and at <= record.contract.position else None
                 for who, at in found.items()
             }
-            record.checked = -math.inf
+            record.contract.checked = -math.inf
         # To the end that there is by now: whichever waits next need not ask.
         # What was read before stays read: a replica that starts later begins with all.
         positions = (0 if at is None else at for at in found.values())
         record.read = max(record.read, min(positions, default=end))
         record.replicas = found
+
+
+def identity_of(path: str) -> Identity:
+    """Whose entry stands at this path."""
+    namespace, _, name = path[1:].partition("/")
+    return Identity(namespace, name)
 
 
 def entries(records: Iterable[Record]) -> dict[str, Ingress]:
@@ -214,30 +265,44 @@ def entries(records: Iterable[Record]) -> dict[str, Ingress]:
 class PodPositions:
     """`Positions` of a cluster: each pod of the Service is asked at its own address."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(
+        self, cluster: Cluster, url_of: Callable[[str, str], str] | None = None, port: int = PORT
+    ) -> None:
+        """`url_of`: the Service's own address, which is asked where no pod can be: a mesh or a
+        NetworkPolicy keeps others from them. What answers there stands for all then."""
         self._cluster = cluster
+        self._url_of = url_of
+        self._port = port
 
     async def __call__(self, namespace: str, name: str) -> Mapping[str, int | None]:
         labels = {"serving.knative.dev/service": name}
-        pods = await self._cluster.list(CORE, "Pod", labels)
         asked = {
-            each["metadata"]["name"]: str(each["status"]["podIP"])
-            for each in pods
-            if each["metadata"]["namespace"] == namespace and _takes_requests(each)
+            each["metadata"]["name"]: f"http://{_host(each['status']['podIP'])}:{self._port}"
+            for each in await self._cluster.list(CORE, "Pod", labels, namespace)
+            if _takes_requests(each)
         }
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             answers = await asyncio.gather(*(_position(session, at) for at in asked.values()))
-        return dict(zip(asked, answers, strict=True))
+            if self._url_of and answers and all(each is None for each in answers):
+                url = self._url_of(name, namespace)
+                asked, answers = {url: url}, [await _position(session, url)]
+        found = zip(asked, answers, strict=True)
+        return {who: position for who, position in found if position is not FOLLOWS_NONE}
 
 
-async def _position(session: aiohttp.ClientSession, address: str) -> int | None:
-    host = f"[{address}]" if ":" in address else address
+async def _position(session: aiohttp.ClientSession, url: str) -> int | None:
     try:
-        async with session.get(f"http://{host}:{PORT}/contract") as response:
+        async with session.get(f"{url}/contract") as response:
+            if response.status == HTTPStatus.NOT_FOUND:
+                return FOLLOWS_NONE
             return int((await response.json(content_type=None))["position"])
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
         return None
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def _takes_requests(pod: Document) -> bool:

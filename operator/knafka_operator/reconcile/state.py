@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from knafka.core import names
+from knafka.core.sensor.contract import Sensor
 from knafka_operator.decide import services
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.shards import CONTRACT
@@ -112,6 +113,27 @@ class TriggerRecord:
     """It is stored no more, and is dropped when its drains are over."""
 
 
+@dataclass(eq=False, slots=True)
+class SensorRecord:
+    """One Sensor."""
+
+    uid: str
+    broker: Identity
+    document: Document
+    """As it was last heard of."""
+    kafka: KafkaCluster | None = None
+    """Where its topics are: its Broker may go before it does."""
+    scaled: tuple[KafkaCluster, Sensor] | None = None
+    """By whose scaler it is woken, and as what."""
+    names: set[str] = field(default_factory=set)
+    """Topics and consumer groups that are its own."""
+
+    @property
+    def id(self) -> str:
+        """The scaler's, under which its drains' URL is found among those of Triggers."""
+        return f"Sensor {Identity.of(self.document)}"
+
+
 class States:
     """The records of all Brokers and Triggers, and how to find them."""
 
@@ -119,6 +141,10 @@ class States:
         self.family = family
         self.brokers: dict[Identity, BrokerRecord] = {}
         self.triggers: dict[Identity, TriggerRecord] = {}
+        self.sensors: dict[Identity, SensorRecord] = {}
+        self.sensors_by_broker: dict[Identity, set[Identity]] = {}
+        self.of_sensors: dict[str, str] = {}
+        """UID of the Sensor that has each name of a topic or a consumer group."""
         self.foreign_brokers: set[Identity] = set()
         """Brokers of other classes."""
         self.declared: dict[tuple[str, str, str], Document] = {}
@@ -272,6 +298,54 @@ class States:
         if record is not None:
             self._unlist(identity, record)
             self._release_groups(record)
+
+    def sensor(self, document: Document, broker: Identity) -> SensorRecord:
+        """The record of a Sensor on this Broker, another one if it is another object."""
+        identity, uid = Identity.of(document), document["metadata"].get("uid", "")
+        record = self.sensors.get(identity)
+        if record is None or record.uid != uid:
+            scaled = self.drop_sensor(identity)  # its drains end before those of the new one begin
+            record = self.sensors[identity] = SensorRecord(uid, broker, document, scaled=scaled)
+        if record.broker != broker:
+            self._unlist_sensor(identity, record)
+        self.sensors_by_broker.setdefault(broker, set()).add(identity)
+        record.broker, record.document = broker, document
+        return record
+
+    def sensors_of(self, broker: Identity) -> list[Identity]:
+        """Those whose bus this Broker is."""
+        return list(self.sensors_by_broker.get(broker, ()))
+
+    def claim_of_sensor(self, record: SensorRecord, of: Collection[str]) -> None:
+        """This Sensor has topics or a group of these names; no other Sensor gets one."""
+        for name in of:
+            if self.of_sensors.setdefault(name, record.uid) == record.uid:
+                record.names.add(name)
+
+    def drop_sensor(self, identity: Identity) -> tuple[KafkaCluster, Sensor] | None:
+        """It is gone, whatever is left of it in Kafka; gives what is scaled still."""
+        if (record := self.sensors.pop(identity, None)) is None:
+            return None
+        self._unlist_sensor(identity, record)
+        self.urls.pop(record.id, None)
+        for name in record.names:
+            del self.of_sensors[name]
+        return record.scaled
+
+    def _unlist_sensor(self, identity: Identity, record: SensorRecord) -> None:
+        sensors = self.sensors_by_broker[record.broker]
+        sensors.discard(identity)
+        if not sensors:
+            del self.sensors_by_broker[record.broker]
+
+    def kafkas(self) -> set[KafkaCluster]:
+        """Those that something here uses, whether its config is still there or not."""
+        brokers, triggers = self.brokers.values(), self.triggers.values()
+        states = (each.state for each in brokers)
+        watched = (each.watched for each in triggers)
+        of = (*states, *brokers, *watched, *triggers, *self.sensors.values())
+        found = {each.kafka for each in of if each is not None}
+        return {each for each in found if each is not None}
 
     def _release_groups(self, record: TriggerRecord) -> None:
         for group in record.groups:

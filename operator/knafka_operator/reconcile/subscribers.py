@@ -1,37 +1,159 @@
 """Subscribers: the Subscriptions of a KafkaChannel as it has them in its spec and status.
 
+    status.subscribers    all that are delivered, and entries that can't be (DSP-10)
+    spec.subscribers      those of Subscriptions that are ours to handle (KN-CHN-05)
+
+Of `spec.subscribers` only our own entries are written, at the version that was read, so that no
+other writer's is lost. Which are ours is written down first: an operator that dies in between
+leaves no entry that is taken for somebody else's once its Subscription is gone.
+
 Not here: what becomes of a Subscription (`triggers`), and its words (`decide.subscription`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
+from knafka_operator.decide import entries
+from knafka_operator.decide.status import (
+    CHANNEL_READY,
+    SUBSCRIPTION_CONDITIONS,
+    ConditionSet,
+    NotReady,
+    changes,
+)
 from knafka_operator.decide.subscription import Subscribed
-from knafka_operator.model.cluster import Document
+from knafka_operator.model.channels import CHANNEL, DECLARED, KAFKA_CHANNEL
+from knafka_operator.model.cluster import Cluster, Conflict, Document
+from knafka_operator.model.family import CHANNELS
+from knafka_operator.model.handler import Handler, Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.state import States
 
+ATTEMPTS: Final = 5
+"""At once, where somebody else writes the channel at the same time."""
 
-def subscribed(channel: Document, states: States) -> list[Subscribed]:
-    """Its Subscriptions, by UID (KN-CHN-05, DSP-10).
 
-    One that wasn't reconciled since the operator began is as the channel has it: an operator that
-    starts takes nobody away.
+@dataclass(eq=False)
+class Subscribers:
+    """Those of all KafkaChannels."""
+
+    cluster: Cluster
+    states: States
+    handling: Handling
+
+    def reported(self, channel: Document) -> list[Mapping[str, Any]]:
+        """`status.subscribers`, by UID."""
+        found = {each.reported["uid"]: each.reported for each in self._subscribed(channel)}
+        read = entries.read(channel)
+        for uid, problem in read.problems.items():
+            found[uid] = {"uid": uid, "ready": "False", "message": problem}
+        return [found[uid] for uid in sorted(found)]
+
+    async def declare(self, channel: Document) -> None:
+        """KN-CHN-05: have our entries in `spec.subscribers`; raises `ClusterError`."""
+        if self.handling.handler is not Handler.OWN:
+            return
+        wanted = {
+            str(each.reported["uid"]): each.declared
+            for each in self._subscribed(channel)
+            if each.declared is not None
+        }
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                await self._declare(channel, wanted)
+                return
+            except Conflict:
+                if not left:
+                    raise
+                kind = CHANNELS.broker_version, CHANNELS.broker
+                stored = await self.cluster.get(*kind, *Identity.of(channel))
+                if stored is None:
+                    return
+                channel = stored
+
+    async def _declare(self, channel: Document, wanted: Mapping[str, Document]) -> None:
+        listed = (channel.get("spec") or {}).get("subscribers") or ()
+        before = entries.declared(channel)
+        handled = {
+            record.uid
+            for each in self.states.triggers_of(Identity.of(channel))
+            if (record := self.states.triggers.get(each)) is not None
+            and record.document is not None
+            and not entries.is_entry(record.document)
+        }
+        merged = entries.merged(listed, before | handled, wanted)
+        if merged != list(listed):
+            # More than there may be is never taken for ours by mistake, less would be.
+            if not wanted.keys() <= before:
+                await self._write_down(channel, before | wanted.keys())
+                channel = await self._stored(channel)
+            kind = {"apiVersion": channel["apiVersion"], "kind": channel["kind"]}
+            kept = ("namespace", "name", "uid", "resourceVersion")
+            who = {key: channel["metadata"][key] for key in kept if key in channel["metadata"]}
+            spec = {"subscribers": merged}
+            await self.cluster.apply({**kind, "metadata": who, "spec": spec})
+        if wanted.keys() != entries.declared(channel):
+            await self._write_down(channel, wanted.keys())
+
+    async def _stored(self, channel: Document) -> Document:
+        kind = CHANNELS.broker_version, CHANNELS.broker
+        stored = await self.cluster.get(*kind, *Identity.of(channel))
+        listed = (channel.get("spec") or {}).get("subscribers")
+        if stored is None or (stored.get("spec") or {}).get("subscribers") != listed:
+            raise Conflict(f"{channel['kind']} {Identity.of(channel)} has changed meanwhile")
+        return stored
+
+    async def _write_down(self, channel: Document, uids: Any) -> None:
+        ours = {DECLARED: " ".join(sorted(uids)) or None}
+        await self.cluster.write_status(channel, {"annotations": ours})
+
+    def _subscribed(self, channel: Document) -> list[Subscribed]:
+        """Its Subscriptions, by UID.
+
+        One that wasn't reconciled since the operator began is as the channel has it: an operator
+        that starts takes nobody away.
+        """
+        declared = _by_uid((channel.get("spec") or {}).get("subscribers"))
+        reported = _by_uid((channel.get("status") or {}).get("subscribers"))
+        found = dict[str, Subscribed]()
+        for each in self.states.triggers_of(Identity.of(channel)):
+            record = self.states.triggers.get(each)
+            if record is None or record.gone:
+                continue
+            if record.subscribed is not None:
+                found[record.uid] = record.subscribed
+            elif record.uid in reported:
+                theirs = record.document is None or entries.is_entry(record.document)
+                entry = None if theirs else declared.get(record.uid)
+                found[record.uid] = Subscribed(entry, reported[record.uid])
+        return [found[uid] for uid in sorted(found)]
+
+
+async def explain(cluster: Cluster, subscription: Document, handling: Handling, at: str) -> None:
+    """Say of a Subscription to a Channel why nothing comes of it, where only we could say so.
+
+    `at` is the time (RFC 3339). Raises `ClusterError`.
     """
-    declared = _by_uid((channel.get("spec") or {}).get("subscribers"))
-    reported = _by_uid((channel.get("status") or {}).get("subscribers"))
-    found = dict[str, Subscribed]()
-    for each in states.triggers_of(Identity.of(channel)):
-        record = states.triggers.get(each)
-        if record is None or record.gone:
-            continue
-        if record.subscribed is not None:
-            found[record.uid] = record.subscribed
-        elif record.uid in reported:
-            found[record.uid] = Subscribed(declared.get(record.uid), reported[record.uid])
-    return [found[uid] for uid in sorted(found)]
+    channel = (subscription.get("spec") or {}).get("channel")
+    kind = channel.get("kind") if isinstance(channel, Mapping) else None
+    if kind != CHANNEL or handling.seen is not False:
+        return
+    conditions = ConditionSet(SUBSCRIPTION_CONDITIONS)
+    message = (
+        f"a {CHANNEL} is made into a channel by Knative Eventing, which is not here: name the "
+        f"{KAFKA_CHANNEL} itself, or install Knative Eventing"
+    )
+    conditions.fail(CHANNEL_READY, NotReady("ChannelNotServed", message))
+    before = subscription.get("status") or {}
+    status = {
+        "observedGeneration": subscription["metadata"].get("generation", 0),
+        "conditions": conditions.conditions(before.get("conditions") or (), at),
+    }
+    if patch := changes(before, status):
+        await cluster.write_status(subscription, patch)
 
 
 def _by_uid(subscribers: object) -> dict[str, Mapping[str, Any]]:

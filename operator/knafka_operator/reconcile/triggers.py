@@ -47,21 +47,16 @@ from knafka_operator.decide.effects import (
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.shards import DISPATCHER
 from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, ConditionSet, NotReady
-from knafka_operator.decide.trigger import (
-    DEAD_LETTER_TOPIC,
-)
+from knafka_operator.decide.trigger import DEAD_LETTER_TOPIC
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import (
-    GROUP_STATUS,
-    START,
-    Resource,
-)
+from knafka_operator.model.resources import GROUP_STATUS, START, Resource
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.contracts import ContractLog
+from knafka_operator.reconcile.dead_letters import DeadLetters
 from knafka_operator.reconcile.functions import apply_service, delete_service, until_replaced
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.shards import Shards
@@ -115,6 +110,7 @@ class Triggers:
     shards: Shards
     states: States
     observer: TriggerObserver
+    dead_letters: DeadLetters
     wake: Callable[[str], Awaitable[None]]
     """Has a function's pod run; raises `NotReady`."""
     now: Callable[[], str]
@@ -162,6 +158,7 @@ class Triggers:
         annotations.update(scaling(scaled))
         if scaled is not None:
             decision.conditions.set(delivering(scaled))
+        self.dead_letters.add_to(document, decision.conditions, annotations)
         before, found, shown = document.get("status") or {}, decision.conditions, decision.status
         if self.states.family is CHANNELS:
             found, shown = subscription.conditions_of(found), subscription.status_of(shown)
@@ -269,8 +266,18 @@ class Triggers:
         if broker is None and watched is not None:
             broker = Identity(watched.egress.namespace, watched.egress.broker)
         if broker is not None:
-            await self.shards.withdraw(broker, list(record.groups))
+            # One of its name that came since may have taken the record over.
+            delivered = set() if watched is None else {watched.egress.group}
+            await self.shards.withdraw(broker, record.groups | delivered)
         await self.forget_drains(identity)
+
+    async def rest(self, identity: Identity) -> None:
+        """Deliver nothing, and have no functions; its group stays. Raises as `stop_delivery`."""
+        document = self.states.triggers[identity].document
+        await self.stop_delivery(identity)
+        if document is not None:
+            await self._delete_functions(document)
+        self.states.trigger_is_gone(identity)
 
     async def abandon(self, identity: Identity) -> None:
         """It is gone: deliver nothing, as far as that can be had; never raises."""
@@ -289,9 +296,7 @@ class Triggers:
             return
         record.watched = record.subscribed = None
         await watched.kafka.scaler.forget(self.states.family.trigger_id(identity))
-        topic = watched.egress.topic
-        if not watched.kafka.scaler.has_triggers(topic):
-            watched.kafka.watched.discard(topic)
+        watched.kafka.unwatch(watched.egress.topic)
         if record.gone and record.watched is None:
             self.states.drop_trigger(identity)
 

@@ -220,9 +220,13 @@ class CachedCluster:
         return found
 
     async def list(
-        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+        self,
+        api_version: str,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        namespace: str | None = None,
     ) -> list[Document]:
-        return await self._api.list(api_version, kind, labels)
+        return await self._api.list(api_version, kind, labels, namespace)
 
     async def create(self, manifest: Document) -> bool:
         return await self._api.create(manifest)

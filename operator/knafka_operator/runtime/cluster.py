@@ -31,7 +31,7 @@ from kubernetes.dynamic.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
-from knafka_operator.model.cluster import ClusterError, Document, NotAllowed, Rejected
+from knafka_operator.model.cluster import ClusterError, Conflict, Document, NotAllowed, Rejected
 from knafka_operator.runtime.kinds import Kinds
 
 MANAGER: Final = "knafka-operator"
@@ -132,13 +132,20 @@ class ApiCluster:
         return await self._in_thread(namespace, f"get {kind} {namespace}/{name}", ask)
 
     async def list(
-        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+        self,
+        api_version: str,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        namespace: str | None = None,
     ) -> list[Document]:
         selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
 
         def ask() -> list[Document]:
             answer = self._kind(api_version, kind).get(
-                label_selector=selector, serialize=False, _request_timeout=REQUEST_TIMEOUT
+                namespace=namespace,
+                label_selector=selector,
+                serialize=False,
+                _request_timeout=REQUEST_TIMEOUT,
             )
             found: list[Document] = _decoded(answer)["items"]
             return found
@@ -213,7 +220,11 @@ class ApiCluster:
         def ask() -> None:
             try:
                 self._kind(api_version, kind).delete(
-                    name=name, namespace=namespace, _request_timeout=REQUEST_TIMEOUT
+                    name=name,
+                    namespace=namespace,
+                    # Else its pods would run on; so it is there until the last of them has ended.
+                    propagation_policy="Foreground" if kind == "Job" else None,
+                    _request_timeout=REQUEST_TIMEOUT,
                 )
             except (NotFoundError, ResourceNotFoundError):
                 return
@@ -286,6 +297,8 @@ class ApiCluster:
             raise NotAllowed(f"can't {what}: {_told(error)}") from error
         except (BadRequestError, UnprocessibleEntityError) as error:
             raise Rejected(f"can't {what}: {_told(error)}") from error
+        except ConflictError as error:
+            raise Conflict(f"can't {what}: {_told(error)}") from error
         except DynamicApiError as error:
             raise ClusterError(f"can't {what}: {_told(error)}") from error
         except (ApiException, HTTPError, OSError, ValueError, ResourceNotFoundError) as error:

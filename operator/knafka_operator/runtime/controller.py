@@ -19,71 +19,52 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 from knafka.core.errors import KnafkaError
-from knafka_operator.decide import services, status
+from knafka_operator.decide import entries, services, status
+from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.family import CHANNELS, family_of
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import CORE, EVENTING, SERVING
+from knafka_operator.model.resources import FINALIZER, SERVING
+from knafka_operator.model.sensors import SENSOR
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.state import broker_of
 from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Verdict
 from knafka_operator.runtime import cache, watches
+from knafka_operator.runtime.archives import ArchiveController
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import Selection
+from knafka_operator.runtime.definitions import Definitions
 from knafka_operator.runtime.events import Events
 from knafka_operator.runtime.kinds import Kinds
+from knafka_operator.runtime.selections import (
+    ALWAYS,
+    ARCHIVES,
+    CONFIG_MAPS,
+    DEFINITIONS,
+    JOBS,
+    KAFKA_CHANNELS,
+    OWN,
+    PODS,
+    SENSORS,
+    SUBSCRIPTIONS,
+    finalizers_of,
+    key_of,
+)
+from knafka_operator.runtime.sensors import DELETE_AGAIN, SensorController
+from knafka_operator.runtime.tracing import FollowedTracing
 from knafka_operator.runtime.watches import Watch
 
 log = logging.getLogger(__name__)
 
-FINALIZER: Final = "knafka.dev/finalizer"
 LEFT_BEHIND: Final = ("knafka.dev/last-handled-configuration",)
 """Annotations that earlier releases put on Brokers and Triggers: taken away."""
 
 RESYNC: Final = 300.0
 """Seconds until what is Ready is looked at again, a fifth more or less, should nothing change."""
-DELETE_AGAIN: Final = 2.0
-"""Seconds before a deletion that Kafka has stood in the way of is tried again."""
 SYNC_TIMEOUT: Final = 15.0
 """Seconds for which reconciling waits for the watches: without one of them it asks instead."""
 MAX_KINDS: Final = 32
 """Kinds of subscribers that are watched; those beyond are looked at again now and then."""
-
-BROKERS: Final = Selection(EVENTING, "Broker")
-TRIGGERS: Final = Selection(EVENTING, "Trigger")
-KAFKA_CHANNELS: Final = Selection(CHANNELS.broker_version, CHANNELS.broker)
-SUBSCRIPTIONS: Final = Selection(CHANNELS.trigger_version, CHANNELS.trigger)
-OWN: Final = (BROKERS, TRIGGERS, KAFKA_CHANNELS, SUBSCRIPTIONS)
-FUNCTIONS: Final = Selection(SERVING, "Service", labels=services.ROLE)
-"""Our own Knative Services."""
-SUBSCRIBERS: Final = Selection(SERVING, "Service", labels=f"!{services.ROLE}", metadata_only=True)
-"""Everybody else's."""
-PODS: Final = Selection(CORE, "Pod", labels=services.ROLE, metadata_only=True)
-"""Of our functions. A receiver that starts means that an event is on its way; a dispatcher of an
-older Revision that ends is waited for."""
-CONFIG_MAPS: Final = Selection(CORE, "ConfigMap", metadata_only=True)
-SECRETS: Final = Selection(
-    CORE,
-    "Secret",
-    fields=",".join(
-        f"type!={each}"
-        for each in (
-            "helm.sh/release.v1",
-            "kubernetes.io/service-account-token",
-            "kubernetes.io/dockerconfigjson",
-            "bootstrap.kubernetes.io/token",
-        )
-    ),
-    metadata_only=True,
-)
-"""Those that may hold credentials for Kafka."""
-DEFINITIONS: Final = Selection(
-    "apiextensions.k8s.io/v1", "CustomResourceDefinition", metadata_only=True
-)
-ALWAYS: Final = (
-    *(BROKERS, TRIGGERS, FUNCTIONS, SUBSCRIBERS),
-    *(PODS, CONFIG_MAPS, SECRETS, DEFINITIONS),
-)
 
 
 class Api(cache.Api, watches.Api, Protocol):
@@ -103,17 +84,27 @@ class Controller:
         cluster: CachedCluster,
         api: Api,
         channels: Operator | None = None,
+        tracing: FollowedTracing | None = None,
     ) -> None:
         """`cluster` is what the operator asks, in front of `api`; `channels` is the one beside it
-        that has KafkaChannels and Subscriptions."""
+        that has KafkaChannels and Subscriptions. `tracing` follows ConfigMaps."""
         self._operator = operator
         self._operators = {each.family: each for each in (operator, channels) if each is not None}
         self._always = ALWAYS if channels is None else (*ALWAYS, KAFKA_CHANNELS, SUBSCRIPTIONS)
+        if operator.sensors is not None:
+            self._always = (*self._always, SENSORS)
         self._cluster = cluster
         self._api = api
+        self._tracing = tracing or FollowedTracing(operator.settings, api)
         self._events = Events(api, operator.settings.identity)
+        self._sensors = SensorController(operator, cluster, api, self._after, self._events)
+        of = operator, cluster, api, self._after, self._events
+        self.archives = ArchiveController(*of)
+        if self.archives.archives is not None:
+            self._always = (*self._always, ARCHIVES, JOBS)
         for each in self._operators.values():
             each.moves.on_move = self._on_move
+            each.dead_letters.on_first = self._on_dead_letters
         self._watches: dict[Selection, Watch] = {}
         self._synced: set[Selection] = set()
         self._all_synced = asyncio.Event()
@@ -121,6 +112,7 @@ class Controller:
         """What was deleted, and isn't forgotten yet."""
         self._deleting: dict[Key, float] = {}
         """Since when each deletion is being tried, by the event loop's clock."""
+        self._definitions = Definitions(api.kinds, self._operators.values())
         self._pods: set[str] = set()
         """UIDs of the functions' pods."""
 
@@ -128,6 +120,10 @@ class Controller:
         """Follow and reconcile everything until cancelled."""
         self._cluster.changed = self._operator.queue.enqueue
         self._cluster.looked_at = self._watch_kind
+        enqueue = self._operator.queue.enqueue
+        following = asyncio.create_task(
+            self._tracing.follow(self._operator, enqueue, self._events.post)
+        )
         try:
             for each in self._always:
                 self._watch(each)
@@ -139,6 +135,8 @@ class Controller:
                 log.warning("reconciling without watching %s", missing)
             await self._operator.queue.run(self.reconcile)
         finally:
+            following.cancel()
+            await asyncio.wait({following})
             for watch in self._watches.values():
                 watch.close()
             self._watches.clear()
@@ -155,20 +153,31 @@ class Controller:
             for document in changed:
                 operator.on_change(document, gone=False)
             for document in gone:
-                self._gone[_key(document)] = document
+                self._gone[key_of(document)] = document
                 operator.on_change(document, gone=True)
+        elif of is SENSORS:
+            self._sensors.heard(changed, gone)
+        elif of is ARCHIVES:
+            self.archives.heard(changed, gone)
+        elif of is JOBS:
+            self.archives.heard_jobs(changed, gone)
         elif of is PODS:
             self._on_pods(changed, gone)
-        elif of is DEFINITIONS and of in self._synced:
+        elif of is CONFIG_MAPS:
             for document in (*changed, *gone):
-                self._api.kinds.forget(document["metadata"]["name"].partition(".")[2])
-            self._operator.queue.retry_failed()
+                self._tracing.on_config_map(document)
+        elif of is DEFINITIONS:
+            self._definitions.heard(changed, gone)
 
     def is_synced(self, of: Selection, synced: bool) -> None:
         """See `watches.Listener`."""
         self._cluster.is_synced(of, synced)
+        if of is DEFINITIONS:
+            self._definitions.is_synced(synced)
         if of is PODS:
             self._operator.states.receivers_known = synced
+        elif of is CONFIG_MAPS and synced:
+            self._tracing.look()  # of one that went nobody hears later
         (self._synced.add if synced else self._synced.discard)(of)
         if self._synced.issuperset(self._always):
             self._all_synced.set()
@@ -209,11 +218,18 @@ class Controller:
     def _on_move(self, trigger: Document, message: str) -> None:
         self._events.post(trigger, "Normal", "Moving", message)
 
+    def _on_dead_letters(self, trigger: Document, message: str) -> None:
+        self._events.post(trigger, "Warning", "DeadLetters", message)
+
     # -- one object
 
     async def reconcile(self, key: Key) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
         """Have one object as it is declared, see `work_queue`; raises `ClusterError`."""
         kind, namespace, name = key
+        if kind == SENSOR:
+            return await self._sensors.reconcile(key)
+        if kind == ARCHIVE:
+            return await self.archives.reconcile(key)
         family = family_of(kind)
         if kind not in (family.broker, family.trigger) or family not in self._operators:
             return GONE  # something else that owns a Knative Service
@@ -221,12 +237,14 @@ class Controller:
         if (gone := self._gone.pop(key, None)) is not None:
             await self._forget(gone)
         version = family.broker_version if kind == family.broker else family.trigger_version
-        document = await self._cluster.get(version, kind, namespace, name)
+        document = await operator.cluster.get(version, kind, namespace, name)
+        if operator.handles_entries and kind == family.trigger:
+            await self._release(document, key)
         if gone is not None and document is not None:
             operator.on_change(document, gone=False)  # another one of its name, forgotten with it
         if document is None:
             self._cluster.forget(key)
-            return GONE
+            return GONE if kind == family.broker else await operator.rest(Identity(namespace, name))
         if "deletionTimestamp" in document["metadata"]:
             return await self._finalize(key, document)
         if not await self._is_ours(document):
@@ -248,18 +266,25 @@ class Controller:
             raise
         except Exception as error:  # a bug, which its status tells of
             log.exception("%s", " ".join(key))
-            await operator.publish_failure(document, error)
+            await operator.publishing.failure(document, error)
             return BACK_OFF
         if now is None:
             return RESYNC  # it is enqueued by what it waits for
         return self._after(document, now)
+
+    async def _release(self, document: Document | None, key: Key) -> None:
+        """Take our finalizer from a Subscription that Knative Eventing handles now."""
+        if document is None or entries.is_entry(document):
+            stored = await self._cluster.get(CHANNELS.trigger_version, *key)
+            if stored is not None:
+                await self._without_finalizer(stored)
 
     def _after(
         self, document: Document, now: Mapping[str, Any]
     ) -> float | Literal[Verdict.BACK_OFF]:
         before = status.summary((document.get("status") or {}).get("conditions") or ())
         ready = status.summary(now["conditions"])
-        if before.get("status") != ready["status"]:
+        if before.get("status") != ready["status"] and not entries.is_entry(document):
             if ready["status"] == "True":
                 message = f"{document['kind']} is Ready"
                 self._events.post(document, "Normal", "Ready", message)
@@ -280,8 +305,8 @@ class Controller:
         """It is another implementation's: nothing of ours stays with it."""
         operator = self._operator_of(document)
         if document["kind"] == operator.family.trigger:
-            await operator.triggers.leave(document)
-        self._cluster.forget(_key(document))
+            await operator.leave(document)
+        self._cluster.forget(key_of(document))
         await self._without_finalizer(document)
 
     async def _finalize(self, key: Key, document: Document) -> float | Literal[Verdict.GONE]:
@@ -291,7 +316,7 @@ class Controller:
         """
         operator = self._operators[family_of(key[0])]
         is_broker = key[0] == operator.family.broker
-        if FINALIZER in _finalizers(document) and await self._is_ours(document):
+        if FINALIZER in finalizers_of(document) and await self._is_ours(document):
             now = asyncio.get_running_loop().time()
             began = self._deleting.setdefault(key, now)
             try:
@@ -323,7 +348,7 @@ class Controller:
     async def _with_finalizer(self, document: Document) -> Document | None:
         """The object with our finalizer, which a Trigger without a Broker doesn't need; None: it is
         gone."""
-        finalizers = _finalizers(document)
+        finalizers = finalizers_of(document)
         patch: dict[str, Any] = {}
         if FINALIZER not in finalizers and await self._makes_something(document):
             patch["finalizers"] = [*finalizers, FINALIZER]
@@ -342,25 +367,21 @@ class Controller:
         return broker is not None and bool(operator.brokers.is_ours(broker))
 
     async def _without_finalizer(self, document: Document) -> None:
-        if FINALIZER in (finalizers := _finalizers(document)):
+        if FINALIZER in (finalizers := finalizers_of(document)):
             others = [each for each in finalizers if each != FINALIZER]
             await self._patch(document, {"finalizers": others})
 
     async def _patch(self, document: Document, metadata: Document) -> Document | None:
+        if entries.is_entry(document):
+            operator = self._operator_of(document)
+            assert operator.entries is not None
+            await operator.entries.forget(document)
+            return None
         stored = await self._api.patch_metadata(document, metadata)
         if stored is not None:
             self._cluster.keep(stored)
         return stored
 
 
-def _key(document: Document) -> Key:
-    metadata = document["metadata"]
-    return document["kind"], metadata["namespace"], metadata["name"]
-
-
 def _is_receiver(pod: Document) -> bool:
     return (pod["metadata"].get("labels") or {}).get(services.ROLE) == services.RECEIVER
-
-
-def _finalizers(document: Document) -> list[str]:
-    return list(document["metadata"].get("finalizers") or ())

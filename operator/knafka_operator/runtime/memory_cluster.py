@@ -20,13 +20,14 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from knafka_operator.model.cluster import ClusterError, Document
+from knafka_operator.model.cluster import ClusterError, Conflict, Document
 from knafka_operator.model.resources import SERVING
 
 Key: TypeAlias = tuple[str, str, str, str]
 """apiVersion, kind, namespace and name."""
 Path: TypeAlias = tuple[str, ...]
 
+VERSION: Final = ("metadata", "resourceVersion")
 CREATED_AT: Final = "2026-01-01T00:00:00Z"
 
 
@@ -74,10 +75,17 @@ class MemoryCluster:
         return None if found is None else _copied(found)
 
     async def list(
-        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+        self,
+        api_version: str,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        namespace: str | None = None,
     ) -> list[Document]:
         await self._asked("list", kind, "")
-        return [_copied(each) for each in self._of(api_version, kind, labels)]
+        found = self._of(api_version, kind, labels)
+        if namespace is not None:
+            found = [each for each in found if each["metadata"].get("namespace") == namespace]
+        return [_copied(each) for each in found]
 
     async def create(self, manifest: Document) -> bool:
         await self._asked("create", manifest["kind"], manifest["metadata"]["name"])
@@ -90,7 +98,9 @@ class MemoryCluster:
         await self._asked("apply", manifest["kind"], manifest["metadata"]["name"])
         key = _key(manifest)
         merged = _copied(self.objects.get(key, {}))
+        self._check_version(manifest, merged)
         leaves = dict(_leaves(manifest))
+        leaves.pop(VERSION, None)
         for path in self._applied.get(key, set()) - leaves.keys():
             _remove(merged, path)
         for path, value in leaves.items():
@@ -129,14 +139,12 @@ class MemoryCluster:
     def put(self, document: Document) -> dict[str, Any]:
         """Create or replace an object; its status stays, unless one is given.
 
-        Gives it as it is stored. Raises `ClusterError` if it is given a `resourceVersion` that
+        Gives it as it is stored. Raises `Conflict` if it is given a `resourceVersion` that
         isn't the stored one: somebody was faster.
         """
         before = self.objects.get(_key(document), {})
         had = before.get("metadata", {})
-        version = document["metadata"].get("resourceVersion")
-        if version is not None and version != had.get("resourceVersion"):
-            raise ClusterError(f"conflict: {document['kind']} has changed since version {version}")
+        self._check_version(document, before)
         stored = _copied(document)
         kept = {
             each: had[each] for each in ("uid", "generation", "deletionTimestamp") if each in had
@@ -195,6 +203,11 @@ class MemoryCluster:
         for each in self._refusals:
             if (error := each.error_of(verb, kind, name)) is not None:
                 raise error
+
+    def _check_version(self, document: Document, before: Document) -> None:
+        version = document["metadata"].get("resourceVersion")
+        if version not in (None, before.get("metadata", {}).get("resourceVersion")):
+            raise Conflict(f"conflict: {document['kind']} has changed since version {version}")
 
     def _of(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None

@@ -8,7 +8,8 @@ Not here: keeping anything; the scaler's counts are asked when somebody asks us.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from aiohttp import web
@@ -22,15 +23,18 @@ from knafka.observability import (
     produced,
     prometheus_text,
 )
+from knafka_operator.decide.scaling import ShardStatus, TriggerStatus
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.operator import Operator
+from knafka_operator.reconcile.sensors import Sensors
+from knafka_operator.reconcile.state import Watched
 
 PORT: Final = 9090
 HEALTH_PORT: Final = 8080
 CHANNEL_PORT: Final = 8081
 """Where the metrics of eventing-kafka's KafkaChannels are scraped (DSP-15)."""
 EVERY_PRODUCER: Final = "all"
-"""The `producer` of what is counted by the ends of a topic, whoever wrote it."""
+"""The `producer` of what is counted by the ends of a topic, by all its writers."""
 
 
 def metrics(operator: Operator) -> Iterator[Metric]:
@@ -77,12 +81,156 @@ def metrics(operator: Operator) -> Iterator[Metric]:
             for name, count in outcomes(status.counts)
         ],
     )
+    yield from _dead_letters(operator, scaled)
+    yield from _scaling(scaled, watched)
+    if operator.sensors is not None:
+        yield from _sensors(operator.sensors)
+    # Insertion order, where a set of them has any.
+    kafkas = dict.fromkeys(each.kafka for _, each, _ in watched)
+    yield from _shards([shard for kafka in kafkas for shard in kafka.scaler.shards()])
     yield consumed(
         (each.egress.group, each.egress.topic, each.kafka.scaler.settled(trigger_id))
         for trigger_id, each, _ in watched
     )
     ends = {each.egress.topic: each.kafka.ends.get(each.egress.topic, {}) for _, each, _ in watched}
     yield produced((EVERY_PRODUCER, topic, counts) for topic, counts in ends.items())
+
+
+def _dead_letters(
+    operator: Operator, scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]]
+) -> Iterator[Metric]:
+    """What waits in dead-letter topics, by their offsets; what became dead letters, by drains."""
+    now = time.time()
+    waiting = [
+        (egress_labels(each.egress), found)
+        for beside in operator.all
+        for who, each in beside.triggers.watched.items()
+        if (found := beside.dead_letters.waiting(who)) is not None
+    ]
+    yield Metric(
+        "knafka_dead_letters",
+        "Dead letters in the Trigger's dead-letter topic",
+        [(labels, each.records) for labels, each in waiting],
+        "gauge",
+    )
+    yield Metric(
+        "knafka_dead_letters_oldest_age_seconds",
+        "Age of the oldest of them; 0: there is none",
+        [(labels, each.oldest_age(now)) for labels, each in waiting],
+        "gauge",
+    )
+    yield Metric(
+        "knafka_dead_letters_retention_seconds",
+        "Seconds after which Kafka may delete them; absent: never, or that isn't known",
+        [(labels, each.retention) for labels, each in waiting if each.retention is not None],
+        "gauge",
+    )
+    yield Metric(
+        "knafka_dead_lettered_total",
+        "Events that became dead letters, in a topic or at a sink, by the last attempt's failure",
+        [
+            ({**labels, "reason": why.partition(" ")[0], "code": why.partition(" ")[2]}, count)
+            for labels, status in scaled
+            for why, count in sorted(status.counts.dead_letters.items())
+        ],
+    )
+
+
+def _sensors(sensors: Sensors) -> Iterator[Metric]:
+    found = [
+        ({"namespace": who.namespace, "sensor": who.name}, status, wakes)
+        for who, (status, wakes) in sensors.scaled().items()
+    ]
+    yield Metric(
+        "knafka_sensor_lag",
+        "Records that the Sensor's group has not committed, of its bus and its trigger topic",
+        [(labels, status.lag) for labels, status, _ in found if status.lag is not None],
+        "gauge",
+    )
+    yield Metric(
+        "knafka_sensor_replicas",
+        "Drains held open",
+        [(labels, status.replicas) for labels, status, _ in found],
+        "gauge",
+    )
+    yield Metric(
+        "knafka_sensor_wakes_total",
+        "Times that drains were opened where none was held, by the decision",
+        [
+            ({**labels, "reason": cause}, count)
+            for labels, _, wakes in found
+            for cause, count in sorted(wakes.items())
+        ],
+    )
+
+
+def _scaling(
+    scaled: Sequence[tuple[Mapping[str, str], TriggerStatus]],
+    watched: Sequence[tuple[str, Watched, object]],
+) -> Iterator[Metric]:
+    """What was decided for each Trigger; of causes those that there were."""
+    yield Metric(
+        "knafka_trigger_desired_replicas",
+        "Drains that the last decision about the Trigger wants, in a shared dispatcher 1 at most",
+        [(labels, status.scale.replicas) for labels, status in scaled],
+        "gauge",
+    )
+    counts = [
+        (egress_labels(each.egress), found)
+        for trigger_id, each, _ in watched
+        if (found := each.kafka.scaler.counts(trigger_id)) is not None
+    ]
+    yield Metric(
+        "knafka_trigger_lag_known",
+        "Whether the last question for the lag was answered: without it the decision before holds",
+        [(labels, int(each.lag_known)) for labels, each in counts],
+        "gauge",
+    )
+    yield Metric(
+        "knafka_trigger_decisions_total",
+        "Decisions about how many drains a Trigger needs, by what they went by",
+        [
+            ({**labels, "reason": cause}, count)
+            for labels, each in counts
+            for cause, count in sorted(each.decisions.items())
+        ],
+    )
+    yield Metric(
+        "knafka_trigger_wakes_total",
+        "Times that drains were opened where none was held, by the decision",
+        [
+            ({**labels, "reason": cause}, count)
+            for labels, each in counts
+            for cause, count in sorted(each.wakes.items())
+        ],
+    )
+
+
+def _shards(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
+    """The shared dispatchers, where there are any."""
+    found = [(_shard_labels(each), each) for each in shards]
+    gauges: Sequence[tuple[str, str, Callable[[ShardStatus], int]]] = (
+        ("knafka_shard_triggers", "Triggers in a shared dispatcher", lambda it: it.triggers),
+        ("knafka_shard_lag", "Records that its Triggers have not committed", lambda it: it.lag),
+        ("knafka_shard_desired_replicas", "Drains that it needs: 0 or 1", lambda it: it.wanted),
+        ("knafka_shard_replicas", "Drains held for it", lambda it: it.held),
+    )
+    for name, explained, value in gauges:
+        yield Metric(name, explained, [(labels, value(each)) for labels, each in found], "gauge")
+    yield Metric(
+        "knafka_shard_wakes_total",
+        "Times that its drain was opened, by the decision",
+        [
+            ({**labels, "reason": cause}, count)
+            for labels, each in found
+            for cause, count in sorted(each.wakes.items())
+        ],
+    )
+
+
+def _shard_labels(shard: ShardStatus) -> dict[str, str]:
+    what = "channel" if shard.kind == "Subscription" else "broker"
+    return {"namespace": shard.namespace, what: shard.broker, "shard": shard.group}
 
 
 class HttpServer:

@@ -17,7 +17,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, TypeVar
@@ -26,8 +26,7 @@ import kopf
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka_operator.decide.tracing import OBSERVABILITY, TRACING, tracing_environment
-from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed
+from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
@@ -38,6 +37,7 @@ from knafka_operator.runtime.controller import Controller
 from knafka_operator.runtime.leadership import ApiLeases, Leadership, Watchdog
 from knafka_operator.runtime.lease import Election
 from knafka_operator.runtime.metrics import HttpServer
+from knafka_operator.runtime.tracing import FollowedTracing
 from knafka_operator.scale.repeat import repeat
 
 log = logging.getLogger("knafka")
@@ -61,7 +61,8 @@ async def run(settings: Settings) -> None:
     # First of all: should nobody lead, the time until that is known begins here.
     acquired = asyncio.Event()
     holding = asyncio.create_task(leadership.hold(acquired))
-    settings = replace(settings, tracing=await tracing_of(settings, api))
+    tracing = FollowedTracing(settings, api)
+    await tracing.start()
     operator = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter)
     channels = None
     if settings.channels:
@@ -79,27 +80,14 @@ async def run(settings: Settings) -> None:
     try:
         if await _acquired(acquired, operator, stop):
             with Watchdog(leadership):
-                await _lead(Controller(operator, cluster, api, channels), operator, stop)
+                controller = Controller(operator, cluster, api, channels, tracing)
+                await _lead(controller, operator, tracing, stop)
             await _released(leadership, holding)
     finally:
         holding.cancel()
         await operator.close()
         await http.close()
         await asyncio.to_thread(serving.close)
-
-
-async def tracing_of(settings: Settings, cluster: Cluster) -> Mapping[str, str]:
-    """What every function's environment says about traces, read once: at this start."""
-
-    async def data(name: str) -> Mapping[str, str]:
-        found = await _insisting(name, lambda: cluster.get(CORE, "ConfigMap", where, name))
-        return (found or {}).get("data") or {}
-
-    where, domain = settings.namespace, settings.cluster_domain
-    found = tracing_environment(await data(OBSERVABILITY), await data(TRACING), where, domain)
-    for warning in found[1]:
-        log.warning("%s", warning)
-    return found[0]
 
 
 async def _installation(settings: Settings, api: ApiCluster) -> str:
@@ -124,12 +112,15 @@ async def _acquired(acquired: asyncio.Event, operator: Operator, stop: asyncio.E
     return acquired.is_set()
 
 
-async def _lead(controller: Controller, operator: Operator, stop: asyncio.Event) -> None:
+async def _lead(
+    controller: Controller, operator: Operator, tracing: FollowedTracing, stop: asyncio.Event
+) -> None:
     log.info("this replica leads")
 
     async def act() -> None:
         for each in operator.all:
             await _resume(each)
+        await tracing.start()  # it may have changed while another one led
         await controller.run()
 
     acting, stopping = asyncio.create_task(act()), asyncio.create_task(stop.wait())

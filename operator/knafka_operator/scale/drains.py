@@ -19,6 +19,7 @@ from knafka.core import documents, drain
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import KnafkaError
+from knafka.core.sensor.contract import Sensor
 
 SILENCE: Final = 120.0
 """Seconds without a line of progress: long enough for a pod that must be scheduled first."""
@@ -35,8 +36,8 @@ class DrainRefused(KnafkaError):
 
 
 class HttpDrains:
-    """`scaler.Drains` over HTTP; `urls` has each Trigger's dispatcher, by the scaler's id, and each
-    shard's, by its group."""
+    """`kafka_clusters.AllDrains` over HTTP; `urls` has each Trigger's dispatcher and each Sensor's
+    function, by the scaler's id, and each shard's, by its group."""
 
     def __init__(self, urls: Mapping[str, str]) -> None:
         self._urls = urls
@@ -55,6 +56,13 @@ class HttpDrains:
         """Hold the drains of one shard, as `hold` does one."""
         wanted = request.model_copy(update={"shard": shard.group})
         return self._lines(ShardProgress, shard.group, wanted, stop)
+
+    def hold_sensor(
+        self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[DrainProgress]:
+        """Hold one drain of a Sensor, as `hold` does."""
+        wanted = request.model_copy(update={"sensor": documents.digest(sensor)})
+        return self._lines(DrainProgress, sensor_id, wanted, stop)
 
     async def _lines(
         self, of: type[Progress], unit: str, wanted: DrainRequest, stop: asyncio.Event

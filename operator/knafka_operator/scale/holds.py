@@ -12,11 +12,14 @@ Not here: how many there are to be (`scaler`), what lines of progress mean (`sca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
+from knafka_operator.decide.scaling import Cause
+from knafka_operator.scale.slots import Slots
 
 LAST_SECONDS: Final = 5.0
 """Seconds before a budget's end at which it is decided whether the drain is still wanted."""
@@ -77,15 +80,23 @@ class Holds(Generic[Line]):
     """The requests of one unit."""
 
     def __init__(
-        self, unit: Unit[Line], ask: Ask[Line], budget: float, on_over: Callable[[], None]
+        self,
+        unit: Unit[Line],
+        ask: Ask[Line],
+        budget: float,
+        on_over: Callable[[], None],
+        slots: Slots | None = None,
     ) -> None:
-        """`on_over` is called when one is held no more."""
+        """`on_over` is called when one is held no more. `slots`: each drain has one of these."""
         self._unit: Unit[Line] = unit
         self._ask: Ask[Line] = ask
         self._budget = budget
         self._on_over = on_over
+        self._slots = slots
         self._open: dict[Hold, asyncio.Event] = {}
         self._ending: set[Hold] = set()
+        self.wakes: Counter[Cause] = Counter()
+        """Times that one was opened where none was, by what for."""
 
     def __len__(self) -> int:
         """Those that go on."""
@@ -101,10 +112,15 @@ class Holds(Generic[Line]):
         """Those that go on and those that end."""
         return self._ending | self._open.keys()
 
-    def open(self) -> None:
-        """One more."""
+    def open(self, cause: Cause, others: Collection[int] = ()) -> None:
+        """One more; `others` are slots of drains that go on without a request."""
+        if not self.all:
+            self.wakes[cause] += 1
         stop = asyncio.Event()
-        self._open[asyncio.create_task(self._hold(stop))] = stop
+        hold = asyncio.create_task(self._hold(stop))
+        self._open[hold] = stop
+        if self._slots is not None:
+            self._slots.give(hold, others)
 
     def stop(self) -> set[Hold]:
         """Begin to end all; gives those that weren't ending yet."""
@@ -142,6 +158,8 @@ class Holds(Generic[Line]):
         finally:
             self._open.pop(hold, None)
             self._ending.discard(hold)
+            if self._slots is not None:
+                self._slots.free(hold)
             self._on_over()
 
     async def _drain(self, hold: Hold, stop: asyncio.Event) -> Ended:
@@ -152,6 +170,7 @@ class Holds(Generic[Line]):
             # One that min-scale wants has no reason to end when idle, only to begin anew.
             idle=self._unit.cooldown if needless else self._budget,
             budget=self._budget,
+            slot=None if self._slots is None else self._slots.of(hold),
         )
         last: Line | None = None
         self._unit.on_open(hold)

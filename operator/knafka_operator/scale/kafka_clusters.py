@@ -18,13 +18,14 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from knafka.core.errors import LogError
 from knafka.core.kafka_secret import for_librdkafka
 from knafka.ports.log import LogAdmin, LogWriter, Positions
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains, Scaler
+from knafka_operator.scale.sensor_scaler import SensorDrains, SensorScaler
 
 LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks at the ends of topics."""
@@ -40,12 +41,18 @@ WRITER_CLOSE_TIMEOUT: Final = 1.0
 """Seconds for what is in flight, for which nobody waits any more."""
 
 
+class AllDrains(Drains, SensorDrains, Protocol):
+    """Opens drains on whatever drains."""
+
+
 @dataclass(eq=False, repr=False)
 class KafkaCluster:
     """One Kafka."""
 
     topics: LogAdmin
     scaler: Scaler
+    sensors: SensorScaler
+    """The scaler of Sensors."""
     bootstrap_servers: str = ""
     open_writer: Callable[[], LogWriter] | None = None
     """Opens a writer here; None: contracts can't be written, so no Trigger is shared."""
@@ -70,6 +77,11 @@ class KafkaCluster:
         """The ends of watched topics, as the last look has found them."""
         return self._ends
 
+    def unwatch(self, topic: str) -> None:
+        """Nobody is woken by this topic, unless somebody else reads it."""
+        if not (self.scaler.has_triggers(topic) or self.sensors.reads(topic)):
+            self.watched.discard(topic)
+
     def writer(self) -> LogWriter:
         """For contracts: opened when first needed, and anew after one that can't go on."""
         assert self.open_writer is not None
@@ -91,6 +103,7 @@ class KafkaCluster:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(repeat("scaling", self.scaler.run, LOOK_INTERVAL))
+                group.create_task(repeat("scaling Sensors", self.sensors.run, LOOK_INTERVAL))
                 looks = repeat("looking at the ends of topics", self._look, LOOK_INTERVAL)
                 group.create_task(looks)
         finally:
@@ -117,6 +130,7 @@ class KafkaCluster:
                 self._ends[topic] = now
                 self._moved[topic] = asyncio.get_running_loop().time()
                 self.scaler.wake(topic, grown=_grown(before or {}, now))
+                self.sensors.wake(topic)
 
     def _due(self) -> frozenset[str]:
         """Topics to look at now."""
@@ -146,7 +160,7 @@ class KafkaClusters:
     def __init__(
         self,
         connect: Callable[[Mapping[str, Any]], LogAdmin],
-        drains: Drains,
+        drains: AllDrains,
         used: Callable[[], Collection[KafkaCluster]] = tuple,
         on_return: Callable[[], None] = lambda: None,
         resting: Callable[[KafkaCluster], Collection[str]] = lambda _: (),
@@ -173,10 +187,10 @@ class KafkaClusters:
         key = hashlib.sha256(text.encode()).hexdigest()
         if key not in self._sides:
             topics = self._connect(configuration)
-            scaler = Scaler(topics, self._drains)
             side = KafkaCluster(
                 topics,
-                scaler,
+                Scaler(topics, self._drains),
+                SensorScaler(topics, self._drains),
                 bootstrap_servers,
                 self._open_writer and partial(self._open_writer, configuration),
                 on_return=self._on_return,

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from knafka.core.contract import Shard
 from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended, Settled, ShardProgress
 from knafka.ports.log import Positions
+from knafka_operator.decide.scaling import ShardStatus
 from knafka_operator.scale.holds import Hold, Holds
 from knafka_operator.scale.scaled_trigger import ScaledTrigger, has_settled, sum_progress
 
-_NO_COUNTS: Final[dict[str, Any]] = dict.fromkeys(COUNTED, 0)
+_NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters": {}}
 
 
 class SettledGroups(NamedTuple):
@@ -53,7 +55,8 @@ class ScaledShard:
         """Of the open request; None: it has no line yet."""
         self._told: dict[str, DrainProgress] = {}
         """Of the open request, the last of each group, whether it is a member or not."""
-        self._counted: dict[str, Counts] = {}
+        self._counted: dict[str, tuple[Counts, Mapping[str, int]]] = {}
+        """By group, what was counted of the open request, and its dead letters by reason."""
         """Of the open request, what of each group's counts is in its Trigger's."""
 
     @property
@@ -76,6 +79,21 @@ class ScaledShard:
     def topics(self) -> set[str]:
         """Of its members."""
         return {each.egress.topic for each in self._members.values()}
+
+    def status(self) -> ShardStatus:
+        """It has members."""
+        egress = next(iter(self._members.values())).egress
+        return ShardStatus(
+            egress.namespace,
+            egress.broker,
+            egress.kind,
+            self.shard.group,
+            len(self._members),
+            sum(each.lag or 0 for each in self._members.values()),
+            self.wanted,
+            len(self.holds),
+            self.holds.wakes,
+        )
 
     def add(self, trigger: ScaledTrigger) -> None:
         """Have it; also while a request is open, which goes on."""
@@ -100,7 +118,7 @@ class ScaledShard:
             return
         for each in members:
             each.grew(grown)
-        self.holds.open()
+        self.holds.open(members[0].scale.cause)
 
     def open(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
         """What a member's drain does right now, without counts; empty: no request is open."""
@@ -175,13 +193,19 @@ class ScaledShard:
         self.changed = asyncio.Event()
 
     def _count(self, member: ScaledTrigger, progress: DrainProgress) -> None:
-        group, counts = member.egress.group, progress.counts
-        grown = counts - self._counted.get(group, Counts())
+        group, counts, letters = member.egress.group, progress.counts, progress.dead_letters
+        before, buried = self._counted.get(group, (Counts(), {}))
+        grown = counts - before
         if any(getattr(grown, name) < 0 for name in COUNTED):
-            grown = counts  # The dispatcher has begun to count anew.
-        self._counted[group] = counts
+            grown, buried = counts, {}  # The dispatcher has begun to count anew.
+        self._counted[group] = counts, letters
         of_line = {name: getattr(grown, name) for name in COUNTED}
-        member.ended = sum_progress([member.ended, DrainProgress(**of_line)], [])
+        # Most lines have none, and a line costs something a thousand times a second.
+        more = dict(Counter(letters) - Counter(buried)) if letters else {}
+        line = DrainProgress(**of_line, dead_letters=more)
+        member.ended = sum_progress([member.ended, line], [])
+        settled = grown.filtered + grown.delivered + grown.dead_lettered
+        member.on_settled(settled, progress.unsettled)
         if progress.error is not None:
             member.ask_by = -math.inf
             member.drain_error = f"the drain failed: {progress.error}"

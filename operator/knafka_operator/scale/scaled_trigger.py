@@ -8,13 +8,21 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended
-from knafka_operator.decide.scaling import Scale, TriggerStatus, decide, expected
+from knafka_operator.decide.scaling import (
+    Cause,
+    Scale,
+    ScalingCounts,
+    TriggerStatus,
+    decide,
+    expected,
+)
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import Hold, Holds
 
@@ -30,7 +38,10 @@ LAG_INTERVAL: Final = 60.0
 """Seconds, about, between two questions for the lag of one that its shard drains: what the shard
 tells is enough to keep it, and what little lag there is need not be known to the second."""
 
-NOT_KNOWN: Final = Scale(0, "the lag is not known yet")
+COMMITTED_WITHIN: Final = 3.0
+"""Seconds after which what a dispatcher reports as settled is committed, too."""
+
+NOT_KNOWN: Final = Scale(0, "the lag is not known yet", Cause.LAG_UNKNOWN)
 
 
 @dataclass(eq=False, slots=True)
@@ -50,6 +61,7 @@ class ScaledTrigger:
     settled: Mapping[int, int] = field(default_factory=dict)
     """By partition, as the last question for its lag has found (`Lag.settled`)."""
     scale: Scale = NOT_KNOWN
+    decisions: Counter[Cause] = field(default_factory=Counter)
     floor: int = 0
     """Drains held even when they end idle."""
     open: dict[Hold, DrainProgress] = field(default_factory=dict)
@@ -62,6 +74,12 @@ class ScaledTrigger:
     """When its group must be joined again, on the loop's clock."""
     ask_by: float = -math.inf
     """While its shard has a request: when its lag is asked for, on the loop's clock."""
+    asked_at: float = -math.inf
+    """When the last question for its lag began, on the loop's clock."""
+    settled_since: int = 0
+    """Events that its shard has reported as settled since that question."""
+    rests_since: float = math.inf
+    """Since when its shard has settled nothing more of it, and has nothing unsettled."""
 
     @property
     def holds(self) -> Holds[Any]:
@@ -106,22 +124,54 @@ class ScaledTrigger:
             return True
         # It was at zero when that was decided, for too little lag, and goes on with its neighbours.
         goes_on = self.lag > 0 and self.scale.replicas == 0
-        return goes_on or asyncio.get_running_loop().time() >= self.ask_by
+        now = asyncio.get_running_loop().time()
+        return goes_on or now >= self.ask_by or (self.lag > 0 and self._has_committed_since(now))
+
+    def _has_committed_since(self, now: float) -> bool:
+        """Whether what waited when it was asked is settled and committed by now, probably: once for
+        each pause in what it delivers, however much of it there is."""
+        committed = self.rests_since + COMMITTED_WITHIN
+        return self.asked_at < committed <= now
 
     def asked(self) -> None:
         """Its lag is known enough; the next time is not everybody's at once."""
         now = asyncio.get_running_loop().time()
         self.ask_by = now + LAG_INTERVAL * random.uniform(0.75, 1.25)
 
+    def on_settled(self, events: int, unsettled: int) -> None:
+        """Its shard reports that so many more events are settled, and how many aren't."""
+        self.settled_since += events
+        if unsettled:
+            self.rests_since = math.inf
+        elif events:
+            self.rests_since = asyncio.get_running_loop().time()
+        if self.lag and not unsettled and self.settled_since >= self.lag:
+            # All that waited: a thousand that one event has woken need not be asked for.
+            self.lag = 0
+            self.decided(decide(0, 1, self.autoscaling, 1, shared=True))
+
+    def decided(self, scale: Scale) -> None:
+        """So many drains from now on."""
+        self.scale = scale
+        self.decisions[scale.cause] += 1
+
+    def not_asked(self, why: str) -> None:
+        """The question for its lag failed: what was decided last holds."""
+        self.lag_error = f"the lag is not known: {why}"
+        self.decisions[Cause.LAG_UNKNOWN] += 1
+
     def grew(self, records: int) -> None:
         """Its topic has so many more, and nobody has drained it meanwhile."""
         if self.lag is None:
-            self.scale = expected(shared=True)
+            self.decided(expected(shared=True))
         else:
             self.lag += records
             # One that waits for more lag drains with its neighbours.
-            self.scale = decide(self.lag, 1, self.autoscaling, 1, shared=True)
+            self.decided(decide(self.lag, 1, self.autoscaling, 1, shared=True))
         self.asked()
+
+    def counts(self) -> ScalingCounts:
+        return ScalingCounts(self.decisions, self.own.wakes, self.lag_error is None)
 
     def status(self) -> TriggerStatus:
         shard = self.shard
@@ -149,8 +199,12 @@ def sum_progress(ended: Iterable[DrainProgress], open_: Collection[DrainProgress
     counts: dict[str, Any] = {
         name: sum(getattr(each, name) for each in everything) for name in COUNTED
     }
+    letters: Counter[str] = Counter()
+    for each in everything:
+        letters.update(each.dead_letters)
     return DrainProgress(
         **counts,
+        dead_letters=dict(letters),
         unsettled=sum(each.unsettled for each in open_),
         congestion=next((each.congestion for each in open_ if each.congestion), None),
         partitions=tuple(sorted({number for each in open_ for number in each.partitions})),

@@ -10,9 +10,8 @@ or goes is held by one of them at a time:
 Drains of what changes or goes are ended at once; what merely ends, such as this process, ends no
 drain: dispatchers go on, and the next scaler holds them. Time is the event loop's.
 
-Not here: the decision (`decide.scaling`), how a request is held (`holds`), Kafka and HTTP.
-`LagSource` and `Drains` bring those in, so the operator (Knative Services) and the local mode
-(processes) share this loop. One Scaler serves one Kafka.
+Not here: the decision (`decide.scaling`), how a request is held (`holds`), Kafka and HTTP, which
+`LagSource` and `Drains` bring in for the operator and the local mode. One Scaler serves one Kafka.
 """
 
 from __future__ import annotations
@@ -27,7 +26,15 @@ from typing import Any, Final, Protocol
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.ports.log import Lag, LagSource, Positions
-from knafka_operator.decide.scaling import TriggerStatus, decide, expected, keeping_offsets
+from knafka_operator.decide.scaling import (
+    Cause,
+    ScalingCounts,
+    ShardStatus,
+    TriggerStatus,
+    decide,
+    expected,
+    keeping_offsets,
+)
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import Hold, Holds, explain
 from knafka_operator.scale.scaled_shard import ScaledShard
@@ -204,9 +211,9 @@ class Scaler:
         if len(asleep) <= limit:
             for holds, triggers in asleep.items():
                 for trigger in triggers:
-                    trigger.scale = expected(shared=trigger.shard is not None)
+                    trigger.decided(expected(shared=trigger.shard is not None))
                     trigger.asked()
-                holds.open()
+                holds.open(Cause.PREWARM)
 
     def status(self, trigger_id: str) -> TriggerStatus | None:
         """Of one Trigger; None: it isn't scaled."""
@@ -217,6 +224,15 @@ class Scaler:
         """By partition of its topic, records that one Trigger's group has settled."""
         trigger = self._triggers.get(trigger_id)
         return {} if trigger is None else trigger.settled
+
+    def counts(self, trigger_id: str) -> ScalingCounts | None:
+        """What was decided for one Trigger; None: it isn't scaled."""
+        trigger = self._triggers.get(trigger_id)
+        return None if trigger is None else trigger.counts()
+
+    def shards(self) -> Sequence[ShardStatus]:
+        """Those that have Triggers."""
+        return [each.status() for each in self._shards.values() if not each.is_empty]
 
     def has_triggers(self, topic: str) -> bool:
         """Whether any Trigger of this topic is scaled."""
@@ -349,20 +365,22 @@ class Scaler:
             await self._ask(topic.name, asked)
 
     async def _ask(self, name: str, asked: Sequence[tuple[ScaledTrigger, Egress]]) -> None:
+        began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
                 lags = await self._lags.lags([egress.group for _, egress in asked], name)
         except Exception as error:  # Whatever it is, the other topics need their drains.
             for trigger, _ in asked:
-                trigger.lag_error = f"the lag is not known: {explain(error)}"
+                trigger.not_asked(explain(error))
             return
         for trigger, egress in asked:
             if self._triggers.get(trigger.id) is trigger and trigger.egress is egress:
+                trigger.asked_at, trigger.settled_since = began, 0
                 self._apply(trigger, lags.get(egress.group))
 
     def _apply(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
         if lag is None:
-            trigger.lag_error = f"the lag is not known: no group {trigger.egress.group}"
+            trigger.not_asked(f"no group {trigger.egress.group}")
             return
         partitions, shared = len(lag.by_partition), trigger.declared is not None
         holds, autoscaling = trigger.holds, trigger.autoscaling
@@ -371,11 +389,12 @@ class Scaler:
         trigger.asked()
         trigger.beyond_end = lag.beyond_end
         trigger.floor = decide(0, partitions, autoscaling, 0, shared=shared).replicas
-        trigger.scale = decide(lag.total, partitions, autoscaling, len(holds), shared=shared)
+        scale = decide(lag.total, partitions, autoscaling, len(holds), shared=shared)
         due = asyncio.get_running_loop().time() >= trigger.join_by
-        if due and not trigger.scale.replicas and not autoscaling.paused:
-            trigger.scale = keeping_offsets(trigger.scale, partitions, shared=shared)
+        if due and not scale.replicas and not autoscaling.paused:
+            scale = keeping_offsets(scale, partitions, shared=shared)
+        trigger.decided(scale)
         if trigger.id in self._ending or holds.is_ending:
             return
-        while len(holds) < trigger.scale.replicas:
-            holds.open()
+        while len(holds) < scale.replicas:
+            holds.open(scale.cause)

@@ -1,0 +1,320 @@
+"""Archive: what was observed of a DeadLetterArchive -> its status, and what is to be done. Pure.
+
+    dead letters wait, or a report is due -> a Lease for its tables -> one Job -> its outcome
+
+A Job's name has the number of its run, which the status counts up: so an operator that dies between
+two effects leaves nothing that the next one makes again. What is compacted is what the Jobs have
+committed for a consumer group of the archive's own; what waits is that group's lag.
+
+Effects are few at a time: `decide` is asked again with what they brought about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Final, Generic, TypeVar
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim
+
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decide import archive_manifests as manifests
+from knafka_operator.decide.archive_runs import (
+    moment,
+    name_of,
+    outcome,
+    recorded,
+    run_of,
+    waits_for,
+    written,
+)
+from knafka_operator.decide.effects import Manifest
+from knafka_operator.decide.status import (
+    BROKER_READY,
+    STORAGE_READY,
+    SUCCEEDED,
+    TOPICS_READ,
+    ConditionSet,
+    NotReady,
+)
+from knafka_operator.decide.trigger import BrokerState
+from knafka_operator.decide.trigger_checks import check_broker
+from knafka_operator.model.archives import RUN, DeadLetterArchive
+from knafka_operator.model.settings import Settings
+
+ARCHIVE_CONDITIONS: Final = (BROKER_READY, STORAGE_READY, TOPICS_READ, SUCCEEDED)
+
+LOOK: Final = 30.0
+"""Seconds between two looks at what waits."""
+LOOK_AT_JOB: Final = 10.0
+"""The same while a Job runs, or another archive's has the tables: changes are heard of besides."""
+FIRST_RETRY: Final = 60.0
+MAX_RETRY: Final = 21_600.0
+"""Seconds after a Job that failed until the next: the first, doubled each time, up to the last."""
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class TakeLease:
+    """Have the tables to ourselves, if nobody has them."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceLease:
+    """The same, of a holder that is no more; only as long as the Lease is as it was seen."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyAccount:
+    """What a Job needs to make executors."""
+
+    manifests: tuple[Manifest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CreateJob:
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRun:
+    """Write how a Job ended into the status, before it is deleted: so it counts exactly once."""
+
+    job: str
+    status: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    """After its Job is gone with all of its pods."""
+
+    name: str
+
+
+ArchiveEffect = (
+    TakeLease | ReplaceLease | ApplyAccount | CreateJob | RecordRun | DeleteJob | ReleaseLease
+)
+ARCHIVE_ORDER: Final = (
+    RecordRun,  # before its Job is gone: nothing else knows how it ended
+    DeleteJob,
+    ReleaseLease,  # after the Job is gone: no two are at the same tables
+    TakeLease,  # before the Job
+    ReplaceLease,
+    ApplyAccount,
+    CreateJob,
+)
+
+
+@dataclass(frozen=True)
+class ObservedArchive(Generic[K]):
+    """What reading gave; where it failed, the error that says why stands in place of the value."""
+
+    document: Mapping[str, Any]
+    archive: DeadLetterArchive | InvalidDocument
+    status: Mapping[str, Any]
+    """As it stands by now."""
+    broker: BrokerState[K] | None = None
+    stored_broker: Mapping[str, Any] | None = None
+    ours: bool = True
+    storage: KnafkaError | None = None
+    """What is wrong with it."""
+    group: str = ""
+    waiting: int | KnafkaError | None = None
+    """None: that isn't known."""
+    jobs: tuple[Mapping[str, Any], ...] = ()
+    """Its own, by their UIDs."""
+    pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The last pod of each of these Jobs, by the Job's name."""
+    lease: Mapping[str, Any] | None = None
+    holder_is_gone: bool = False
+    """Whether nobody has a Job any more of those who hold the Lease, if it isn't ours."""
+    account: bool = False
+    """Whether that has been applied."""
+    failure: KnafkaError | None = None
+    """What an effect failed with: no more are tried now."""
+
+    def with_failure(self, error: KnafkaError) -> ObservedArchive[K]:
+        return replace(self, failure=error)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveDecision:
+    effects: tuple[ArchiveEffect, ...]
+    conditions: ConditionSet
+    status: Mapping[str, Any]
+    """All but the conditions."""
+    again: float
+    """Seconds until it is looked at again, should nothing change."""
+
+
+def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
+    """Judge an archive; the effects are in the order of `ARCHIVE_ORDER`."""
+    conditions, before = ConditionSet(ARCHIVE_CONDITIONS), seen.status
+    status: dict[str, Any] = {
+        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "run": max([before.get("run", 0), *map(run_of, seen.jobs)]),
+        "failures": before.get("failures", 0),
+    }
+
+    def decided(*effects: ArchiveEffect, phase: str, again: float = LOOK) -> ArchiveDecision:
+        running = next((name_of(each) for each in seen.jobs if not outcome(each)), "")
+        status.update(phase=phase, job=running)
+        some = () if seen.failure is not None else effects
+        return ArchiveDecision(some, conditions, status, again)
+
+    archive = seen.archive
+    if isinstance(archive, InvalidDocument):
+        conditions.fail(STORAGE_READY, archive)
+    else:
+        with conditions.step(BROKER_READY):
+            if not seen.ours:
+                message = f'Broker "{archive.spec.broker}" is another implementation\'s'
+                raise NotReady("BrokerNotOurs", message)
+            if seen.broker is None:  # whether it is Ready says nothing about its dead letters
+                check_broker(archive, None, None, seen.stored_broker)
+        with conditions.step(STORAGE_READY):
+            if seen.storage is not None:
+                raise seen.storage
+        with conditions.step(TOPICS_READ):
+            if isinstance(seen.waiting, KnafkaError):
+                raise seen.waiting
+            if seen.waiting is None:
+                raise NotReady("Waiting", "what waits isn't known yet", transient=True)
+            status |= _waited(seen.waiting, before, now)
+    _judge_runs(conditions, seen)
+
+    # What was begun comes to its end, whatever else is wrong.
+    for each in seen.jobs:
+        if not (ended := outcome(each)):
+            return decided(phase="Running", again=LOOK_AT_JOB)
+        name = name_of(each)
+        if (before.get("lastRun") or {}).get("job") != name:
+            generation = seen.document["metadata"].get("generation", 0)
+            news = recorded(each, ended, seen.pods.get(name), before, generation, now)
+            return decided(RecordRun(name, news), phase="Ending", again=LOOK_AT_JOB)
+        going = "deletionTimestamp" in each["metadata"]
+        effects = () if going else (DeleteJob(name),)
+        return decided(*effects, phase="Ending", again=LOOK_AT_JOB)
+
+    idle = "Failing" if status["failures"] else "Idle"
+    mine = holder(seen.document)
+    held = seen.lease is not None and seen.lease["spec"].get("holderIdentity") == mine
+    releasing = (ReleaseLease(seen.lease["metadata"]["name"]),) if held and seen.lease else ()
+    if isinstance(archive, InvalidDocument) or not conditions.holds(
+        BROKER_READY, STORAGE_READY, TOPICS_READ
+    ):
+        return decided(*releasing, phase=idle)
+    assert seen.broker is not None
+    wanted, report, again = _due(archive, {**before, **status}, now)
+    if not wanted:
+        return decided(*releasing, phase=idle, again=again)
+
+    of = manifests.root(archive.metadata.namespace, archive.spec.storage)
+    taking = manifests.lease(of, mine, now, settings)
+    if seen.lease is None:
+        return decided(TakeLease(taking), phase="Queued", again=LOOK_AT_JOB)
+    if not held:
+        if not seen.holder_is_gone:
+            return decided(phase="Queued", again=LOOK_AT_JOB)
+        version = seen.lease["metadata"].get("resourceVersion")
+        taking = {**taking, "metadata": {**taking["metadata"], "resourceVersion": version}}
+        return decided(ReplaceLease(taking), phase="Queued", again=LOOK_AT_JOB)
+    if archive.spec.executors and not seen.account:
+        return decided(ApplyAccount(manifests.account(archive)), phase="Queued", again=LOOK_AT_JOB)
+    servers = seen.broker.defaults.kafka.bootstrap_servers
+    secret, run = seen.broker.secret, status["run"] + 1
+    job = manifests.job(archive, run, seen.group, servers, secret, settings, report=report)
+    return decided(CreateJob(job), phase="Queued", again=LOOK_AT_JOB)
+
+
+# When.
+
+
+def _waited(waiting: int, before: Mapping[str, Any], now: datetime) -> Mapping[str, Any]:
+    since = (before.get("waitingSince") or written(now)) if waiting else ""
+    return {"waiting": waiting, "waitingSince": since}
+
+
+def _due(
+    archive: DeadLetterArchive, status: Mapping[str, Any], now: datetime
+) -> tuple[bool, bool, float]:
+    """Whether a run is due, whether with a report, and seconds until that may be otherwise."""
+    rules, again = archive.spec.compaction, LOOK
+    waiting = status.get("waiting", 0)
+    many = waiting >= rules.number
+    old = False
+    if waiting:
+        since = moment(status["waitingSince"])
+        left = rules.age - (now - since).total_seconds()
+        old, again = left <= 0, min(again, max(1.0, left))
+    asked = archive.metadata.annotations.get(RUN, "")
+    requested = bool(asked) and asked != status.get("requested", "")
+    # A report on nothing is no use to anybody.
+    has_any = bool(status.get("archived") or waiting)
+    report = archive.spec.report is not None and has_any
+    scheduled = report and _next_report(archive, status) <= now
+    retry = _retry_at(archive, status)
+    if retry is not None and now < retry and not requested:
+        return False, False, min(LOOK, max(1.0, (retry - now).total_seconds()))
+    wanted = many or old or scheduled or requested
+    return wanted, report and (scheduled or requested), again
+
+
+def _next_report(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime:
+    assert archive.spec.report is not None
+    made = (status.get("report") or {}).get("made")
+    since = made or status.get("firstRun") or status["waitingSince"]
+    zone = ZoneInfo(archive.spec.report.time_zone)
+    moments = CronSim(archive.spec.report.schedule, moment(since).astimezone(zone))
+    return next(moments, datetime.max.replace(tzinfo=zone))
+
+
+def _retry_at(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime | None:
+    """When another Job may be tried after those that failed; None: at once, as one has succeeded,
+    or what is declared has changed."""
+    last, failures = status.get("lastRun") or {}, status.get("failures", 0)
+    if not failures or last.get("generation") != archive.metadata.generation:
+        return None
+    return moment(last["finished"]) + timedelta(seconds=retry_after(failures))
+
+
+def retry_after(failures: int) -> float:
+    """Seconds after so many failures in a row, at least one."""
+    return float(min(FIRST_RETRY * 2.0 ** min(failures - 1, 16), MAX_RETRY))
+
+
+# Jobs.
+
+
+def holder(document: Mapping[str, Any]) -> str:
+    """Who an archive is to others that want the same tables."""
+    metadata = document["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']}/{metadata.get('uid', '')}"
+
+
+def _judge_runs(conditions: ConditionSet, seen: ObservedArchive[K]) -> None:
+    last = seen.status.get("lastRun") or {}
+    with conditions.step(SUCCEEDED):
+        if seen.failure is not None:
+            raise seen.failure
+        for each in seen.jobs:
+            pod = seen.pods.get(name_of(each))
+            if not outcome(each) and pod is not None and (why := waits_for(pod)):
+                message = f"Job {name_of(each)} doesn't start: {why:.500}"
+                raise NotReady("JobNotStarted", message)
+        if seen.status.get("failures", 0):
+            times = seen.status["failures"]
+            message = f"Job {last.get('job')} failed ({times} in a row): {last.get('message', '')}"
+            raise NotReady("JobFailed", message)

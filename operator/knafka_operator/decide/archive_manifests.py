@@ -1,0 +1,334 @@
+"""Archive manifests: the Job of one run, what it needs to make executors, and its Lease. Pure.
+
+The pod fetches nothing at its start: Java, Spark and all jars are in its image. What it is to do is
+in its arguments, how Spark runs in its environment (`knafka_jobs.pod`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from knafka.core import names
+from knafka_operator.decide import services
+from knafka_operator.decide.effects import Manifest
+from knafka_operator.model.archives import OF_ARCHIVE, RUN, DeadLetterArchive, Storage
+from knafka_operator.model.resources import CORE
+from knafka_operator.model.settings import Settings
+
+BATCH: Final = "batch/v1"
+RBAC: Final = "rbac.authorization.k8s.io/v1"
+COORDINATION: Final = "coordination.k8s.io/v1"
+ROLE: Final = "archive"
+DRIVER_ROLE: Final = "knafka-dead-letter-driver"
+"""The ClusterRole that operator/deploy/dead-letters has for Jobs with executors."""
+ROOT: Final = "knafka.dev/archive-root"
+"""Annotation of a Lease: which place of tables it is for."""
+JOB_NAME: Final = "batch.kubernetes.io/job-name"
+"""Label that Kubernetes puts on a Job's pods."""
+FORGOTTEN: Final = 86_400
+"""Seconds after which Kubernetes deletes a finished Job that no operator has looked at."""
+USER: Final = 65_532
+
+MOUNT: Final = "/archive"
+TOKENS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+_SECURITY: Final[Mapping[str, Any]] = {
+    "runAsNonRoot": True,
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_PASSED_ON: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")
+"""Fields of KNAFKA_POD that these pods have too."""
+
+
+def job_name(archive: str, run: int) -> str:
+    return f"{archive.replace('.', '-')}-{run}"
+
+
+def account_name(archive: str) -> str:
+    return names.child(archive, "-dead-letter-driver")
+
+
+def root(namespace: str, storage: Storage) -> str:
+    """What no two places of tables share."""
+    if storage.url is not None:
+        return storage.url
+    assert storage.claim is not None
+    return f"claim://{namespace}/{storage.claim.name}/{storage.claim.path}"
+
+
+def tables(storage: Storage) -> str:
+    """The same for Spark in a pod."""
+    return storage.url or f"{MOUNT}/{storage.claim.path if storage.claim else ''}"
+
+
+def job(
+    archive: DeadLetterArchive,
+    run: int,
+    group: str,
+    bootstrap_servers: str,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+    *,
+    report: bool,
+) -> Manifest:
+    """Run number `run`; `secret` is the name and version of Kafka's Secret."""
+    spec, metadata = archive.spec, archive.metadata
+    return {
+        "apiVersion": BATCH,
+        "kind": "Job",
+        "metadata": {
+            "namespace": metadata.namespace,
+            "name": job_name(metadata.name, run),
+            "labels": _labels(archive),
+            # What it was asked for by, so that it is known when that is done.
+            "annotations": {RUN: archive.metadata.annotations.get(RUN, "")},
+            "ownerReferences": [services.owner_reference(archive)],
+        },
+        "spec": {
+            # A failure is the operator's to see, and to try again after a while.
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": max(1, round(spec.timeout)),
+            "ttlSecondsAfterFinished": FORGOTTEN,
+            # A pod that had to go, as its node did, has not failed; its successor waits until it
+            # is gone.
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "Ignore",
+                        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                    }
+                ]
+            },
+            "template": {
+                "metadata": {"labels": _labels(archive)},
+                "spec": _pod(
+                    archive,
+                    _arguments(archive, group, bootstrap_servers, secret, report=report),
+                    secret,
+                    settings,
+                ),
+            },
+        },
+    }
+
+
+def _arguments(
+    archive: DeadLetterArchive,
+    group: str,
+    bootstrap_servers: str,
+    secret: tuple[str, str] | None,
+    *,
+    report: bool,
+) -> list[str]:
+    spec = archive.spec
+    words = {
+        "tables": tables(spec.storage),
+        "broker": f"{archive.metadata.namespace}/{spec.broker}",
+        "bootstrap-servers": bootstrap_servers,
+        "group": group,
+        "keep-hours": f"{spec.compaction.keep / 3600:g}",
+    }
+    if secret is not None:
+        words["secret"] = services.SECRET_PATH
+    for name in ("resolved", "unresolved"):
+        if (kept := getattr(spec.retention, name)) is not None:
+            words[f"{name}-hours"] = f"{kept / 3600:g}"
+    if report and spec.report is not None:
+        words["days"] = str(spec.report.days)
+    found = ["archive", *(f"--{key}={value}" for key, value in words.items())]
+    return [*found, "--report"] if report else found
+
+
+def _pod(
+    archive: DeadLetterArchive,
+    arguments: Sequence[str],
+    secret: tuple[str, str] | None,
+    settings: Settings,
+) -> Manifest:
+    spec, volumes, mounts = archive.spec, *_volumes(archive.spec.storage)
+    if secret is not None:
+        volumes.append({"name": "kafka", "secret": {"secretName": secret[0]}})
+        mounts.append({"name": "kafka", "mountPath": services.SECRET_PATH, "readOnly": True})
+    container: Manifest = {
+        "name": "archive",
+        "image": settings.jobs_image,
+        "args": list(arguments),
+        "env": [
+            _of_pod("KNAFKA_POD_NAME", "metadata.name"),
+            _of_pod("KNAFKA_POD_NAMESPACE", "metadata.namespace"),
+            _of_pod("KNAFKA_POD_IP", "status.podIP"),
+            {
+                "name": "KNAFKA_MEMORY",
+                "valueFrom": {
+                    "resourceFieldRef": {
+                        "containerName": "archive",
+                        "resource": "limits.memory",
+                        "divisor": "1Mi",
+                    }
+                },
+            },
+            *_environment(archive, settings),
+            *_credentials(spec.storage),
+        ],
+        "resources": _resources(archive),
+        "securityContext": dict(_SECURITY),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+    pod: dict[str, Any] = {
+        **_passed_on(settings),
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        # With an account that may make pods, only where it has to make some.
+        "automountServiceAccountToken": spec.executors > 0,
+        "securityContext": {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"},
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if spec.executors:
+        pod["serviceAccountName"] = account_name(archive.metadata.name)
+    return pod
+
+
+def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifest]:
+    spec = archive.spec
+    of_spark: dict[str, str] = {}
+    if spec.storage.endpoint:
+        of_spark = {
+            "spark.hadoop.fs.s3a.endpoint": spec.storage.endpoint,
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+        }
+    found = {"KNAFKA_EXECUTORS": str(spec.executors)}
+    if of_spark:
+        found["KNAFKA_SPARK"] = services.one_line(of_spark)
+    if spec.executors:
+        found["KNAFKA_EXECUTOR_IMAGE"] = settings.jobs_image
+        found["KNAFKA_EXECUTOR_CPU"] = str(spec.resources.requests.get("cpu", "1"))
+        found["KNAFKA_EXECUTOR_TEMPLATE"] = services.one_line(executor(archive, settings))
+    return [{"name": name, "value": value} for name, value in found.items()]
+
+
+def executor(archive: DeadLetterArchive, settings: Settings) -> Manifest:
+    """The pod on which Spark bases each executor's: it adds the rest, memory and CPU among it."""
+    volumes, mounts = _volumes(archive.spec.storage)
+    return {
+        "apiVersion": CORE,
+        "kind": "Pod",
+        "metadata": {"labels": _labels(archive)},
+        "spec": {
+            **_passed_on(settings),
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "securityContext": {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"},
+            "containers": [
+                {
+                    "name": "executor",
+                    "env": _credentials(archive.spec.storage),
+                    "securityContext": dict(_SECURITY),
+                    "volumeMounts": mounts,
+                }
+            ],
+            "volumes": volumes,
+        },
+    }
+
+
+def account(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
+    """Of a Job with executors: it may do with pods of its own namespace what Spark does."""
+    namespace, name = archive.metadata.namespace, account_name(archive.metadata.name)
+    metadata = {
+        "namespace": namespace,
+        "name": name,
+        "labels": _labels(archive),
+        "ownerReferences": [services.owner_reference(archive)],
+    }
+    return (
+        {
+            "apiVersion": CORE,
+            "kind": "ServiceAccount",
+            "metadata": metadata,
+            "automountServiceAccountToken": False,
+        },
+        {
+            "apiVersion": RBAC,
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {
+                "apiGroup": RBAC.partition("/")[0],
+                "kind": "ClusterRole",
+                "name": DRIVER_ROLE,
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        },
+    )
+
+
+def lease(of: str, holder: str, now: datetime, settings: Settings) -> Manifest:
+    """Who may have a Job on this place of tables."""
+    return {
+        "apiVersion": COORDINATION,
+        "kind": "Lease",
+        "metadata": {
+            "namespace": settings.namespace,
+            "name": names.archive_lease(of),
+            "labels": services.with_common_labels({services.ROLE: ROLE}),
+            "annotations": {ROOT: of},
+        },
+        "spec": {
+            "holderIdentity": holder,
+            "acquireTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        },
+    }
+
+
+def _labels(archive: DeadLetterArchive) -> Mapping[str, str]:
+    labels = services.with_common_labels({services.ROLE: ROLE, OF_ARCHIVE: archive.metadata.uid})
+    return {**labels, "knafka.dev/archive-name": names.child(archive.metadata.name, "")}
+
+
+def _passed_on(settings: Settings) -> Mapping[str, Any]:
+    return {key: value for key, value in settings.pods.spec.items() if key in _PASSED_ON}
+
+
+def _volumes(storage: Storage) -> tuple[list[Manifest], list[Manifest]]:
+    """Volumes and where they are mounted: room for Spark's own files, and the tables."""
+    volumes: list[Manifest] = [{"name": "tmp", "emptyDir": {}}]
+    mounts: list[Manifest] = [{"name": "tmp", "mountPath": "/tmp"}]
+    if storage.claim is not None:
+        claim = {"claimName": storage.claim.name}
+        volumes.append({"name": "archive", "persistentVolumeClaim": claim})
+        mounts.append({"name": "archive", "mountPath": MOUNT})
+    return volumes, mounts
+
+
+def _resources(archive: DeadLetterArchive) -> Manifest:
+    """Without a request for memory, its limit: as executors have it, and the heap needs it."""
+    given = archive.spec.resources
+    memory = {"memory": given.limits["memory"]}
+    return {"requests": {**memory, **given.requests}, "limits": dict(given.limits)}
+
+
+def _credentials(storage: Storage) -> list[Manifest]:
+    """Named ones alone: a Secret must not set what else is in the environment."""
+    if storage.credentials is None:
+        return []
+    secret = storage.credentials.name
+    return [
+        {
+            "name": key,
+            "valueFrom": {
+                "secretKeyRef": {"name": secret, "key": key, "optional": key == TOKENS[-1]}
+            },
+        }
+        for key in TOKENS
+    ]
+
+
+def _of_pod(name: str, field: str) -> Manifest:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}

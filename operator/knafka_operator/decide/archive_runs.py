@@ -1,0 +1,126 @@
+"""Archive runs: how a Job of a DeadLetterArchive has ended, or why it doesn't start. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from knafka_operator.model.archives import RUN
+
+
+def message_of(text: str) -> Mapping[str, Any]:
+    """A termination message: what a run has done, or `error` with what it left instead."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if isinstance(found, Mapping):
+        return found
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return {"error": lines[-1][:1000]} if lines else {}
+
+
+def outcome(job: Mapping[str, Any]) -> str:
+    """Complete or Failed; empty: it runs, or its pods do."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    found = (each["type"] for each in conditions if each.get("status") == "True")
+    return next((each for each in found if each in ("Complete", "Failed")), "")
+
+
+def run_of(job: Mapping[str, Any]) -> int:
+    number = name_of(job).rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def name_of(job: Mapping[str, Any]) -> str:
+    return str(job["metadata"]["name"])
+
+
+def recorded(
+    job: Mapping[str, Any],
+    ended: str,
+    pod: Mapping[str, Any] | None,
+    before: Mapping[str, Any],
+    generation: int,
+    now: datetime,
+) -> Mapping[str, Any]:
+    """What is written of a run that has ended: all of it in one write.
+
+    `before` is the archive's status, `generation` that of what it is declared as.
+    """
+    name = name_of(job)
+    reported = job.get("status") or {}
+    found = message_of(terminated(pod).get("message") or "")
+    succeeded = ended == "Complete"
+    started = str(reported.get("startTime") or job["metadata"].get("creationTimestamp") or "")
+    run = {
+        "job": name,
+        "outcome": "Succeeded" if succeeded else "Failed",
+        "started": started or written(now),
+        "finished": written(now),
+        "generation": generation,
+        **{each: found[each] for each in ("records", "missed", "purged") if each in found},
+    }
+    patch: dict[str, Any] = {"run": max(before.get("run", 0), run_of(job))}
+    if asked := (job["metadata"].get("annotations") or {}).get(RUN):
+        patch["requested"] = asked
+    if not succeeded:
+        run["message"] = why(job, pod, found)
+        return {**patch, "lastRun": run, "failures": before.get("failures", 0) + 1}
+    records = found.get("records", 0)
+    patch |= {
+        "failures": 0,
+        "archived": before.get("archived", 0) + (records if isinstance(records, int) else 0),
+        # What waits came while it ran.
+        "waitingSince": run["started"],
+        "firstRun": before.get("firstRun") or run["started"],
+    }
+    if isinstance(report := found.get("report"), Mapping):
+        plain = {key: value for key, value in report.items() if isinstance(value, int | str)}
+        patch["report"] = {"made": run["started"], **plain}
+    return {**patch, "lastRun": run}
+
+
+def terminated(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """How the container of a pod ended."""
+    statuses: Sequence[Any] = ((pod or {}).get("status") or {}).get("containerStatuses") or ()
+    found: Mapping[str, Any] = (
+        next((each.get("state") or {} for each in statuses), {}).get("terminated") or {}
+    )
+    return found
+
+
+def why(job: Mapping[str, Any], pod: Mapping[str, Any] | None, found: Mapping[str, Any]) -> str:
+    if error := found.get("error"):
+        return str(error)[:1000]
+    reason = terminated(pod).get("reason")
+    if reason not in (None, "Error", "Completed"):
+        return f"its container ended: {reason}"
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    failed: Mapping[str, Any] = next(
+        (each for each in conditions if each.get("type") == "Failed"), {}
+    )
+    return " ".join(filter(None, (failed.get("reason"), failed.get("message")))) or "it failed"
+
+
+def waits_for(pod: Mapping[str, Any]) -> str:
+    """Why a pod doesn't start; empty: it has, or nothing is wrong yet."""
+    status = pod.get("status") or {}
+    for each in status.get("containerStatuses") or ():
+        waiting = (each.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return " ".join(filter(None, (waiting["reason"], waiting.get("message"))))
+    for each in status.get("conditions") or ():
+        if each.get("type") == "PodScheduled" and each.get("status") == "False":
+            return " ".join(filter(None, (each.get("reason"), each.get("message"))))
+    return ""
+
+
+def written(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)

@@ -1,0 +1,53 @@
+"""Receivers' contracts: which topic has what a receiver accepts, and how that is made. Pure.
+
+    all objects of one kind that reach Kafka with one Secret -> one topic, an entry for each
+
+Not here: what an entry is (`desired.ingress`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Final, Literal
+
+from knafka.core import documents, names
+from knafka.core.contract import Ingress, Kafka, Receiver
+from knafka_operator.decide.desired import MIN_IN_SYNC, Defaults, Topic
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.settings import Settings
+
+ACCEPTED: Final = "knafka.dev/accepted"
+"""Key of `status.annotations`: the entry that all replicas have read, by `entry_digest`. Kept
+there, since an operator that starts should not ask them all, nor wait for what was waited for."""
+
+
+def contract(
+    of: Literal["Brokers", "KafkaChannels"],
+    kafka: Kafka,
+    secret: Identity | None,
+    settings: Settings,
+    path: str | None = None,
+) -> Receiver:
+    """The contract of a receiver that reaches this Kafka with this Secret; `path` is that of the
+    only Ingress that it serves. The topic is named by the Secret, so by who may read it."""
+    namespace, name = (settings.namespace, None) if secret is None else secret
+    # Two clusters with one Kafka must not serve, or withdraw, each other's.
+    parts = (of, name, settings.installation[:8])
+    topic = names.contract_topic(namespace, "-".join(each for each in parts if each))
+    return Receiver(kafka=kafka, contract_topic=topic, path=path)
+
+
+def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
+    """The topic with a receiver's contract: one partition, since its records have one order."""
+    replication = min(defaults.replication, defaults.max_replication)
+    config = {"cleanup.policy": "compact"}
+    if replication >= 3:
+        config[MIN_IN_SYNC] = "2"
+    return Topic(receiver.contract_topic, 1, replication, config)
+
+
+def entry_digest(topic: str, ingress: Ingress) -> str:
+    """What stands for an entry in a contract's topic."""
+    text = json.dumps([topic, documents.dump(ingress)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

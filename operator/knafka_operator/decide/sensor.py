@@ -1,0 +1,246 @@
+"""Sensor: what was observed of one -> its status, and what is to be done next. Pure.
+
+Read top-down, as `broker`: each condition is one step, and what an effect brings about is observed,
+so `decide` is asked again until it has no more effects.
+
+Not here: its topics (`sensor_topics`), and what its Triggers deliver (`actions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Generic, TypeVar
+
+from knafka.core import names
+from knafka.core.contract import Kafka
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.sensor import contract
+from knafka.ports.log import TopicDescription
+from knafka_operator.decide import sensor_manifests, sensor_scaling, sensor_topics
+from knafka_operator.decide.effects import (
+    ApplyFunction,
+    ApplyTriggers,
+    CommitOffsets,
+    DeleteFunctions,
+    DeleteTriggers,
+    Effect,
+    PromiseSensor,
+    RecordTopics,
+    ScaleSensor,
+)
+from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.decide.sensor_topics import ACTION, CHANGELOG, TOPICS, TRIGGER
+from knafka_operator.decide.status import (
+    BROKER_READY,
+    FUNCTION_READY,
+    SENSOR_CONDITIONS,
+    TOPICS_READY,
+    TRIGGERS_READY,
+    ConditionSet,
+    NotReady,
+    is_ready,
+    summary,
+    value,
+    why_not_ready,
+)
+from knafka_operator.decide.steps import Steps
+from knafka_operator.decide.trigger import BrokerState
+from knafka_operator.decide.trigger_checks import check_broker
+from knafka_operator.model.resources import GROUP_STATUS
+from knafka_operator.model.sensors import Sensor
+from knafka_operator.model.settings import Settings
+
+BUS: Final = "knafka.dev/bus"
+"""Key of `status.annotations`: the topic on which its group was given its first offsets."""
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class ObservedSensor(Generic[K]):
+    """What reading gave; where it failed, the error that says why stands in place of the value."""
+
+    document: Mapping[str, Any]
+    sensor: Sensor | InvalidDocument
+    annotations: Mapping[str, str]
+    """Of its status, as they stand by now."""
+    broker: BrokerState[K] | None = None
+    stored_broker: Mapping[str, Any] | None = None
+    """The Broker's document, read where it has no topic; None: there is none."""
+    ours: bool = True
+    """Whether that Broker is ours."""
+    stopped: str | None = None
+    """Why its Broker may not use its topic."""
+    topics: Mapping[str, TopicDescription | None] | KnafkaError = field(default_factory=dict)
+    """Those that may be its own, by name; None: there is none of that name."""
+    stands: bool = False
+    """Whether there is a Service of its own."""
+    revision: str | None = None
+    """The function's that serves, once its Service was applied and is Ready."""
+    scaling: TriggerStatus | None = None
+    """What the scaler knows of it; None: it isn't scaled yet."""
+    scaled: bool = False
+    """Whether the scaler wakes it as it is declared."""
+    applied: bool = False
+    """Whether its Triggers are as they are declared."""
+    triggers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Those that are its own, by name."""
+    failed: Mapping[type[Any], KnafkaError] = field(default_factory=dict)
+    """Effects that failed, and why."""
+
+    def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedSensor[K]:
+        return replace(self, failed={**self.failed, type(effect): error})
+
+
+@dataclass(frozen=True, slots=True)
+class SensorDecision:
+    """What to do next; the status counts once there is nothing."""
+
+    effects: tuple[Effect, ...]
+    conditions: ConditionSet
+    status: Mapping[str, Any]
+    """All but the conditions."""
+
+
+def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -> SensorDecision:
+    """Judge a Sensor; the effects are in the order of `SENSOR_ORDER`.
+
+    `taken` are the topics and consumer groups of other Sensors.
+    """
+    conditions, steps = ConditionSet(SENSOR_CONDITIONS), Steps(seen.failed)
+    annotations = dict(seen.annotations)
+    status = {
+        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "annotations": annotations,
+    }
+
+    def decided() -> SensorDecision:
+        return SensorDecision(tuple(steps.effects), conditions, status)
+
+    sensor, broker = seen.sensor, seen.broker
+    if isinstance(sensor, InvalidDocument):
+        conditions.fail(FUNCTION_READY, sensor)
+        return decided()
+    with conditions.step(BROKER_READY):
+        check_bus(sensor, seen)
+    if broker is None or seen.stopped is not None:
+        with conditions.step(FUNCTION_READY):
+            if seen.stands and _may_not_read(seen):
+                steps.first(DeleteFunctions())
+            raise NotReady("Waiting", "it has no Broker whose events it could read", transient=True)
+        return decided()
+
+    with conditions.step(TOPICS_READY):
+        found = value(seen.topics)
+        wanted = sensor_topics.topics(sensor, broker, annotations, found, taken)
+        group = _group(sensor, annotations, taken)
+        if news := sensor_topics.to_record(wanted, group, broker, annotations, found):
+            steps.first(RecordTopics(news))
+        if missing := sensor_topics.to_make(wanted, annotations, found):
+            steps.first(*missing)
+        ids = {
+            TOPICS[each][1]: sensor_topics.id_of(found[topic.name])
+            for each, topic in wanted.items()
+        }
+        sensor_topics.check_partitions(wanted, found)
+        conditions.set(sensor_topics.as_declared(wanted, found))
+        bus = broker.topic.name
+        if annotations.get(BUS) != bus:
+            if seen.stands:
+                # While it reads, its group takes no offsets on another topic.
+                steps.first(DeleteFunctions())
+            steps.first(
+                CommitOffsets(group, bus, "latest"),
+                CommitOffsets(group, wanted[TRIGGER].name, "earliest"),
+                PromiseSensor({**ids, BUS: bus}),
+            )
+        annotations.update(ids)
+    if not conditions.holds(TOPICS_READY):
+        return decided()
+
+    function = function_contract(sensor, broker, annotations)
+    with conditions.step(FUNCTION_READY):
+        autoscaling = sensor_scaling.autoscaling(sensor)
+        if (found_out := sensor_scaling.condition(autoscaling, seen.scaling)) is not None:
+            conditions.set(found_out)
+        if autoscaling.paused:
+            if seen.stands:
+                # No pod of min-scale drains, and none goes on by itself.
+                steps.first(DeleteFunctions())
+        elif seen.revision is None:
+            partitions = max(broker.partitions, wanted[TRIGGER].partitions)
+            manifest = sensor_manifests.function(
+                sensor, function, autoscaling, partitions, broker.secret, settings
+            )
+            steps.first(ApplyFunction(manifest))
+        if not seen.scaled:
+            steps.first(ScaleSensor(function, autoscaling))
+    declared = sensor_manifests.triggers(sensor, seen.document)
+    with conditions.step(TRIGGERS_READY):
+        if not seen.applied:
+            left = seen.triggers.keys() - {each["metadata"]["name"] for each in declared}
+            deleting = (DeleteTriggers(tuple(sorted(left))),) if left else ()
+            steps.first(ApplyTriggers(declared), *deleting)
+        for each in declared:
+            check_trigger(seen.triggers[each["metadata"]["name"]])
+    return decided()
+
+
+def check_bus(sensor: Sensor, seen: ObservedSensor[K]) -> None:
+    """Its Broker must be ours, and Ready; raises `NotReady`."""
+    if not seen.ours:
+        message = f'Broker "{sensor.spec.broker}" is another implementation\'s'
+        raise NotReady("BrokerNotOurs", message)
+    check_broker(sensor, seen.stopped, seen.broker, seen.stored_broker)
+
+
+def check_trigger(document: Mapping[str, Any]) -> None:
+    """A Trigger of its own must be Ready; raises `NotReady`."""
+    if not is_ready(document):
+        message = f"Trigger {document['metadata']['name']}: {why_not_ready(document)}"
+        found = summary((document.get("status") or {}).get("conditions") or ())
+        raise NotReady("TriggerNotReady", message, transient=found.get("status") != "False")
+
+
+def _may_not_read(seen: ObservedSensor[K]) -> bool:
+    """Whether there is no bus; else it is only not known yet, since the operator has just begun."""
+    stored = seen.stored_broker
+    is_going = stored is None or "deletionTimestamp" in stored["metadata"]
+    return seen.stopped is not None or not seen.ours or is_going
+
+
+# The function.
+
+
+def _group(sensor: Sensor, annotations: Mapping[str, str], taken: Container[str]) -> str:
+    mine = sensor.metadata.namespace, sensor.metadata.name
+    kept = annotations.get(GROUP_STATUS)
+    if kept is not None and names.is_sensor_group(kept, *mine):
+        return kept
+    usual = names.sensor_group(*mine)
+    return names.distinct_sensor_group(*mine) if usual in taken else usual
+
+
+def function_contract(
+    sensor: Sensor, broker: BrokerState[K], annotations: Mapping[str, str]
+) -> contract.Sensor:
+    """What its function knows of it; `annotations` name topics and group."""
+    kafka: Kafka = broker.defaults.kafka
+    mine = contract.SensorTrigger.model_fields
+    return contract.Sensor(
+        namespace=sensor.metadata.namespace,
+        name=sensor.metadata.name,
+        generation=sensor.metadata.generation,
+        kafka=kafka,
+        topic=broker.topic.name,
+        group=annotations[GROUP_STATUS],
+        trigger_topic=annotations[TOPICS[TRIGGER][0]],
+        changelog_topic=annotations[TOPICS[CHANGELOG][0]],
+        action_topic=annotations[TOPICS[ACTION][0]],
+        dependencies=sensor.spec.dependencies,
+        triggers=tuple(
+            contract.SensorTrigger(**{name: getattr(each, name) for name in mine})
+            for each in sensor.spec.triggers
+        ),
+    )

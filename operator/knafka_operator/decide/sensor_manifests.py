@@ -1,0 +1,132 @@
+"""Sensor manifests: what is applied for one: its function, and the Triggers of its actions. Pure.
+
+    Sensor, its contract -> the function's Service
+    Sensor               -> a Trigger for each of its own, which delivers what that has fired
+
+How many pods its function has, the scaler says by its drains (`scale.sensor_scaler`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from knafka.core import documents, names
+from knafka.core.sensor import contract
+from knafka.settings import DRAIN_AT_START, GRACE_PERIOD, SENSOR, SERVICE_URL
+from knafka_operator.decide import services
+from knafka_operator.decide.effects import Manifest
+from knafka_operator.decide.kafka_settings import AT_MOST_ONCE
+from knafka_operator.decide.services import ROLE
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.isolation import Isolation
+from knafka_operator.model.resources import (
+    BATCH,
+    EVENTING,
+    ISOLATION,
+    PAYLOAD,
+    RATE_LIMIT,
+    SEMANTICS,
+    START,
+    Resource,
+)
+from knafka_operator.model.sensors import OF_SENSOR, Sensor, TriggerOfSensor, delivery_of
+from knafka_operator.model.settings import Settings
+
+SENSOR_ROLE: Final = "sensor"
+
+
+def function_name(sensor: str) -> str:
+    """Of its Knative Service, by the Sensor's name."""
+    return names.child(sensor, "-kn-sensor")
+
+
+def function(
+    sensor: Sensor,
+    wanted: contract.Sensor,
+    autoscaling: Autoscaling,
+    partitions: int,
+    secret: tuple[str, str] | None,
+    settings: Settings,
+) -> Manifest:
+    """One pod for each drain that is held against it; `secret` is the mounted Secret's name and
+    version.
+
+    With min-scale, Knative itself keeps that many, which drain from their start without being
+    asked.
+    """
+    name, namespace = function_name(sensor.metadata.name), sensor.metadata.namespace
+    most = max(1, min(autoscaling.max_scale, partitions))
+    always = min(autoscaling.min_scale, most)
+    environment = {
+        "FUNCTION_TARGET": "sense",
+        SENSOR: services.one_line(documents.dump(wanted)),
+        SERVICE_URL: services.url(name, namespace, settings),
+        GRACE_PERIOD: str(services.GRACE_PERIOD),
+    }
+    if always:
+        environment[DRAIN_AT_START] = "true"
+    return services.knative_service(
+        name,
+        services.ownership_of(sensor, settings),
+        labels={
+            ROLE: SENSOR_ROLE,
+            services.BROKER: names.child(sensor.spec.broker, ""),
+            OF_SENSOR: label(sensor),
+        },
+        annotations=services.exact_scaling(always, most, settings),
+        environment=environment,
+        secret=secret,
+        resources=settings.pods.dispatcher_resources,
+        settings=settings,
+        tracing=settings.tracing.of(services.owner_key(sensor)),
+        concurrency=1,
+    )
+
+
+def triggers(sensor: Sensor, document: Mapping[str, Any]) -> tuple[Manifest, ...]:
+    """`document` is the Sensor as it is stored: subscriber and delivery are passed on as there.
+
+    The annotation and the owner say together that it delivers the Sensor's actions (`actions`).
+    """
+    both = zip(sensor.spec.triggers, document["spec"]["triggers"], strict=True)
+    return tuple(_trigger(sensor, each, declared) for each, declared in both)
+
+
+def label(sensor: Resource) -> str:
+    """What stands for it in labels."""
+    return names.child(sensor.metadata.name, "")
+
+
+def _trigger(sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Manifest:
+    semantics = {} if trigger.at_least_once else {SEMANTICS: AT_MOST_ONCE}  # BUS-5, BUS-S7
+    delivery = delivery_of(trigger, declared)
+    payload = {PAYLOAD: BATCH} if trigger.payload == BATCH else {}
+    rate = {}
+    if (limit := trigger.rate_limit) is not None:
+        rate = {RATE_LIMIT: f"{limit.requests_per_unit}/{limit.unit}"}
+    return {
+        "apiVersion": EVENTING,
+        "kind": "Trigger",
+        "metadata": {
+            "namespace": sensor.metadata.namespace,
+            "name": names.sensor_trigger(sensor.metadata.name, trigger.name),
+            "labels": {**services.with_common_labels({}), OF_SENSOR: label(sensor)},
+            "annotations": {
+                OF_SENSOR: sensor.metadata.name,
+                START: "earliest",
+                # What reads another topic than its Broker's shares nothing with those that do.
+                ISOLATION: Isolation.OWN.value,
+                **semantics,
+                **rate,
+                **payload,
+            },
+            "ownerReferences": [services.owner_reference(sensor)],
+        },
+        "spec": {
+            "broker": sensor.spec.broker,
+            "filters": [{"exact": {"sensortrigger": trigger.name}}],
+            "subscriber": declared["subscriber"],
+            **({"delivery": delivery} if delivery else {}),
+        },
+    }

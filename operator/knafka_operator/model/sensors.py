@@ -1,0 +1,128 @@
+"""Sensors as declared, as far as Knafka reads them: Argo's vocabulary, on a Broker (BUS-S1).
+
+As strict as `resources`; `parse` one with `knafka.core.documents.parse`. What of a trigger is
+about delivery becomes its Trigger's (`delivery_of`), so what that can't do is refused here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+
+from pydantic import AfterValidator, Field, model_validator
+
+from knafka.core.contract import RateLimit
+from knafka.core.documents import problem
+from knafka.core.sensor.contract import Conditions, SensorTrigger
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import (
+    OURS,
+    Declared,
+    DeliverySpec,
+    Destination,
+    Given,
+    Resource,
+)
+
+KNAFKA: Final = "knafka.dev/v1alpha1"
+"""The apiVersion of what is ours alone."""
+SENSOR: Final = "Sensor"
+OF_SENSOR: Final = f"{OURS}sensor"
+"""On a Trigger that delivers a Sensor's actions: the Sensor's name. A label, too, of what is made
+for it."""
+
+_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+
+
+def go_seconds(text: str) -> float | None:
+    """Seconds of a duration in Go's form, `1m30s`; None: it is none."""
+    parts = _PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def _duration(text: str) -> str:
+    if go_seconds(text) is None:
+        raise problem(f"invalid value: {text:.80}: want one as 10s or 1m30s")
+    return text
+
+
+GoDuration: TypeAlias = Annotated[str, AfterValidator(_duration)]
+
+
+class RetryStrategy(Declared):
+    """Argo's (BUS-S13)."""
+
+    steps: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] = 1
+    """Attempts, the first one included."""
+    duration: GoDuration = "1s"
+    """The first wait."""
+    factor: Literal[1, 2] = 1
+    """2: each wait is twice the one before; 1: each is longer by the first one, where Argo's are
+    equal, as a Trigger's delivery has nothing else."""
+    jitter: Literal[0] = 0
+    """Waits are what is declared."""
+
+
+class DeadLetterTrigger(Declared):
+    """Who gets what could not be delivered (BUS-S13)."""
+
+    subscriber: Destination
+    at_least_once: Literal[True] = True
+
+
+class TriggerOfSensor(SensorTrigger, Declared):
+    """A condition, and who gets what has fired."""
+
+    subscriber: Destination
+    delivery: DeliverySpec = DeliverySpec()
+    """How hard to try, as a Trigger says it (KN-DLV)."""
+    payload: Literal["event", "batch"] = "event"
+    """What is sent: an event with the events as its data, or those in batched mode."""
+    retry_strategy: RetryStrategy | None = None
+    rate_limit: RateLimit | None = None
+    dlq_trigger: DeadLetterTrigger | None = None
+
+    @model_validator(mode="after")
+    def _is_delivery(self) -> Self:
+        given = self.delivery.model_fields_set
+        if self.retry_strategy and given & {"retry", "backoff_policy", "backoff_delay"}:
+            raise problem("say it once: beside it delivery has retries, too", "retryStrategy")
+        if self.dlq_trigger and "dead_letter_sink" in given:
+            raise problem("say it once: beside it delivery has a deadLetterSink", "dlqTrigger")
+        if self.dlq_trigger and not self.at_least_once:
+            raise problem("wants atLeastOnce: true of its trigger", "dlqTrigger")
+        return self
+
+
+def delivery_of(trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The delivery of its Trigger: `declared` is the trigger as it is stored, and what it says in
+    Argo's words is added to its `delivery`."""
+    delivery = dict(declared.get("delivery") or {})
+    if (retries := trigger.retry_strategy) is not None:
+        seconds = f"{go_seconds(retries.duration) or 0.0:.9f}".rstrip("0").rstrip(".")
+        delivery["retry"] = retries.steps - 1
+        delivery["backoffDelay"] = f"PT{seconds}S"
+        delivery["backoffPolicy"] = "exponential" if retries.factor == 2 else "linear"
+    if trigger.dlq_trigger is not None:
+        delivery["deadLetterSink"] = declared["dlqTrigger"]["subscriber"]
+    return delivery
+
+
+class SensorSpec(Conditions, Declared):
+    broker: Given = "default"
+    """The bus: a Broker of the Sensor's namespace."""
+    triggers: tuple[TriggerOfSensor, ...]
+
+
+class Sensor(Resource):
+    spec: SensorSpec
+
+
+def broker_of(sensor: Mapping[str, Any]) -> Identity:
+    """The Broker that a Sensor, as it is stored, is on."""
+    name = (sensor.get("spec") or {}).get("broker") or "default"
+    return Identity(sensor["metadata"]["namespace"], str(name))

@@ -1,0 +1,336 @@
+"""Archives: from DeadLetterArchives to the Jobs that keep their dead letters in tables.
+
+    observe (Broker, storage, what waits, its Jobs, the Lease) -> decide (`decide.archive`) -> act
+
+Jobs and Leases are asked for only where there may be one, so an archive at rest costs nothing but
+its share of a look at Kafka.
+
+Not here: hearing of changes (`runtime.archives`), and any decision, which is a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from knafka.core import names
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka_operator.decide import archive as deciding
+from knafka_operator.decide import archive_manifests as manifests
+from knafka_operator.decide import archive_runs, services
+from knafka_operator.decide import status as statuses
+from knafka_operator.decide.archive import (
+    ApplyAccount,
+    ArchiveEffect,
+    CreateJob,
+    DeleteJob,
+    ObservedArchive,
+    RecordRun,
+    ReleaseLease,
+    ReplaceLease,
+    TakeLease,
+)
+from knafka_operator.decide.archive_manifests import BATCH, COORDINATION, JOB_NAME
+from knafka_operator.decide.status import EXPECTED, NotReady
+from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE, DeadLetterArchive, Storage
+from knafka_operator.model.cluster import Cluster, Conflict, Document, NotAllowed, Rejected
+from knafka_operator.model.family import BROKERS
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE
+from knafka_operator.model.sensors import KNAFKA
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.state import States
+from knafka_operator.scale.dead_letters import DeadLetters, Waiting
+from knafka_operator.scale.kafka_clusters import KafkaCluster
+
+Observed = ObservedArchive[KafkaCluster]
+
+MAX_STEPS: Final = 12
+"""Times that one reconciliation decides anew, should others change what it looks at all the time:
+the next goes on."""
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(eq=False, slots=True)
+class _Record:
+    """One archive, beyond what is stored of it."""
+
+    waiting: Waiting = field(default_factory=Waiting)
+    kafka: KafkaCluster | None = None
+    """Where its group is: its Broker may go before it does."""
+    group: str = ""
+    at_rest: bool = False
+    """Whether there was no Job of its own and no Lease when that was last asked."""
+    again: float = deciding.LOOK
+
+
+@dataclass(eq=False)
+class Archives:
+    """All DeadLetterArchives."""
+
+    settings: Settings
+    cluster: Cluster
+    states: States
+    is_ours: Callable[[Document], bool]
+    """Whether a Broker is."""
+    now: Callable[[], datetime] = _now
+    _dead_letters: DeadLetters = field(default_factory=DeadLetters)
+    _records: dict[str, _Record] = field(default_factory=dict)
+    """By UID."""
+
+    def remember(self, document: Document) -> None:
+        self._record(document)
+
+    async def forget(self, document: Document) -> None:
+        self._records.pop(document["metadata"].get("uid", ""), None)
+
+    def on_job(self, uid: str) -> None:
+        """A Job of this archive has changed."""
+        if (record := self._records.get(uid)) is not None:
+            record.at_rest = False
+
+    def again(self, document: Document) -> float:
+        """Seconds after which an archive that was reconciled is looked at again."""
+        return self._record(document).again
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any]:
+        """Reconcile one archive; return its new status. Raises `ClusterError`."""
+        record = self._record(document)
+        seen = await self._observe(document, record)
+        if not record.at_rest:
+            seen = await self._with_jobs(seen, record)
+        decision = deciding.decide(seen, self.settings, self.now())
+        if decision.effects and record.at_rest:
+            seen = await self._with_jobs(seen, record)
+            decision = deciding.decide(seen, self.settings, self.now())
+        for _ in range(MAX_STEPS):
+            if not decision.effects:
+                break
+            for effect in decision.effects:
+                try:
+                    seen = await self.run(effect, seen, record)
+                except EXPECTED as error:
+                    seen = seen.with_failure(error)
+                    break
+            decision = deciding.decide(seen, self.settings, self.now())
+        record.again = decision.again
+        before = seen.status
+        conditions = decision.conditions.conditions(
+            before.get("conditions") or (), archive_runs.written(self.now())
+        )
+        status = {**decision.status, "conditions": conditions}
+        if patch := statuses.changes(before, status):
+            await self.cluster.write_status(document, patch)
+        return status
+
+    async def delete(self, document: Document) -> None:
+        """End its Job, let go of the Lease, and forget its group; the tables stay.
+
+        Raises `NotReady` while a pod of its Job is there still, `LogError` and `ClusterError`.
+        """
+        record = self._record(document)
+        jobs = await self._jobs(document)
+        for each in jobs:
+            if "deletionTimestamp" not in each["metadata"]:
+                await self.cluster.delete(BATCH, "Job", *Identity.of(each))
+        if jobs and (left := await self._jobs(document)):
+            message = f"Job {left[0]['metadata']['name']} is being ended"
+            raise NotReady("Waiting", message, transient=True)
+        if (lease := await self._lease(document)) is not None:
+            if lease["spec"].get("holderIdentity") == deciding.holder(document):
+                await self.cluster.delete(COORDINATION, "Lease", *Identity.of(lease))
+        if record.kafka is not None and record.group:
+            await record.kafka.topics.delete_group(record.group)
+
+    # Observe.
+
+    def _record(self, document: Document) -> _Record:
+        return self._records.setdefault(document["metadata"].get("uid", ""), _Record())
+
+    async def _observe(self, document: Document, record: _Record) -> Observed:
+        """Raises `ClusterError`."""
+        seen: Observed = ObservedArchive(document, _parsed(document), document.get("status") or {})
+        if isinstance(seen.archive, DeadLetterArchive):
+            return await self._observe_declared(seen, seen.archive, record)
+        return seen
+
+    async def _observe_declared(
+        self, seen: Observed, archive: DeadLetterArchive, record: _Record
+    ) -> Observed:
+        broker = Identity(archive.metadata.namespace, archive.spec.broker)
+        state, stored = self.states.broker_state(broker), None
+        if state is None:
+            stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
+        storage, uid = await self._storage(archive)
+        mine = archive.metadata.uid, manifests.root(broker.namespace, archive.spec.storage), uid
+        group = names.archive_group(broker.namespace, archive.metadata.name, *mine, broker.name)
+        seen = replace(
+            seen,
+            broker=state,
+            stored_broker=stored,
+            ours=stored is None or self.is_ours(stored),
+            storage=storage,
+            group=group,
+        )
+        return await self._counted(seen, record)
+
+    async def _counted(self, seen: Observed, record: _Record) -> Observed:
+        """With how many dead letters wait."""
+        archive, state = seen.archive, seen.broker
+        if not isinstance(archive, DeadLetterArchive) or state is None or seen.storage is not None:
+            return seen
+        record.kafka, record.group = state.kafka, seen.group
+        broker = archive.metadata.namespace, archive.spec.broker
+        try:
+            waiting = await self._dead_letters.waiting(
+                state.kafka, *broker, seen.group, record.waiting
+            )
+        except EXPECTED as error:
+            return replace(seen, waiting=error)
+        return replace(seen, waiting=waiting)
+
+    async def _storage(self, archive: DeadLetterArchive) -> tuple[KnafkaError | None, str]:
+        """What is wrong with it, and the UID of its claim: another claim has no tables."""
+        storage, namespace = archive.spec.storage, archive.metadata.namespace
+        if storage.claim is not None:
+            name = storage.claim.name
+            claim = await self.cluster.get(CORE, "PersistentVolumeClaim", namespace, name)
+            if claim is None:
+                message = f"PersistentVolumeClaim {name} does not exist"
+                return NotReady("ClaimDoesNotExist", message), ""
+            modes = (claim.get("spec") or {}).get("accessModes") or ()
+            if archive.spec.executors and "ReadWriteMany" not in modes:
+                message = (
+                    f"PersistentVolumeClaim {name} is for one node ({', '.join(modes)}): executors "
+                    "need ReadWriteMany, or an object store"
+                )
+                return NotReady("ClaimNotShared", message), ""
+            return None, str(claim["metadata"].get("uid", ""))
+        return await self._credentials(storage, namespace), ""
+
+    async def _credentials(self, storage: Storage, namespace: str) -> KnafkaError | None:
+        if storage.credentials is None:
+            return None
+        name = storage.credentials.name
+        secret = await self.cluster.get(CORE, "Secret", namespace, name)
+        if secret is None:
+            return NotReady("CredentialsNotFound", f"Secret {name} does not exist")
+        if missing := set(manifests.TOKENS[:2]) - set(secret.get("data") or {}):
+            message = f"Secret {name} has no {', '.join(sorted(missing))}"
+            return NotReady("CredentialsIncomplete", message)
+        return None
+
+    async def _with_jobs(self, seen: Observed, record: _Record) -> Observed:
+        """Its Jobs, their pods, and the Lease for its tables. Raises `ClusterError`."""
+        document = seen.document
+        jobs = sorted(await self._jobs(document), key=archive_runs.run_of)
+        namespace, pods = document["metadata"]["namespace"], {}
+        for each in jobs:
+            name = each["metadata"]["name"]
+            found = await self.cluster.list(CORE, "Pod", {JOB_NAME: name}, namespace)
+            if found:
+                pods[name] = max(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        lease = await self._lease(document)
+        record.at_rest = not jobs and lease is None
+        gone = lease is not None and await self._is_gone(
+            str(lease["spec"].get("holderIdentity") or "")
+        )
+        return replace(seen, jobs=tuple(jobs), pods=pods, lease=lease, holder_is_gone=gone)
+
+    async def _jobs(self, document: Document) -> list[Document]:
+        labels = {OF_ARCHIVE: document["metadata"].get("uid", "")}
+        return await self.cluster.list(BATCH, "Job", labels, document["metadata"]["namespace"])
+
+    async def _lease(self, document: Document) -> Document | None:
+        storage = (document.get("spec") or {}).get("storage") or {}
+        try:
+            of = manifests.root(document["metadata"]["namespace"], parse(Storage, storage))
+        except InvalidDocument:
+            return None
+        of_root = self.settings.namespace, names.archive_lease(of)
+        return await self.cluster.get(COORDINATION, "Lease", *of_root)
+
+    async def _is_gone(self, holder: str) -> bool:
+        """Whether a holder is an archive that isn't any more, and has no Job."""
+        namespace, _, rest = holder.partition("/")
+        name, _, uid = rest.rpartition("/")
+        if not (namespace and name and uid):
+            return True  # none of ours, or nobody
+        there = await self.cluster.get(KNAFKA, ARCHIVE, namespace, name)
+        if there is not None and there["metadata"].get("uid") == uid:
+            return False
+        return not await self.cluster.list(BATCH, "Job", {OF_ARCHIVE: uid}, namespace)
+
+    # Act.
+
+    async def run(self, effect: ArchiveEffect, seen: Observed, record: _Record) -> Observed:
+        """Run one effect; raises `EXPECTED` and `ClusterError`."""
+        document = seen.document
+        namespace = document["metadata"]["namespace"]
+        match effect:
+            case RecordRun(_, news):
+                await self.cluster.write_status(document, news)
+                record.waiting.forget()
+                return await self._counted(replace(seen, status={**seen.status, **news}), record)
+            case DeleteJob(name):
+                await self.cluster.delete(BATCH, "Job", namespace, name)
+            case ReleaseLease(name):
+                of = self.settings.namespace, name
+                await self.cluster.delete(COORDINATION, "Lease", *of)
+            case TakeLease(manifest):
+                await self.cluster.create(manifest)
+            case ReplaceLease(manifest):
+                try:
+                    await self.cluster.apply(manifest)
+                except Conflict as error:
+                    raise NotReady("Waiting", str(error), transient=True) from error
+            case ApplyAccount(some):
+                for each in some:
+                    await self._apply(each, document)
+                return replace(seen, account=True)
+            case CreateJob(manifest):
+                await self._create(manifest)
+        return await self._with_jobs(seen, record)
+
+    async def _apply(self, manifest: Mapping[str, Any], document: Document) -> None:
+        """Raises `NotReady`, also for one of that name which somebody else made."""
+        namespace, name = Identity.of(manifest)
+        kind = manifest["kind"]
+        there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
+        if there is not None and document["metadata"]["uid"] not in services.owners(there):
+            message = f"{kind} {name} exists and was not made for this archive: delete or rename it"
+            raise NotReady("AccountNotOurs", message)
+        try:
+            await self.cluster.apply(manifest)
+        except (Rejected, NotAllowed) as error:
+            raise NotReady("JobRejected", str(error)) from error
+
+    async def _create(self, manifest: Mapping[str, Any]) -> None:
+        try:
+            created = await self.cluster.create(manifest)
+        except (Rejected, NotAllowed) as error:
+            raise NotReady("JobRejected", str(error)) from error
+        if created:
+            return
+        namespace, name = Identity.of(manifest)
+        there = await self.cluster.get(BATCH, "Job", namespace, name)
+        labels = manifest["metadata"]["labels"]
+        if (
+            there is None
+            or (there["metadata"].get("labels") or {}).get(OF_ARCHIVE) != labels[OF_ARCHIVE]
+        ):
+            message = f"Job {name} exists and was not made for this archive: delete it"
+            raise NotReady("JobNotOurs", message)
+
+
+def _parsed(document: Document) -> DeadLetterArchive | InvalidDocument:
+    try:
+        return parse(DeadLetterArchive, document)
+    except InvalidDocument as error:
+        return error

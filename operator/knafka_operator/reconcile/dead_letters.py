@@ -1,0 +1,242 @@
+"""Dead letters: a look every few seconds at the dead-letter topics that there are.
+
+    offsets of all topics, two requests --> how many wait --> the condition, metrics, an Event
+    a topic's description, when it is new or its retention is to change --> its retention
+
+Most Triggers never have such a topic. One that isn't there is looked for when a dispatcher reports
+a dead letter, and else once a minute. So a thousand Triggers cost no request more than one does,
+and what is said of their dead letters is some six seconds old at most.
+
+Not here: whose a topic is (`decide.dead_letter_topics`), and the words (`decide.dead_letters`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from knafka.core.errors import LogError
+from knafka.ports.log import Positions, Range
+from knafka_operator.decide import dead_letter_topics as topics
+from knafka_operator.decide import dead_letters as deciding
+from knafka_operator.decide.dead_letters import Waiting
+from knafka_operator.decide.entries import is_entry
+from knafka_operator.decide.status import ConditionSet
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.conditions import Condition, Status
+from knafka_operator.model.identity import Identity
+from knafka_operator.reconcile.state import States, TriggerRecord, Watched
+from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.scale.kafka_clusters import KafkaCluster
+
+log = logging.getLogger(__name__)
+
+TURNS: Final = 12
+"""Looks of which one is for a topic that wasn't there."""
+LOOKED_AT_ONCE: Final = 20
+"""Triggers before the event loop has its turn."""
+DESCRIBED_AT_ONCE: Final = 5
+"""Topics of one Kafka in one look: when an operator begins, it knows none of a thousand."""
+LOOK_TIMEOUT: Final = 30.0
+"""Seconds after which a look at one Kafka is given up; the next one follows."""
+MESSAGE_INTERVAL: Final = 60.0
+"""Seconds between two numbers in a Trigger's status; a new reason is written at once."""
+
+
+@dataclass(eq=False, slots=True)
+class _Topic:
+    """One Trigger's dead-letter topic."""
+
+    name: str
+    kafka: KafkaCluster
+    reported: int = 0
+    """Dead letters that its dispatchers have reported."""
+    starts: Positions | None = None
+    """None: it isn't there, as far as is known."""
+    ends: Positions = field(default_factory=dict)
+    waiting: Waiting | None = None
+    found: topics.Found | None = None
+    judged: object = None
+    """By what `found` was decided; None: it is to be described."""
+    written: float = -math.inf
+    """When its condition was to be written last, by the event loop's clock."""
+    announced: bool = False
+    """Whether there was an Event since the last time that none waited."""
+
+
+@dataclass(eq=False)
+class DeadLetters:
+    """Looks at the dead letters of all Triggers that are delivered; belongs to one event loop."""
+
+    states: States
+    enqueue: Callable[[Key], None]
+    clock: Callable[[], float] = time.time
+    """Seconds since 1970."""
+    on_first: Callable[[Document, str], None] = lambda document, message: None
+    """Is given a Trigger that has dead letters and had none, and a sentence that says how many."""
+    _topics: dict[Identity, _Topic] = field(default_factory=dict)
+    _turn: int = 0
+
+    def waiting(self, identity: Identity) -> Waiting | None:
+        """Of one Trigger; None: it has had no dead letter, or that isn't known yet."""
+        topic = self._topics.get(identity)
+        return None if topic is None else topic.waiting
+
+    def add_to(
+        self, document: Document, conditions: ConditionSet, annotations: dict[str, str | None]
+    ) -> None:
+        """What is known of a Trigger's dead letters, for its status."""
+        identity = Identity.of(document)
+        if (told := self._condition(identity) or deciding.stored(document)) is not None:
+            conditions.set(told)
+        topic = self._topics.get(identity)
+        if topic is not None and topic.found is not None and topic.found.owned is not None:
+            annotations.update(topic.found.owned.annotations())
+
+    def _condition(self, identity: Identity) -> Condition | None:
+        waiting = self.waiting(identity)
+        return None if waiting is None else deciding.condition(waiting, self.clock())
+
+    async def look(self) -> None:
+        """Find out how many wait, and have that written where it isn't."""
+        self._turn = (self._turn + 1) % TURNS
+        due: dict[KafkaCluster, list[tuple[Identity, TriggerRecord, Watched]]] = {}
+        found = [(who, each) for who, each in self.states.triggers.items() if each.watched]
+        for who in self._topics.keys() - {who for who, _ in found}:
+            del self._topics[who]
+        for number, (who, record) in enumerate(found, 1):
+            if number % LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if (watched := record.watched) is not None and self._is_due(who, watched):
+                due.setdefault(watched.kafka, []).append((who, record, watched))
+        # Together: a Kafka that is away makes no other one wait.
+        await asyncio.gather(*(self._look_at(kafka, each) for kafka, each in due.items()))
+
+    def _is_due(self, who: Identity, watched: Watched) -> bool:
+        name, topic = watched.egress.dead_letter_topic, self._topics.get(who)
+        if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
+            topic = self._topics[who] = _Topic(name, watched.kafka)
+        scaled = watched.kafka.scaler.status(self.states.family.trigger_id(who))
+        before, topic.reported = topic.reported, scaled.counts.dead_lettered if scaled else 0
+        has_more = topic.reported != before
+        return topic.starts is not None or has_more or hash(name) % TURNS == self._turn
+
+    async def _look_at(
+        self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
+    ) -> None:
+        of = {each.egress.dead_letter_topic: self._topics[who] for who, _, each in due}
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT):
+                ranges = await kafka.topics.ranges_of_all(of)
+                await self._date(kafka, [(of[name], each) for name, each in ranges.items()])
+                for who, record, _ in due:
+                    if self._topics[who].name not in ranges:
+                        await self._miss(self._topics[who], record)
+                await self._describe(kafka, due)
+        except (LogError, TimeoutError) as error:
+            # Its Triggers' status and the scaler say that Kafka is away.
+            log.info("dead letters: %s", error or "Kafka did not answer")
+        for who, record, _ in due:
+            self._publish(who, record)
+
+    async def _date(self, kafka: KafkaCluster, found: Iterable[tuple[_Topic, Range]]) -> None:
+        """How many wait, and since when: asked for again only where the first one is another."""
+        undated = []
+        for topic, range_ in found:
+            before = topic.waiting
+            if any(end < topic.ends.get(number, 0) for number, end in range_.ends.items()):
+                before = topic.found = topic.judged = None  # it was made anew
+            oldest = before.oldest if before and range_.starts == topic.starts else None
+            topic.starts, topic.ends = range_.starts, range_.ends
+            topic.waiting = Waiting(topic.name, range_.records, oldest if range_.records else None)
+            self._apply(topic)
+            if range_.records and oldest is None:
+                undated.append(topic)
+        if undated:
+            dates = await kafka.topics.first_timestamps([each.name for each in undated])
+            for topic in undated:
+                assert topic.waiting is not None
+                topic.waiting = replace(topic.waiting, oldest=dates.get(topic.name))
+
+    @staticmethod
+    async def _miss(topic: _Topic, record: TriggerRecord) -> None:
+        """It isn't there, or it has no leader: then what was known of it stays."""
+        said = deciding.stored(record.document or {})
+        was_there = topic.starts is not None or (said is not None and said.status is Status.FALSE)
+        if was_there and await topic.kafka.topics.describe_topic(topic.name) is None:
+            topic.waiting = Waiting(topic.name, 0)
+            topic.starts = topic.found = topic.judged = None
+
+    @staticmethod
+    def _apply(topic: _Topic) -> None:
+        if topic.waiting is not None and topic.found is not None:
+            kept, refused = topic.found.retention, topic.found.would_expire
+            topic.waiting = replace(topic.waiting, retention=kept, would_expire=refused)
+
+    async def _describe(
+        self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
+    ) -> None:
+        """Judge topics that are new, or that are to keep longer or shorter; alter what is ours."""
+        described = 0
+        for who, record, watched in due:
+            topic, settings = self._topics.get(who), watched.egress.dead_letter_settings
+            if topic is None or topic.waiting is None or topic.starts is None:
+                continue
+            if topic.waiting.records and topic.waiting.oldest is None:
+                continue  # it may be older than it may become
+            # Where an old record stands in the way, its going is a reason to look again.
+            blocked = topic.found is not None and topic.found.would_expire
+            by = settings.config[topics.RETENTION_MS], topic.waiting.oldest if blocked else None
+            if topic.judged == by:
+                continue
+            if (described := described + 1) > DESCRIBED_AT_ONCE:
+                break
+            if (found := await kafka.topics.describe_topic(topic.name)) is None:
+                continue
+            known = topic.found.owned if topic.found is not None else None
+            known = known or topics.Ownership.of(_annotations(record))
+            age = topic.waiting.oldest_age(self.clock())
+            judged = topics.judge(settings, found, known, age)
+            if judged.alter:
+                try:
+                    await kafka.topics.set_topic_config(topic.name, judged.alter)
+                    log.info("%s: its retention.ms is %s from now on", topic.name, by[0])
+                except LogError as error:
+                    if error.retriable:
+                        raise
+                    log.warning("%s does not get the retention.ms %s: %s", topic.name, by[0], error)
+                    judged = topics.unaltered(found)
+            topic.found = judged
+            topic.judged = by[0], topic.waiting.oldest if judged.would_expire else None
+            self._apply(topic)
+
+    def _publish(self, who: Identity, record: TriggerRecord) -> None:
+        """Have its status written if that says something else, and say that it is the first."""
+        topic, document, now = self._topics.get(who), record.document, self._condition(who)
+        if topic is None or document is None or now is None or is_entry(document):
+            return
+        assert topic.waiting is not None
+        before = deciding.stored(document)
+        if not topic.waiting.records:
+            topic.announced = False
+        elif not topic.announced:
+            topic.announced = True
+            if before is None or before.status is not Status.FALSE:
+                self.on_first(document, deciding.summary(topic.waiting))
+        at = asyncio.get_running_loop().time()
+        is_new = before is None or before.reason != now.reason or before.status is not now.status
+        owned = topic.found.owned if topic.found is not None else None
+        wanted = owned.annotations() if owned is not None else {}
+        is_news = is_new or not wanted.items() <= _annotations(record).items()
+        if is_news or (before != now and at - topic.written >= MESSAGE_INTERVAL):
+            topic.written = at
+            self.enqueue((self.states.family.trigger, *who))
+
+
+def _annotations(record: TriggerRecord) -> Mapping[str, str]:
+    return ((record.document or {}).get("status") or {}).get("annotations") or {}

@@ -1,0 +1,318 @@
+"""Entries of `spec.subscribers` that others wrote, among the Subscriptions that are stored.
+
+    stored Subscription, Knafka handles Subscriptions        -> itself
+    the same, Knative Eventing handles them                  -> its entry, once there is one
+    entry without a Subscription                             -> a Subscription named after its UID
+    entry that is missing                                    -> nothing is delivered
+    the same for `KEPT_FOR`, and no Subscription has its UID -> one that is being deleted
+
+To everybody who asks this `Cluster` they are all Subscriptions: they are delivered, moved and
+deleted in one way. What is written into an entry's status goes to its channel's.
+
+An entry that is missing keeps its consumer group for a while, since Knative Eventing's controller
+patches the whole list as it last read it: of two Subscriptions that it adds together, one may be
+missing until the next look, and must lose nothing.
+
+Not here: the words (`decide.entries`), and writing entries of our own (`subscribers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from knafka_operator.decide import entries
+from knafka_operator.model.channels import MESSAGING, PROMISE
+from knafka_operator.model.cluster import Cluster, ClusterError, Document
+from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
+from knafka_operator.model.handler import Handler, Handling
+from knafka_operator.model.identity import Identity
+
+KEPT_FOR: Final = 300.0
+"""Seconds for which an entry that is missing keeps its consumer group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An entry that there is, or was."""
+
+    channel: Identity
+    uid: str
+    listed: bool
+    """Whether it is in `spec.subscribers`."""
+
+
+_NONE: Final = entries.Entries({}, {})
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    values: dict[str, str | None] = field(default_factory=dict)
+    writing: asyncio.Task[None] | None = None
+
+
+class Entries:
+    """`Cluster` in which entries are Subscriptions, in front of `inner`."""
+
+    def __init__(
+        self,
+        inner: Cluster,
+        handling: Handling,
+        now: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
+    ) -> None:
+        self.handling = handling
+        self._inner = inner
+        self._now = now
+        self._channels: dict[Identity, Document] = {}
+        """Each as it was last heard of."""
+        self._read: dict[Identity, entries.Entries] = {}
+        """What each one's `spec.subscribers` says."""
+        self._subscriptions: dict[tuple[str, str], Document] = {}
+        """Those that are stored, by namespace and UID."""
+        self._names: dict[Identity, dict[str, Identity]] = {}
+        """What each channel's entries are called, by UID."""
+        self._places: dict[Identity, Place] = {}
+        self._missing: dict[tuple[Identity, str], float] = {}
+        """Since when an entry has been missing that was promised something."""
+        self._leaving: dict[tuple[Identity, str], Identity] = {}
+        """The name under which an entry that got another one may still be delivered."""
+        self._batches: dict[Identity, _Batch] = {}
+        self._writing: dict[Identity, asyncio.Lock] = {}
+
+    # What changes. Each gives the Subscriptions that may be other ones now.
+
+    def on_channel(self, channel: Document, *, gone: bool) -> Collection[Identity]:
+        who = Identity.of(channel)
+        before = self._channels.pop(who, None)
+        had = self._read.pop(who, _NONE)
+        if not gone:
+            self._channels[who] = channel
+            if before is not None and _outline(before) == _outline(channel):
+                self._read[who] = had
+                return ()
+            self._read[who] = entries.read(channel)
+        now = _NONE if gone else self._read[who]
+        uids = set() if gone else now.found.keys() | entries.promises(channel)
+        changed = {
+            name
+            for uid, name in self._names.get(who, {}).items()
+            if had.found.get(uid) != now.found.get(uid)
+        }
+        for uid in self._names.get(who, {}).keys() | uids:
+            changed |= self._call(who, uid, uid in uids)
+        return changed
+
+    def on_subscription(self, subscription: Document, *, gone: bool) -> Collection[Identity]:
+        who, uid = Identity.of(subscription), str(subscription["metadata"].get("uid", ""))
+        before = self._subscriptions.pop((who.namespace, uid), None)
+        if not gone:
+            self._subscriptions[who.namespace, uid] = subscription
+        named = CHANNELS.broker_of(subscription)
+        if (gone or before is None) and (channel := self._channels.get(named)) is not None:
+            if uid in self._read[named].found or entries.is_promised(channel, uid):
+                return {who} | self._call(named, uid, True)
+        return {who}
+
+    def on_handling(self, seen: bool | None) -> Collection[Identity]:
+        """Whether Knative Eventing is here; None: that isn't known."""
+        before, self.handling.seen = self.handling.handler, seen
+        if self.handling.handler is before:
+            return ()
+        changed = {Identity.of(each) for each in self._subscriptions.values()}
+        for who, channel in self._channels.items():
+            for uid in self._read[who].found.keys() | entries.promises(channel):
+                changed |= self._call(who, uid, True)
+        return changed | self._places.keys()
+
+    def _call(self, channel: Identity, uid: str, there: bool) -> set[Identity]:
+        """Give an entry that is there, or was promised something, its name and place."""
+        names, key = self._names.setdefault(channel, {}), (channel, uid)
+        before, now = names.pop(uid, None), self._named(channel, uid) if there else None
+        changed = {each for each in (before, now) if each is not None}
+        place = None if now is None else Place(channel, uid, uid in self._read[channel].found)
+        if before is not None:
+            if before == now and self._places[before] == place:
+                changed = set()
+            del self._places[before]
+            if now not in (None, before):
+                self._leaving[key] = before
+        if now is None or place is None:
+            self._missing.pop(key, None)
+            self._leaving.pop(key, None)
+            if not names:
+                del self._names[channel]
+            return changed
+        names[uid], self._places[now] = now, place
+        if place.listed:
+            self._missing.pop(key, None)
+        else:
+            self._missing.setdefault(key, self._now())
+        return changed
+
+    def _named(self, channel: Identity, uid: str) -> Identity | None:
+        stored = self._subscriptions.get((channel.namespace, uid))
+        if stored is not None and CHANNELS.broker_of(stored) == channel:
+            return Identity.of(stored)
+        document, handler = self._channels[channel], self.handling.handler
+        taken_over = handler is Handler.EVENTING and entries.is_promised(document, uid)
+        if uid in entries.declared(document) and not taken_over:
+            return None  # we wrote it, and its Subscription is gone
+        return Identity(channel.namespace, entries.name(channel, uid))
+
+    # What there is.
+
+    def known(self, who: Identity) -> Document | None:
+        """A Subscription of this name by what was heard; None: nothing is delivered by it."""
+        place = self._places.get(who)
+        channel = None if place is None else self._channels.get(place.channel)
+        return self._effective(who, self._stored(who, place), channel)
+
+    def _stored(self, who: Identity, place: Place | None) -> Document | None:
+        if place is not None:
+            found = self._subscriptions.get((who.namespace, place.uid))
+            return found if found is not None and Identity.of(found) == who else None
+        named = (each for each in self._subscriptions.values() if Identity.of(each) == who)
+        return next(named, None)
+
+    def _effective(
+        self, who: Identity, stored: Document | None, channel: Document | None
+    ) -> Document | None:
+        place, handler = self._places.get(who), self.handling.handler
+        ours = stored is not None and is_of_kafka_channel(stored)
+        if place is None or channel is None:
+            return None if ours and handler is Handler.EVENTING else stored
+        if stored is not None and stored["metadata"].get("uid") != place.uid:
+            return stored  # another object took the name
+        if ours and handler is not Handler.EVENTING:
+            assert stored is not None
+            return entries.with_promise(stored, channel)
+        entry = self._entries_of(place.channel, channel).found.get(place.uid)
+        if entry is not None:
+            return entries.as_subscription(channel, place.uid, who.name, entry, stored)
+        if stored is None and self._is_over(place):
+            return entries.as_subscription(channel, place.uid, who.name, None, None)
+        return None if ours or stored is None else stored
+
+    def _entries_of(self, who: Identity, channel: Document) -> entries.Entries:
+        heard = self._channels.get(who)
+        if heard is not None and _listed(heard) == _listed(channel):
+            return self._read[who]
+        return entries.read(channel)
+
+    def _is_over(self, place: Place) -> bool:
+        since = self._missing.get((place.channel, place.uid))
+        return since is not None and self._now() - since >= KEPT_FOR
+
+    def again(self, who: Identity) -> float | None:
+        """Seconds after which one that is missing has to be looked at; None: it needn't."""
+        place = self._places.get(who)
+        since = None if place is None else self._missing.get((place.channel, place.uid))
+        return None if since is None else max(since + KEPT_FOR - self._now(), 1.0)
+
+    def has_rested(self, who: Identity) -> Collection[Identity]:
+        """Nothing is delivered under this name; gives those that waited for that."""
+        waited = [each for each, name in self._leaving.items() if name == who]
+        for each in waited:
+            del self._leaving[each]
+        return [self._names.get(channel, {}).get(uid, who) for channel, uid in waited]
+
+    # As a Cluster.
+
+    async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
+        found = await self._inner.get(api_version, kind, namespace, name)
+        if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
+            return found
+        who = Identity(namespace, name)
+        place = self._places.get(who)
+        if self.handling.handler is None and (place is not None or found is not None):
+            raise ClusterError(
+                f"can't reconcile {kind} {who}: it isn't known yet whether Knative Eventing is here"
+            )
+        if place is None:
+            return self._effective(who, found, None)
+        if (before := self._leaving.get((place.channel, place.uid))) is not None:
+            raise ClusterError(f"can't reconcile {kind} {who}: it is delivered as {before} still")
+        of = CHANNELS.broker_version, CHANNELS.broker
+        return self._effective(who, found, await self._inner.get(*of, *place.channel))
+
+    async def list(
+        self,
+        api_version: str,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        namespace: str | None = None,
+    ) -> list[Document]:
+        found = await self._inner.list(api_version, kind, labels, namespace)
+        if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
+            return found
+        # Of what is listed here nobody hears: it is no news later because of it.
+        listed = Entries(self._inner, self.handling, self._now)
+        for each in found:
+            listed.on_subscription(each, gone=False)
+        of = CHANNELS.broker_version, CHANNELS.broker
+        for each in await self._inner.list(*of, namespace=namespace):
+            listed.on_channel(each, gone=False)
+        all_ = {Identity.of(each) for each in found} | listed._places.keys()
+        return [each for each in map(listed.known, sorted(all_)) if each is not None]
+
+    async def write_status(self, document: Document, status: Document) -> None:
+        if not _is_one(document):
+            await self._inner.write_status(document, status)
+            return
+        metadata = document["metadata"]
+        channel = Identity(metadata["namespace"], metadata[entries.ENTRY])
+        of = CHANNELS.broker_version, CHANNELS.broker
+        stored = await self._inner.get(*of, *channel)
+        if stored is not None:
+            before = (document.get("status") or {}).get("annotations") or {}
+            annotations = {**before, **(status.get("annotations") or {})}
+            if values := entries.promise(stored, metadata["uid"], annotations):
+                await self._write(channel, values)
+
+    async def forget(self, document: Document) -> None:
+        """An entry is deleted, and its group with it: it was promised nothing any more."""
+        metadata = document["metadata"]
+        channel = Identity(metadata["namespace"], metadata[entries.ENTRY])
+        await self._write(channel, {PROMISE + metadata["uid"]: None})
+
+    async def _write(self, channel: Identity, values: Mapping[str, str | None]) -> None:
+        """Write into the channel's annotations, together with what others write meanwhile."""
+        batch = self._batches.setdefault(channel, _Batch())
+        batch.values.update(values)
+        if batch.writing is None:
+            batch.writing = asyncio.create_task(self._flush(channel, batch))
+        await asyncio.shield(batch.writing)
+
+    async def _flush(self, channel: Identity, batch: _Batch) -> None:
+        async with self._writing.setdefault(channel, asyncio.Lock()):
+            del self._batches[channel]
+            metadata = {"namespace": channel.namespace, "name": channel.name}
+            kind = {"apiVersion": CHANNELS.broker_version, "kind": CHANNELS.broker}
+            document = {**kind, "metadata": metadata}
+            await self._inner.write_status(document, {"annotations": batch.values})
+        if channel not in self._batches and channel not in self._channels:
+            self._writing.pop(channel, None)
+
+    async def create(self, manifest: Document) -> bool:
+        return await self._inner.create(manifest)
+
+    async def apply(self, manifest: Document) -> Document:
+        return await self._inner.apply(manifest)
+
+    async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        await self._inner.delete(api_version, kind, namespace, name)
+
+
+def _is_one(document: Document) -> bool:
+    return document["kind"] == CHANNELS.trigger and entries.is_entry(document)
+
+
+def _outline(channel: Document) -> tuple[Any, ...]:
+    """What says which entries there are."""
+    return _listed(channel), entries.promises(channel), entries.declared(channel)
+
+
+def _listed(channel: Document) -> Any:
+    return (channel.get("spec") or {}).get("subscribers")

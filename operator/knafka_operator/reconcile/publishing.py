@@ -1,0 +1,130 @@
+"""Publishing: what the scaler knows of each Trigger, kept in its status; and failures of ours.
+
+Not here: the words (`decide.delivery_status`), and conditions, which are reconciled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from knafka.core.errors import KnafkaError
+from knafka_operator.decide import status as statuses
+from knafka_operator.decide.delivery_status import delivering, scaling
+from knafka_operator.decide.entries import is_entry
+from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.reconcile.state import States
+from knafka_operator.reconcile.triggers import Triggers
+from knafka_operator.reconcile.work_queue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+LAG_INTERVAL: Final = 60.0
+"""Seconds between two lags in a Trigger's status, unless it begins or ends to drain: each write
+goes to every replica of etcd and to every watch. Metrics have the lag of now."""
+
+PUBLISH_PATIENCE: Final = 0.25
+"""Seconds for which a status that is being written is waited for before the next one."""
+
+PUBLISHED_AT_ONCE: Final = 20
+"""Triggers whose status is looked at before the event loop has its turn: a millisecond's worth."""
+
+
+@dataclass(eq=False)
+class Publishing:
+    """Writes the status of all Triggers that are delivered to; belongs to one event loop."""
+
+    cluster: Cluster
+    states: States
+    triggers: Triggers
+    queue: WorkQueue
+    now: Callable[[], str]
+    """The time, RFC 3339."""
+    _publishing: set[str] = field(default_factory=set)
+    """Namespaces where a status is being written."""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def look(self) -> None:
+        """Keep in each Trigger's status what the scaler knows."""
+        for number, identity in enumerate(list(self.triggers.watched), 1):
+            if number % PUBLISHED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            # A write that takes its time is its namespace's alone to wait for.
+            if identity.namespace not in self._publishing and (news := self._news(identity)):
+                writing = asyncio.create_task(self._publish(identity, news))
+                self._tasks.add(writing)
+                writing.add_done_callback(self._tasks.discard)
+                await asyncio.wait({writing}, timeout=PUBLISH_PATIENCE)
+
+    def _news(self, identity: Identity) -> Mapping[str, str | None] | None:
+        """The annotations that its status lacks; mostly none. Its condition is reconciled."""
+        record, scaled = self.states.triggers.get(identity), self.triggers.status(identity)
+        document = record.document if record is not None else None
+        if record is None or document is None or scaled is None or is_entry(document):
+            return None
+        now, state = asyncio.get_running_loop().time(), _state(scaled)
+        before, since = record.published
+        is_recent = state == before and now - since < LAG_INTERVAL
+        if is_recent and record.checked is document:
+            return None
+        status = document.get("status") or {}
+        if delivering(scaled).reason != statuses.reason_of(status, statuses.DELIVERING):
+            self.queue.enqueue((self.states.family.trigger, *identity))
+            return None
+        record.checked = document
+        if is_recent:
+            return None
+        record.published = state, now
+        there, wanted = status.get("annotations") or {}, scaling(scaled)
+        return wanted if any(there.get(key) != text for key, text in wanted.items()) else None
+
+    async def _publish(self, identity: Identity, annotations: Mapping[str, str | None]) -> None:
+        record = self.states.triggers[identity]
+        self._publishing.add(identity.namespace)
+        try:
+            assert record.document is not None
+            await self.cluster.write_status(record.document, {"annotations": annotations})
+        except Exception as error:  # whatever it is, it is tried again
+            record.published = None, -math.inf
+            log.warning(
+                "%s %s: %s",
+                self.states.family.trigger,
+                identity,
+                error,
+                exc_info=not isinstance(error, KnafkaError),
+            )
+        finally:
+            self._publishing.discard(identity.namespace)
+
+    async def failure(self, document: Document, error: Exception) -> None:
+        """Put into its status that reconciling it ended in `error`, a bug; never raises."""
+        identity = Identity.of(document)
+        if is_entry(document):
+            return  # it has none of its own, and its channel says that it isn't delivered
+        try:
+            stored = await self.cluster.get(document["apiVersion"], document["kind"], *identity)
+            before = ((stored or {}).get("status") or {}).get("conditions") or ()
+            conditions = statuses.failed(before, error, self.now())
+            if stored is not None and conditions != before:
+                await self.cluster.write_status(stored, {"conditions": conditions})
+        except Exception:
+            log.exception("telling of a failure of %s %s", document["kind"], "/".join(identity))
+
+    async def close(self) -> None:
+        """Wait for what is being written."""
+        for each in self._tasks:
+            each.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def _state(scaled: TriggerStatus) -> tuple[bool, ...]:
+    """What of a Trigger's scaling is published as soon as it changes."""
+    congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
+    return scaled.lag is None, scaled.replicas > 0, scaled.error is None, congested, beyond_end

@@ -1,0 +1,86 @@
+"""Publishing of Sensors: what the scaler knows of each, and what its triggers wait for, kept in its
+status.
+
+Not here: the words (`decide.delivery_status`, `decide.sensor_waiting`), and conditions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from knafka.core.errors import KnafkaError
+from knafka_operator.decide import sensor_waiting
+from knafka_operator.decide import status as statuses
+from knafka_operator.decide.delivery_status import delivering, scaling
+from knafka_operator.model.cluster import Cluster
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.sensors import SENSOR
+from knafka_operator.reconcile.publishing import LAG_INTERVAL
+from knafka_operator.reconcile.state import SensorRecord, States
+from knafka_operator.reconcile.work_queue import WorkQueue
+from knafka_operator.scale.repeat import repeat
+
+log = logging.getLogger(__name__)
+
+INTERVAL: Final = 5.0
+"""Seconds between two looks at what the scaler has to say of each Sensor."""
+
+
+@dataclass(eq=False)
+class SensorPublishing:
+    """Writes the status of all Sensors that are scaled; belongs to one event loop."""
+
+    cluster: Cluster
+    states: States
+    queue: WorkQueue
+    _published: dict[str, tuple[object, float]] = field(default_factory=dict)
+    """By UID: how it stood when its status was written last, and when by the loop's clock."""
+
+    async def run(self) -> None:
+        """For ever."""
+        await repeat("publishing what Sensors wait for", self.look, INTERVAL)
+
+    async def look(self) -> None:
+        """Keep in each Sensor's status what is known of it; one that begins or ends to drain at
+        once, else once in `LAG_INTERVAL`."""
+        uids = {each.uid for each in self.states.sensors.values()}
+        self._published = {uid: each for uid, each in self._published.items() if uid in uids}
+        for identity, record in list(self.states.sensors.items()):
+            try:
+                await self._publish(identity, record)
+            except KnafkaError as error:  # it is tried again
+                self._published.pop(record.uid, None)
+                log.warning("%s %s: %s", SENSOR, identity, error)
+
+    async def _publish(self, identity: Identity, record: SensorRecord) -> None:
+        if record.scaled is None:
+            return
+        kafka, sensor = record.scaled
+        scaled = kafka.sensors.status(record.id)
+        if scaled is None:
+            return
+        there = record.document.get("status") or {}
+        if delivering(scaled).reason != statuses.reason_of(there, statuses.DELIVERING):
+            self.queue.enqueue((SENSOR, *identity))
+        now, state = asyncio.get_running_loop().time(), (scaled.replicas > 0, scaled.lag is None)
+        before, since = self._published.get(record.uid, (None, -math.inf))
+        if state == before and now - since < LAG_INTERVAL:
+            return
+        self._published[record.uid] = state, now
+        status: dict[str, Any] = {"annotations": scaling(scaled)}
+        if (held := kafka.sensors.holding(record.id)) is not None:
+            status["waiting"] = sensor_waiting.waiting(sensor, held)
+        if not _says(there, status):
+            await self.cluster.write_status(record.document, status)
+
+
+def _says(there: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    annotations = there.get("annotations") or {}
+    return all(annotations.get(key) == text for key, text in status["annotations"].items()) and (
+        "waiting" not in status or there.get("waiting") == status["waiting"]
+    )

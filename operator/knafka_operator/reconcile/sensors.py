@@ -1,0 +1,353 @@
+"""Sensors: from what is declared to topics, a function, and the Triggers of its actions.
+
+    observe (Broker, topics, Triggers) -> decide (`decide.sensor`) -> act, until all is done
+
+Its bus is a Broker of ours, as that was found last. What its Triggers deliver is their own
+reconciliation's (`triggers`), which goes by the Sensor's status.
+
+Not here: hearing of changes (`runtime.sensors`), and any decision, which is a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from knafka.core import names
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.sensor import contract
+from knafka_operator.decide import desired, sensor_manifests, services
+from knafka_operator.decide import sensor as deciding
+from knafka_operator.decide import status as statuses
+from knafka_operator.decide.effects import (
+    ApplyFunction,
+    ApplyTriggers,
+    CommitOffsets,
+    CreateTopic,
+    DeleteFunctions,
+    DeleteTriggers,
+    Effect,
+    PromiseSensor,
+    RecordTopics,
+    ScaleSensor,
+)
+from knafka_operator.decide.scaling import Cause, TriggerStatus
+from knafka_operator.decide.sensor import ObservedSensor
+from knafka_operator.decide.sensor_topics import TOPICS, candidates, recorded
+from knafka_operator.decide.status import EXPECTED, NotReady
+from knafka_operator.decide.topics import may_delete
+from knafka_operator.decide.trigger import BrokerState
+from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.cluster import Cluster, Document, NotAllowed, Rejected
+from knafka_operator.model.family import BROKERS
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import EVENTING, GROUP_STATUS, SERVING, Resource
+from knafka_operator.model.sensors import OF_SENSOR, Sensor, broker_of
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.acting import act
+from knafka_operator.reconcile.brokers import Brokers
+from knafka_operator.reconcile.channels import Channels
+from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.sensor_publishing import SensorPublishing
+from knafka_operator.reconcile.state import SensorRecord, States
+from knafka_operator.reconcile.topics import made_topic
+from knafka_operator.reconcile.work_queue import WorkQueue
+from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+
+Observed = ObservedSensor[KafkaCluster]
+
+
+@dataclass(eq=False)
+class Sensors:
+    """All Sensors."""
+
+    settings: Settings
+    cluster: Cluster
+    kafkas: KafkaClusters
+    brokers: Brokers | Channels
+    states: States
+    now: Callable[[], str]
+    """The time, RFC 3339."""
+
+    def status(self, identity: Identity) -> TriggerStatus | None:
+        """What the scaler knows of it; None: it isn't scaled."""
+        record = self.states.sensors.get(identity)
+        scaled = None if record is None else record.scaled
+        return None if record is None or scaled is None else scaled[0].sensors.status(record.id)
+
+    def scaled(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
+        """Of those that are scaled, what the scaler knows, and how often each was woken by what."""
+        return {
+            who: (status, each.scaled[0].sensors.wakes(each.id))
+            for who, each in self.states.sensors.items()
+            if each.scaled is not None and (status := self.status(who)) is not None
+        }
+
+    async def publish(self, queue: WorkQueue) -> None:
+        """Keep in their statuses what is known of them, for ever."""
+        await SensorPublishing(self.cluster, self.states, queue).run()
+
+    def remember(self, document: Document) -> SensorRecord:
+        """Keep in mind which Broker, topics and group a Sensor has."""
+        record = self.states.sensor(document, broker_of(document))
+        self.states.claim_of_sensor(record, _kept_names(document))
+        return record
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any]:
+        """Reconcile one Sensor; return its new status. Raises `ClusterError`."""
+        record = self.remember(document)
+        taken = desired.OthersNames(self.states.of_sensors, record.uid)
+        seen = await self._observe(document, record)
+        decision = deciding.decide(seen, taken, self.settings)
+        while decision.effects:
+            seen = await act(
+                decision.effects, seen, lambda effect, then: self.run(effect, then, record)
+            )
+            decision = deciding.decide(seen, taken, self.settings)
+        before = document.get("status") or {}
+        conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
+        status = {**decision.status, "conditions": conditions}
+        if patch := statuses.changes(before, status):
+            await self.cluster.write_status(document, patch)
+        return status
+
+    async def stop(self, broker: Identity) -> set[str]:
+        """Leave none of a Broker's Sensors a function; gives their groups. Raises `ClusterError`.
+
+        Its topic is about to go: what a process commits after that would be taken for a position in
+        a topic that is made anew. So the groups go before the topic, and with them where Sensors
+        were in their trigger topics: what is there is read again, and fires with the same ids.
+        """
+        groups = set()
+        for each in self.states.sensors_of(broker):
+            record = self.states.sensors[each]
+            of = _resource(record.document)
+            await self._forget_drains(record)
+            await delete_service(self.cluster, sensor_manifests.function_name(of.metadata.name), of)
+            groups |= {name for name in record.names if names.is_sensor_group(name, *each)}
+        return groups
+
+    async def delete(self, document: Document) -> None:
+        """Delete its Triggers, its function, its group and its topics, in that order.
+
+        Raises `NotReady` while one of its Triggers is there still, `LogError`, also while its group
+        has members, and `ClusterError`.
+        """
+        record, of = self.remember(document), _resource(document)
+        triggers = await self._triggers(of)
+        for each in triggers.values():
+            if "deletionTimestamp" not in each["metadata"]:
+                await self.cluster.delete(EVENTING, "Trigger", *Identity.of(each))
+        await self._forget_drains(record)
+        await delete_service(self.cluster, sensor_manifests.function_name(of.metadata.name), of)
+        if left := sorted(await self._triggers(of)):
+            message = f"Triggers {', '.join(left)} are being deleted"
+            raise NotReady("Waiting", message, transient=True)
+        annotations = _annotations(document)
+        if any(name in annotations for name, _ in TOPICS.values()):
+            topics = (await self._kafka_of(document, record)).topics
+            if (group := annotations.get(GROUP_STATUS)) in record.names:
+                await topics.delete_group(str(group))
+            for name, id_ in TOPICS.values():
+                topic = annotations.get(name)
+                if topic in record.names and may_delete(
+                    await topics.describe_topic(topic), annotations.get(id_)
+                ):
+                    await topics.delete_topic(topic)
+        await self.forget(document)
+
+    async def forget(self, document: Document) -> None:
+        """It is gone, whatever is left of it in Kafka."""
+        if (record := self.states.sensors.get(Identity.of(document))) is not None:
+            await self._forget_drains(record)
+        self.states.drop_sensor(Identity.of(document))
+
+    # The scaler.
+
+    async def _scale(
+        self, sensor: contract.Sensor, autoscaling: Autoscaling, record: SensorRecord
+    ) -> None:
+        """Have it woken so from now on; returns when drains of what it was before are over."""
+        kafka, before = record.kafka, record.scaled
+        assert kafka is not None
+        if before is not None and before[0] is not kafka:
+            await self._forget_drains(record)
+        record.scaled = kafka, sensor
+        self.states.urls[record.id] = services.url(
+            sensor_manifests.function_name(sensor.name),
+            sensor.namespace,
+            self.settings,
+        )
+        kafka.watched |= {sensor.topic, sensor.trigger_topic}
+        await kafka.sensors.watch(record.id, sensor, autoscaling)
+        if before is not None and before[0] is kafka:
+            for topic in (before[1].topic, before[1].trigger_topic):
+                kafka.unwatch(topic)
+
+    async def _forget_drains(self, record: SensorRecord) -> None:
+        """Wake it no more; returns when its drains are over."""
+        if record.scaled is None:
+            return
+        (kafka, sensor), record.scaled = record.scaled, None
+        await kafka.sensors.forget(record.id)
+        for topic in (sensor.topic, sensor.trigger_topic):
+            kafka.unwatch(topic)
+
+    # Observe.
+
+    async def _observe(self, document: Document, record: SensorRecord) -> Observed:
+        """Raises `ClusterError`."""
+        annotations = _annotations(document)
+        try:
+            sensor = parse(Sensor, document)
+        except InvalidDocument as error:
+            return ObservedSensor(document, error, annotations)
+        broker = broker_of(document)
+        state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
+        stored = None
+        if state is None:
+            stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
+        function = sensor_manifests.function_name(sensor.metadata.name)
+        there = await self.cluster.get(SERVING, "Service", broker.namespace, function)
+        seen: Observed = ObservedSensor(
+            document,
+            sensor,
+            annotations,
+            broker=state,
+            stored_broker=stored,
+            ours=stored is None or self.brokers.is_ours(stored),
+            stopped=of_broker.stopped if of_broker else None,
+            stands=there is not None and services.is_owned(there, sensor),
+            triggers=await self._triggers(sensor),
+            scaling=self.status(Identity.of(document)),
+        )
+        if state is None:
+            return seen
+        record.kafka = state.kafka
+        return replace(seen, topics=await self._topics(sensor, annotations, state))
+
+    async def _topics(
+        self, sensor: Sensor, annotations: Mapping[str, str], bus: BrokerState[KafkaCluster]
+    ) -> Mapping[str, Any] | KnafkaError:
+        asked = [bus.topic.name]
+        for what in TOPICS:
+            kept = recorded(sensor, what, annotations)
+            asked += [kept] if kept is not None else candidates(sensor, what)
+        try:
+            return {each: await bus.kafka.topics.describe_topic(each) for each in asked}
+        except EXPECTED as error:
+            return error
+
+    async def _triggers(self, sensor: Resource) -> Mapping[str, Document]:
+        """Those that it has made and that are there, by name."""
+        labels = {OF_SENSOR: sensor_manifests.label(sensor)}
+        namespace = sensor.metadata.namespace
+        found = await self.cluster.list(EVENTING, "Trigger", labels, namespace)
+        return {each["metadata"]["name"]: each for each in found if services.is_owned(each, sensor)}
+
+    async def _kafka_of(self, document: Document, record: SensorRecord) -> KafkaCluster:
+        """Where its topics are, also when its Broker went before it did. Raises `NotReady`."""
+        state = self.states.broker_state(record.broker)
+        if state is not None or record.kafka is not None:
+            return state.kafka if state is not None else record.kafka  # type: ignore[return-value]
+        of = BROKERS.broker_version, BROKERS.broker, *record.broker
+        if await self.cluster.get(*of) is not None:
+            message = f'Broker "{record.broker.name}" has no topic yet'
+            raise NotReady("BrokerNotConfigured", message, transient=True)
+        # The operator is new since: without credentials it may still succeed.
+        return self.kafkas.at(_annotations(document)[desired.BOOTSTRAP_SERVERS], None)
+
+    # Act.
+
+    async def run(self, effect: Effect, seen: Observed, record: SensorRecord) -> Observed:
+        """Run one effect; raises `EXPECTED` and `ClusterError`."""
+        sensor, kafka = seen.sensor, record.kafka
+        assert isinstance(sensor, Sensor)
+        match effect:
+            case DeleteFunctions():
+                name = sensor_manifests.function_name(sensor.metadata.name)
+                await self._forget_drains(record)
+                await delete_service(self.cluster, name, sensor)
+                return replace(seen, stands=False)
+            case RecordTopics(annotations) | PromiseSensor(annotations):
+                return await self._record(annotations, seen, record)
+            case CreateTopic(wanted) if kafka is not None:
+                found = await made_topic(kafka, wanted)
+                assert isinstance(seen.topics, Mapping)
+                return replace(seen, topics={**seen.topics, wanted.name: found})
+            case CommitOffsets(group, topic, start) if kafka is not None:
+                await kafka.topics.ensure_committed(group, topic, start)
+                return seen
+            case ApplyFunction(manifest):
+                revision = await apply_service(self.cluster, manifest, sensor)
+                return replace(seen, revision=revision, stands=True)
+            case ScaleSensor(wanted, autoscaling) if kafka is not None:
+                await self._scale(wanted, autoscaling, record)
+                return replace(seen, scaled=True, scaling=kafka.sensors.status(record.id))
+            case ApplyTriggers(manifests):
+                for each in manifests:
+                    await self._apply_trigger(each, sensor)
+                return replace(seen, triggers=await self._looked_at(manifests), applied=True)
+            case DeleteTriggers(left):
+                for name in left:
+                    namespace = sensor.metadata.namespace
+                    await self.cluster.delete(EVENTING, "Trigger", namespace, name)
+                return seen
+        raise TypeError(f"no effect of a Sensor's: {effect}")
+
+    async def _record(
+        self, annotations: Mapping[str, str], seen: Observed, record: SensorRecord
+    ) -> Observed:
+        kept = {**seen.annotations, **annotations}
+        # Before anything is awaited: another Sensor gets none of these names from here on.
+        keys = (GROUP_STATUS, *(name for name, _ in TOPICS.values()))
+        found = {annotations[key] for key in keys if key in annotations}
+        self.states.claim_of_sensor(record, found)
+        await self.cluster.write_status(seen.document, {"annotations": annotations})
+        return replace(seen, annotations=kept)
+
+    async def _apply_trigger(self, manifest: Mapping[str, Any], sensor: Sensor) -> None:
+        """Raises `NotReady`, also for one of that name which somebody else made."""
+        namespace, name = Identity.of(manifest)
+        there = await self.cluster.get(EVENTING, "Trigger", namespace, name)
+        if there is not None and not services.is_owned(there, sensor):
+            message = f"Trigger {name} exists and was not made for this Sensor: delete or rename it"
+            raise NotReady("TriggerNotOurs", message)
+        try:
+            await self.cluster.apply(manifest)
+        except (Rejected, NotAllowed) as error:
+            raise NotReady("TriggerRejected", str(error)) from error
+
+    async def _looked_at(self, manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Document]:
+        """These Triggers as they are stored, so that a change of theirs leads to the Sensor."""
+        found = {}
+        for each in manifests:
+            namespace, name = Identity.of(each)
+            stored = await self.cluster.get(EVENTING, "Trigger", namespace, name)
+            found[name] = each if stored is None else stored
+        return found
+
+
+def _annotations(document: Document) -> Mapping[str, str]:
+    return (document.get("status") or {}).get("annotations") or {}
+
+
+def _kept_names(document: Document) -> set[str]:
+    """Its topics and its group, of those that its status names the ones that can be its own."""
+    annotations = _annotations(document)
+    identity, bus = Identity.of(document), broker_of(document).name
+    found = {
+        topic
+        for what, (key, _) in TOPICS.items()
+        if (topic := annotations.get(key))
+        and names.is_sensor_topic(topic, identity.namespace, bus, identity.name, what)
+    }
+    group = annotations.get(GROUP_STATUS)
+    return found | ({group} if group and names.is_sensor_group(group, *identity) else set())
+
+
+def _resource(document: Document) -> Resource:
+    """Also one whose spec can't be read any more."""
+    return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})

@@ -1,0 +1,50 @@
+"""Definitions: the CustomResourceDefinitions that there are, and what follows from a change.
+
+any     what is known of the kinds of its group is forgotten, and what failed is tried again
+Channel Knative Eventing is here, or isn't (`model.handler`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.handler import EVENTING_DEFINITION
+from knafka_operator.operator import Operator
+from knafka_operator.runtime.kinds import Kinds
+
+
+class Definitions:
+    """Belongs to one event loop; until it is synced, nobody knows of Knative Eventing."""
+
+    def __init__(self, kinds: Kinds, operators: Collection[Operator]) -> None:
+        self._kinds = kinds
+        self._operators = operators
+        self._there: set[str] = set()
+        """Their names."""
+        self._synced = False
+        for each in operators:
+            each.on_eventing(None)
+
+    def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
+        """These are there, or not any more."""
+        there = {each["metadata"]["name"] for each in changed}
+        left = {each["metadata"]["name"] for each in gone}
+        self._there = (self._there | there) - left
+        if not self._synced:
+            return
+        for name in there | left:
+            self._kinds.forget(name.partition(".")[2])
+        for each in self._operators:
+            each.queue.retry_failed()
+        self._tell()
+
+    def is_synced(self, synced: bool) -> None:
+        """Whether all there are were heard of; what was seen before counts until they are again."""
+        self._synced = synced
+        if synced:
+            self._tell()
+
+    def _tell(self) -> None:
+        for each in self._operators:
+            each.on_eventing(EVENTING_DEFINITION in self._there)

@@ -1,0 +1,64 @@
+"""Selections: what the controller follows, and what it reads of any object."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from knafka_operator.decide import services
+from knafka_operator.decide.archive_manifests import BATCH
+from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.family import CHANNELS
+from knafka_operator.model.resources import CORE, EVENTING, SERVING
+from knafka_operator.model.sensors import KNAFKA, SENSOR
+from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.runtime.cluster import Selection
+
+BROKERS: Final = Selection(EVENTING, "Broker")
+TRIGGERS: Final = Selection(EVENTING, "Trigger")
+KAFKA_CHANNELS: Final = Selection(CHANNELS.broker_version, CHANNELS.broker)
+SUBSCRIPTIONS: Final = Selection(CHANNELS.trigger_version, CHANNELS.trigger)
+SENSORS: Final = Selection(KNAFKA, SENSOR)
+ARCHIVES: Final = Selection(KNAFKA, ARCHIVE)
+JOBS: Final = Selection(BATCH, "Job", labels=OF_ARCHIVE)
+"""Of DeadLetterArchives."""
+OWN: Final = (BROKERS, TRIGGERS, KAFKA_CHANNELS, SUBSCRIPTIONS)
+FUNCTIONS: Final = Selection(SERVING, "Service", labels=services.ROLE)
+"""Our own Knative Services."""
+SUBSCRIBERS: Final = Selection(SERVING, "Service", labels=f"!{services.ROLE}", metadata_only=True)
+"""Everybody else's."""
+PODS: Final = Selection(CORE, "Pod", labels=services.ROLE, metadata_only=True)
+"""Of our functions. A receiver that starts means that an event is on its way; a dispatcher of an
+older Revision that ends is waited for."""
+CONFIG_MAPS: Final = Selection(CORE, "ConfigMap", metadata_only=True)
+SECRETS: Final = Selection(
+    CORE,
+    "Secret",
+    fields=",".join(
+        f"type!={each}"
+        for each in (
+            "helm.sh/release.v1",
+            "kubernetes.io/service-account-token",
+            "kubernetes.io/dockerconfigjson",
+            "bootstrap.kubernetes.io/token",
+        )
+    ),
+    metadata_only=True,
+)
+"""Those that may hold credentials for Kafka."""
+DEFINITIONS: Final = Selection(
+    "apiextensions.k8s.io/v1", "CustomResourceDefinition", metadata_only=True
+)
+ALWAYS: Final = (
+    *(BROKERS, TRIGGERS, FUNCTIONS, SUBSCRIBERS),
+    *(PODS, CONFIG_MAPS, SECRETS, DEFINITIONS),
+)
+
+
+def key_of(document: Document) -> Key:
+    metadata = document["metadata"]
+    return document["kind"], metadata["namespace"], metadata["name"]
+
+
+def finalizers_of(document: Document) -> list[str]:
+    return list(document["metadata"].get("finalizers") or ())

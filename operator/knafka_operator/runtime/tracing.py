@@ -1,0 +1,186 @@
+"""Tracing: the ConfigMaps that say it, read at the start of a term and followed while it lasts.
+
+    config-tracing, config-observability --change--> read --good--> each Broker and Trigger in turn
+                                                          --bad---> a Warning; all stays as it is
+
+A change is a new Revision of every function, and each starts a pod: so one owner of Services has
+its turn each `TURN` seconds. What can't be used leaves functions as they are, also over a start of
+ours.
+
+Not here: what the ConfigMaps mean (`decide.tracing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol
+
+from knafka.core.errors import InvalidDocument
+from knafka_operator.decide import services
+from knafka_operator.decide.tracing import (
+    OBSERVABILITY,
+    TRACING,
+    carried,
+    tracing_environment,
+)
+from knafka_operator.model.cluster import Cluster, ClusterError, Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.model.settings import Settings
+from knafka_operator.model.tracing import Owner
+from knafka_operator.reconcile.state import States
+
+log = logging.getLogger(__name__)
+
+CONFIG_MAPS: Final = (OBSERVABILITY, TRACING)
+TURN: Final = 1.0
+"""Seconds from one owner's new Revision to the next one's: a thousand Triggers take 17 minutes."""
+ASK_AGAIN: Final = 1.0
+"""Seconds before an API server that doesn't answer is asked again."""
+
+Post = Callable[[Document, Literal["Normal", "Warning"], str, str], None]
+"""Posts an Event: the object, its type, reason and message."""
+
+
+class Owners(Protocol):
+    """Whose Services these are; implemented by `Operator`."""
+
+    states: States
+
+    @property
+    def all(self) -> Sequence[Owners]: ...
+
+
+class FollowedTracing:
+    """The functions' settings of traces: `Settings.tracing`, kept as the ConfigMaps say."""
+
+    def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._changed = asyncio.Event()
+        self._problem = ""
+
+    async def start(self) -> None:
+        """As it is now, for all at once: for the start of a process, and of a term."""
+        tracing = self._settings.tracing
+        try:
+            wanted = (await self._insist(self._read))[0]
+        except InvalidDocument as error:
+            wanted = await self._insist(self._carried)
+            log.warning("%s: functions go on as they were", error)
+        tracing.begin(wanted, ())
+
+    def on_config_map(self, document: Document) -> None:
+        """This one has changed, or went."""
+        metadata = document["metadata"]
+        ours = metadata["namespace"] == self._settings.namespace
+        if ours and metadata["name"] in CONFIG_MAPS:
+            self.look()
+
+    def look(self) -> None:
+        """Read both anew: one may have changed."""
+        self._changed.set()
+
+    async def follow(self, operator: Owners, enqueue: Callable[[Owner], None], post: Post) -> None:
+        """Roll out each change, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._look(operator, post)
+            except ClusterError as error:
+                log.warning("tracing: %s", error)
+                await asyncio.sleep(ASK_AGAIN)
+                self._changed.set()
+            except Exception:  # a bug, and no reason to follow no more
+                log.exception("tracing")
+            await self._roll_out(operator, enqueue)
+
+    async def _look(self, operator: Owners, post: Post) -> None:
+        tracing = self._settings.tracing
+        try:
+            wanted, config = await self._read()
+        except InvalidDocument as error:
+            if self._problem != (problem := f"{error}: functions go on as they were"):
+                self._problem = problem
+                log.warning("%s", problem)
+                if (config := await self._get(error.path)) is not None:
+                    post(config, "Warning", "InvalidTracing", problem)
+            return
+        self._problem = ""
+        if wanted == tracing.wanted:
+            return
+        tracing.begin(wanted, [owner for each in operator.all for owner in owners(each.states)])
+        count = len(tracing.waiting)
+        message = f"{count} Brokers and Triggers get it in turn, in about {count * TURN:.0f} s"
+        log.info("tracing has changed: %s", message)
+        if config is not None:
+            post(config, "Normal", "TracingChanged", message)
+
+    async def _roll_out(self, operator: Owners, enqueue: Callable[[Owner], None]) -> None:
+        """Give each its turn; what changes meanwhile is looked at first."""
+        tracing = self._settings.tracing
+        for owner in tracing.waiting:
+            if self._changed.is_set():
+                return
+            tracing.admit(owner)
+            enqueue(owner)
+            for trigger in _sharing(operator, owner):
+                enqueue(trigger)
+            await asyncio.sleep(TURN)
+
+    async def _read(self) -> tuple[Mapping[str, str], Document | None]:
+        """The variables, and the ConfigMap that says them; raises `InvalidDocument`."""
+        found = {name: await self._get(name) for name in CONFIG_MAPS}
+        data = {name: (each or {}).get("data") or {} for name, each in found.items()}
+        settings = self._settings
+        wanted = tracing_environment(
+            data[OBSERVABILITY], data[TRACING], settings.namespace, settings.cluster_domain
+        )
+        return wanted, found[OBSERVABILITY] or found[TRACING]
+
+    async def _carried(self) -> Mapping[str, str]:
+        """What our Services have, as one of them says."""
+        for role in (services.RECEIVER, services.DISPATCHER, services.SHARD_ROLE):
+            for each in await self._cluster.list(SERVING, "Service", {services.ROLE: role}):
+                return carried(each)
+        return {}
+
+    async def _get(self, name: str) -> Document | None:
+        return await self._cluster.get(CORE, "ConfigMap", self._settings.namespace, name)
+
+    async def _insist(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Its answer, however long the API server is away: without, every Revision would roll."""
+        while True:
+            try:
+                return await ask()
+            except ClusterError as error:
+                log.warning("tracing: %s", error)
+                await asyncio.sleep(ASK_AGAIN)
+
+
+def owners(states: States) -> list[Owner]:
+    """Who has Services of its own: Brokers, which have receivers and shards, and Triggers that
+    nobody's shard delivers."""
+    family = states.family
+    brokers = [(family.broker, *each) for each in states.brokers]
+    triggers = [
+        (family.trigger, *identity)
+        for identity, record in states.triggers.items()
+        if record.watched is not None and record.watched.place is None
+    ]
+    return [*brokers, *triggers]
+
+
+def _sharing(operator: Owners, owner: Owner) -> list[Owner]:
+    """Triggers by whose reconciliation the shards of this Broker are applied."""
+    kind, namespace, name = owner
+    found: list[Owner] = []
+    for states in (each.states for each in operator.all if each.states.family.broker == kind):
+        for identity in states.triggers_of(Identity(namespace, name)):
+            record = states.triggers.get(identity)
+            if record is not None and record.watched is not None and record.watched.place:
+                found.append((states.family.trigger, *identity))
+    return found

@@ -1,0 +1,97 @@
+"""Dead letters that wait: how many of each topic an archive's group has not compacted.
+
+One look at a Kafka serves all archives there: two requests, whatever their number. A group is asked
+for only where its topic has grown since.
+
+Not here: what follows from it (`decide.archive`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from knafka.core import names
+from knafka.ports.log import LogAdmin, Positions
+from knafka_operator.scale.kafka_clusters import KafkaCluster
+
+FRESH: Final = 10.0
+"""Seconds for which a look is as good as another."""
+AT_ONCE: Final = 16
+"""Topics of which one group's lag is asked at a time."""
+
+
+@dataclass(eq=False, slots=True)
+class _Look:
+    ends: Mapping[str, Positions] = field(default_factory=dict)
+    """Of all dead-letter topics."""
+    at: float = float("-inf")
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """What one archive's group has not compacted, by topic, and where each topic ended then."""
+
+    group: str = ""
+    counted: dict[str, tuple[Positions, int]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """It has committed since, or may have."""
+        self.counted.clear()
+
+
+class DeadLetters:
+    """The dead-letter topics of every Kafka; belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._looks: WeakKeyDictionary[KafkaCluster, _Look] = WeakKeyDictionary()
+
+    async def waiting(
+        self, kafka: KafkaCluster, namespace: str, broker: str, group: str, known: Waiting
+    ) -> int:
+        """Dead letters of a Broker that a group has not compacted. Raises `LogError`."""
+        if known.group != group:
+            known.group = group
+            known.forget()
+        ends = {
+            topic: each
+            for topic, each in (await self._ends(kafka)).items()
+            if names.is_dead_letter_topic(topic, namespace, broker)
+        }
+        for topic in known.counted.keys() - ends.keys():
+            del known.counted[topic]
+        asked = [
+            topic
+            for topic, each in ends.items()
+            if any(each.values()) and known.counted.get(topic, (None, 0))[0] != each
+        ]
+        for first in range(0, len(asked), AT_ONCE):
+            some = asked[first : first + AT_ONCE]
+            found = await asyncio.gather(*(_lag(kafka.topics, group, each) for each in some))
+            known.counted |= {
+                topic: (ends[topic], lag) for topic, lag in zip(some, found, strict=True)
+            }
+        return sum(lag for _, lag in known.counted.values())
+
+    async def _ends(self, kafka: KafkaCluster) -> Mapping[str, Positions]:
+        look = self._looks.setdefault(kafka, _Look())
+        async with look.lock:
+            now = asyncio.get_running_loop().time()
+            if now - look.at >= FRESH:
+                there = [
+                    each
+                    for each in await kafka.topics.topics()
+                    if each.startswith(names.DEAD_LETTERS)
+                ]
+                look.ends = await kafka.topics.end_offsets_of_all(there) if there else {}
+                look.at = now
+        return look.ends
+
+
+async def _lag(topics: LogAdmin, group: str, topic: str) -> int:
+    topics.forget_group(group)
+    return (await topics.lags([group], topic))[group].total
