@@ -1,12 +1,15 @@
-"""The dead-letter jobs: compact, report, replay, purge. `python -m knafka_jobs` runs them.
+"""The jobs on Spark; `python -m knafka_jobs` runs them. Dead letters: compact, report, replay,
+purge. Sensors: backtest.
 
     options.py   what each command can be asked for, declared once; needs no Spark
     commands.py  each command: options in, a document for JSON out
     compact/     dead letters from their topics into the tables
     report/      what failed, as a document and as a page
     replay/      failed events sent again to the Trigger that failed them, or forgotten
+    backtest/    what a Sensor would have fired for events of the past
     io/          Spark's session, the tables (Delta) and Kafka
     schema.py    the tables' columns
+    positions.py rows of `records` by position, from few files
     topics.py    topics and offsets, as values
 
 In each feature `plan.py` is pure (values and DataFrames in and out) and `run.py` does the IO. The

@@ -7,21 +7,25 @@ import os
 import secrets
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from knafka_jobs.compact.run import compact
+from pyspark.sql import SparkSession
+
+from knafka_jobs.backtest.run import Span, backtest, of_archive, of_topic, read_sensor
+from knafka_jobs.compact.run import compact, fold_all
+from knafka_jobs.compact.upgrade import upgrade
 from knafka_jobs.errors import JobError
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import Connection, KafkaClient
 from knafka_jobs.options import CompactOptions, Selection
-from knafka_jobs.replay.run import preview, purge, replay
+from knafka_jobs.replay.run import preview, purge, purgeable, replay
 from knafka_jobs.report.page import render
-from knafka_jobs.report.run import report, settled_events
+from knafka_jobs.report.run import report, settled_spans
 
 Progress: TypeAlias = Callable[[str], None]
 Found: TypeAlias = dict[str, Any]
@@ -31,22 +35,40 @@ def run(given: Namespace, progress: Progress) -> Found:
     """Run `given.command`. Raises `KnafkaError`."""
     spark = session.start(given.command)
     try:
-        with explained("Spark"):
-            return _COMMANDS[given.command](given, Tables(spark, given.tables), progress)
+        return run_in(spark, given, progress)
     finally:
         spark.stop()
 
 
+def run_in(spark: SparkSession, given: Namespace, progress: Progress) -> Found:
+    """`run` in a session that somebody else ends. Raises `KnafkaError`."""
+    with explained("Spark"):
+        if given.command == BACKTEST:
+            return _backtest(given, spark, progress)
+        tables = Tables(spark, given.tables)
+        upgrade(tables, progress)
+        return _COMMANDS[given.command](given, tables, progress)
+
+
+def store(spark: SparkSession, root: str, file: Path, name: str) -> None:
+    """Copy a file below the tables' root, wherever that is. Raises `JobError`."""
+    with explained(f"{name} can't be written to {root}"):
+        target, system = Tables(spark, root).file(name)
+        stream = system.create(target, True)
+        stream.write(bytearray(file.read_bytes()))
+        stream.close()
+
+
 def _compact(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    options = CompactOptions(given.broker, given.keep_hours, given.batch_records)
+    options = replace(_compaction(given), batch_records=given.batch_records)
     return asdict(compact(tables, connect(given), options, progress))
 
 
 def _report(given: Namespace, tables: Tables, progress: Progress) -> Found:
     kafka = connect(given) if given.bootstrap_servers or given.compact else None
     if kafka is not None and given.compact:
-        compact(tables, kafka, CompactOptions(keep_hours=given.keep_hours), progress)
-    settled = partial(settled_events, kafka) if kafka else None
+        compact(tables, kafka, _compaction(given), progress)
+    settled = partial(settled_spans, kafka) if kafka else None
     made = report(tables, given.broker, datetime.now(UTC), given.days, settled)
     if given.json is not None:
         _write(given.json, made.model_dump_json(by_alias=True, indent=1) + "\n", progress)
@@ -57,6 +79,15 @@ def _report(given: Namespace, tables: Tables, progress: Progress) -> Found:
         **made.totals.model_dump(mode="json"),
         "changes": made.changes.model_dump(mode="json"),
     }
+
+
+def _compaction(given: Namespace) -> CompactOptions:
+    return CompactOptions(
+        broker=given.broker,
+        keep_hours=given.keep_hours,
+        forget_resolved_days=given.forget_resolved_days,
+        forget_unresolved_days=given.forget_unresolved_days,
+    )
 
 
 def _replay(given: Namespace, tables: Tables, progress: Progress) -> Found:
@@ -77,10 +108,32 @@ def _replay(given: Namespace, tables: Tables, progress: Progress) -> Found:
 
 
 def _purge(given: Namespace, tables: Tables, progress: Progress) -> Found:
-    purged = purge(
-        tables, Selection.given(given), unresolved=given.unresolved, dry_run=given.dry_run
-    )
-    return {"would_purge" if given.dry_run else "purged": purged}
+    selection = Selection.given(given)
+    if given.dry_run:
+        return {"would_purge": purgeable(tables, selection, given.unresolved).count()}
+    purged = purge(tables, selection, given.unresolved, partial(fold_all, tables))
+    return {"purged": purged}
+
+
+BACKTEST: Final = "backtest"
+"""The only command without tables."""
+
+
+def _backtest(given: Namespace, spark: SparkSession, progress: Progress) -> Found:
+    if (given.topic is None) is (given.archive is None):
+        raise JobError("want --topic, or --archive, and not both")
+    sensor = read_sensor(given.sensor)
+    span = Span(_milliseconds(given.events_since), _milliseconds(given.events_until))
+    if given.archive is not None:
+        records, until = of_archive(spark, given.archive, span)
+    else:
+        records, until = of_topic(spark, connect(given), given.topic, span, datetime.now(UTC))
+    progress(f"reading {given.archive or given.topic}")
+    return asdict(backtest(records, sensor, until, given.limit, given.output))
+
+
+def _milliseconds(moment: datetime | None) -> int | None:
+    return None if moment is None else round(moment.timestamp() * 1000)
 
 
 _COMMANDS: Final[Mapping[str, Callable[[Namespace, Tables, Progress], Found]]] = {

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,6 +21,9 @@ BATCH_RECORDS: Final = 1_000_000
 
 DAYS: Final = 30.0
 
+SHOWN: Final = 20
+"""Firings of a backtest."""
+
 N = TypeVar("N", int, float)
 
 
@@ -30,6 +33,9 @@ class CompactOptions:
     """None: all of the installation."""
     keep_hours: float = KEEP_HOURS
     batch_records: int = BATCH_RECORDS
+    forget_resolved_days: int | None = None
+    """None: never, as below."""
+    forget_unresolved_days: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class Selection:
     destination: str | None = None
     reason: Reason | None = None
     code: int | None = None
+    summary: str | None = None
     type: str | None = None
     source: str | None = None
     id: str | None = None
@@ -65,7 +72,8 @@ class Selection:
 def parser() -> argparse.ArgumentParser:
     """The parser of `python -m knafka_jobs`."""
     made = argparse.ArgumentParser(
-        prog="knafka_jobs", description="Dead letters: compact, report, replay, purge."
+        prog="knafka_jobs",
+        description="Dead letters: compact, report, replay, purge. Sensors: backtest.",
     )
     commands = made.add_subparsers(dest="command", required=True)
     for name, (text, options) in COMMANDS.items():
@@ -109,6 +117,23 @@ def _moment(text: str) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_ago = re.compile(r"(\d+(?:\.\d+)?)([smhdw])").fullmatch
+
+
+def moment_or_ago(text: str) -> datetime:
+    """A time, or how long ago it was. Raises `ArgumentTypeError`."""
+    try:
+        if (ago := _ago(text)) is None:
+            return _moment(text)
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: want how long ago, such as 30d, 12h or 90m, or a time such as "
+            "2026-01-31T12:00"
+        ) from None
+
+
 OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "tables": {"help": "folder or object store URI that holds the tables"},
     "bootstrap-servers": {"help": "host:port,... of Kafka"},
@@ -127,6 +152,16 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
         "type": _positive(int),
         "default": BATCH_RECORDS,
     },
+    "forget-resolved-days": {
+        "help": "forget failures, with their records, so many days after they were resolved "
+        "(default: never)",
+        "type": _positive(int),
+    },
+    "forget-unresolved-days": {
+        "help": "forget failures that nobody resolved so many days after they last failed: they "
+        "can't be replayed any more (default: never)",
+        "type": _positive(int),
+    },
     "days": {
         "help": "how far back the timeline goes (default: %(default)s)",
         "type": _positive(float),
@@ -143,6 +178,24 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "rate": {"help": "events a second at most", "type": _positive(float)},
     "by": {"help": "who replays, for the record; the user if not given"},
     "unresolved": {"help": "also what is not resolved: it is given up", "action": "store_true"},
+    # A backtest's.
+    "sensor": {"help": "file with the Sensor as JSON, as kubectl get -o json has it", "type": Path},
+    "topic": {"help": "the topic with the events: the Broker's"},
+    "archive": {
+        "help": "folder or URI of archived events: records (Delta, Parquet), or NDJSON of "
+        "structured events"
+    },
+    "events-since": {
+        "help": "only events of then or later: how long ago (30d, 12h), or ISO 8601, UTC",
+        "type": moment_or_ago,
+    },
+    "events-until": {"help": "only events before then", "type": moment_or_ago},
+    "limit": {
+        "help": "firings that are shown (default: %(default)s)",
+        "type": _positive(int),
+        "default": SHOWN,
+    },
+    "output": {"help": "folder or URI for a new table (Delta) of all firings"},
     # What follows selects failures; all that is given must fit.
     "broker": {"help": "only this Broker: NAMESPACE/NAME", "type": _broker},
     "trigger": {"help": "only of the Trigger of this name"},
@@ -153,6 +206,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
         "metavar": "REASON",
     },
     "code": {"help": "only what failed with this HTTP status code", "type": int},
+    "summary": {"help": "only what failed with this error, as a report sums it up"},
     "type": {"help": "only events of this type"},
     "source": {"help": "only events of this source"},
     "id": {"help": "only the event of this id"},
@@ -168,11 +222,13 @@ SELECTION: Final = tuple(each.name for each in fields(Selection))
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "compact": (
         "Bring the tables up to date with the topics.",
-        "tables! bootstrap-servers! secret broker keep-hours batch-records",
+        "tables! bootstrap-servers! secret broker keep-hours batch-records "
+        "forget-resolved-days forget-unresolved-days",
     ),
     "report": (
         "Tell what failed, and what changed since the last report.",
-        "tables! broker days json html compact bootstrap-servers secret keep-hours",
+        "tables! broker days json html compact bootstrap-servers secret keep-hours "
+        "forget-resolved-days forget-unresolved-days",
     ),
     "replay": (
         "Send failed events again to the Trigger that failed them.",
@@ -181,6 +237,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "purge": (
         "Forget resolved failures and their records.",
         f"tables! unresolved dry-run {' '.join(SELECTION)}",
+    ),
+    "backtest": (
+        "Say what a Sensor would have fired for the events of a topic or an archive.",
+        "sensor! topic archive bootstrap-servers secret events-since events-until limit output",
     ),
 }
 """What each command does, and its options; `!` marks what it can't do without."""

@@ -4,8 +4,11 @@
                                           └──> reports
 
 `records` holds every dead letter as it lay in its topic, appended once; `failures` has one row per
-failed event and Trigger, folded from them; `replays` has the runs and `sent` what each sent;
-`reports` remembers what the last one said. They are read and written by `io.delta`.
+failed event and Trigger, folded from them; `failure_days` says under which day each of them is
+kept; `replays` has the runs and `sent` what each sent; `reports` remembers what the last one said;
+`purged` has the positions of records that are forgotten. They are read and written by `io.delta`.
+
+Large tables are partitioned by `day` (UTC), so that a run opens the days that it concerns.
 """
 
 from __future__ import annotations
@@ -40,6 +43,12 @@ EVENT: Final[Columns] = {
 }
 """What failed. Null is what the event does not have; without data, `data_bytes` is null (CE-K3)."""
 
+KIND: Final = (*TRIGGER, "destination", "reason", "code")
+"""The columns that say where and how it failed."""
+
+GROUP: Final = (*KIND, "summary")
+"""The columns that make a group: what failed alike."""
+
 LAST_ATTEMPT: Final[Columns] = {
     "destination": "string",
     "reason": "string",
@@ -61,6 +70,7 @@ RECORDS: Final[Columns] = {
     **LAST_ATTEMPT,
     "first_attempt": "timestamp",
     "last_attempt": "timestamp",
+    "day": "date",  # of `appended`
 }
 
 HISTORY: Final = "array<struct<at: timestamp, reason: string, code: int, attempts: int>>"
@@ -70,6 +80,7 @@ FAILURES: Final[Columns] = {
     **TRIGGER,
     **EVENT,
     **LAST_ATTEMPT,
+    "summary": "string",
     "failures": "bigint",
     "retries": "bigint",
     "first_failed": "timestamp",
@@ -77,8 +88,32 @@ FAILURES: Final[Columns] = {
     "history": HISTORY,
     **POSITION,
     "resolved": "timestamp",
+    "head": "binary",
+    "first_day": "date",
+    "last_day": "date",
+    "day": "date",
 }
-"""`LAST_ATTEMPT` and `POSITION` are of the last dead letter, `EVENT` is of the first one."""
+"""`LAST_ATTEMPT` and `POSITION` are of the last dead letter, `EVENT` is of the first one. `summary`
+is the fingerprint of `error`. `head` is the beginning of the event's data, kept for the likely
+examples of a report (`HEADS`). Its records are of the days from `first_day` to `last_day`. `day` is
+when it was first tabled: it never changes, and `failure_days` has it."""
+
+FAILURE_DAYS: Final[Columns] = {"key": "bigint", "day": "date"}
+"""Under which day `failures` keeps a failure; `key` is 64 bits of its id. It may know more failures
+than there are, never fewer, once it has any."""
+
+HEADS: Final = 10
+"""Failures of each group whose `head` a fold keeps, the latest: some of them may be resolved before
+the report shows its few examples."""
+
+HEADS_OF_KIND: Final = 10 * HEADS
+"""Of all groups that differ in what the error says alone."""
+
+HEAD_BYTES: Final = 4 * 512 + 1
+"""512 characters in UTF-8, whichever they are, and a byte that shows that there is more."""
+
+PURGED: Final[Columns] = {"topic_id": "string", "partition": "int", "offset": "bigint"}
+"""Where a purged dead letter lies in its topic, until it is deleted from there, too."""
 
 REPLAYS: Final[Columns] = {
     "replay_id": "string",
@@ -125,11 +160,20 @@ TABLES: Final[Mapping[str, Columns]] = {
     "replays": REPLAYS,
     "sent": SENT,
     "reports": REPORTS,
+    "purged": PURGED,
+    "failure_days": FAILURE_DAYS,
 }
+
+BY_DAY: Final = ("records", "failures", "failure_days")
+"""Tables that are partitioned by `day`."""
+
+LAYOUT: Final[Mapping[str, int]] = {"records": 2, "failures": 3}
+"""Of tables whose columns have changed: the number of their layout, a property of the table; 1 has
+none. `compact.upgrade` brings tables of an older layout to this one."""
 
 BOUNDED: Final[Mapping[str, tuple[str, ...]]] = {
     "records": ("topic_id", "partition", "offset", "appended"),
-    "failures": (*TRIGGER, "last_failed", "resolved"),
+    "failures": (*TRIGGER, "last_failed", "resolved", "last_day"),
 }
 """Columns of large tables whose bounds in each file are worth noting: those that are asked for by
 range. Delta would note the first 32, at a tenth of what writing costs."""

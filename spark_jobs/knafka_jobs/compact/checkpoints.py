@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F
 
 from knafka_jobs.compact.plan import next_offsets
 from knafka_jobs.errors import JobError
-from knafka_jobs.io.delta import Tables, first_line
+from knafka_jobs.io.delta import Tables, first_line, in_days
 from knafka_jobs.topics import Offsets
 
 _WRITER: Final = "knafka-compaction"
@@ -118,29 +119,33 @@ class Checkpoints:
 
     def fold(
         self,
-        fold: Callable[[DataFrame], DataFrame],
+        fold: Callable[[Tables, DataFrame], tuple[DataFrame, list[date]]],
         columns: Iterable[str],
         on: str,
         update: Mapping[str, str],
     ) -> int:
         """MERGE what is new in `records`, folded, into `failures`; returns how many records.
 
-        `columns` are those that `fold` needs: a batch is read before Spark could see that. `on`
-        and `update` are as `Tables.upsert` has them. Delta keeps the batch's number with the
-        commit, so that one that is repeated after a crash adds nothing to the sums.
+        `columns` are those that `fold` needs: a batch is read before Spark could see that. It gives
+        the rows and the days that may have some of them already. `on` and `update` are as
+        `Tables.upsert` has them. Delta keeps the batch's number with the commit, so that one that
+        is repeated after a crash adds nothing to the sums.
         """
         tables, checkpoint = self._tables, self._fold_checkpoint()
 
         def merge(batch: DataFrame, number: int) -> None:
             spark = batch.sparkSession
+            batch_tables = Tables(spark, tables.root)
+            rows, days = fold(batch_tables, batch)
+            # Not before: Delta would take any other write for a repetition of this one.
             spark.conf.set(f"{_TXN}.txnAppId", checkpoint.rpartition("/")[2])
             spark.conf.set(f"{_TXN}.txnVersion", str(number))
             try:
-                batch_tables, rows = Tables(spark, tables.root), batch.transform(fold)
-                if batch_tables.is_empty("failures"):
+                if not days or batch_tables.is_empty("failures"):
                     batch_tables.append(rows, "failures")  # a MERGE with nothing costs more
                 else:
-                    batch_tables.upsert(rows, "failures", on, update)
+                    there = in_days("failures.day", days)
+                    batch_tables.upsert(rows, "failures", f"{there} AND {on}", update)
             finally:
                 spark.conf.unset(f"{_TXN}.txnAppId")
                 spark.conf.unset(f"{_TXN}.txnVersion")

@@ -17,7 +17,22 @@ from pyspark.sql import functions as F
 
 from knafka.core.dead_letter import ATTRIBUTE_PREFIX
 from knafka.core.delivery import Reason
-from knafka_jobs.schema import EVENT, FAILURES, LAST_ATTEMPT, POSITION, RECORDS, TRIGGER, Columns
+from knafka_jobs.fingerprint import fingerprint_of
+from knafka_jobs.positions import KEY
+from knafka_jobs.schema import (
+    EVENT,
+    FAILURES,
+    GROUP,
+    HEAD_BYTES,
+    HEADS,
+    HEADS_OF_KIND,
+    KIND,
+    LAST_ATTEMPT,
+    POSITION,
+    RECORDS,
+    TRIGGER,
+    Columns,
+)
 from knafka_jobs.topics import Position, Topic, spans_of
 
 HISTORY_LENGTH: Final = 50
@@ -70,6 +85,7 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
                 "first_attempt"
             ),
             F.coalesce(_ours("lasttime").try_cast("timestamp"), "timestamp").alias("last_attempt"),
+            F.to_date("timestamp").alias("day"),
         )
         .withColumn("reason", F.when(known, F.col("reason")).otherwise(Reason.UNDECODABLE.value))
         .withColumn("failure_id", _digest(*parts, identity, digest))
@@ -77,12 +93,13 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
     )
 
 
-FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "headers"))
+FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "headers", "day"))
 """The columns of `records` that `failures_of` needs: not what the dead letter held."""
 
 
 def failures_of(records: DataFrame) -> DataFrame:
-    """Records folded to one row per failed event: what `MERGE` brings into `failures`."""
+    """Records folded to one row per failed event: what `MERGE` brings into `failures`; see `days`
+    for their `day`."""
     when = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
     first = F.min_by(F.struct(*TRIGGER, *EVENT), when)
     last = F.max_by(F.struct(*LAST_ATTEMPT, *POSITION), when)
@@ -100,8 +117,13 @@ def failures_of(records: DataFrame) -> DataFrame:
             F.max("last_attempt").alias("last_failed"),
             F.array_sort(F.collect_list(failure)).alias("history"),
             F.lit(None).cast("timestamp").alias("resolved"),
+            F.lit(None).cast("binary").alias("head"),
+            F.to_date(F.min("appended")).alias("first_day"),
+            F.to_date(F.max("appended")).alias("last_day"),
+            F.lit(None).cast("date").alias("day"),
         )
         .select("*", "first.*", "last.*")
+        .withColumn("summary", fingerprint_of(F.col("error")))
         .withColumn(
             "history",
             F.slice("history", -F.least(F.size("history"), F.lit(HISTORY_LENGTH)), HISTORY_LENGTH),
@@ -121,7 +143,7 @@ def merge_clauses() -> dict[str, str]:
     is_later = "more.last_failed >= failures.last_failed"
     last = {
         name: f"CASE WHEN {is_later} THEN more.`{name}` ELSE failures.`{name}` END"
-        for name in (*LAST_ATTEMPT, *POSITION)
+        for name in (*LAST_ATTEMPT, "summary", *POSITION)
     }
     history = "array_sort(concat(failures.history, more.history))"
     length = f"least(size(failures.history) + size(more.history), {HISTORY_LENGTH})"
@@ -133,7 +155,42 @@ def merge_clauses() -> dict[str, str]:
         "last_failed": "greatest(failures.last_failed, more.last_failed)",
         "history": f"slice({history}, -{length}, {HISTORY_LENGTH})",
         "resolved": "CASE WHEN failures.resolved > more.last_failed THEN failures.resolved END",
+        # One failure's data is the same in all of its dead letters.
+        "head": "coalesce(failures.head, more.head)",
+        "first_day": "least(failures.first_day, more.first_day)",
+        "last_day": "greatest(failures.last_day, more.last_day)",
     }
+
+
+def likely_examples(failures: DataFrame) -> DataFrame:
+    """The failures whose heads a report may want, where data is: `failure_id`, `KEY`."""
+    order = (F.col("resolved").isNotNull(), F.desc("last_failed"), "failure_id")
+    in_group = Window.partitionBy(*GROUP).orderBy(*order)
+    # However many ways there are to say it.
+    in_kind = Window.partitionBy(*KIND).orderBy("rank", *order)
+    return (
+        failures.withColumn("rank", F.row_number().over(in_group))
+        .where((F.col("rank") <= HEADS) & F.col("data_bytes").isNotNull())
+        .withColumn("place", F.row_number().over(in_kind))
+        .where(F.col("place") <= HEADS_OF_KIND)
+        .select("failure_id", *KEY)
+    )
+
+
+def heads(examples: DataFrame, records: DataFrame) -> DataFrame:
+    """The beginning of each example's data: `failure_id`, `head`."""
+    return (
+        records.select(*KEY, F.substring("value", 1, HEAD_BYTES).alias("head"))
+        .join(F.broadcast(examples), [*KEY])
+        # Tables of older versions may hold a dead letter twice.
+        .dropDuplicates(["failure_id"])
+        .select("failure_id", "head")
+    )
+
+
+def with_heads(failures: DataFrame, heads: DataFrame) -> DataFrame:
+    """`failures` with those heads that there are."""
+    return failures.drop("head").join(F.broadcast(heads), "failure_id", "left").select(*FAILURES)
 
 
 RECOUNT_CLAUSES: Final = {
@@ -168,15 +225,16 @@ def older_ranges(
     return rows
 
 
-def tabled_until(records: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Up to where the table holds `RANGES` without a gap: `topic`, `partition`, `until`.
+def tabled_until(positions: DataFrame, ranges: DataFrame) -> DataFrame:
+    """Up to where `positions` fill `RANGES` without a gap: `topic`, `partition`, `until`.
 
-    What lies before `until`, exclusive, may be deleted from the topic.
+    They are those of `records` and of what was purged from it. What lies before `until`, exclusive,
+    may be deleted from the topic.
     """
     in_order = Window.partitionBy("topic_id", "partition").orderBy("offset")
     rank = F.row_number().over(in_order) - 1
     return (
-        records.select("topic_id", "partition", "offset")
+        positions.select("topic_id", "partition", "offset")
         .join(F.broadcast(ranges), ["topic_id", "partition"])
         .where("offset >= start AND offset < end")
         .distinct()
@@ -214,11 +272,6 @@ def duplicates(records: DataFrame) -> DataFrame:
 def without_duplicates(records: DataFrame) -> DataFrame:
     """`records` with one row for each dead letter."""
     return records.dropDuplicates(list(SAME))
-
-
-def has_many_small_files(files: int, size: int) -> bool:
-    """Whether a table of so many files and bytes has too many small files."""
-    return files - size // FULL_FILE > SMALL_FILES
 
 
 def _text(header: str) -> Column:

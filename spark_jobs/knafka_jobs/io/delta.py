@@ -1,7 +1,7 @@
 """The tables on disk: Delta, below one folder or object store URI.
 
-    ROOT/{records,failures,replays,sent,reports}    tables, see `schema`
-    ROOT/checkpoints/                               see `compact.checkpoints`
+    ROOT/{records,failures,failure_days,replays,sent,reports,purged}    tables, see `schema`
+    ROOT/checkpoints/                                                   see `compact.checkpoints`
 
 Every write is one atomic commit. What the rows mean is the features' to know.
 """
@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from delta.tables import DeltaMergeBuilder, DeltaTable
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
@@ -23,12 +25,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from knafka_jobs.errors import JobError
-from knafka_jobs.schema import BOUNDED, TABLES, Columns, ddl
+from knafka_jobs.schema import BOUNDED, BY_DAY, LAYOUT, TABLES, Columns, ddl
 
-VACUUM_INTERVAL: Final = timedelta(days=1)
-"""Listing all files is what VACUUM costs; what it removes waits for a week (Delta's default)."""
+CLOCK_INTERVAL: Final = timedelta(days=1)
+"""Between two times of what is done daily."""
+
+ORPHAN_AGE: Final = timedelta(days=1)
+"""Longer than any run of the compaction takes from its first file to its commit."""
 
 _STATISTICS: Final = "delta.dataSkippingStatsColumns"
+_LAYOUT: Final = "knafka.layout"
 
 
 class Tables:
@@ -88,6 +94,13 @@ class Tables:
     def append(self, rows: DataFrame, name: str, **options: str) -> None:
         self._write(rows, name, "append", options)
 
+    def rewrite(self, rows: DataFrame, name: str) -> None:
+        """Put `rows` in the place of a whole table, with its columns and partitions of today.
+
+        What the table says of its writers' commits stays.
+        """
+        self._write(rows, name, "overwrite", {"overwriteSchema": "true"})
+
     def replace(self, rows: DataFrame, name: str, where: str) -> None:
         """Put `rows` in the place of those rows of a table that the predicate means."""
         self._write(rows, name, "overwrite", {"replaceWhere": where})
@@ -108,16 +121,96 @@ class Tables:
     def remove(self, rows: DataFrame, name: str, on: str) -> None:
         self._merge(rows, name, on).whenMatchedDelete().execute()
 
-    def merge_small_files(self, name: str) -> None:
-        """OPTIMIZE a table, and VACUUM it once a day."""
-        table = self._table(name)
-        table.optimize().executeCompaction()
-        vacuumed = (
-            table.history().where("operation = 'VACUUM END'").selectExpr("max(timestamp)").first()
+    def days_of_small_files(self, name: str, full: int, most: int) -> list[date | None]:
+        """The days of a table that have more than `most` files below `full` bytes, by its log."""
+        if self.size(name)[0] <= most:
+            return []
+        files = DataFrame(self._snapshot(name).allFiles().toDF(), self.spark)
+        rows = (
+            files.where(F.col("size") < full)
+            .groupBy(F.col("partitionValues")["day"].cast("date").alias("day"))
+            .count()
         )
-        last = None if vacuumed is None else vacuumed[0]
-        if last is None or datetime.now(UTC) - last.astimezone(UTC) > VACUUM_INTERVAL:
-            table.vacuum()
+        return [row["day"] for row in rows.where(F.col("count") > most).collect()]
+
+    def merge_small_files(self, name: str, where: str) -> None:
+        """OPTIMIZE the days of a table that the predicate means."""
+        self._table(name).optimize().where(where).executeCompaction()
+
+    def vacuum(self, name: str) -> None:
+        """VACUUM a table; keeps a week (Delta's default)."""
+        self._table(name).vacuum()
+
+    def is_due(self, name: str, clock: str, now: datetime) -> bool:
+        """Whether `set_clock` was a day ago; if it never was, whether the table is a day old.
+
+        The table has the time as a transaction's number: its history would have to be read whole
+        for that.
+        """
+        last = self.last_version(name, clock) or self._created(name)
+        return now.timestamp() - last > CLOCK_INTERVAL.total_seconds()
+
+    def set_clock(self, name: str, clock: str, now: datetime) -> None:
+        """Note when something was done to a table."""
+        none = self.read(name).limit(0)
+        self.append(none, name, txnAppId=clock, txnVersion=str(int(now.timestamp())))
+
+    def erase_unused_files(self, name: str) -> None:
+        """Delete every data file that the table, as it is now, does not consist of.
+
+        Older versions of the table, and who is reading one, lose them at once. To be called within
+        `locked`. Where no lock can be, files that no commit has named are left for a day: a
+        compaction that runs may be about to.
+        """
+        if not self.exists(name):
+            return
+        snapshot = self._snapshot(name)
+        used, replaced = (
+            self._file_names(snapshot.allFiles()),
+            self._file_names(snapshot.tombstones()),
+        )
+        if len(used) != snapshot.numOfFiles():
+            raise JobError(f"the files of {self.path(name)} can't be told apart: nothing is erased")
+        unclaimed_before = time.time() - (ORPHAN_AGE.total_seconds() if "://" in self.root else 0)
+        folder, system = self.file(name)
+        files = system.listFiles(folder, True)
+        while files.hasNext():
+            file = files.next()
+            path = file.getPath()
+            file_name = path.getName()
+            if "/_delta_log/" in path.toString() or file_name in used:
+                continue
+            if file_name in replaced or file.getModificationTime() / 1000 <= unclaimed_before:
+                system.delete(path, False)
+
+    def _file_names(self, actions: Any) -> set[str]:
+        """Names of data files, which are unique, of Delta's actions on them."""
+        rows = DataFrame(actions.toDF(), self.spark).select("path").collect()
+        return {unquote(row["path"]).rpartition("/")[2] for row in rows}
+
+    def as_it_is(self, name: str) -> DataFrame:
+        """A table with the columns that it has, which an older version may have given it."""
+        return self._table(name).toDF()
+
+    def is_by_day(self, name: str) -> bool:
+        """Whether a table is partitioned by `day` already."""
+        return bool(self._snapshot(name).metadata().partitionColumns().contains("day"))
+
+    def layout(self, name: str) -> int:
+        """The number of a table's layout, 1 if none is noted: see `schema.LAYOUT`."""
+        noted = self._snapshot(name).metadata().configuration().get(_LAYOUT)
+        return int(noted.get()) if noted.isDefined() else 1
+
+    def set_layout(self, name: str) -> None:
+        """Note that a table has the layout of `schema.LAYOUT` now."""
+        to = f"SET TBLPROPERTIES ('{_LAYOUT}' = '{LAYOUT[name]}')"
+        self.spark.sql(f"ALTER TABLE delta.`{self.path(name)}` {to}")
+
+    def add_column(self, name: str, column: str) -> None:
+        """Add a column of `schema.TABLES` that a table lacks, with nulls."""
+        if column not in self._table(name).toDF().columns:
+            added = f"ADD COLUMNS (`{column}` {TABLES[name][column]})"
+            self.spark.sql(f"ALTER TABLE delta.`{self.path(name)}` {added}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -151,6 +244,8 @@ class Tables:
     def _write(self, rows: DataFrame, name: str, mode: str, options: Mapping[str, str]) -> None:
         self._table(name)  # made with its columns in their order
         writer = rows.select(*TABLES[name]).write.format("delta").options(**options)
+        if name in BY_DAY:
+            writer = writer.partitionBy("day")
         writer.mode(mode).save(self.path(name))
 
     def _table(self, name: str) -> DeltaTable:
@@ -158,11 +253,22 @@ class Tables:
         with explained(f"the table {path} can't be read"):
             if not self.exists(name):
                 made = f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta"
-                if name in BOUNDED:
-                    made += f" TBLPROPERTIES ('{_STATISTICS}' = '{','.join(BOUNDED[name])}')"
+                if name in BY_DAY:
+                    made += " PARTITIONED BY (day)"
+                properties = {_STATISTICS: ",".join(BOUNDED[name])} if name in BOUNDED else {}
+                if name in LAYOUT:
+                    properties[_LAYOUT] = str(LAYOUT[name])
+                if properties:
+                    listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+                    made += f" TBLPROPERTIES ({listed})"
                 self.spark.sql(made)
                 self._there.add(name)
             return DeltaTable.forPath(self.spark, path)
+
+    def _created(self, name: str) -> float:
+        """When a table was made, in Unix time."""
+        made = self._snapshot(name).metadata().createdTime()
+        return float(made.get()) / 1000 if made.isDefined() else 0.0
 
     def _snapshot(self, name: str) -> Any:
         """Delta's own view of the table as it is now; `DeltaTable.detail` is a query around it."""
@@ -171,6 +277,16 @@ class Tables:
             delta = self.spark._jvm.org.apache.spark.sql.delta  # type: ignore[union-attr]
             spark = self.spark._jsparkSession
             return delta.DeltaLog.forTableWithSnapshot(spark, self.path(name))._2()
+
+
+def in_days(column: str, days: Iterable[date | None]) -> str:
+    """A predicate in SQL by which Delta opens these partitions alone; false for none at all."""
+    found = set(days)
+    listed = ", ".join(f"DATE '{each}'" for each in sorted(day for day in found if day is not None))
+    said = ([f"{column} IN ({listed})"] if listed else []) + (
+        [f"{column} IS NULL"] if None in found else []
+    )
+    return f"({' OR '.join(said)})" if said else "false"
 
 
 @contextlib.contextmanager

@@ -148,6 +148,21 @@ class KafkaClient:
             consumer.close()
         return {each.partition: each.offset for each in answers if each.offset >= 0}
 
+    def commit(self, group: str, topics: Mapping[str, Topic]) -> None:
+        """Have a group without members be at the ends that these topics have here."""
+        offsets = [
+            TopicPartition(name, partition, span.end)
+            for name, topic in topics.items()
+            for partition, span in topic.spans.items()
+        ]
+        if not offsets:
+            return
+        consumer = self.consumer(**{"group.id": group})
+        try:
+            _retried(lambda: consumer.commit(offsets=offsets, asynchronous=False))
+        finally:
+            consumer.close()
+
     def create(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> Topic:

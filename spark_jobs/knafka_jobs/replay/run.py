@@ -6,23 +6,31 @@ event goes to the Trigger that failed it, never to a whole Broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, Final, TypeAlias
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from knafka.core import names
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.dead_letter import REPLAY_TOPIC
 from knafka_jobs.errors import JobError
+from knafka_jobs.forget import forget
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
 from knafka_jobs.options import Selection
-from knafka_jobs.replay.plan import dead_letters, replayable, select
+from knafka_jobs.positions import bounds, within
+from knafka_jobs.replay.plan import (
+    BROADCAST_ROWS,
+    dead_letters,
+    likely_stubs,
+    replayable,
+    select,
+)
 from knafka_jobs.replay.send import FailedEvent, Sent, already_sent, send
 from knafka_jobs.schema import REPLAYS, SENT, TRIGGER
 from knafka_jobs.topics import Topic
@@ -58,7 +66,7 @@ class Preview:
 def preview(tables: Tables, selection: Selection) -> Preview:
     """What a replay would send."""
     wanted = tables.read("failures").transform(select, selection)
-    sendable = wanted.transform(replayable, tables.read("sent"), tables.read("records"))
+    sendable = _sendable(tables, wanted)
     triggers = _by_trigger(sendable)
     shown = sendable.orderBy("first_failed", "failure_id").limit(SHOWN)
     columns = (*TRIGGER, "id", "source", "type", "reason", "code")
@@ -81,39 +89,42 @@ def replay(
     replay id then goes on where this ended.
     """
     _begin(tables, replay_id, by, selection)
-    records = tables.read("records")
-    sendable = (
-        tables.read("failures")
-        .transform(select, selection)
-        .transform(replayable, tables.read("sent"), records)
-    )
-    wanted = sendable.transform(dead_letters, records)
-    for trigger in _by_trigger(sendable):
+    sendable = _sendable(tables, tables.read("failures").transform(select, selection))
+    # Once for all Triggers, and of the files only those that may hold what is wanted.
+    records = tables.read("records").where(within(bounds(sendable)))
+    few = sendable.count() <= BROADCAST_ROWS
+    wanted = dead_letters(sendable, records, few=few).toLocalIterator()
+    for trigger, its in groupby(wanted, lambda row: tuple(row[name] for name in TRIGGER)):
         topic = replay_topic(kafka, *trigger)
         before = already_sent(kafka, topic, replay_id)
-        its = [F.col(column) == name for column, name in zip(TRIGGER, trigger, strict=True)]
 
         def say(count: int, to: str = "/".join(trigger)) -> None:
             progress(f"{count} sent to {to}")
 
-        unsent = _unsent(wanted.where(its[0] & its[1] & its[2]), {e.failure_id for e in before})
+        unsent = _unsent(its, {each.failure_id for each in before})
         sent = send(kafka.connection, topic.name, replay_id, unsent, rate, say)
         _record_sent(tables, topic, replay_id, trigger, before + sent)
     return _finish(tables, replay_id, by)
 
 
-def purge(tables: Tables, selection: Selection, *, unresolved: bool, dry_run: bool) -> int:
-    """Forget failures and their records; only resolved ones unless `unresolved`. How many."""
-    wanted = tables.read("failures").transform(select, selection)
-    if not unresolved:
-        wanted = wanted.where("resolved IS NOT NULL")
-    wanted = wanted.select("failure_id").localCheckpoint()
-    count = wanted.count()
-    if count and not dry_run:
-        # The failures last: a purge that was cut short finds them again.
-        for name in ("records", "failures"):
-            tables.remove(wanted, name, f"{name}.failure_id = more.failure_id")
-    return count
+def purge(tables: Tables, selection: Selection, unresolved: bool, fold: Callable[[], None]) -> int:
+    """Forget failures and their records for good; only resolved ones unless `unresolved`. How many.
+
+    No file below the tables' root has them afterwards, nor anything else that the tables had before
+    and have no longer. `fold` brings all of `records` into `failures`: what is not folded yet could
+    not be read any more. Raises `JobError`.
+    """
+
+    def choose(failures: DataFrame) -> DataFrame:
+        return _purgeable(failures, selection, unresolved)
+
+    with tables.locked():
+        return forget(tables, choose, fold)
+
+
+def purgeable(tables: Tables, selection: Selection, unresolved: bool) -> DataFrame:
+    """What a purge would forget: `failure_id`."""
+    return _purgeable(tables.read("failures"), selection, unresolved).select("failure_id")
 
 
 def replay_topic(kafka: KafkaClient, namespace: str, broker: str, trigger: str) -> Topic:
@@ -141,6 +152,17 @@ def replay_topic(kafka: KafkaClient, namespace: str, broker: str, trigger: str) 
     # Never below librdkafka's batches, which it fills whatever the topic takes.
     size = {} if limit is None else {MAX_MESSAGE_BYTES: str(max(limit, MAX_RECORD_BYTES))}
     return kafka.create(name, partitions, found[dead_letter_topic].replication, REPLAY_TOPIC | size)
+
+
+def _purgeable(failures: DataFrame, selection: Selection, unresolved: bool) -> DataFrame:
+    wanted = failures.transform(select, selection)
+    return wanted if unresolved else wanted.where("resolved IS NOT NULL")
+
+
+def _sendable(tables: Tables, selected: DataFrame) -> DataFrame:
+    """What can be sent of the selected failures, as it is now."""
+    stubs = tables.read("records").where(within(bounds(likely_stubs(selected))))
+    return selected.transform(replayable, tables.read("sent"), stubs).localCheckpoint()
 
 
 def _by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:
@@ -179,9 +201,9 @@ def _finish(tables: Tables, replay_id: str, by: str) -> int:
     return total
 
 
-def _unsent(rows: DataFrame, sent: set[str]) -> Iterator[FailedEvent]:
+def _unsent(rows: Iterable[Row], sent: set[str]) -> Iterator[FailedEvent]:
     before = None
-    for row in rows.toLocalIterator():
+    for row in rows:
         # Tables of older versions may hold a dead letter twice: then one follows the other.
         if row["failure_id"] not in sent and row["failure_id"] != before:
             before = row["failure_id"]

@@ -29,8 +29,8 @@ from knafka_jobs.report.document import (
 )
 from knafka_jobs.report.plan import GroupKey, key_of
 
-Settled: TypeAlias = Mapping[tuple[str, str, str], int]
-"""Events that a Trigger (namespace, Broker, name) has settled, where that is known."""
+SettledSpan: TypeAlias = tuple[str, str, str, str, int, int, int]
+"""A row of `plan.SPANS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +53,45 @@ class Counted:
     examples: Mapping[GroupKey, list[Row]]
 
 
-def groups(counted: Counted, previous: Previous | None, settled: Settled) -> tuple[Group, ...]:
+def groups(
+    counted: Counted, previous: Previous | None, shares: Mapping[GroupKey, float]
+) -> tuple[Group, ...]:
     """The groups, the most unresolved events first."""
-    made = (_group(row, counted, previous, settled) for row in counted.groups)
+    made = (_group(row, counted, previous, shares) for row in counted.groups)
     return tuple(sorted(made, key=lambda each: (-each.unresolved, -each.failures, each.id)))
 
 
-def _group(row: Row, counted: Counted, previous: Previous | None, settled: Settled) -> Group:
+def shares(failed: Mapping[GroupKey, int], spans: Sequence[SettledSpan]) -> dict[GroupKey, float]:
+    """Failed by delivered and failed events, for the groups where that is known.
+
+    An offset that is settled and didn't fail was delivered or filtered out: which of them, Kafka
+    doesn't tell. So nothing is known of a Trigger that has settled anything but failures.
+    """
+    settled: dict[tuple[str, ...], int] = defaultdict(int)
+    for namespace, broker, trigger, _, _, start, end in spans:
+        settled[namespace, broker, trigger] += end - start
+    all_failed: dict[tuple[str, ...], int] = defaultdict(int)
+    for key, events in failed.items():
+        all_failed[key[:3]] += events
+    return {
+        key: events / all_failed[key[:3]]
+        for key, events in failed.items()
+        if all_failed[key[:3]] == settled[key[:3]]
+    }
+
+
+def _group(
+    row: Row, counted: Counted, previous: Previous | None, shares: Mapping[GroupKey, float]
+) -> Group:
     key = key_of(row.asDict())
-    namespace, broker, trigger, subscriber, reason, status = key
+    namespace, broker, trigger, subscriber, reason, status, summary = key
     name = group_id(*key)
-    events = settled.get((namespace, broker, trigger))
     return Group(
         id=name,
         subscriber=subscriber,
         status=status,
-        share=min(1.0, row["recent"] / events) if events else None,
+        summary=summary,
+        share=shares.get(key),
         **_columns(row, "namespace", "broker", "trigger", "reason"),
         **_columns(row, "events", "failures", "unresolved", "retries"),
         **_columns(row, "first_seen", "last_seen", "oldest_unresolved"),
@@ -86,7 +109,7 @@ def _group(row: Row, counted: Counted, previous: Previous | None, settled: Settl
             sum(each["events"] for each in counted.failed_again.get(key, [])),
             previous.groups.get(name) if previous else None,
         ),
-        replay_command=replay_command(namespace, broker, trigger, reason, status),
+        replay_command=replay_command(namespace, broker, trigger, reason, status, summary),
     )
 
 

@@ -4,7 +4,7 @@ The schema that machines may rely on (docs/report-schema.json, printed by
 `python -m knafka_jobs.report.document`) and the contract between what counts and the page:
 
     Report ── Totals, Changes, PreviousReport, ReplayRun…
-       └── Group… (Broker × Trigger × subscriber × reason × status code)
+       └── Group… (Broker × Trigger × subscriber × reason × status code × error's summary)
               └── Bucket…, Top…, Example…, Change
 
 Counted are *events* (distinct per Trigger: one that fails thrice is one event) and *failures* (each
@@ -27,6 +27,7 @@ from pydantic import AwareDatetime, ConfigDict, Field
 
 from knafka.core.delivery import Reason
 from knafka.core.documents import Model
+from knafka_jobs.fingerprint import CHARACTERS
 
 PREVIEW_CHARACTERS: Final = 512
 """Of an example's data: enough to know the event by, little enough for thousands of examples."""
@@ -39,6 +40,12 @@ MAX_EXAMPLES: Final = 5
 
 MAX_TOPS: Final = 5
 """Event types and sources listed per group."""
+
+MAX_SUMMARIES: Final = 50
+"""Groups that differ in their summaries alone."""
+
+OTHERS: Final = "…"
+"""The summary of all others."""
 
 MAX_BUCKETS: Final = 1000
 """Time buckets that a report may span: `bucket_seconds` is chosen so that they suffice."""
@@ -121,10 +128,10 @@ class Example(Part):
 
 
 class Group(Part):
-    """All failures of one kind: same Broker, Trigger, subscriber, reason and status code."""
+    """All failures of one kind: same Broker, Trigger, subscriber, reason, status code, summary."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
-    """`group_id` of the five; the same in every report."""
+    """`group_id` of these; the same in every report."""
     namespace: str
     broker: str
     trigger: str
@@ -133,12 +140,18 @@ class Group(Part):
     reason: Reason
     status: int | None = None
     """The HTTP status code; None where there was no response."""
+    summary: Annotated[str, Field(max_length=CHARACTERS)]
+    """The error's first line with addresses, UUIDs, ids and numbers taken out (`<n>`): what its
+    failures have in common. Empty if the error says nothing; `…` are all that remain of a kind that
+    fails in very many ways."""
     events: Count
     failures: Count
     unresolved: Count
     """Events neither resolved by a replay nor purged; `events - unresolved` are resolved."""
     share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Events of it by all events its Trigger settled in the report's time, if known."""
+    """Events of it by all that its Trigger delivered or failed to deliver in the report's time;
+    None if that is unknown. Kafka's offsets don't tell a delivered event from one that the filter
+    left out, so it is known only where every event failed."""
     retries: Count
     """Attempts after the first, over all failures: what failing has cost the subscriber."""
     first_seen: AwareDatetime
@@ -203,7 +216,7 @@ class Changes(Part):
 class Report(Part):
     """Everything that one run of `report_failures` found out."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     """Of this schema; it grows when a field is removed or changes its meaning."""
     id: str
     made: AwareDatetime
@@ -224,21 +237,29 @@ class Report(Part):
 
 
 def group_id(
-    namespace: str, broker: str, trigger: str, subscriber: str, reason: str, status: int | None
+    namespace: str,
+    broker: str,
+    trigger: str,
+    subscriber: str,
+    reason: str,
+    status: int | None,
+    summary: str,
 ) -> str:
     """What names a group in every report: a digest, so that it can be part of a link."""
-    parts = json.dumps([namespace, broker, trigger, subscriber, reason, status])
+    parts = json.dumps([namespace, broker, trigger, subscriber, reason, status, summary])
     return hashlib.sha256(parts.encode()).hexdigest()[:12]
 
 
 def replay_command(
-    namespace: str, broker: str, trigger: str, reason: str, status: int | None
+    namespace: str, broker: str, trigger: str, reason: str, status: int | None, summary: str
 ) -> str:
     """The command that replays a group, quoted for a POSIX shell."""
     words = ["knafka", "dead-letters", "replay"]
     words += ["--broker", f"{namespace}/{broker}", "--trigger", trigger, "--reason", reason]
     if status is not None:
         words += ["--code", str(status)]
+    if summary != OTHERS:
+        words += ["--summary", summary]
     return shlex.join(words)
 
 

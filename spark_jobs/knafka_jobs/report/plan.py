@@ -12,17 +12,20 @@ from typing import Final, TypeAlias
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from knafka_jobs.report.document import MAX_EXAMPLES, MAX_TOPS, PREVIEW_CHARACTERS
-from knafka_jobs.schema import FAILED_AGAIN, FAILURES, RESOLVED, TRIGGER
+from knafka_jobs.report.document import MAX_EXAMPLES, MAX_SUMMARIES, MAX_TOPS, OTHERS
+from knafka_jobs.schema import FAILED_AGAIN, FAILURES, GROUP, KIND, RESOLVED, TRIGGER, Columns
 from knafka_jobs.topics import BrokerName
 
-GROUP: Final = (*TRIGGER, "destination", "reason", "code")
-"""The columns that make a group: what failed alike."""
+SPANS: Final[Columns] = {
+    **TRIGGER,
+    "topic": "string",
+    "partition": "int",
+    "start": "bigint",
+    "end": "bigint",
+}
+"""What a Trigger has settled of its events' topic: from `start`, inclusive, to `end`, exclusive."""
 
-HEAD_BYTES: Final = 4 * PREVIEW_CHARACTERS
-"""Of an example's data: enough for the preview, whatever its characters."""
-
-GroupKey: TypeAlias = tuple[str, str, str, str, str, int | None]
+GroupKey: TypeAlias = tuple[str, str, str, str, str, int | None, str]
 
 
 def of_broker(rows: DataFrame, broker: BrokerName | None) -> DataFrame:
@@ -38,7 +41,30 @@ def reported(failures: DataFrame, since: datetime) -> DataFrame:
     return failures.where(F.col("resolved").isNull() | is_recent)
 
 
-def groups(failures: DataFrame, since: datetime, before: datetime | None) -> DataFrame:
+def frequent_summaries(failures: DataFrame) -> DataFrame:
+    """The groups of each kind that a report can have: `known`, a struct of `KIND` and `said`."""
+    by_count = Window.partitionBy(*KIND).orderBy(F.desc("events"), "said")
+    return (
+        failures.groupBy(*KIND, F.coalesce("summary", F.lit("")).alias("said"))
+        .agg(F.count("*").alias("events"))
+        .withColumn("rank", F.row_number().over(by_count))
+        .where(F.col("rank") <= MAX_SUMMARIES)
+        .select(F.struct(*KIND, "said").alias("known"))
+    )
+
+
+def with_few_summaries(failures: DataFrame, frequent: DataFrame) -> DataFrame:
+    """`failures` of which all that are in no frequent group of their kind say `OTHERS`."""
+    said = F.coalesce("summary", F.lit(""))
+    same = F.struct(*KIND, said.alias("said")).eqNullSafe(F.col("known"))
+    return (
+        failures.join(F.broadcast(frequent), same, "left")
+        .withColumn("summary", F.when(F.col("known").isNull(), OTHERS).otherwise(said))
+        .drop("known")
+    )
+
+
+def groups(failures: DataFrame, before: datetime | None) -> DataFrame:
     """One row a group: its sums, and how many were resolved since the report of `before`."""
     is_open = F.col("resolved").isNull()
     was_resolved = ~is_open if before is None else F.col("resolved") > F.lit(before)
@@ -47,7 +73,6 @@ def groups(failures: DataFrame, since: datetime, before: datetime | None) -> Dat
         F.sum("failures").alias("failures"),
         F.count_if(is_open).alias("unresolved"),
         F.count_if(was_resolved).alias("resolved"),
-        F.count_if(F.col("last_failed") >= F.lit(since)).alias("recent"),
         F.sum("retries").alias("retries"),
         F.min("first_failed").alias("first_seen"),
         F.max("last_failed").alias("last_seen"),
@@ -81,23 +106,34 @@ def tops(failures: DataFrame, column: str) -> DataFrame:
     )
 
 
-def examples(failures: DataFrame, records: DataFrame) -> DataFrame:
-    """A few failures of each group, unresolved and late ones first, with the head of their data."""
-    order = (F.col("resolved").isNotNull(), F.desc("last_failed"), "failure_id")
+def examples(failures: DataFrame) -> DataFrame:
+    """A few failures of each group: unresolved ones first, then those whose data can be shown, then
+    the latest."""
+    has_data = F.col("head").isNotNull() | F.col("data_bytes").isNull()
+    order = (F.col("resolved").isNotNull(), ~has_data, F.desc("last_failed"), "failure_id")
     in_group = Window.partitionBy(*GROUP).orderBy(*order)
-    few = (
+    return (
         failures.select(*FAILURES)
         .withColumn("rank", F.row_number().over(in_group))
         .where(F.col("rank") <= MAX_EXAMPLES)
-    )
-    head = F.substring("value", 1, HEAD_BYTES)
-    heads = records.select("topic_id", "partition", "offset", head.alias("head"))
-    return (
-        heads.join(F.broadcast(few), ["topic_id", "partition", "offset"], "right")
-        # Tables of older versions may hold a dead letter twice.
-        .dropDuplicates(["failure_id"])
         .orderBy("rank")
-        .select(*FAILURES, "head")
+        .select(*FAILURES)
+    )
+
+
+def failed_within(failures: DataFrame, spans: DataFrame, since: datetime) -> DataFrame:
+    """Events by group that failed `since` in these spans of their topics: `GROUP`, `events`.
+
+    `spans` are rows of `SPANS`.
+    """
+    spans = spans.withColumnsRenamed({"topic": "origin_topic", "partition": "origin_partition"})
+    return (
+        failures.where(F.col("last_failed") >= F.lit(since))
+        .join(F.broadcast(spans), [*TRIGGER, "origin_topic", "origin_partition"])
+        .where("origin_offset >= start AND origin_offset < end")
+        .dropDuplicates([*TRIGGER, "origin_partition", "origin_offset"])
+        .groupBy(*GROUP)
+        .agg(F.count("*").alias("events"))
     )
 
 

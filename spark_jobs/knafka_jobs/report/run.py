@@ -1,4 +1,4 @@
-"""Reporting: the tables read once, made a `Report`, and remembered for the next one.
+"""Reporting: failures made a `Report`, which is remembered for the next one; no payload is read.
 
 The figures are as new as the last compaction.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -19,9 +19,9 @@ from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.options import DAYS
 from knafka_jobs.report import assemble, plan
-from knafka_jobs.report.assemble import Counted, Previous, Settled, in_utc
+from knafka_jobs.report.assemble import Counted, Previous, SettledSpan, in_utc
 from knafka_jobs.report.document import PreviousReport, Report, bucket_seconds
-from knafka_jobs.report.plan import GroupKey, key_of
+from knafka_jobs.report.plan import SPANS, GroupKey, key_of
 from knafka_jobs.schema import REPORTS, TRIGGER
 from knafka_jobs.topics import BrokerName
 
@@ -34,33 +34,36 @@ def report(
     broker: BrokerName | None,
     now: datetime,
     days: float = DAYS,
-    settled: Callable[[DataFrame, datetime], Settled] | None = None,
+    settled: Callable[[DataFrame, datetime], Sequence[SettledSpan]] | None = None,
 ) -> Report:
     """Report on everything in the tables, or on one Broker, and remember it for the next report.
 
-    The timeline goes back `days` at most; `settled` asks about the Triggers of failures, from a
-    moment on.
+    The timeline goes back `days` at most; `settled` asks what the Triggers of failures have settled
+    from a moment on.
     """
     earliest = now - timedelta(days=days)
     failures = (
         tables.read("failures").transform(plan.of_broker, broker).transform(plan.reported, earliest)
     )
+    frequent = failures.transform(plan.frequent_summaries).localCheckpoint()
+    failures = failures.transform(plan.with_few_summaries, frequent)
     previous = _previous(tables.read("reports"), broker)
     first = failures.selectExpr("min(first_failed)").first()
     since = max(earliest, in_utc(first[0])) if first and first[0] else now - timedelta(hours=1)
     seconds = bucket_seconds(since, now)
     since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
     made = previous.report.made if previous else None
-    sent, records = tables.read("sent"), tables.read("records")
+    sent = tables.read("sent")
     counted = Counted(
-        groups=failures.transform(plan.groups, since, made).collect(),
+        groups=failures.transform(plan.groups, made).collect(),
         failed_again=_by_group(failures.transform(plan.failed_again, sent, made)),
         buckets=_by_group(failures.transform(plan.buckets, since, now, seconds)),
         types=_by_group(failures.transform(plan.tops, "type")),
         sources=_by_group(failures.transform(plan.tops, "source")),
-        examples=_by_group(failures.transform(plan.examples, records)),
+        examples=_by_group(failures.transform(plan.examples)),
     )
-    groups = assemble.groups(counted, previous, settled(failures, since) if settled else {})
+    spans = settled(failures, since) if settled else ()
+    groups = assemble.groups(counted, previous, _shares(tables, failures, spans, since))
     runs = tables.read("replays").transform(plan.runs, sent).limit(REPLAYS).collect()
     result = Report(
         id=uuid.uuid4().hex[:12],
@@ -80,8 +83,9 @@ def report(
     return result
 
 
-def settled_events(kafka: KafkaClient, failures: DataFrame, since: datetime) -> Settled:
-    """How many events each Trigger has settled, by its group's commits; filtered ones count."""
+def settled_spans(kafka: KafkaClient, failures: DataFrame, since: datetime) -> list[SettledSpan]:
+    """What each Trigger has settled since, by its group's commits: delivered, failed or filtered
+    out."""
     rows = failures.select(*TRIGGER, "origin_topic").distinct().collect()
     origins = {
         (row["namespace"], row["broker"], row["trigger"]): str(row["origin_topic"])
@@ -89,17 +93,26 @@ def settled_events(kafka: KafkaClient, failures: DataFrame, since: datetime) -> 
         if row["origin_topic"] and not row["origin_topic"].startswith(names.REPLAYS)
     }
     topics = kafka.topics(sorted(set(origins.values())))
-    settled = {}
+    spans = []
     for trigger, name in origins.items():
         if (topic := topics.get(name)) is not None:
             committed = kafka.committed(names.trigger_group(trigger[0], trigger[2]), topic)
             starts = kafka.offsets_at(((name, each) for each in committed), since.timestamp())
-            settled[trigger] = sum(
-                max(0, offset - starts[name, each])
+            spans += [
+                (*trigger, name, each, starts[name, each], offset)
                 for each, offset in committed.items()
-                if starts[name, each] >= 0
-            )
-    return settled
+                if 0 <= starts[name, each] < offset
+            ]
+    return spans
+
+
+def _shares(
+    tables: Tables, failures: DataFrame, spans: Sequence[SettledSpan], since: datetime
+) -> dict[GroupKey, float]:
+    if not spans:
+        return {}
+    rows = failures.transform(plan.failed_within, tables.rows(spans, SPANS), since).collect()
+    return assemble.shares({key_of(row.asDict()): row["events"] for row in rows}, spans)
 
 
 def _by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:

@@ -43,9 +43,10 @@ function figures(group) {
   const rows = [
     ["Broker", `${group.namespace}/${group.broker}`],
     ["Subscriber", group.subscriber || "none was tried"],
+    group.summary ? ["Error, without what varies", group.summary] : null,
     ["Failed events", `${number(group.events)}, ${number(group.unresolved)} of them unresolved`],
     ["Failures", `${number(group.failures)}, with ${counted(group.retries, "retry", "retries")}`],
-    group.share == null ? null : ["Share of deliveries", percent(group.share)],
+    ["Share of deliveries", group.share == null ? "unknown" : percent(group.share)],
     ["First seen", `${moment(group.firstSeen)} (${ago(group.firstSeen)})`],
     ["Last seen", `${moment(group.lastSeen)} (${ago(group.lastSeen)})`],
     group.oldestUnresolved ? ["Oldest unresolved", `${moment(group.oldestUnresolved)} (${ago(group.oldestUnresolved)})`] : null,

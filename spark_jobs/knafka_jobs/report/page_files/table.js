@@ -33,7 +33,7 @@ const haystacks = new Map();
 function haystack(group) {
   if (!haystacks.has(group)) {
     const parts = [
-      group.namespace, group.broker, group.trigger, group.subscriber, reasonText(group), group.reason, group.id,
+      group.namespace, group.broker, group.trigger, group.subscriber, reasonText(group), group.reason, group.summary, group.id,
       ...group.topTypes.map((top) => top.value),
       ...group.topSources.map((top) => top.value),
       ...group.examples.flatMap((each) => [each.id, each.source, each.type, each.error, each.dataPreview]),
@@ -89,7 +89,8 @@ function drawRow(group) {
     make("bdi", { class: "muted" }, visible(group.subscriber || `Broker ${group.broker}`)));
   const row = make("tr", { id: group.id, class: "group" },
     make("th", { scope: "row" }, opener),
-    make("td", { class: "reason" }, swatch(group.reason), reasonText(group)),
+    make("td", { class: "reason" }, swatch(group.reason), reasonText(group),
+      group.summary ? make("bdi", { class: "summary muted" }, visible(group.summary)) : null),
     make("td", { class: "change" }, make("span", { class: `badge ${group.change.kind}` }, KINDS[group.change.kind])),
     make("td", { class: "number strong" }, number(group.unresolved)),
     make("td", { class: "number" }, number(group.failures)),

@@ -1,0 +1,84 @@
+"""Tables that an older version made, brought to today's layout before anything reads them.
+
+    layout 1 of `failures`    add `head`, keep the heads of the likely examples
+    layout 2 of `failures`    give each its summary and days, and partition the table by `day`
+    layout 1 of `records`     fold what is left to fold, then partition the table by `day`
+
+Each step may be killed, and is repeated until the layouts are noted. A table is rewritten in one
+commit; its old files go with the next VACUUM after a week.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from knafka_jobs.compact import plan
+from knafka_jobs.compact.run import fold_all
+from knafka_jobs.errors import JobError
+from knafka_jobs.fingerprint import fingerprint_of
+from knafka_jobs.io.delta import Tables, explained
+from knafka_jobs.positions import bounds, within
+from knafka_jobs.schema import LAYOUT
+
+
+def upgrade(tables: Tables, progress: Callable[[str], None]) -> None:
+    """Bring the tables to today's layout. Raises `JobError` if a newer version has made them."""
+    found = {name: tables.layout(name) for name in LAYOUT if tables.exists(name)}
+    for name, layout in found.items():
+        if layout > LAYOUT[name]:
+            raise JobError(
+                f"{tables.path(name)} has layout {layout}, which a newer Knafka made: use that"
+            )
+    old = [name for name, layout in found.items() if layout < LAYOUT[name]]
+    if not old:
+        return
+    with tables.locked(), explained(f"the tables in {tables.root} can't be upgraded"):
+        for name in old:
+            progress(f"{name} is brought to layout {LAYOUT[name]}")
+        if "records" in found:
+            tables.add_column("records", "day")
+        if "failures" in found and not tables.is_by_day("failures"):
+            _keep_heads(tables)
+            _failures_by_day(tables)
+        if "records" in found and not tables.is_by_day("records"):
+            # What is folded later would be taken for part of the rewritten table, and left out.
+            fold_all(tables)
+            rows = tables.as_it_is("records").withColumn("day", F.to_date("appended"))
+            tables.rewrite(rows, "records")
+        for name in old:
+            tables.set_layout(name)
+
+
+def _keep_heads(tables: Tables) -> None:
+    if tables.layout("failures") > 1:
+        return
+    tables.add_column("failures", "head")
+    failures = tables.as_it_is("failures").transform(_with_summary)
+    examples = failures.transform(plan.likely_examples).localCheckpoint()
+    theirs = tables.read("records").where(within(bounds(examples)))
+    tables.update(plan.heads(examples, theirs), "failures", plan.MERGE_ON, {"head": "more.head"})
+
+
+def _with_summary(failures: DataFrame) -> DataFrame:
+    return failures.withColumn("summary", fingerprint_of(F.col("error")))
+
+
+def _failures_by_day(tables: Tables) -> None:
+    """Of a failure without records the days are those on which it failed."""
+    days = (
+        tables.read("records")
+        .groupBy("failure_id")
+        .agg(F.min("appended").alias("first"), F.max("appended").alias("last"))
+    )
+    rows = (
+        tables.as_it_is("failures")
+        .join(days, "failure_id", "left")
+        .transform(_with_summary)
+        .withColumn("first_day", F.to_date(F.coalesce("first", "first_failed")))
+        .withColumn("last_day", F.to_date(F.coalesce("last", "last_failed")))
+        .withColumn("day", F.col("first_day"))
+    )
+    tables.rewrite(rows, "failures")

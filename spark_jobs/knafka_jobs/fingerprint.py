@@ -1,0 +1,71 @@
+"""What an error says, without what differs each time: failures that say the same are one group.
+
+    "no row 4711 for 10.0.3.17:8080\\n  at ..." --fingerprint--> "no row <n> for <address>"
+
+The first line that has a letter or a digit, with addresses, UUIDs, ids and numbers taken out. The
+rules are regular expressions that Python and Java read alike, so Spark needs no Python for them.
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+LINE_CHARACTERS: Final = 400
+"""Of the line that is looked at; what failed is said at its beginning."""
+
+CHARACTERS: Final = 160
+"""Of a fingerprint."""
+
+_FIRST_LINE: Final = r"[^\r\n]*[^\s!-/:-@\[-`{-~][^\r\n]*"
+
+_ALONE: Final = r"(?<![0-9A-Za-z])"
+_ENDS: Final = r"(?![0-9A-Za-z])"
+_HEX: Final = "[0-9A-Fa-f]"
+_OCTET: Final = "[0-9]{1,3}"
+
+RULES: Final = (
+    (r"[\x00-\x20\x7f]+", " "),
+    (rf"{_ALONE}{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}}{_ENDS}", "<uuid>"),
+    (
+        rf"{_ALONE}[0-9A-Za-z._%+-]{{1,64}}@[0-9A-Za-z-]{{1,63}}(?:\.[0-9A-Za-z-]{{1,63}})+",
+        "<address>",
+    ),
+    (rf"{_ALONE}{_OCTET}(?:\.{_OCTET}){{3}}(?::[0-9]{{1,5}})?{_ENDS}", "<address>"),
+    # IPv6, with three colons or more: times have two.
+    (
+        rf"\[?{_ALONE}{_HEX}{{0,4}}(?::{_HEX}{{0,4}}){{3,7}}{_ENDS}\]?(?::[0-9]{{1,5}})?",
+        "<address>",
+    ),
+    (rf"{_ALONE}0[xX]{_HEX}+{_ENDS}", "<id>"),
+    # What Kubernetes adds to the name of a Deployment for its pods.
+    (rf"-(?=[a-z]*[0-9])[0-9b-z]{{8,10}}-[0-9b-z]{{5}}{_ENDS}", "-<id>"),
+    # Hexadecimal from eight digits on, anything from sixteen, if there is a number in it.
+    (rf"{_ALONE}(?=[A-Fa-f]*[0-9]){_HEX}{{8,}}{_ENDS}", "<id>"),
+    (rf"{_ALONE}(?=[A-Za-z]*[0-9])[0-9A-Za-z]{{16,}}{_ENDS}", "<id>"),
+    (r"[0-9]+(?:[.,:][0-9]+)*", "<n>"),
+)
+"""What is replaced by what, in this order."""
+
+
+def fingerprint(error: str | None) -> str:
+    """What an error says, without what differs each time; empty if it says nothing."""
+    found = re.search(_FIRST_LINE, error or "", re.ASCII)
+    text = found[0][:LINE_CHARACTERS] if found else ""
+    for pattern, mark in RULES:
+        text = re.sub(pattern, mark, text, flags=re.ASCII)
+    return text.strip(" ")[:CHARACTERS]
+
+
+def fingerprint_of(error_data: Column) -> Column:
+    """`fingerprint` of `knativeerrordata`; what is no base64 is taken as it stands."""
+    decoded = F.make_valid_utf8(F.try_to_binary(error_data, F.lit("base64")).cast("string"))
+    text = F.coalesce(decoded, error_data, F.lit(""))
+    text = F.substring(F.regexp_extract(text, _FIRST_LINE, 0), 1, LINE_CHARACTERS)
+    for pattern, mark in RULES:
+        text = F.regexp_replace(text, pattern, mark)
+    return F.substring(F.trim(text), 1, CHARACTERS)

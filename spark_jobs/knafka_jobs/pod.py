@@ -1,0 +1,242 @@
+"""The jobs in a pod of the image knafka-jobs: `python3 -m knafka_jobs.pod archive|executor`.
+
+    archive     compact, report and purge for one DeadLetterArchive, in one Spark session
+    executor    what Spark's Kubernetes scheduler starts in the pods that it makes
+
+The image has Java and all jars, so nothing is fetched at a start. What an archive's run has done is
+its container's termination message, one line of JSON, or what went wrong: the operator reads it
+there. Exit codes are those of `__main__`. Not here: when a run is due, which the operator decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from knafka.core.documents import explained_faults
+from knafka.core.errors import KnafkaError
+from knafka_jobs.__main__ import FAILED, PREFIX
+from knafka_jobs.options import OPTIONS, parser
+
+JARS: Final = "/app/jars/*"
+"""Class path of what Spark lacks to read Kafka and keep Delta tables, as the image has it."""
+TERMINATION_LOG: Final = Path("/dev/termination-log")
+MAX_MESSAGE: Final = 3_500
+"""Characters of a termination message: Kubernetes keeps 4,096 bytes."""
+TOKENS: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
+WRITABLE: Final = "/tmp"
+TEMPLATE: Final = Path(WRITABLE, "executor.json")
+HEAP_SHARE: Final = 0.6
+"""Of a container's memory: the rest is for threads, code, buffers outside the heap and Python."""
+MIN_HEAP: Final = 512
+LOOPBACK: Final = "127.0.0.1"
+"""Where Spark listens that is alone in its pod: nobody else has to reach it."""
+DRIVER_PORT: Final = 7078
+BLOCKS_PORT: Final = 7079
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.local.dir": "/tmp/spark",
+    "spark.sql.warehouse.dir": "/tmp/spark-warehouse",
+    "spark.dynamicAllocation.enabled": "false",
+}
+
+EXECUTOR: Final = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+_JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)").fullmatch
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # Spark makes folders where it is started; all else of the container is read-only.
+    os.chdir(WRITABLE)
+    if words == ["executor"]:
+        command = executor_command(os.environ)
+        os.execv(command[0], command)
+    given = _parser().parse_args(words)
+    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    alone = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
+    os.environ["SPARK_LOCAL_IP"] = LOOPBACK if alone else os.environ["KNAFKA_POD_IP"]
+    if template := os.environ.get("KNAFKA_EXECUTOR_TEMPLATE"):
+        TEMPLATE.write_text(template)
+    try:
+        with explained_faults():
+            found = archive(given, lambda line: print(PREFIX + line, file=sys.stderr, flush=True))
+    except KnafkaError as error:
+        print(f"{PREFIX}error: {error}", file=sys.stderr, flush=True)
+        _tell({"error": str(error)[:MAX_MESSAGE]})
+        return FAILED
+    _tell(found)
+    print(json.dumps(found), flush=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="knafka_jobs.pod")
+    added = made.add_subparsers(dest="command", required=True).add_parser("archive")
+    for name in ("tables", "bootstrap-servers", "broker"):
+        added.add_argument(f"--{name}", **{**OPTIONS[name], "required": True})
+    for name in ("secret", "keep-hours", "days"):
+        added.add_argument(f"--{name}", **OPTIONS[name])
+    group = "consumer group whose offsets say what is compacted"
+    added.add_argument("--group", required=True, help=group)
+    added.add_argument("--report", action="store_true", help="write a report, too")
+    for name in ("resolved", "unresolved"):
+        text = f"hours for which {name} failures are kept; for ever if not given"
+        added.add_argument(f"--{name}-hours", type=float, help=text)
+    return made
+
+
+def archive(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
+    """One run. Raises `KnafkaError`; another run then goes on where this ended."""
+    # Only now, as importing Spark takes a second, and an executor needs none of it.
+    from knafka_jobs import commands
+    from knafka_jobs.io import session
+
+    started = datetime.now(UTC)
+    progress(f"dead letters of {given.broker} into {given.tables}")
+    kafka = commands.connect(given)
+    waiting = kafka.dead_letter_topics(given.broker)
+    spark = session.start("archive")
+    try:
+
+        def run(*words: object) -> dict[str, Any]:
+            parsed = parser().parse_args([str(word) for word in words])
+            return commands.run_in(spark, parsed, progress)
+
+        tables = ("--tables", given.tables, "--broker", given.broker)
+        of_kafka: list[object] = ["--bootstrap-servers", given.bootstrap_servers]
+        if given.secret is not None:
+            of_kafka += ["--secret", given.secret]
+        found = run("compact", *tables, *of_kafka, "--keep-hours", given.keep_hours)
+        # What the topics had before this is in the tables now; what came since waits.
+        kafka.commit(given.group, waiting)
+        for hours, more in (
+            (given.resolved_hours, ()),
+            (given.unresolved_hours, ("--unresolved",)),
+        ):
+            if hours is not None:
+                until = (started - timedelta(hours=hours)).isoformat()
+                purged = run("purge", *tables, "--until", until, *more)["purged"]
+                found["purged"] = found.get("purged", 0) + purged
+        if given.report:
+            folder = Path("/tmp/report")
+            files = {each: folder / f"report.{each}" for each in ("json", "html")}
+            named = [word for each, path in files.items() for word in (f"--{each}", path)]
+            made = run("report", *tables, *of_kafka, "--days", given.days, *named)
+            found["report"] = made
+            for path in files.values():
+                commands.store(spark, given.tables, path, f"reports/{path.name}")
+                kept = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
+                commands.store(spark, given.tables, path, kept)
+    finally:
+        spark.stop()
+    return found
+
+
+def _tell(found: Mapping[str, Any]) -> None:
+    """Leave what was found for the operator; elsewhere than in a pod there is no such file."""
+    if TERMINATION_LOG.exists():
+        TERMINATION_LOG.write_text(json.dumps(found)[: MAX_MESSAGE + 100])
+
+
+def submit_arguments(environment: Mapping[str, str]) -> list[str]:
+    """What PySpark's launcher is started with: in this process alone, or with executors.
+
+    KNAFKA_MEMORY                 MiB of this container: its heap is a share of it
+    KNAFKA_SPARK                  more of Spark's settings, a JSON object
+    KNAFKA_EXECUTORS              0: `local[*]`
+    KNAFKA_EXECUTOR_{IMAGE,CPU}   of each executor; memory is this container's
+    KNAFKA_POD_{NAME,NAMESPACE,IP}
+    """
+    memory = int(environment.get("KNAFKA_MEMORY", "2048"))
+    heap = max(MIN_HEAP, int(memory * HEAP_SHARE))
+    executors = int(environment.get("KNAFKA_EXECUTORS", "0"))
+    settings = {**SETTINGS, **json.loads(environment.get("KNAFKA_SPARK", "{}"))}
+    master = "local[*]"
+    if not executors:
+        settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+    else:
+        host, port = (environment[f"KUBERNETES_SERVICE_{each}"] for each in ("HOST", "PORT"))
+        master = f"k8s://https://{f'[{host}]' if ':' in host else host}:{port}"
+        settings |= _of_executors(environment, executors, heap, max(384, memory - heap))
+    words = ["--master", master, "--driver-memory", f"{heap}m", "--driver-class-path", JARS]
+    for key, value in settings.items():
+        words += ["--conf", f"{key}={value}"]
+    return [*words, "pyspark-shell"]
+
+
+def _of_executors(
+    environment: Mapping[str, str], number: int, heap: int, overhead: int
+) -> dict[str, str]:
+    cpu, name = environment["KNAFKA_EXECUTOR_CPU"], environment["KNAFKA_POD_NAME"]
+    return {
+        "spark.executor.instances": str(number),
+        "spark.executor.cores": str(max(1, _whole_cores(cpu))),
+        "spark.executor.memory": f"{heap}m",
+        "spark.executor.memoryOverhead": f"{overhead}m",
+        "spark.kubernetes.executor.request.cores": cpu,
+        "spark.kubernetes.container.image": environment["KNAFKA_EXECUTOR_IMAGE"],
+        "spark.kubernetes.executor.podTemplateFile": str(TEMPLATE),
+        "spark.kubernetes.executor.podNamePrefix": name[-40:].lstrip("-"),
+        # What it would be for is on the class path; to make one needs another permission.
+        "spark.kubernetes.executor.disableConfigMap": "true",
+        "spark.kubernetes.namespace": environment["KNAFKA_POD_NAMESPACE"],
+        # So that executors go with this pod, also if it is killed.
+        "spark.kubernetes.driver.pod.name": name,
+        "spark.kubernetes.driver.service.deleteOnTermination": "false",
+        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
+        "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
+        "spark.kubernetes.authenticate.oauthTokenFile": f"{TOKENS}/token",
+        "spark.kubernetes.authenticate.caCertFile": f"{TOKENS}/ca.crt",
+        "spark.driver.host": environment["KNAFKA_POD_IP"],
+        "spark.driver.bindAddress": "0.0.0.0",
+        "spark.driver.port": str(DRIVER_PORT),
+        "spark.blockManager.port": str(BLOCKS_PORT),
+    }
+
+
+def _whole_cores(cpu: str) -> int:
+    return int(cpu[:-1]) // 1000 if cpu.endswith("m") else int(float(cpu))
+
+
+def executor_command(environment: Mapping[str, str]) -> list[str]:
+    """What Spark's own image runs (kubernetes/dockerfiles/spark/entrypoint.sh)."""
+    options = sorted(
+        (int(found[1]), value) for key, value in environment.items() if (found := _JAVA_OPTION(key))
+    )
+    memory = environment["SPARK_EXECUTOR_MEMORY"]
+    spark = f"{environment['SPARK_HOME']}/jars/*"
+    named = {
+        "driver-url": "SPARK_DRIVER_URL",
+        "executor-id": "SPARK_EXECUTOR_ID",
+        "cores": "SPARK_EXECUTOR_CORES",
+        "app-id": "SPARK_APPLICATION_ID",
+        "hostname": "SPARK_EXECUTOR_POD_IP",
+        "resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
+        "podName": "SPARK_EXECUTOR_POD_NAME",
+    }
+    return [
+        f"{environment['JAVA_HOME']}/bin/java",
+        *(value for _, value in options),
+        f"-Xms{memory}",
+        f"-Xmx{memory}",
+        "-cp",
+        f"{spark}:{JARS}",
+        EXECUTOR,
+        *(word for key, name in named.items() for word in (f"--{key}", environment[name])),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
