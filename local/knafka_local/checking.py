@@ -4,7 +4,8 @@
 
 An `error` is refused by the cluster, or leaves something that never works; a `warning` is allowed
 and probably a mistake. What a document refers to is looked for among the files only.
-Not here: asking a cluster or Kafka, and objects of other kinds than Knafka's.
+Not here: asking a cluster or Kafka, objects of other kinds than Knafka's, and what is said of a
+Sensor (`sensor_checks`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
+from knafka.core.client_settings import SIDES
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
+from knafka_local import sensor_checks
 from knafka_local.cesql_calls import missing_functions
 from knafka_local.impossible import impossible
 from knafka_local.manifests import (
@@ -30,8 +33,8 @@ from knafka_local.manifests import (
     identity_of,
     parse,
 )
-from knafka_operator.decide import admission, channel_admission, desired
-from knafka_operator.decide.channel import KAFKA_SECRET
+from knafka_operator.decide import admission, channel_admission, dead_letter_topics, desired
+from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.model.channels import (
     KAFKA_CHANNEL,
@@ -49,13 +52,18 @@ from knafka_operator.model.resources import (
     ISOLATION,
     LOCAL_COMMAND,
     MAX_IN_FLIGHT,
+    OURS,
     PAUSED,
+    RATE_LIMIT,
+    SEMANTICS,
     SERVING,
+    START,
     Broker,
     ConfigMap,
     Destination,
     Trigger,
 )
+from knafka_operator.model.sensors import Sensor
 
 ANNOTATIONS: Final = frozenset(
     {
@@ -63,9 +71,14 @@ ANNOTATIONS: Final = frozenset(
         DELIVERY_ORDER,
         MAX_IN_FLIGHT,
         PAUSED,
+        RATE_LIMIT,
         ISOLATION,
         KAFKA_SECRET,
         LOCAL_COMMAND,
+        SEMANTICS,
+        START,
+        dead_letter_topics.RETENTION_ANNOTATION,
+        *(f"{OURS}{side}.{name}" for side, settings in SIDES.items() for name in settings),
         *(
             AUTOSCALING + each
             for each in (
@@ -100,6 +113,7 @@ CONFIG_KEYS: Final = (
     desired.REPLICATION,
     desired.BOOTSTRAP_SERVERS,
     desired.SECRET,
+    dead_letter_topics.RETENTION_KEY,
 )
 """What a Broker's ConfigMap may hold besides `default.topic.config.`…"""
 
@@ -177,8 +191,10 @@ def _judge(
     """What is wrong with one document; None: it is none of our kinds."""
     errors: list[str] = []
     warnings: list[str] = []
+    resource: object
     try:
-        resource = parse(document)
+        is_sensor = sensor_checks.is_sensor(document)
+        resource = sensor_checks.read(document) if is_sensor else parse(document)
         if resource is None:
             return None
     except InvalidDocument as error:
@@ -200,6 +216,9 @@ def _judge(
             warnings.append("spec.filter says nothing, as spec.filters is there")
     elif isinstance(resource, Subscription):
         missing, doubts = _of_subscription(resource, known)
+    elif isinstance(resource, Sensor):
+        errors += sensor_checks.errors(resource)
+        missing, doubts = _of_sensor(resource, known)
     else:
         missing, doubts = [], []
     errors += [] if partial else missing
@@ -308,6 +327,17 @@ def _of_subscription(
         elif wanted == channel:
             doubts.append(f"{path}.ref: its own channel: what it is sent comes back to it")
     return missing, doubts
+
+
+def _of_sensor(sensor: Sensor, known: Mapping[Identity, Any]) -> tuple[list[str], list[str]]:
+    """The same of a Sensor."""
+    namespace = sensor.metadata.namespace
+    broker = Identity("Broker", namespace, sensor.spec.broker)
+    missing = [] if broker in known else [_missing("spec.broker", broker, known)]
+    for path, wanted in _referred(sensor_checks.destinations(sensor), namespace):
+        if wanted not in known:
+            missing.append(_missing(f"{path}.ref", wanted, known))
+    return missing, sensor_checks.warnings(sensor)
 
 
 def _referred(

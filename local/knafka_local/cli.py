@@ -16,8 +16,11 @@ from knafka.core.documents import explained_faults
 from knafka.core.errors import KnafkaError
 from knafka_local import (
     check_command,
+    console_command,
+    convert_commands,
     dead_letter_commands,
     send_command,
+    sensor_commands,
     status_commands,
     tail_command,
     trace_command,
@@ -45,15 +48,24 @@ letters_app = typer.Typer(
     help="Look at events that could not be delivered, report on them, send them again.",
     no_args_is_help=True,
 )
+sensor_app = typer.Typer(
+    help="Conditions over several events: what a Sensor would fire.", no_args_is_help=True
+)
 up_commands.add_to(app)
 check_command.add_to(app)
 send_command.add_to(app)
 status_commands.add_to(app, broker_app)
 tail_command.add_to(app)
 trace_command.add_to(app)
+console_command.add_to(app)
 app.add_typer(broker_app, name="broker")
 trigger_commands.add_to(trigger_app)
 app.add_typer(trigger_app, name="trigger")
+convert_app = typer.Typer(help="What others run, declared for Knafka.", no_args_is_help=True)
+convert_commands.add_to(convert_app)
+app.add_typer(convert_app, name="convert")
+sensor_commands.add_to(sensor_app)
+app.add_typer(sensor_app, name="sensor")
 dead_letter_commands.add_to(letters_app)
 app.add_typer(letters_app, name="dead-letters")
 

@@ -22,25 +22,32 @@ from uuid import uuid4
 from knafka_local import localize
 from knafka_local.kept_names import KeptNames
 from knafka_operator.decide import services
+from knafka_operator.decide.sensor_manifests import SENSOR_ROLE
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status, merged
 from knafka_operator.model.family import CHANNELS, FAMILIES, family_of
-from knafka_operator.model.resources import CORE, GROUP_STATUS
+from knafka_operator.model.resources import CORE, FINALIZER, GROUP_STATUS
+from knafka_operator.model.sensors import KNAFKA, SENSOR
 from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 FOLDER: Final = "local.knafka.dev/folder"
 """Annotation of a declared Service: where its manifest lies, so where its command runs."""
 SERVES: Final = "Serves"
 """The condition of a Service beside Ready, for which it stands."""
-FINALIZER: Final = "knafka.dev/finalizer"
 """On objects of `KINDS`: they go when their topic or group has gone."""
-KINDS: Final = tuple(
-    kind
-    for family in FAMILIES
-    for kind in ((family.broker_version, family.broker), (family.trigger_version, family.trigger))
+KINDS: Final = (
+    *(
+        kind
+        for of in FAMILIES
+        for kind in ((of.broker_version, of.broker), (of.trigger_version, of.trigger))
+    ),
+    (KNAFKA, SENSOR),
 )
 """apiVersion and kind of what is reconciled."""
 RECONCILED: Final = frozenset(kind for _, kind in KINDS)
+
+_ASKED: Final = (services.DISPATCHER, services.SHARD_ROLE, services.REPLAYER, SENSOR_ROLE)
+"""What Services that only run while they drain were made for."""
 
 _INSTALLATION: Final = tuple(
     (localize.SETTINGS.namespace, name)
@@ -117,8 +124,17 @@ class LocalCluster(MemoryCluster):
 
     def _stored(self, document: dict[str, Any]) -> None:
         # Before anybody hears of it: there is nothing to start, so nothing to wait for.
-        if role_of(document) in (services.DISPATCHER, services.SHARD_ROLE, services.REPLAYER):
+        if role_of(document) in _ASKED:
             document["status"] = service_status(document, Condition(SERVES, Status.TRUE))
+
+    async def apply(self, manifest: Document) -> Document:
+        if manifest["kind"] in RECONCILED:  # a Trigger of a Sensor's
+            metadata = {**localize.scaled_here(manifest["metadata"]), "finalizers": [FINALIZER]}
+            manifest = {**manifest, "metadata": metadata}
+            if self.reconciled(manifest["kind"], *_place(manifest)) is None:
+                kept = self._names.get(name_of(manifest))
+                self.put({**manifest, "status": {"annotations": dict(kept or {})}})
+        return await super().apply(manifest)
 
     async def write_status(self, document: Document, status: Document) -> None:
         if (url := self._urls.get(document["kind"])) is not None:
@@ -136,6 +152,8 @@ class LocalCluster(MemoryCluster):
 
 def version_of(kind: str) -> str:
     """The apiVersion in which objects of one of `KINDS` are stored."""
+    if kind == SENSOR:
+        return KNAFKA
     family = family_of(kind)
     return family.broker_version if kind == family.broker else family.trigger_version
 

@@ -1,4 +1,5 @@
-"""Brokers and Triggers of a Kubernetes cluster, for commands that only look.
+"""Brokers and Triggers of a Kubernetes cluster, KafkaChannels and Subscriptions, for commands that
+only look.
 
 Their status says which topic and group they have; where Kafka is and with what credentials is in
 their ConfigMap and its Secret, merged as the operator does. The Secret stays in memory.
@@ -12,12 +13,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import kubernetes
-from kubernetes.client.exceptions import ApiException
 from kubernetes.config import ConfigException
-from urllib3.exceptions import HTTPError
 
 from knafka.clients.kafka_connection import connection
 from knafka.core import names
@@ -32,22 +31,36 @@ from knafka_local.declared_source import (
     broker_of,
     trigger_of,
 )
+from knafka_local.installation import CHANNEL
+from knafka_local.kubernetes_api import TIMEOUT, answered
 from knafka_local.triggers import is_paused
-from knafka_operator.decide import credentials, desired
+from knafka_operator.decide import channel, credentials, desired
 from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
 from knafka_operator.decide.trigger import DEAD_LETTER_TOPIC
+from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.cluster import ClusterError, Document, NotAllowed, decoded
+from knafka_operator.model.family import (
+    BROKERS,
+    CHANNELS,
+    FAMILIES,
+    Family,
+    is_of_kafka_channel,
+)
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import EVENTING, Broker, ConfigMap, Trigger, is_ours
+from knafka_operator.model.resources import Broker, ConfigMap, is_ours
 from knafka_operator.model.settings import BROKER_DEFAULTS
 
-TIMEOUT: Final = 15.0
-"""Seconds for one request."""
 CONFIG: Final = "kafka-broker-config"
-"""The installation's ConfigMap there."""
+"""The installation's ConfigMap of Brokers there."""
+CHANNEL_CONFIG: Final = "kafka-channel-config"
+"""That of KafkaChannels."""
 UNKNOWN_SINK: Final = Sink(url="http://unknown.invalid/")
 """Of a Trigger whose status has no subscriber yet."""
+NEITHER: Final = (
+    "there are neither Brokers nor KafkaChannels: Knative Eventing is not in this cluster, nor are "
+    "Knafka's CRDs"
+)
 UNREACHED: Final = (
     "if it is only reachable from inside the cluster, name an address that is reachable from here "
     "with --bootstrap-servers HOST:PORT (an external listener, or `kubectl port-forward` to one "
@@ -87,9 +100,13 @@ class ClusterSource:
         *,
         system_namespace: str = SYSTEM_NAMESPACE,
         bootstrap_servers: str | None = None,
+        system_client: kubernetes.client.ApiClient | None = None,
     ) -> None:
-        """`bootstrap_servers` are used in place of those that are declared."""
+        """`bootstrap_servers` are used in place of those that are declared; `system_client` reads
+        ConfigMaps and Secrets of the system namespace, and status is believed without it only."""
         self._core = kubernetes.client.CoreV1Api(client)
+        self._system_core = kubernetes.client.CoreV1Api(system_client or client)
+        self.believes_status = system_client is None
         self._objects = kubernetes.client.CustomObjectsApi(client)
         self._namespace = namespace
         self._servers = bootstrap_servers
@@ -98,11 +115,26 @@ class ClusterSource:
     def read(self, namespace: str | None = None) -> DeclaredView:
         """Raises `ClusterError`, `NotAllowed` if the user may not read what is needed."""
         namespace = namespace or self._namespace
-        reading = _Reading(self, namespace)
-        for document in self.list("brokers", namespace):
-            reading.broker(document)
-        for document in self.list("triggers", namespace):
-            reading.trigger(document)
+        reading = _Reading(self)
+        there, denied = 0, list[NotAllowed]()
+        for family in FAMILIES:
+            try:
+                there += self._read(family, namespace, reading)
+            except NotAllowed as error:
+                denied.append(error)
+        if not there:
+            raise denied[0] if denied else ClusterError(NEITHER)
+        reading.problems += map(str, denied)
+        return self._view(reading, namespace)
+
+    def view(self, family: Family, broker: Document, trigger: Document) -> DeclaredView:
+        """Of one Broker or KafkaChannel and one that gets its events. Raises `ClusterError`."""
+        reading = _Reading(self)
+        reading.broker(family, broker)
+        reading.trigger(family, trigger)
+        return self._view(reading, trigger["metadata"]["namespace"])
+
+    def _view(self, reading: _Reading, namespace: str) -> DeclaredView:
         return DeclaredView(
             reading.ingresses,
             reading.egresses,
@@ -112,6 +144,47 @@ class ClusterSource:
             namespace,
             UNREACHED,
         )
+
+    def _read(self, family: Family, namespace: str, reading: _Reading) -> bool:
+        """False: the cluster has no such kinds. Raises `NotAllowed` and `ClusterError`."""
+        brokers = self.list(family.broker_version, family.broker, namespace)
+        if brokers is None:
+            return False
+        for document in brokers:
+            reading.broker(family, document)
+        for document in self.list(family.trigger_version, family.trigger, namespace) or ():
+            reading.trigger(family, document)
+        return True
+
+    def connection_of_channel(
+        self, channel: Broker
+    ) -> tuple[Mapping[str, Any], ConfigMap | None, Sequence[str]]:
+        """As `connection_of`: all KafkaChannels have one ConfigMap, and may name a Secret."""
+        problems: list[str] = []
+        default, base = Identity(self._system, CHANNEL_CONFIG), None
+        try:
+            base = self.config_map(default)
+        except NotAllowed as error:
+            problems.append(str(error))
+        try:
+            named = channel.metadata.annotations.get(credentials.KAFKA_SECRET)
+            of, values = credentials.channel_secret(named, base, self._system), None
+            if of is not None:
+                there = self._get("Secret", of)
+                secret = credentials.check_channel_secret(named, there, of)
+                values = dict(decoded(secret))
+            config = credentials.channel_config(named, values, base, default)
+        except InvalidDocument as error:
+            # Without credentials, as for a Broker.
+            servers = self._servers or channel.status.annotations.get(desired.BOOTSTRAP_SERVERS)
+            if servers is None:
+                raise ClusterError("; ".join([str(error), *problems])) from error
+            return connection(Kafka(bootstrap_servers=servers)), base, problems
+        servers = self._servers or config.data[desired.BOOTSTRAP_SERVERS]
+        reached = connection(Kafka(bootstrap_servers=servers))
+        if values is not None:
+            reached.update(for_librdkafka(values))
+        return reached, config, problems
 
     def connection_of(
         self, broker: Broker
@@ -138,15 +211,15 @@ class ClusterSource:
         servers = self._servers or found.config.data[desired.BOOTSTRAP_SERVERS]
         reached = connection(Kafka(bootstrap_servers=servers))
         if found.secret is not None:
-            secret = self._get(self._core.read_namespaced_secret, "Secret", found.secret)
+            secret = self._get("Secret", found.secret)
             if secret is None:
                 raise ClusterError(f"Secret {found.secret} does not exist")
             reached.update(for_librdkafka(decoded(secret)))
         return reached, found.config, []
 
     def config_map(self, of: Identity) -> ConfigMap | None:
-        found = self._get(self._core.read_namespaced_config_map, "ConfigMap", of)
-        return None if found is None else parse(ConfigMap, _typed(found, "v1", "ConfigMap"))
+        found = self._get("ConfigMap", of)
+        return None if found is None else parse(ConfigMap, found)
 
     def default_delivery(self, broker: Broker) -> Broker:
         """With the delivery of `config-br-defaults` where it declares none and that is readable."""
@@ -158,49 +231,41 @@ class ClusterSource:
         except KnafkaError:
             return broker  # what is looked for doesn't depend on it
 
-    def list(self, plural: str, namespace: str) -> Sequence[Document]:
-        group, _, version = EVENTING.partition("/")
+    def list(self, api_version: str, kind: str, namespace: str) -> Sequence[Document] | None:
+        """All objects of a kind; None: the cluster doesn't have it. Raises `ClusterError`."""
+        group, _, version = api_version.partition("/")
+        plural = f"{kind.lower()}s"
         found = self._asked(
             f"list {plural} in {namespace}",
             self._objects.list_namespaced_custom_object,
             group, version, namespace, plural,
         )  # fmt: skip
         if found is None:
-            raise ClusterError("there are no Brokers: Knative Eventing is not in this cluster")
-        items: Sequence[Document] = found.get("items") or []
-        return items
+            return None
+        # Objects in a list don't say what they are.
+        about = {"apiVersion": api_version, "kind": kind}
+        return [{**about, **each} for each in found.get("items") or ()]
 
-    def _get(self, read: Callable[..., Any], kind: str, of: Identity) -> Document | None:
+    def _get(self, kind: Literal["ConfigMap", "Secret"], of: Identity) -> Document | None:
+        core = self._system_core if of.namespace == self._system else self._core
+        read = {
+            "ConfigMap": core.read_namespaced_config_map,
+            "Secret": core.read_namespaced_secret,
+        }[kind]
         return self._asked(f"get {kind} {of}", read, of.name, of.namespace)
 
     def _asked(self, what: str, ask: Callable[..., Any], *arguments: str) -> Document | None:
-        try:
-            answer = ask(*arguments, _preload_content=False, _request_timeout=TIMEOUT)
-            document: Document = json.loads(answer.data)
-        except ApiException as error:
-            if error.status == 404:
-                return None
-            if error.status in (401, 403):
-                verb, plural = what.split()[:2]
-                raise NotAllowed(
-                    f"can't {what}: {_message(error)}: ask for a role that may {verb} "
-                    f"{plural.lower()}, or name another --context"
-                ) from error
-            raise ClusterError(f"can't {what}: {_message(error)}") from error
-        except (HTTPError, OSError, ValueError) as error:
-            raise ClusterError(
-                f"can't {what}: the API server does not answer ({error}): is the --context right, "
-                "and `kubectl version` answered?"
-            ) from error
-        return document
+        found = answered(
+            what, lambda: ask(*arguments, _preload_content=False, _request_timeout=TIMEOUT)
+        )
+        return None if found is None else json.loads(found)
 
 
 class _Reading:
     """One look at a namespace; what can't be read is a problem, and the rest goes on."""
 
-    def __init__(self, source: ClusterSource, namespace: str) -> None:
+    def __init__(self, source: ClusterSource) -> None:
         self._source = source
-        self._namespace = namespace
         self._brokers: dict[str, tuple[Broker, desired.Topic, Defaults]] = {}
         self.ingresses: list[Ingress] = []
         self.egresses: list[Egress] = []
@@ -208,44 +273,56 @@ class _Reading:
         self.paused: set[str] = set()
         self.problems: list[str] = []
 
-    def broker(self, document: Document) -> None:
-        what = f"Broker {Identity.of(document)}"
+    def broker(self, family: Family, document: Document) -> None:
+        """A Broker or KafkaChannel."""
         try:
-            broker = parse(Broker, _typed(document, EVENTING, "Broker"))
-            if not is_ours(broker):
+            broker = family.read_broker(document)
+            if family is BROKERS and not is_ours(broker):
                 return
-            reached, config, problems = self._source.connection_of(broker)
+            if family is BROKERS:
+                reached, config, problems = self._source.connection_of(broker)
+            else:
+                reached, config, problems = self._source.connection_of_channel(broker)
             kafka = Kafka(bootstrap_servers=reached["bootstrap.servers"])
             defaults = desired.configured(config, Defaults(kafka=kafka))
             defaults = replace(defaults, kafka=kafka)
-            topic = desired.broker_topic(broker, config, defaults)
+            if family is BROKERS:
+                topic = desired.broker_topic(broker, config, defaults)
+            else:
+                topic = channel.topic(parse(KafkaChannel, document), defaults)
             ingress = desired.ingress(broker, topic, {}, defaults)
         except KnafkaError as error:
-            self.problems.append(f"{what}: {error}")
+            self.problems.append(f"{family.broker} {Identity.of(document)}: {error}")
             return
-        self.problems += problems
-        broker = self._source.default_delivery(broker)
+        self.problems += [each for each in problems if each not in self.problems]
+        if family is BROKERS:
+            broker = self._source.default_delivery(broker)
         self._brokers[broker_of(ingress)] = broker, topic, defaults
         self.connections[broker_of(ingress)] = reached
         self.ingresses.append(ingress)
 
-    def trigger(self, document: Document) -> None:
+    def trigger(self, family: Family, document: Document) -> None:
+        """A Trigger or Subscription."""
+        if family is CHANNELS and not is_of_kafka_channel(document):
+            return
+        of = f"{CHANNEL if family is CHANNELS else ''}{family.broker_of(document)}"
+        if (found := self._brokers.get(of)) is None:
+            return  # not ours, or its Broker is a problem already
+        broker, topic, defaults = found
         try:
-            trigger = parse(Trigger, _typed(document, EVENTING, "Trigger"))
-            found = self._brokers.get(f"{self._namespace}/{trigger.spec.broker}")
-            if found is None:
-                return  # not ours, or its Broker is a problem already
-            broker, topic, defaults = found
+            trigger = family.read_trigger(document)
             now = document.get("status") or {}
+            if family is CHANNELS:
+                now = now.get("physicalSubscription") or {}
             egress = desired.egress(
                 trigger, broker, topic, _sink(now.get("subscriberUri")) or UNKNOWN_SINK,
-                _sink(now.get("deadLetterSinkUri")), defaults,
+                _sink(now.get("deadLetterSinkUri")), defaults, reply=_sink(now.get("replyUri")),
             )  # fmt: skip
         except KnafkaError as error:
-            self.problems.append(f"Trigger {Identity.of(document)}: {error}")
+            self.problems.append(f"{family.trigger} {Identity.of(document)}: {error}")
             return
         kept = trigger.status.annotations.get(DEAD_LETTER_TOPIC)
-        if kept and kept.startswith(names.DEAD_LETTERS):
+        if kept and kept.startswith(names.DEAD_LETTERS) and self._source.believes_status:
             egress = egress.model_copy(update={"dead_letter_topic": kept})
         self.egresses.append(egress)
         if is_paused(trigger):
@@ -254,15 +331,3 @@ class _Reading:
 
 def _sink(url: object) -> Sink | None:
     return parse(Sink, {"url": url}) if url else None
-
-
-def _typed(document: Document, api_version: str, kind: str) -> Document:
-    """Objects in a list don't say what they are."""
-    return {"apiVersion": api_version, "kind": kind, **document}
-
-
-def _message(error: ApiException) -> str:
-    try:
-        return str(json.loads(error.body or "")["message"])
-    except (ValueError, TypeError, KeyError):
-        return f"{error.status} {error.reason}"

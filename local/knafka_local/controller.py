@@ -13,8 +13,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -35,16 +34,19 @@ from knafka_local.cluster import (
     version_of,
 )
 from knafka_local.manifests import Declared
+from knafka_local.serving import Served
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.family import CHANNELS, family_of
+from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
+from knafka_operator.model.sensors import SENSOR
 from knafka_operator.operator import Operator
-from knafka_operator.reconcile.channels import Channels
-from knafka_operator.reconcile.receivers import Positions, ReceiverRecord
+from knafka_operator.reconcile.contracts import Contract
+from knafka_operator.reconcile.sensors import Sensors
+from knafka_operator.reconcile.state import declared_of
 from knafka_operator.reconcile.work_queue import GONE, Key, Verdict
-from knafka_operator.scale.scaler import Drains
+from knafka_operator.scale.kafka_clusters import AllDrains
 
 log = logging.getLogger(__name__)
 
@@ -60,22 +62,12 @@ SETTLE_TIMEOUT: Final = 20.0
 of it: a program that is slow holds nothing else up for longer."""
 
 
-Probe = Callable[[str], Awaitable[None]]
-"""Returns once an address answers; raises `NotReady`."""
 _IN_ORDER: Final = (
     ("ConfigMap", "Service"),
     ("Broker", "KafkaChannel"),
-    ("Trigger", "Subscription"),
+    ("Trigger", "Subscription", SENSOR),
 )
 """Kinds, in the order in which objects depend on one another."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelsServed:
-    """What the operator asks of the KafkaChannels' receiver."""
-
-    probe: Probe
-    positions: Positions
 
 
 class Controller:
@@ -84,9 +76,8 @@ class Controller:
     def __init__(
         self,
         cluster: LocalCluster,
-        drains: Drains,
-        probe: Probe,
-        channels: ChannelsServed,
+        drains: AllDrains,
+        served: Mapping[Family, Served],
         say: Say,
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
         open_writer: Callable[[Mapping[str, Any]], LogWriter] = KafkaWriter,
@@ -98,26 +89,29 @@ class Controller:
             cluster,
             connect,
             drains=drains,
-            probe=probe,
+            probe=served[BROKERS].probe,
             wake=_is_awake,
             open_writer=open_writer,
+            positions=served[BROKERS].positions,
         )
         beside = Operator(
             localize.SETTINGS,
             cluster,
             connect,
             drains=drains,
-            probe=channels.probe,
+            probe=served[CHANNELS].probe,
             wake=_is_awake,
             open_writer=open_writer,
             beside=self._operator,
-            positions=channels.positions,
+            positions=served[CHANNELS].positions,
         )
         self._operators = {each.family: each for each in (self._operator, beside)}
         for each in self._operators.values():
             each.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
         self._deleting: dict[Key, float] = {}
         """Since when each deletion is being tried, on the event loop's clock."""
+        self._declared_sensors: dict[Key, Document | None] = {}
+        """Each as it was last heard of, without its status."""
         self._heard = asyncio.Event()
         """Of a change of anything."""
 
@@ -153,7 +147,7 @@ class Controller:
 
     def is_ours(self, document: Document) -> bool:
         """Whether a Broker's class is ours, or a Trigger's Broker may be; the same for channels."""
-        if (kind := document["kind"]) not in RECONCILED:
+        if (kind := document["kind"]) not in RECONCILED or kind == SENSOR:
             return True
         operator = self._of(kind)
         is_broker = kind == operator.family.broker
@@ -168,45 +162,54 @@ class Controller:
         operators = self._operators.values()
         return [each.egress for of in operators for each in of.triggers.watched.values()]
 
-    def channel_ingresses(self) -> list[Ingress]:
-        """What the KafkaChannels' receiver serves of what is declared, by name."""
-        served = {
-            path: each for of in self._channels() for path, each in of.contract.records.items()
-        }
-        declared = sorted(f"/{Identity.of(each)}" for each in self._cluster.of(CHANNELS.broker))
-        return [served[path] for path in declared if path in served]
+    def ingresses(self, *families: Family) -> list[Ingress]:
+        """What receivers serve of what is declared, by name: that of Brokers, then the other."""
+        return [each for of in families or self._operators for each in self._ingresses(of)]
 
-    def _channels(self) -> Collection[ReceiverRecord]:
-        """The receivers that KafkaChannels share."""
-        channels = self._operators[CHANNELS].brokers
-        assert isinstance(channels, Channels)
-        return channels.receivers.records.values()
+    def _ingresses(self, family: Family) -> Iterator[Ingress]:
+        served: dict[str, Ingress] = {}
+        for each in self._contracts(family):
+            served |= each.records
+        declared = sorted(f"/{Identity.of(each)}" for each in self._cluster.of(family.broker))
+        return (served[path] for path in declared if path in served)
+
+    def _contracts(self, family: Family) -> Collection[Contract[Ingress]]:
+        """What the receiver of a family follows; here is one at most."""
+        return self._operators[family].brokers.receivers.contracts.values()
 
     async def _withdraw_undeclared(self) -> None:
-        """Have no KafkaChannel served that left the files while nothing ran: its topic stays, as a
-        Broker's does. Those of others that use the same Kafka are not ours to withdraw."""
-        for who in self._cluster.undeclared(CHANNELS.broker):
-            for receiver in self._channels():
-                if f"/{who}" in receiver.contract.records:
-                    try:
-                        await receiver.contract.write(f"/{who}", None)
-                    except LogError as error:  # it is tried again with the next change of a file
-                        self._say(f"KafkaChannel {who} is still served: {error}")
+        """Have no Broker or KafkaChannel served that left the files while nothing ran: its topic
+        stays. Those of others that use the same Kafka are not ours to withdraw."""
+        for family in self._operators:
+            for who in self._cluster.undeclared(family.broker):
+                for contract in self._contracts(family):
+                    if f"/{who}" in contract.records:
+                        try:
+                            await contract.write(f"/{who}", None)
+                        except LogError as error:  # again with the next change of a file
+                            self._say(f"{family.broker} {who} is still served: {error}")
 
     def scaled(self, namespace: str, name: str, kind: str = "Trigger") -> TriggerStatus | None:
-        """What the scaler knows of a Trigger or Subscription; None: it isn't scaled."""
+        """What the scaler knows of a Trigger, Subscription or Sensor; None: it isn't scaled."""
+        if kind == SENSOR:
+            return self._sensors.status(Identity(namespace, name))
         return self._of(kind).triggers.status(Identity(namespace, name))
 
     async def _follow(self, api_version: str, kind: str) -> None:
         async for event in self._cluster.watch(api_version, kind):
             document, gone = event.document, event.type == "DELETED"
-            if kind == "Service":
+            for owner in document["metadata"].get("ownerReferences") or ():
+                namespace, _ = Identity.of(document)
+                self._operator.queue.enqueue((owner["kind"], namespace, owner["name"]))
+            if kind == SENSOR:
+                self._on_sensor(document, gone=gone)
+            elif kind == "Service":
                 for each in self._operators.values():
                     each.on_service(document)
             else:
                 self._of(kind).on_change(document, gone=gone)
-                if gone:
-                    self._cluster.forget(document)
+            if gone and kind != "Service":
+                self._cluster.forget(document)
             self._heard.set()
 
     async def _look(self, key: Key) -> float | Literal[Verdict.GONE]:
@@ -220,14 +223,11 @@ class Controller:
             return await self._finalize(key, document)
         if not self.is_ours(document):
             return RESYNC
-        operator = self._of(key[0])
-        is_broker = key[0] == operator.family.broker
-        reconcile = operator.reconcile_broker if is_broker else operator.triggers.reconcile
         try:
-            status = await reconcile(document) or {}
+            status = await self._reconcile(key[0], document) or {}
         except Exception as error:  # one that ended would be missed only when events wait
             log.exception("%s", name_of(document))
-            await operator.publish_failure(document, error)
+            await self._operator.publishing.failure(document, error)
             return RETRY
         ready = any(
             each["type"] == "Ready" and each["status"] == "True"
@@ -235,16 +235,59 @@ class Controller:
         )
         return RESYNC * random.uniform(0.8, 1.2) if ready else RETRY
 
+    async def _reconcile(self, kind: str, document: Document) -> Mapping[str, Any] | None:
+        if kind == SENSOR:
+            return await self._sensors.reconcile(document)
+        operator = self._of(kind)
+        is_broker = kind == operator.family.broker
+        reconcile = operator.reconcile_broker if is_broker else operator.triggers.reconcile
+        return await reconcile(document)
+
+    @property
+    def _sensors(self) -> Sensors:
+        assert self._operator.sensors is not None, "localize.SETTINGS has them"
+        return self._operator.sensors
+
+    def _on_sensor(self, document: Document, *, gone: bool) -> None:
+        """It, and those of its Triggers that go by its status."""
+        if not gone:
+            self._sensors.remember(document)
+        key, declared = _key(document), (None if gone else declared_of(document))
+        if (
+            self._declared_sensors.get(key) != declared
+            or "deletionTimestamp" in (document["metadata"])
+        ):
+            self._declared_sensors[key] = declared
+            self._operator.queue.enqueue(key)
+        for each in self._cluster.of("Trigger"):
+            owners = each["metadata"].get("ownerReferences") or ()
+            if any(owner["uid"] == document["metadata"]["uid"] for owner in owners):
+                self._operator.queue.enqueue(_key(each))
+
+    async def _delete(self, document: Document) -> None:
+        """Raises `KnafkaError`."""
+        kind = document["kind"]
+        if kind == SENSOR:
+            await self._sensors.delete(document)
+        elif kind == self._of(kind).family.broker:
+            await self._of(kind).delete_broker(document)
+        else:
+            await self._of(kind).triggers.delete(document)
+
+    async def _forget(self, document: Document) -> None:
+        if document["kind"] == SENSOR:
+            await self._sensors.forget(document)
+        else:
+            self._of(document["kind"]).forget(document)
+
     async def _finalize(self, key: Key, document: Document) -> float | Literal[Verdict.GONE]:
         """Have its topic or group deleted, and let it go; what Kafka keeps too long stays there."""
-        operator = self._of(key[0])
-        is_broker = key[0] == operator.family.broker
-        delete = operator.delete_broker if is_broker else operator.triggers.delete
+        is_broker = key[0] in (BROKERS.broker, CHANNELS.broker)
         if self.is_ours(document):
             now = asyncio.get_running_loop().time()
             began = self._deleting.setdefault(key, now)
             try:
-                await delete(document)
+                await self._delete(document)
                 if is_broker and EXTERNAL_TOPIC not in _annotations(document):
                     self._say(f"{name_of(document)} has left the files, so its topic is deleted")
             except Exception as error:  # a bug neither: its object would never go
@@ -252,7 +295,7 @@ class Controller:
                     log.exception("deleting %s", name_of(document))
                 if now - began < localize.SETTINGS.deletion_timeout:
                     return DELETE_AGAIN
-                operator.forget(document)
+                await self._forget(document)
                 self._say(f"{name_of(document)}: its topic or group stays in Kafka: {error}")
         self._deleting.pop(key, None)
         self._cluster.set_finalizers(version_of(key[0]), *key)
@@ -270,7 +313,8 @@ class Controller:
             each
             for kind in kinds
             for each in self._cluster.of(kind)
-            if kind != "Service" or FOLDER in _annotations(each)
+            if (kind != "Service" or FOLDER in _annotations(each))
+            and not each["metadata"].get("ownerReferences")  # a Sensor has made it
         ]
 
     def _is_there(self, document: Document) -> bool:

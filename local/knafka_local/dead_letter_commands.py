@@ -6,26 +6,23 @@ Spark job (see `dead_letter_jobs`), but for a replay of single events, which nee
 
 from __future__ import annotations
 
-import json
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka_jobs.options import SELECTION
 from knafka_local import dead_letter_jobs, dead_letters, replaying
 from knafka_local.installation import DEFAULT_DATA, Installation, NotRunning
-from knafka_local.job_options import Asked, taking
+from knafka_local.job_options import Asked, run_job, taking
 from knafka_local.options import (
     FAILED,
     DataDir,
     add,
-    arguments_of,
     egress_of,
     kafka_of,
     print_table,
@@ -44,7 +41,7 @@ Tables = Annotated[
 ]
 FIELDS: Final = ("destination", "reason", "code", "type", "source")
 """Options that ask for a field of a dead letter, as it lies in its topic."""
-OF_TABLES: Final = ("since", "until", "where", "replay-id", "rate")
+OF_TABLES: Final = ("summary", "since", "until", "where", "replay-id", "rate")
 """Options that only the job knows, which needs Spark."""
 
 
@@ -103,10 +100,10 @@ def show_letters(
         typer.echo(f"{egress.namespace}/{egress.trigger} has no dead letters")
 
 
-@taking("broker", "keep-hours")
+@taking("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")
 def compact(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
     """Take the dead letters from their topics into tables: durable, counted, small."""
-    done = _run("compact", _place(data_dir, tables), _kafka(data_dir), asked)
+    done = run_job("compact", _place(data_dir, tables), _kafka(data_dir), asked)
     typer.echo(
         f"{done['records']} new dead letters in {done['topics']} topics; {done['deleted']} deleted"
     )
@@ -136,7 +133,7 @@ def report(
     except NotRunning:
         kafka = {}
     files = {"html": page, "json": document}
-    done = _run("report", _place(data_dir, tables), kafka, asked, files)
+    done = run_job("report", _place(data_dir, tables), kafka, asked, files)
     changes = ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in done["changes"].items() if count
     )
@@ -176,7 +173,7 @@ def replay(
         wanted["where"] = _any_of(ids, asked["where"])
     elif ids:
         wanted["id"] = ids[0]
-    done = _run("replay", place, _kafka(data_dir), wanted)
+    done = run_job("replay", place, _kafka(data_dir), wanted)
     if ids and direct and not done["would_send" if dry_run else "sent"]:
         _replay_directly(data_dir, asked, ids)
         return
@@ -237,7 +234,7 @@ def _replay_directly(data_dir: Path, asked: Asked, ids: Sequence[str]) -> None:
 @taking(*SELECTION, "unresolved", "dry-run")
 def purge(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
     """Forget resolved failures and their events, for good."""
-    done = _run("purge", _place(data_dir, tables), asked)
+    done = run_job("purge", _place(data_dir, tables), asked)
     for what, count in done.items():
         typer.echo(f"{count} failures {what.replace('_', ' ')}")
 
@@ -248,16 +245,3 @@ def _place(data_dir: Path, tables: str | None) -> dict[str, Any]:
 
 def _kafka(data_dir: Path) -> dict[str, Any]:
     return {"bootstrap-servers": Installation(data_dir).running().bootstrap_servers}
-
-
-def _run(command: str, *options: Mapping[str, Any]) -> dict[str, Any]:
-    """The job's answer; its progress is a line that changes on a terminal, lines elsewhere."""
-    given = [command, *(word for each in options for word in arguments_of(each))]
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        answer = dead_letter_jobs.run(given, lambda line: typer.echo(line, err=True))
-    else:
-        with console.status(command) as status:
-            answer = dead_letter_jobs.run(given, lambda line: status.update(line))
-    found: dict[str, Any] = json.loads(answer)
-    return found

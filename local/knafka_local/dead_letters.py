@@ -14,11 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, TypeAlias
 
-from knafka.core import names
 from knafka.core.contract import Egress
-from knafka.core.dead_letter import ATTRIBUTE_PREFIX, OMITTED, timestamp
+from knafka.core.dead_letter import (
+    ATTEMPT_LOG,
+    ATTRIBUTE_PREFIX,
+    OMITTED,
+    logged_attempts,
+    timestamp,
+)
 from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, Record
+from knafka_operator.decide.desired import replay_topic
 
 READ_AT_MOST: Final = 10_000
 """Of one topic: enough to see what goes wrong; the reports are for all of it."""
@@ -48,6 +54,8 @@ class DeadLetter:
     """`topic/partition/offset` of the event in its Broker's topic."""
     replayed: str = ""
     """When it was sent again, if it was."""
+    attempt_log: Sequence[tuple[str, str]] = ()
+    """Time and result of each of the last attempts, as far as they are known one by one."""
 
     def json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False)
@@ -60,6 +68,7 @@ class DeadLetter:
             f"  {how} after {self.attempts} attempts at {self.destination}",
             f"  first {self.first_time}, last {self.last_time}, was {self.position}",
         ]
+        lines += [f"  attempt {at}: {result}" for at, result in self.attempt_log]
         if self.error:
             lines.append(f"  {'answer' if self.code else 'error'}: {self.error}")
         if self.omitted:
@@ -128,9 +137,8 @@ Replays: TypeAlias = Mapping[bytes, int]
 
 async def replays(admin: LogAdmin, egress: Egress) -> Replays:
     """What was sent again of a Trigger's dead letters, by the job or the command."""
-    topic = names.replay_topic(egress.namespace, egress.broker, egress.trigger)
     sent: dict[bytes, int] = {}
-    for record in await read_topic(admin, topic, READ_AT_MOST):
+    for record in await read_topic(admin, replay_topic(egress), READ_AT_MOST):
         who = _identity(record)
         sent[who] = max(sent.get(who, 0), record.timestamp()[1])
     return sent
@@ -177,6 +185,9 @@ def letter(record: Record, replayed: int | None = None) -> DeadLetter:
         data=shown((record.value() or b"")[: 4 * PREVIEW].decode(errors="replace")),
         omitted=text(OMITTED),
         position=shown("/".join(where)),
+        attempt_log=[
+            (shown(at), shown(result)) for at, result in logged_attempts(found.get(ATTEMPT_LOG, ""))
+        ],
         replayed="" if replayed is None else timestamp(replayed / 1000),
     )
 

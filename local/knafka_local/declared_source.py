@@ -1,7 +1,8 @@
 """Where the Brokers and Triggers are that a command asks about: one Protocol, `DeclaredSource`.
 
 Implementations: `LocalSource` here (what `knafka up` runs), and `cluster_source` (Kubernetes).
-Both give a `DeclaredView`, so that `knafka tail` and `knafka trace` are the same for both.
+Both give a `DeclaredView`, so that `knafka tail` and `knafka trace` are the same for both; and for
+KafkaChannels and Subscriptions, whose names have a prefix: `channel/` and `subscription/`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from knafka.clients.kafka_connection import connection
 from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import KnafkaError, LogError
 from knafka_local import status
-from knafka_local.installation import CHANNEL, Installation
+from knafka_local.installation import CHANNEL, SUBSCRIPTION, Installation
 from knafka_local.triggers import Unknown
 
 DEFAULT_NAMESPACE: Final = "default"
@@ -29,16 +30,17 @@ class NotReached(KnafkaError):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredView:
-    """Brokers and Triggers as they are declared now, and how their Kafka is reached."""
+    """Brokers and Triggers as they are declared now, channels and Subscriptions among them, and how
+    their Kafka is reached."""
 
     ingresses: Sequence[Ingress]
     egresses: Sequence[Egress]
     """`topic`, `group`, `dead_letter_topic` and the filters are right; a subscriber that isn't
     known is a placeholder."""
     connections: Mapping[str, Mapping[str, Any]]
-    """librdkafka's configuration by Broker, as `namespace/name`."""
+    """librdkafka's configuration by Broker, as `broker_of` gives it."""
     paused: Collection[str] = ()
-    """Triggers, as `namespace/name`."""
+    """Triggers, as `trigger_of` gives them."""
     problems: Sequence[str] = ()
     """What is declared and can't be read, one sentence each; it isn't in the view."""
     namespace: str = DEFAULT_NAMESPACE
@@ -62,13 +64,16 @@ class DeclaredView:
         raise Unknown(self._explained(f"{problem} there is {known or 'none'}"))
 
     def egress(self, trigger: str) -> Egress:
-        """The Trigger of this name. Raises `Unknown`."""
-        wanted = self._full(trigger)
-        for each in self.egresses:
-            if trigger_of(each) == wanted:
-                return each
-        known = ", ".join(map(trigger_of, self.egresses))
-        raise Unknown(self._explained(f"there is no Trigger {wanted}: there is {known or 'none'}"))
+        """The Trigger of this name, else the Subscription. Raises `Unknown`."""
+        by_name = {trigger_of(each): each for each in self.egresses}
+        prefixed = trigger.startswith(SUBSCRIPTION)
+        wanted = SUBSCRIPTION + self._full(trigger.removeprefix(SUBSCRIPTION))
+        found = by_name.get(self._full(trigger)) or by_name.get(wanted)
+        if found is not None:
+            return found
+        known = ", ".join(by_name) or "none"
+        what = wanted if prefixed else f"Trigger {self._full(trigger)}"
+        raise Unknown(self._explained(f"there is no {what}: there is {known}"))
 
     def of_broker(self, ingress: Ingress) -> Sequence[Egress]:
         """The Triggers of a Broker."""
@@ -97,7 +102,7 @@ class DeclaredView:
 
 
 class DeclaredSource(Protocol):
-    """Source of Brokers and Triggers."""
+    """Source of Brokers and Triggers, KafkaChannels and Subscriptions."""
 
     def read(self, namespace: str | None = None) -> DeclaredView:
         """All that are in `namespace`, or that the source is about if none is given.
@@ -120,7 +125,7 @@ class LocalSource:
         paused: set[str] = set()
         with suppress(KnafkaError):  # it is starting; it's said where it is known
             now = status.read(self._installation)
-            paused = {each.name for each in now.triggers if each.paused}
+            paused = {_named(each.kind, each.name) for each in now.triggers if each.paused}
         ingresses = [each for each in running.ingresses if namespace in (None, each.namespace)]
         return DeclaredView(
             ingresses,
@@ -138,5 +143,16 @@ def broker_of(of: Ingress | Egress) -> str:
 
 
 def trigger_of(egress: Egress) -> str:
-    """`namespace/name` of the Trigger."""
-    return f"{egress.namespace}/{egress.trigger}"
+    """`namespace/name` of the Trigger, `subscription/namespace/name` of the Subscription."""
+    return _named(egress.kind, f"{egress.namespace}/{egress.trigger}")
+
+
+def namespace_in(name: str) -> str | None:
+    """The namespace that a name of any of the four says; None: it says none."""
+    for prefix in (CHANNEL, SUBSCRIPTION):
+        name = name.removeprefix(prefix)
+    return name.rpartition("/")[0] or None
+
+
+def _named(kind: str, name: str) -> str:
+    return SUBSCRIPTION + name if kind == "Subscription" else name

@@ -23,6 +23,7 @@ from knafka import settings
 from knafka.core import documents, names
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
+from knafka.core.sensor.contract import Sensor
 from knafka_local.children import HOST, Child, Command, ended, listen, port_of
 from knafka_operator.scale.drains import HttpDrains
 
@@ -42,6 +43,7 @@ class _Function:
     """The variable of its environment with `contract`."""
     contract: str
     """As JSON."""
+    program: str = "knafka.dispatcher"
 
     @classmethod
     def own(cls, egress: Egress) -> _Function:
@@ -54,6 +56,12 @@ class _Function:
     def shared(cls, shard: Shard) -> _Function:
         contract = json.dumps(documents.dump(shard), sort_keys=True)
         return cls(shard.group.removeprefix(names.OURS), settings.SHARD, contract)
+
+    @classmethod
+    def of_sensor(cls, sensor: Sensor) -> _Function:
+        contract = json.dumps(documents.dump(sensor), sort_keys=True)
+        log = f"sensor-{sensor.namespace}-{sensor.name}"
+        return cls(log, settings.SENSOR, contract, "knafka.sensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,17 @@ class DispatcherProcesses:
 
         return self._hold(_Function.shared(shard), ask)
 
+    def hold_sensor(
+        self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
+    ) -> Lines[DrainProgress]:
+        """The same of a Sensor."""
+
+        def ask(url: str) -> tuple[HttpDrains, Lines[DrainProgress]]:
+            drains = HttpDrains({sensor_id: url})
+            return drains, drains.hold_sensor(sensor_id, sensor, request, stop)
+
+        return self._hold(_Function.of_sensor(sensor), ask)
+
     async def _hold(
         self, function: _Function, ask: Callable[[str], tuple[HttpDrains, Lines[P]]]
     ) -> Lines[P]:
@@ -132,7 +151,7 @@ class DispatcherProcesses:
         with listen() as listener:
             child = await Child.start(
                 Command(
-                    (sys.executable, "-m", "knafka.dispatcher", "--fd", str(listener.fileno())),
+                    (sys.executable, "-m", function.program, "--fd", str(listener.fileno())),
                     log,
                     {function.variable: function.contract},
                     listener=listener,

@@ -29,6 +29,9 @@ CHANNEL: Final = "channel/"
 """What precedes the name of a KafkaChannel where a Broker's may stand, too; a Broker in a namespace
 of this name comes first."""
 
+SUBSCRIPTION: Final = "subscription/"
+"""The same before the name of a Subscription, where a Trigger's may stand."""
+
 LOCK_TRIES: Final = 5
 LOCK_PAUSE: Final = 0.02
 """Seconds between two tries."""

@@ -1,4 +1,4 @@
-"""The jobs' own options on our command line: taken as `knafka_jobs.options` declares them.
+"""The jobs on our command line: options as `knafka_jobs.options` declares them, and how one is run.
 
 What they are, what they are checked by and what their help says stands there, once.
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Annotated, Any, TypeAlias
 
 import typer
+from rich.console import Console
 
 from knafka_jobs.options import OPTIONS
+from knafka_local import dead_letter_jobs
+from knafka_local.options import arguments_of
 
 Asked: TypeAlias = dict[str, Any]
 """What was given, as text, by the option's name without dashes before it; None: nothing. Of a flag
@@ -33,7 +37,10 @@ def taking(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             command(asked, **given)
 
         # Typer reads both.
-        signature = inspect.Signature([*parameters.values(), *own])
+        all_of_them = [*parameters.values(), *own]
+        signature = inspect.Signature(
+            sorted(all_of_them, key=lambda each: each.default is not inspect.Parameter.empty)
+        )
         setattr(run, "__signature__", signature)  # noqa: B010  # mypy knows no such attribute
         run.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
         return run
@@ -70,3 +77,16 @@ def _checked(read: Callable[[str], Any]) -> Callable[[str], str]:
         return text
 
     return check
+
+
+def run_job(command: str, *options: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's answer; its progress is a line that changes on a terminal, lines elsewhere."""
+    given = [command, *(word for each in options for word in arguments_of(each))]
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        answer = dead_letter_jobs.run(given, lambda line: typer.echo(line, err=True))
+    else:
+        with console.status(command) as status:
+            answer = dead_letter_jobs.run(given, lambda line: status.update(line))
+    found: dict[str, Any] = json.loads(answer)
+    return found

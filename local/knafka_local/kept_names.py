@@ -18,7 +18,13 @@ from knafka_operator.decide.shards import CONTRACT, DISPATCHER
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 
-KEPT: Final = frozenset({TOPIC_STATUS, TOPIC_ID, GROUP_STATUS, CONTRACT, DISPATCHER})
+OF_SENSORS: Final = (
+    *(f"knafka.dev/{what}-topic" for what in ("trigger", "changelog", "action")),
+    *(f"knafka.dev/{what}-topic-id" for what in ("trigger", "changelog", "action")),
+    "knafka.dev/bus",
+)
+"""Those of `decide.sensor`, whose import would take longer than Kafka's start allows for."""
+KEPT: Final = frozenset({TOPIC_STATUS, TOPIC_ID, GROUP_STATUS, CONTRACT, DISPATCHER, *OF_SENSORS})
 """Keys of `status.annotations` that are kept; everything else is found out again."""
 
 

@@ -16,20 +16,29 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Final
 
 from knafka.core.contract import Egress, Ingress
 from knafka_local.children import HOST, cancel, port_of
 from knafka_local.cluster import LocalCluster
-from knafka_local.controller import ChannelsServed, Controller
+from knafka_local.controller import Controller
+from knafka_local.declining import Declining
 from knafka_local.dispatchers import DispatcherProcesses
 from knafka_local.kept_names import KeptNames
 from knafka_local.manifests import Declared
 from knafka_local.observing import Observer
 from knafka_local.programs import Programs
 from knafka_local.receiver_process import Answered, ReceiverProcess
-from knafka_local.serving import LocalServing, ingresses_of
+from knafka_local.serving import LocalServing
 from knafka_local.snapshot import Snapshot
 from knafka_local.view import View
+from knafka_operator.model.family import CHANNELS
+
+NO_CHANNEL: Final = (
+    "no KafkaChannel is declared in what this `knafka up` runs: add its YAML to the files of -f, "
+    "such as examples/channel; Brokers are at "
+)
+"""What is answered at the port of KafkaChannels; the URL of Brokers follows."""
 
 
 class LocalKnative:
@@ -45,7 +54,10 @@ class LocalKnative:
         self._cluster = LocalCluster(url, self.channels_url)
         self._programs = Programs(logs, view.say, view.printed)
         self._receiver = ReceiverProcess(listener, logs, view.say)
-        self._channels = ReceiverProcess(channels, logs, view.say, "channel-receiver")
+        self._declining = Declining(channels, NO_CHANNEL + url)
+        self._channels = ReceiverProcess(
+            channels, logs, view.say, "channel-receiver", self._declining.stop
+        )
         self._drains = DispatcherProcesses(logs)
         self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)
         self._controller: Controller
@@ -61,6 +73,7 @@ class LocalKnative:
             stack.push_async_callback(self._programs.close)
             stack.push_async_callback(self._receiver.stop)
             stack.push_async_callback(self._channels.stop)
+            stack.push_async_callback(self._declining.close)
             stack.push_async_callback(self._drains.close)
             self._serves = asyncio.create_task(self._serving.run())
             stack.push_async_callback(cancel, self._serves)
@@ -73,11 +86,7 @@ class LocalKnative:
         """Kafka is there; `adopt` is `LocalCluster.adopts` for what is applied first."""
         self._cluster.connect(bootstrap_servers, names)
         self._cluster.adopts = adopt
-        serving = self._serving
-        channels = ChannelsServed(serving.probe_channel, serving.positions)
-        self._controller = Controller(
-            self._cluster, self._drains, serving.probe, channels, self._say
-        )
+        self._controller = Controller(self._cluster, self._drains, self._serving.served, self._say)
         self._observer = Observer(self._cluster, self._controller)
 
     async def run(self) -> None:
@@ -90,8 +99,9 @@ class LocalKnative:
         """Have what is declared, and nothing else; a receiver answers, whatever that is."""
         await self._controller.apply(declared)
         self._cluster.adopts = False
-        if not ingresses_of(self._cluster):
-            await self._receiver.serve(())  # nobody else has it started
+        await self._receiver.serve_nothing()  # nobody else has it started
+        if not (self._channels.is_running or any(self._cluster.of(CHANNELS.broker))):
+            await self._declining.start()
 
     async def count(self) -> None:
         """Ask the receivers how they have answered, for the next snapshot."""
@@ -104,7 +114,7 @@ class LocalKnative:
 
     @property
     def ingresses(self) -> tuple[Ingress, ...]:
-        return (*ingresses_of(self._cluster), *self._controller.channel_ingresses())
+        return tuple(self._controller.ingresses())
 
     @property
     def egresses(self) -> tuple[Egress, ...]:

@@ -32,7 +32,11 @@ from knafka_operator.model.resources import (
 from knafka_operator.model.settings import Settings
 
 SETTINGS: Final = Settings(
-    namespace="knafka", image="none", default_class="kafka", deletion_timeout=10.0
+    namespace="knafka",
+    image="none",
+    default_class="kafka",
+    deletion_timeout=10.0,
+    sensors=True,
 )
 """The operator's on this machine."""
 
@@ -60,7 +64,7 @@ def localized(document: Document) -> dict[str, Any]:
             stored = admission.defaulted_broker(document, default_class=SETTINGS.default_class)
         case "Trigger":
             stored = admission.defaulted_trigger(document)
-            stored["metadata"] = _scaled_here(stored["metadata"])
+            stored["metadata"] = scaled_here(stored["metadata"])
         case "KafkaChannel":
             stored = channel_admission.defaulted_channel(document)
             stored["apiVersion"] = CHANNELS.broker_version
@@ -68,7 +72,10 @@ def localized(document: Document) -> dict[str, Any]:
                 stored["spec"] = {**stored["spec"], "replicationFactor": 1}
         case "Subscription":
             stored = channel_admission.defaulted_subscription(document)
-            stored["metadata"] = _scaled_here(stored["metadata"])
+            stored["metadata"] = scaled_here(stored["metadata"])
+        case "Sensor":
+            stored = dict(document)
+            stored["metadata"] = scaled_here(stored["metadata"])
         case "ConfigMap":
             stored = {**document, "data": _config(_given(document.get("data")))}
         case _:
@@ -77,7 +84,8 @@ def localized(document: Document) -> dict[str, Any]:
     return stored
 
 
-def _scaled_here(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def scaled_here(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """An object's metadata with how it scales where it doesn't say so itself."""
     return {**metadata, "annotations": {**SCALING, **_given(metadata.get("annotations"))}}
 
 
@@ -119,6 +127,8 @@ def adopted(document: Document) -> dict[str, str]:
     identity = metadata["namespace"], metadata["name"]
     if document["kind"] in (CHANNELS.broker, CHANNELS.trigger):
         return {}  # they ran nowhere before these were kept
+    if document["kind"] == "Sensor":
+        return {}  # neither did they
     if document["kind"] == "Trigger":
         return {GROUP_STATUS: names.trigger_group(*identity)}
     if EXTERNAL_TOPIC in (metadata.get("annotations") or {}):

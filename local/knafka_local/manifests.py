@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import yaml
-from watchfiles import Change, awatch
 
 from knafka.core import documents as decoding
 from knafka.core.errors import InvalidDocument, KnafkaError
@@ -29,10 +28,17 @@ from knafka_operator.model.channels import (
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import Broker, ConfigMap, Service, Trigger, parse_resource
 
+if TYPE_CHECKING:
+    from knafka_operator.model.sensors import Sensor
+
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 """What is read in a folder; a file that is named itself may have any suffix."""
 
-Resource: TypeAlias = Broker | Trigger | ConfigMap | Service | KafkaChannel | Subscription
+Resource: TypeAlias = (
+    "Broker | Trigger | ConfigMap | Service | KafkaChannel | Subscription | Sensor"
+)
+SENSOR: Final = ("knafka.dev/v1alpha1", "Sensor")
+"""apiVersion and kind of a Sensor."""
 
 _CHANNELS: Final[Mapping[tuple[object, object], type[KafkaChannel | Subscription]]] = {
     **{(version, KAFKA_CHANNEL): KafkaChannel for version in KAFKA_CHANNEL_VERSIONS},
@@ -150,6 +156,9 @@ class Manifests:
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields each time files may have changed, a moment after an editor has written them."""
+        # Not above: what only reads documents, such as a console in a cluster, follows no file.
+        from watchfiles import Change, awatch
+
         # Editors replace files, which only the folder tells.
         folders = {path if path.is_dir() else path.parent for path in self.paths}
         named = set(self.paths)
@@ -200,6 +209,11 @@ def parse(document: object) -> Resource | None:
         named = document.get("apiVersion"), document.get("kind")
         if all(isinstance(each, str) for each in named) and named in _CHANNELS:
             return decoding.parse(_CHANNELS[named], document)
+        if named == SENSOR:
+            # Not above: most files have none, and what reads its conditions takes a while.
+            from knafka_operator.model.sensors import Sensor
+
+            return decoding.parse(Sensor, document)
     return parse_resource(document)
 
 

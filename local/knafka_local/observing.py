@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any
 
 from knafka_local.cluster import FOLDER, LocalCluster, name_of
+from knafka_local.condition_rows import broker_row, condition, conditions, trigger_row, why_not
 from knafka_local.controller import Controller
 from knafka_local.receiver_process import Answered
 from knafka_local.serving import dispatcher_of, most_replicas
-from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
-from knafka_operator.decide.delivery_status import PAUSED
+from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
 from knafka_operator.decide.scaling import TriggerStatus
-from knafka_operator.decide.status import DELIVERING
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.conditions import READY, Severity
+from knafka_operator.model.conditions import READY
 from knafka_operator.model.family import BROKERS, CHANNELS, FAMILIES, family_of
 from knafka_operator.model.resources import BROKER_CLASS
+from knafka_operator.model.sensors import SENSOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +47,19 @@ class Observer:
         """Put together what the parts know; requests to Brokers and to KafkaChannels are counted
         apart, as two may have one name."""
         cluster, is_ours = self._cluster, self._controller.is_ours
-        kinds = [family.trigger for family in FAMILIES]
+        kinds = [*(family.trigger for family in FAMILIES), SENSOR]
         known = [self._trigger(each) for kind in kinds for each in self._shown(kind)]
         self._known = {(each.row.kind, each.row.name): each for each in known}
         channels = tuple(
-            replace(_broker(each, is_ours(each), of_channels), kind="KafkaChannel")
-            for each in self._shown(CHANNELS.broker)
+            _broker(each, is_ours(each), of_channels) for each in self._shown(CHANNELS.broker)
         )
         brokers = tuple(_broker(each, is_ours(each), answered) for each in self._shown("Broker"))
         return Snapshot(
             kafka,
             brokers + channels,
-            tuple(each.row for each in known),
+            tuple(each.row for each in known if each.row.kind != SENSOR),
             (*problems, *filter(None, map(_service, cluster.of("Service")))),
+            tuple(each.row for each in known if each.row.kind == SENSOR),
         )
 
     def _shown(self, kind: str) -> Iterator[Document]:
@@ -69,7 +68,7 @@ class Observer:
             each
             for each in self._cluster.of(kind)
             if "deletionTimestamp" not in each["metadata"]
-            and (_conditions(each) or not self._controller.is_ours(each))
+            and (conditions(each) or not self._controller.is_ours(each))
         )
 
     def _trigger(self, document: Document) -> _Known:
@@ -92,25 +91,24 @@ class Observer:
 
 
 def _broker(document: Document, is_ours: bool, answered: Answered) -> BrokerRow:
-    metadata = document["metadata"]
-    name = f"{metadata['namespace']}/{metadata['name']}"
+    metadata, kind = document["metadata"], document["kind"]
     if not is_ours:
+        name = f"{metadata['namespace']}/{metadata['name']}"
         class_ = (metadata.get("annotations") or {}).get(BROKER_CLASS)
-        return BrokerRow(name, refused=f"its class {class_} is another implementation's")
-    if refused := _why_not(document):
-        return BrokerRow(name, refused=refused, **_told(document))
+        return BrokerRow(name, refused=f"its class {class_} is another implementation's", kind=kind)
+    row = broker_row(document)
+    if row.refused:
+        return row
     ours = {
         code: count
         for (namespace, broker, code), count in answered.items()
         if (namespace, broker) == (metadata["namespace"], metadata["name"])
     }
-    return BrokerRow(
-        name,
-        document["status"]["address"]["url"],
-        ours.get(HTTPStatus.ACCEPTED, 0),
+    return replace(
+        row,
+        accepted=ours.get(HTTPStatus.ACCEPTED, 0),
         # A probe (200) or a handshake is neither.
-        sum(count for code, count in ours.items() if code >= HTTPStatus.BAD_REQUEST),
-        **_told(document),
+        rejected=sum(count for code, count in ours.items() if code >= HTTPStatus.BAD_REQUEST),
     )
 
 
@@ -121,19 +119,15 @@ def _row(
     service: Document | None,
     status: TriggerStatus | None,
 ) -> TriggerRow:
-    kind, family = document["kind"], family_of(document["kind"])
-    row = TriggerRow(name, family.broker_of(document).name, kind=kind)
+    kind = document["kind"]
     if not is_ours:
+        family = family_of(kind)
         what = "Broker" if family is BROKERS else "channel"
-        return replace(row, refused=f"its {what} is another implementation's")
-    row = replace(
-        row,
-        refused=_why_not(document),
-        error=_warning(document),
-        paused=_condition(document, DELIVERING).get("reason") == PAUSED.reason,
-        most_replicas=most_replicas(service),
-        **_told(document),
-    )
+        broker = family.broker_of(document).name
+        return TriggerRow(
+            name, broker, kind=kind, refused=f"its {what} is another implementation's"
+        )
+    row = replace(trigger_row(document), most_replicas=most_replicas(service))
     return row if status is None else _with_counts(row, status)
 
 
@@ -155,40 +149,5 @@ def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:
 def _service(document: Document) -> str:
     """What stands in the way of a declared Service; empty: nothing."""
     declared = FOLDER in (document["metadata"].get("annotations") or {})
-    failed = _condition(document, READY).get("status") == "False"
-    return f"{name_of(document)}: {_why_not(document)}" if declared and failed else ""
-
-
-def _why_not(document: Document) -> str:
-    """As it was seen last, also while a change is looked at; empty: it is Ready."""
-    ready = _condition(document, READY)
-    return "" if ready.get("status") == "True" else _said(ready)
-
-
-def _warning(document: Document) -> str:
-    found = _condition(document, DELIVERING)
-    warns = found.get("severity") == Severity.WARNING and found.get("status") == "False"
-    return _said(found) if warns else ""
-
-
-def _condition(document: Document, type_: str) -> Document:
-    return next((each for each in _conditions(document) if each["type"] == type_), {})
-
-
-def _told(document: Document) -> dict[str, Any]:
-    """Its conditions, and what they are about."""
-    fields = ("type", "status", "reason", "message", "severity")
-    rows = tuple(
-        ConditionRow(**{each: found[each] for each in fields if each in found})
-        for found in _conditions(document)
-    )
-    observed = (document.get("status") or {}).get("observedGeneration", 0)
-    return {"conditions": rows, "observed_generation": observed}
-
-
-def _conditions(document: Document) -> Sequence[Document]:
-    return (document.get("status") or {}).get("conditions") or ()
-
-
-def _said(condition: Document) -> str:
-    return f"{condition.get('reason', '')}: {condition.get('message', '')}"
+    failed = condition(document, READY).get("status") == "False"
+    return f"{name_of(document)}: {why_not(document)}" if declared and failed else ""

@@ -22,7 +22,7 @@ from knafka.core.contract import Egress, Ingress, Kafka
 from knafka.core.errors import InvalidDocument, InvalidEvent
 from knafka.core.event import Event
 from knafka_local import dead_letters, sending, triggers
-from knafka_local.installation import CHANNEL, Installation, State
+from knafka_local.installation import CHANNEL, SUBSCRIPTION, Installation, State
 from knafka_local.manifests import Declared, Identity, Manifests
 
 FAILED: Final = 1
@@ -137,13 +137,16 @@ def _target(ingress: Ingress) -> str:
 
 
 def egress_of(running: State, trigger: str) -> Egress:
-    """The Trigger of this name."""
-    wanted = triggers.named(trigger, "Trigger")
-    for each in running.egresses:
-        if (each.namespace, each.trigger) == wanted[1:]:
-            return each
+    """The Trigger of this name, else the Subscription; that of `subscription/[NAMESPACE/]NAME`."""
+    prefixed = trigger.startswith(SUBSCRIPTION)
+    name = triggers.named(trigger.removeprefix(SUBSCRIPTION), "Subscription")
+    wanted = [name] if prefixed else [triggers.named(trigger, "Trigger"), name]
+    by_name = {Identity(each.kind, each.namespace, each.trigger): each for each in running.egresses}
+    for each in wanted:
+        if each in by_name:
+            return by_name[each]
     known = ", ".join(f"{each.namespace}/{each.trigger}" for each in running.egresses)
-    raise refuse(f"no {wanted} runs: there is {known or 'none'}")
+    raise refuse(f"no {wanted[0]} runs: there is {known or 'none'}")
 
 
 def kafka_of(running: State) -> dict[str, Any]:

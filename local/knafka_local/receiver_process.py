@@ -1,9 +1,9 @@
 """A receiver behind an address of the installation: one process, restarted, replaced, counted.
 
 The socket is ours and outlives every process: while there is none, connections wait in its backlog.
-Another contract starts another process on the same socket, and the old one ends once the new one
-answers: another set of Brokers' Ingresses is one, another KafkaChannel isn't, as their receiver
-follows a topic. Counters of processes that are gone are kept.
+Another topic to follow starts another process on the same socket, and the old one ends once the new
+one answers; another Broker or KafkaChannel is no other topic. Counters of processes that are gone
+are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -24,7 +24,7 @@ import aiohttp
 
 from knafka import settings
 from knafka.core import documents
-from knafka.core.contract import Ingress, Receiver
+from knafka.core.contract import Receiver
 from knafka_local.children import HOST, Child, Command, Say, Supervised, port_of
 
 READY_TIMEOUT: Final = 30.0
@@ -46,45 +46,53 @@ class ReceiverProcess:
     """Keeps a receiver running on `listener`, which stays the caller's."""
 
     def __init__(
-        self, listener: socket.socket, logs: Path, say: Say, name: str = "receiver"
+        self,
+        listener: socket.socket,
+        logs: Path,
+        say: Say,
+        name: str = "receiver",
+        on_start: Callable[[], None] = lambda: None,
     ) -> None:
-        """`name` is that of its log, and the one that people read."""
+        """`name` is that of its log, and the one that people read; `on_start` is called before a
+        process takes the socket."""
         self._listener = listener
         self._name = name
         self._log = logs / f"{name}.log"
         self._say = say
+        self._on_start = on_start
         self._process: Supervised | None = None
         self._contract: Mapping[str, str] = {}
         """Its environment."""
-        self._paths: Sequence[str] = ()
-        """Those that it must answer at."""
         self._tally = Tally()
 
-    async def serve(self, ingresses: Sequence[Ingress]) -> bool:
-        """Have exactly these Brokers served; returns once they are (KN-BRK-21).
+    @property
+    def is_running(self) -> bool:
+        """Whether a process has the socket, or had and is started again."""
+        return self._process is not None
 
-        False: the process doesn't answer yet; asked again, it is looked at again.
-        """
-        contract = json.dumps([documents.dump(each) for each in ingresses])
-        return await self._run({settings.INGRESSES: contract}, [each.path for each in ingresses])
+    async def serve_nothing(self) -> None:
+        """Have a process that answers, if there is none: nothing was declared so far."""
+        if self._process is None:
+            await self._run({settings.INGRESSES: "[]"})
 
     async def follow(self, contract: Receiver) -> bool:
         """Have everything served that stands in a topic; returns once all that stood there is.
 
-        The rest as for `serve`.
+        False: the process doesn't answer yet; asked again, it is looked at again.
         """
-        return await self._run({settings.RECEIVER: json.dumps(documents.dump(contract))}, ())
+        return await self._run({settings.RECEIVER: json.dumps(documents.dump(contract))})
 
-    async def _run(self, contract: Mapping[str, str], paths: Sequence[str]) -> bool:
+    async def _run(self, contract: Mapping[str, str]) -> bool:
         if self._process is not None and contract == self._contract:
             return await self._is_ready()
-        old, self._contract, self._paths = self._process, contract, paths
+        old, self._contract = self._process, contract
         command = Command(
             (sys.executable, "-m", "knafka.receiver", "--fd", str(self._listener.fileno())),
             self._log,
             contract,
             listener=self._listener,
         )
+        self._on_start()
         self._process = Supervised(f"the {self._name}", lambda: Child.start(command), self._say)
         try:
             return await self._until_served()
@@ -93,7 +101,7 @@ class ReceiverProcess:
                 await old.stop()
 
     async def _until_served(self) -> bool:
-        """Both processes take from one socket, but only the new one knows a new Broker."""
+        """Both processes take from one socket, but only the new one has another contract."""
         deadline = asyncio.get_running_loop().time() + READY_TIMEOUT
         while not await self._is_ready():
             if asyncio.get_running_loop().time() > deadline:
@@ -103,9 +111,9 @@ class ReceiverProcess:
         return True
 
     async def _is_ready(self) -> bool:
-        if await self._ask("/health/readiness") is None:
-            return False
-        return all([await self.answers(each) for each in self._paths])
+        return await self._ask("/health/readiness") is not None and (
+            settings.RECEIVER not in self._contract or await self.position() is not None
+        )
 
     async def answers(self, path: str) -> bool:
         """Whether the Broker or KafkaChannel at this path takes events now."""

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from knafka.core import names
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import OMITTED, REPLAY_TOPIC, restored
 from knafka.core.delivery import Reason
@@ -28,6 +27,7 @@ from knafka_local.dead_letters import (
     replayed_at,
     replays,
 )
+from knafka_operator.decide.desired import replay_topic
 
 
 class NotSent(KnafkaError):
@@ -106,7 +106,7 @@ async def send(admin: LogAdmin, writer: LogWriter, chosen: Sequence[Chosen]) -> 
 
 async def _topic(admin: LogAdmin, egress: Egress) -> str:
     """The Trigger's replay topic; made if need be, with as many partitions as its Broker's."""
-    name = names.replay_topic(egress.namespace, egress.broker, egress.trigger)
+    name = replay_topic(egress)
     there = await admin.topics()
     if name not in there:
         dead_letters = await admin.describe_topic(egress.dead_letter_topic)

@@ -1,14 +1,14 @@
 """LocalServing: Knative Services of a LocalCluster as processes, and their status.
 
     a receiver's      one process for those of all Brokers, behind the installation's port, and one
-                      for that of all KafkaChannels, behind another
+                      for that of all KafkaChannels, behind another; it follows their contract's
+                      topic, so it goes on when one comes or goes
     a dispatcher's    Ready at once: a drain that is held starts its process (`dispatchers`)
     anybody else's    its command, kept running (`programs`); Ready while its port is open
 
 Receivers share a process since all Brokers share an address: each in a process of its own would
 need a proxy before them, and addresses could not stay as they are. KafkaChannels have an address of
-their own, as one may have the name of a Broker; their receiver follows a topic, so it goes on when
-one comes or goes.
+their own, as one may have the name of a Broker.
 
 An address is there from the first time that a Service is Ready, as with Knative: while its command
 is started again, events wait for it.
@@ -17,26 +17,27 @@ is started again, events wait for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from knafka import settings
-from knafka.core.contract import Ingress, parse_ingresses
 from knafka.core.contract import Receiver as ReceiverContract
 from knafka.core.documents import parse, parse_json
 from knafka.core.errors import InvalidDocument
 from knafka_local import localize
 from knafka_local.cluster import FOLDER, SERVES, LocalCluster, role_of, service_status
 from knafka_local.programs import Identity, Programs, program_of
-from knafka_operator.decide import services
+from knafka_operator.decide import sensor_manifests, services
 from knafka_operator.decide.shards import DISPATCHER
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
-from knafka_operator.model.family import family_of
+from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.resources import SERVING, Service
+from knafka_operator.model.sensors import SENSOR
 
 STARTING: Final = "Deploying"
 """Knative's reason for what has just been applied."""
@@ -45,20 +46,14 @@ LOOK_AGAIN: Final = 1.0
 
 
 class Receiver(Protocol):
-    """The process behind the installation's port; `ReceiverProcess` is one."""
-
-    async def serve(self, ingresses: Sequence[Ingress]) -> bool:
-        """Serve these Brokers and no others; False: they don't answer yet."""
-        ...
-
-    async def answers(self, path: str) -> bool: ...
-
-
-class ChannelsReceiver(Protocol):
-    """The process behind the port of KafkaChannels; `ReceiverProcess` is one."""
+    """The process behind a port of the installation; `ReceiverProcess` is one."""
 
     async def follow(self, contract: ReceiverContract) -> bool:
         """Serve what stands in this topic, and nothing else; False: it doesn't answer yet."""
+        ...
+
+    async def serve_nothing(self) -> None:
+        """Answer, if it follows no topic so far."""
         ...
 
     async def position(self) -> int | None:
@@ -68,6 +63,23 @@ class ChannelsReceiver(Protocol):
     async def answers(self, path: str) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the operator asks of the receiver of all Brokers, or of all KafkaChannels."""
+
+    receiver: Receiver
+
+    async def probe(self, url: str) -> None:
+        """Returns once an address answers; raises `NotReady` (KN-BRK-21)."""
+        path = urlsplit(url).path
+        if not await self.receiver.answers(path):
+            raise NotReady("ProbeFailed", f"the receiver doesn't answer at {path}")
+
+    async def positions(self, namespace: str, name: str) -> Mapping[str, int | None]:
+        """Up to where it has read its contract, see `Positions`."""
+        return {name: await self.receiver.position()}
+
+
 class LocalServing:
     """What Knative Serving does, for one cluster."""
 
@@ -75,16 +87,13 @@ class LocalServing:
         self,
         cluster: LocalCluster,
         programs: Programs,
-        receiver: Receiver,
-        channels: ChannelsReceiver,
+        brokers: Receiver,
+        channels: Receiver,
     ) -> None:
         self._cluster = cluster
         self._programs = programs
-        self._receiver = receiver
-        self._channels = channels
-        self._receivers_changed = {settings.INGRESSES: asyncio.Event()}
-        self._receivers_changed[settings.RECEIVER] = asyncio.Event()
-        """By the variable with a receiver's contract."""
+        self.served = {BROKERS: Served(brokers), CHANNELS: Served(channels)}
+        self._receivers_changed = {each: asyncio.Event() for each in self.served}
         self._conditions: dict[Identity, Condition] = {}
         """The last condition of each program."""
         programs.report = self._report
@@ -93,31 +102,15 @@ class LocalServing:
         """For ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(), name="serving")
-            brokers = self._keep_receiver(settings.INGRESSES, self._serve_brokers)
-            group.create_task(brokers, name="receiver")
-            channels = self._keep_receiver(settings.RECEIVER, self._serve_channels)
-            group.create_task(channels, name="channel receiver")
+            for family in self.served:
+                group.create_task(self._keep_receiver(family), name=f"{family.broker} receiver")
             group.create_task(self._programs.follow_sources(), name="sources")
-
-    async def probe(self, url: str) -> None:
-        """Returns once a Broker's address answers; raises `NotReady` (KN-BRK-21)."""
-        await _probe(self._receiver, url)
-
-    async def probe_channel(self, url: str) -> None:
-        """The same for a KafkaChannel's."""
-        await _probe(self._channels, url)
-
-    async def positions(self, namespace: str, name: str) -> Mapping[str, int | None]:
-        """Up to where the KafkaChannels' receiver has read its contract, see `Positions`."""
-        return {name: await self._channels.position()}
 
     async def _follow(self) -> None:
         async for event in self._cluster.watch(SERVING, "Service"):
             role = role_of(event.document)
             if role == services.RECEIVER:
-                for variable, changed in self._receivers_changed.items():
-                    if variable in _environment(event.document):
-                        changed.set()
+                self._receivers_changed[_family(event.document)].set()
             elif role is None:
                 await self._program(event.document, gone=event.type == "DELETED")
 
@@ -144,26 +137,21 @@ class LocalServing:
             more = {"address": {"url": self._programs.url(who)}} if serves is Status.TRUE else {}
             await self._tell(document, condition, **more)
 
-    async def _serve_brokers(self, _: Sequence[Document]) -> bool:
-        return await self._receiver.serve(ingresses_of(self._cluster))
-
-    async def _serve_channels(self, found: Sequence[Document]) -> bool:
-        """There is one at most: here is one Kafka, without credentials."""
-        contracts = [_environment(each)[settings.RECEIVER] for each in found]
-        return not contracts or await self._channels.follow(
-            parse_json(ReceiverContract, contracts[-1])
-        )
-
-    async def _keep_receiver(
-        self, variable: str, serve: Callable[[Sequence[Document]], Awaitable[bool]]
-    ) -> None:
-        """Have one process serve all receivers' Services with this variable."""
-        loop, changed = asyncio.get_running_loop(), self._receivers_changed[variable]
+    async def _keep_receiver(self, family: Family) -> None:
+        """Have one process serve all receivers' Services of this family."""
+        loop, changed = asyncio.get_running_loop(), self._receivers_changed[family]
+        receiver = self.served[family].receiver
         while True:
             await changed.wait()
             changed.clear()
-            found = list(_receivers(self._cluster, variable))
-            if await serve(found):
+            found = [
+                each
+                for each in self._cluster.of("Service")
+                if role_of(each) == services.RECEIVER and _family(each) is family
+            ]
+            # Here is one Kafka, without credentials: so one topic has what all of them serve.
+            contract = _contract_of_all(found[-1]) if found else None
+            if contract is None or await receiver.follow(contract):
                 condition = Condition(SERVES, Status.TRUE)
             else:
                 why_not = "the receiver doesn't answer yet"
@@ -181,20 +169,14 @@ class LocalServing:
         await self._cluster.write_status(document, service_status(now, condition, **more))
 
 
-def ingresses_of(cluster: LocalCluster) -> list[Ingress]:
-    """What the receivers' Services serve, in an order that doesn't change by itself."""
-    found = [
-        each
-        for document in _receivers(cluster, settings.INGRESSES)
-        for each in parse_ingresses(_environment(document)[settings.INGRESSES])
-    ]
-    return sorted(found, key=lambda each: (each.namespace, each.broker))
-
-
 def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
-    """The Service that delivers for a stored Trigger or Subscription, which others may share."""
-    name = ((trigger.get("status") or {}).get("annotations") or {}).get(DISPATCHER, "")
+    """The Service that delivers for a stored Trigger or Subscription, which others may share, or a
+    Sensor's."""
     own = trigger["metadata"]["namespace"]
+    if trigger["kind"] == SENSOR:
+        found = sensor_manifests.function_name(trigger["metadata"]["name"])
+        return cluster.find(SERVING, "Service", own, found)
+    name = ((trigger.get("status") or {}).get("annotations") or {}).get(DISPATCHER, "")
     namespace = localize.SETTINGS.namespace if family_of(trigger["kind"]).centralized else own
     return cluster.find(SERVING, "Service", namespace, name)
 
@@ -209,19 +191,15 @@ def most_replicas(dispatcher: Document | None) -> int:
     return int(dispatcher["spec"]["template"]["metadata"]["annotations"][services.MAX_SCALE])
 
 
-async def _probe(receiver: Receiver | ChannelsReceiver, url: str) -> None:
-    path = urlsplit(url).path
-    if not await receiver.answers(path):
-        raise NotReady("ProbeFailed", f"the receiver doesn't answer at {path}")
+def _contract_of_all(receiver: Document) -> ReceiverContract:
+    """The contract of one receiver, without a path of its own."""
+    contract = parse_json(ReceiverContract, _environment(receiver)[settings.RECEIVER])
+    return contract.model_copy(update={"path": None})
 
 
-def _receivers(cluster: LocalCluster, variable: str) -> Iterator[Document]:
-    """The receivers' Services whose contract is in this variable."""
-    return (
-        each
-        for each in cluster.of("Service")
-        if role_of(each) == services.RECEIVER and variable in _environment(each)
-    )
+def _family(receiver: Document) -> Family:
+    """Whose receiver's Service it is."""
+    return CHANNELS if services.CHANNELS_OWNER in services.owners(receiver) else BROKERS
 
 
 def _environment(document: Document) -> Mapping[str, str]:

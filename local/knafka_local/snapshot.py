@@ -37,8 +37,8 @@ class BrokerRow:
 
 @dataclass(frozen=True, slots=True)
 class TriggerRow:
-    """One Trigger or Subscription; `refused` says why it isn't Ready. Counts are since the
-    start."""
+    """One Trigger, Subscription or Sensor; `refused` says why it isn't Ready. Counts are since the
+    start; what a Sensor has delivered is what it has fired."""
 
     name: str
     broker: str = ""
@@ -59,7 +59,9 @@ class TriggerRow:
     conditions: tuple[ConditionRow, ...] = ()
     observed_generation: int = 0
     """What its conditions are about: 1 as it was declared first, and 1 more for each change."""
-    kind: Literal["Trigger", "Subscription"] = "Trigger"
+    kind: Literal["Trigger", "Subscription", "Sensor"] = "Trigger"
+    waiting: tuple[str, ...] = ()
+    """Of a Sensor: what its triggers hold and wait for, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +75,4 @@ class Snapshot:
     """Then Subscriptions."""
     problems: tuple[str, ...] = ()
     """What in the files can't be used, and what else can't run."""
+    sensors: tuple[TriggerRow, ...] = ()

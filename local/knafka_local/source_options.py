@@ -12,6 +12,7 @@ from knafka_local.declared_source import (
     DeclaredSource,
     DeclaredView,
     LocalSource,
+    namespace_in,
 )
 from knafka_local.installation import Installation
 from knafka_local.options import refuse
@@ -75,7 +76,7 @@ def source_of(
 def view_of(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
     """What is declared in the namespace that a name of a Broker or Trigger says, else in
     `namespace`; what can't be read of it is said on stderr."""
-    own = name.rpartition("/")[0] if name else ""
+    own = namespace_in(name) if name else None
     view = source.read(own or namespace)
     for each in view.problems:
         typer.echo(f"knafka: {each}", err=True)

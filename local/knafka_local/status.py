@@ -61,4 +61,5 @@ def not_ready(now: Snapshot) -> list[str]:
     """What isn't as it should be, one sentence each."""
     brokers = [f"{each.kind} {each.name}: {each.refused}" for each in now.brokers if each.refused]
     triggers = [f"{each.kind} {each.name}: {each.refused}" for each in now.triggers if each.refused]
-    return [*brokers, *triggers, *now.problems]
+    sensors = [f"Sensor {each.name}: {each.refused}" for each in now.sensors if each.refused]
+    return [*brokers, *sensors, *triggers, *now.problems]

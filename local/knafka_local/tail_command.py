@@ -1,4 +1,5 @@
-"""`knafka tail`: the events of a Broker, or those that match a Trigger, as they arrive."""
+"""`knafka tail`: the events of a Broker or KafkaChannel, or those that match a Trigger, as they
+arrive."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import typer
 from knafka.core.contract import Egress, Ingress
 from knafka.core.filters import Predicate, compile_trigger
 from knafka_local import event_filters, rewinding, tailing
-from knafka_local.declared_source import SYSTEM_NAMESPACE, DeclaredView, trigger_of
+from knafka_local.declared_source import SYSTEM_NAMESPACE, DeclaredView, broker_of, trigger_of
 from knafka_local.event_filters import all_of
-from knafka_local.installation import DEFAULT_DATA
+from knafka_local.installation import DEFAULT_DATA, SUBSCRIPTION
 from knafka_local.options import FAILED, DataDir, add, refuse, usage
 from knafka_local.source_options import (
     BootstrapServers,
@@ -39,12 +40,15 @@ def tail(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[BROKER | trigger/NAME]",
-            help="NAME or NAMESPACE/NAME of a Broker (the only one), or of a Trigger after "
-            "trigger/: what its filters let through.",
+            metavar="[BROKER | channel/NAME | trigger/NAME | subscription/NAME]",
+            help="NAME or NAMESPACE/NAME of a Broker (the only one), of a KafkaChannel after "
+            "channel/, of a Trigger after trigger/: what its filters let through; of a "
+            "Subscription after subscription/: what its channel gets, which is all its.",
         ),
     ] = None,
-    trigger: Annotated[str | None, typer.Option(help="The same as trigger/NAME.")] = None,
+    trigger: Annotated[
+        str | None, typer.Option(help="The same as trigger/NAME; or subscription/NAME.")
+    ] = None,
     filters: Annotated[
         list[str] | None,
         typer.Option("--filter", help="Only what this CESQL is true of. Can be repeated: all."),
@@ -120,12 +124,15 @@ def tail(
 def _target(target: str | None, trigger: str | None) -> tuple[str | None, str | None]:
     """Name of the Broker and of the Trigger, of which at most one is given; or neither."""
     kind, slash, name = (target or "").partition("/")
-    if slash and kind in ("trigger", "triggers", "broker", "brokers"):
-        broker, own = (None, name) if kind.startswith("trigger") else (name, None)
-    else:
-        broker, own = target, None
+    broker, own = target, None
+    if slash and kind in ("trigger", "triggers"):
+        broker, own = None, name
+    elif slash and kind in ("subscription", "subscriptions"):
+        broker, own = None, SUBSCRIPTION + name
+    elif slash and kind in ("broker", "brokers"):
+        broker = name
     if trigger is not None and own is not None:
-        raise refuse("trigger/NAME and --trigger are the same: give one")
+        raise refuse(f"{kind}/NAME and --trigger are the same: give one")
     return broker, trigger or own
 
 
@@ -138,8 +145,8 @@ def _topics(
         letters = [each.dead_letter_topic for each in view.of_broker(ingress)]
         return ingress, letters if dead_letters else [ingress.topic], None
     egress = view.egress(trigger)
-    if broker is not None and egress.broker != broker.rpartition("/")[2]:
-        raise refuse(f"{trigger_of(egress)} is a Trigger of the Broker {egress.broker}")
+    if broker is not None and broker_of(view.ingress(broker)) != broker_of(egress):
+        raise refuse(f"{trigger_of(egress)} is a {egress.kind} of {broker_of(egress)}")
     if dead_letters:
         return egress, [egress.dead_letter_topic], None
     return egress, [egress.topic], compile_trigger(egress.filter, egress.filters)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
@@ -17,8 +17,8 @@ from knafka.core.contract import Ingress
 from knafka.core.dead_letter import timestamp
 from knafka_local import replaying, rewinding, searching, tracing
 from knafka_local.dead_letters import shown
-from knafka_local.declared_source import SYSTEM_NAMESPACE, DeclaredView, broker_of
-from knafka_local.installation import DEFAULT_DATA
+from knafka_local.declared_source import SYSTEM_NAMESPACE, DeclaredView, broker_of, trigger_of
+from knafka_local.installation import CHANNEL, DEFAULT_DATA
 from knafka_local.options import FAILED, DataDir, add, ask_kafka, print_table, usage
 from knafka_local.searching import Search
 from knafka_local.source_options import (
@@ -30,6 +30,7 @@ from knafka_local.source_options import (
     source_of,
     view_of,
 )
+from knafka_local.steps import merged
 from knafka_local.tracing import Trace
 
 
@@ -41,7 +42,11 @@ def add_to(app: typer.Typer) -> None:
 def trace(
     id_: Annotated[str, typer.Argument(metavar="EVENT_ID", help="The event's id.")],
     broker: Annotated[
-        str | None, typer.Option(help="Only in this Broker: NAMESPACE/NAME, or NAME; all of them.")
+        str | None,
+        typer.Option(
+            help="Only in this Broker: NAMESPACE/NAME, or NAME; or in this KafkaChannel: "
+            "channel/[NAMESPACE/]NAME; all of them."
+        ),
     ] = None,
     source: Annotated[str | None, typer.Option(help="Only of this source.")] = None,
     since: Annotated[
@@ -51,7 +56,11 @@ def trace(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     zipkin: Annotated[
         str,
-        typer.Option("--zipkin-url", envvar="KNAFKA_ZIPKIN_URL", help="Link traces to this one."),
+        typer.Option(
+            "--zipkin-url",
+            envvar="KNAFKA_ZIPKIN_URL",
+            help="Link sampled traces to this one, and show what it has of them: each attempt.",
+        ),
     ] = "",
     namespace: NamespaceName = None,
     context: ContextName = None,
@@ -61,11 +70,12 @@ def trace(
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """What became of an event, here or on a cluster: when it was accepted, and how far each Trigger
-    is with it.
+    or Subscription is with it.
 
-    Filters are those that are declared now. Settled is what was delivered, and also what came
-    before the Trigger was there. A reply is an event of its own, with nothing in it that leads back
-    to this one: ask by its own id. Exit code 1: no such event is there (any more).
+    Below that, each attempt that is known one by one: the last ten of a dead letter, and what a
+    Zipkin has. Filters are those that are declared now. Settled is what was delivered, and also
+    what came before the Trigger was there. A reply is an event of its own, with nothing in it that
+    leads back to this one: ask by its own id. Exit code 1: no such event is there (any more).
     """
     with usage():
         moment = rewinding.moment(since, time.time())
@@ -81,6 +91,8 @@ def trace(
         for ingress, search in zip(ingresses, searches, strict=True)
         for each in _traced(view, ingress, search)
     ]
+    if zipkin:
+        found = [_with_spans(view, each, zipkin) for each in found]
     if as_json:
         complete = all(each.ended for each in searches)
         typer.echo(
@@ -140,6 +152,26 @@ def _search(
     return search
 
 
+def _with_spans(view: DeclaredView, found: Trace, zipkin: str) -> Trace:
+    """With what Zipkin has of its trace, if that is sampled."""
+    # Not above: the client of HTTP that it needs takes longer to import than a command does.
+    from knafka_local.zipkin import NoSpans, spans_of, steps_of
+
+    if not found.sampled:
+        return found
+    try:
+        spans = spans_of(zipkin, found.trace_id)
+    except NoSpans as error:
+        typer.echo(f"knafka: the spans are not shown: {error}", err=True)
+        return found
+    by_name = {trigger_of(each): each for each in view.egresses}
+    deliveries = [
+        replace(each, steps=merged(each.steps, steps_of(spans, by_name[each.trigger])))
+        for each in found.deliveries
+    ]
+    return replace(found, deliveries=deliveries)
+
+
 def _print(found: Trace, zipkin: str) -> None:
     typer.echo(shown(f"{found.type} {found.id} from {found.source}"))
     place = f"{found.topic}/{found.partition}/{found.offset}"
@@ -149,7 +181,15 @@ def _print(found: Trace, zipkin: str) -> None:
         sampled = "sampled" if found.sampled else "not sampled"
         typer.echo(f"trace {found.trace_id} ({sampled}){link if found.sampled else ''}")
     rows = [[each.trigger, each.state.value, each.detail] for each in found.deliveries]
-    print_table(["TRIGGER", "STATE", "MORE"], rows, "the Broker has no Trigger")
+    what = "SUBSCRIPTION" if found.broker.startswith(CHANNEL) else "TRIGGER"
+    print_table([what, "STATE", "MORE"], rows, f"there is no {what.capitalize()} to {found.broker}")
+    steps = [
+        [step.at, each.trigger, step.what, step.result]
+        for each in found.deliveries
+        for step in each.steps
+    ]
+    if steps:
+        print_table(["TIME", what, "STEP", "RESULT"], sorted(steps), "")
 
 
 def _not_found(

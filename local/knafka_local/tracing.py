@@ -1,9 +1,9 @@
 """What became of an event: from its record in the Broker's topic to each Trigger of the Broker.
 
 All from what is kept anyway: the record itself, the filters as they are declared now, what each
-Trigger's group has committed, dead letters and what was sent again of them. So it can't be known
-whether an event that a group has settled came before its Trigger, nor whether a reply came of it: a
-reply is an event of its own, and nothing in it leads back.
+Trigger's or Subscription's group has committed, dead letters and what was sent again of them. So it
+can't be known whether an event that a group has settled came before its Trigger, nor whether a
+reply came of it: a reply is an event of its own, and nothing in it leads back.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from knafka.clients.kafka_client import log_error_of, open_client
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import timestamp
+from knafka.core.delivery import Reason
 from knafka.core.errors import InvalidEvent
 from knafka.core.filters import why_not
 from knafka.core.kafka_binding import Envelope, read
 from knafka.core.progress import DeliveryStage, DeliveryState, decode, policy_of
 from knafka.ports.log import Commits, LogAdmin, OffsetAndMetadata, Record
 from knafka_local.dead_letters import READ_AT_MOST, DeadLetter, letter, read_topic
+from knafka_local.declared_source import trigger_of
 from knafka_local.searching import is_event
+from knafka_local.steps import ATTEMPT, Step
 from knafka_local.tailing import TIMEOUT
 from knafka_operator.decide.desired import replay_egress
 
@@ -66,9 +69,10 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One event at one Trigger."""
+    """One event at one Trigger or Subscription."""
 
     trigger: str
+    """As `trigger_of` gives it."""
     state: State
     """The last of it: a dead letter that was sent again and settled is settled."""
     detail: str
@@ -77,6 +81,8 @@ class Delivery:
     """Of its filters, those that refuse the event."""
     dead_letters: Sequence[DeadLetter] = ()
     replays: Sequence[Replay] = ()
+    steps: Sequence[Step] = ()
+    """What has happened, in the order of time, as far as it is known one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +153,7 @@ async def _delivery(
     topics: Mapping[str, int],
     paused: Collection[str],
 ) -> Delivery:
-    name = f"{egress.namespace}/{egress.trigger}"
+    name = trigger_of(egress)
     is_it = is_event(envelope.attributes["id"], envelope.attributes["source"])
     clauses = why_not(egress.filter, egress.filters, envelope.attributes)
     records, complete = await _dead_letters(admin, record, is_it, egress, topics)
@@ -155,17 +161,30 @@ async def _delivery(
         replays = await _replays(admin, committed, is_it, egress, topics)
         letters = [_letter(each, replays) for each in records]
         state, detail = _history(letters, replays)
-        return Delivery(name, state, detail, clauses, letters, replays)
+        steps = [step for each in records for step in _steps(each)]
+        steps += [Step(each.at, "sent again", each.state.value) for each in replays]
+        return Delivery(name, state, detail, clauses, letters, replays, sorted(steps))
     if clauses:
         return Delivery(name, State.NOT_WANTED, "; ".join(clauses), clauses)
-    state, detail = await _progress(committed, record, egress)
+    state, detail, last = await _progress(committed, record, egress)
     if state is State.SETTLED:
         detail = "no dead letter: delivered" if complete else _MAYBE_TABLED
         if egress.dead_letter_sink is not None:
             detail += f", or taken by the dead letter sink {egress.dead_letter_sink.url}"
+        if egress.reply is not None:
+            detail += f"; a reply, if it had one, was taken by {egress.reply.url}"
     elif name in paused:
-        detail = f"the Trigger is paused; {detail}"
-    return Delivery(name, state, detail)
+        detail = f"the {egress.kind} is paused; {detail}"
+    return Delivery(name, state, detail, steps=last)
+
+
+def _steps(record: Record) -> Sequence[Step]:
+    """The attempts that a dead letter lists, and that it was kept."""
+    found = letter(record)
+    how = f"{found.reason} {found.code}".strip()
+    place = f"{record.topic()}/{record.partition()}/{record.offset()}"
+    kept = Step(timestamp(record.timestamp()[1] / 1000), "dead letter", f"{how}, at {place}")
+    return [*(Step(at, ATTEMPT, result) for at, result in found.attempt_log), kept]
 
 
 def _history(letters: Sequence[DeadLetter], replays: Sequence[Replay]) -> tuple[State, str]:
@@ -182,14 +201,26 @@ def _history(letters: Sequence[DeadLetter], replays: Sequence[Replay]) -> tuple[
 
 def _failed(found: DeadLetter) -> str:
     how = f"{found.reason} {found.code}".strip()
+    if found.reason == Reason.REPLY_NOT_DELIVERED:
+        how += f" to {found.destination}"
     return f"{how} after {found.attempts} attempts, {found.last_time}"
 
 
-async def _progress(committed: Committed, record: Record, egress: Egress) -> tuple[State, str]:
-    """How far the group of an Egress is with a record of its topic."""
-    partition = record.partition()
+async def _progress(
+    committed: Committed, record: Record, egress: Egress
+) -> tuple[State, str, Sequence[Step]]:
+    """How far the group of an Egress is with a record of its topic, and its last attempt, if that
+    has failed."""
+    partition, offset = record.partition(), record.offset()
     found = await asyncio.to_thread(committed, egress.group, egress.topic, [partition])
-    return state_of(record.offset(), found.get(partition), policy_of(egress))
+    place, policy = found.get(partition), policy_of(egress)
+    state, detail = state_of(offset, place, policy)
+    if state is not State.RETRYING or place is None:
+        return state, detail, ()
+    delivery = decode(place.offset, place.metadata, policy).deliveries[offset]
+    if delivery.failed is None:
+        return state, detail, ()
+    return state, detail, (Step(timestamp(delivery.last_attempt), ATTEMPT, delivery.failed.text),)
 
 
 def state_of(
@@ -219,8 +250,9 @@ def _attempted(delivery: DeliveryState) -> str:
         DeliveryStage.TOPIC: ", now to be kept as a dead letter",
     }[delivery.stage]
     attempts = f"{delivery.attempts} attempt{'' if delivery.attempts == 1 else 's'}"
+    result = "" if delivery.failed is None else f" ({delivery.failed.text})"
     return (
-        f"{attempts}{where}, the last {timestamp(delivery.last_attempt)}, "
+        f"{attempts}{where}, the last {timestamp(delivery.last_attempt)}{result}, "
         f"the next {timestamp(delivery.due)}"
     )
 
@@ -267,7 +299,7 @@ async def _replays(
     found = []
     for record in await read_topic(admin, again.topic, READ_AT_MOST):
         if is_it(record):
-            state, detail = await _progress(committed, record, again)
+            state, detail, _ = await _progress(committed, record, again)
             found.append(Replay(timestamp(record.timestamp()[1] / 1000), state, detail))
     return found
 

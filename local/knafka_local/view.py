@@ -1,6 +1,7 @@
 """Views: `knafka up` as lines (`Lines`) or as a live table (`Table`), from the same snapshots.
 
-Lines say each change of state once, and a summary now and then; they are for logs and pipes.
+Lines say each change of state once, one line for all where many change alike, and a summary now and
+then; they are for logs and pipes.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol, TextIO
@@ -26,10 +27,14 @@ SUMMARY_INTERVAL: Final = 5.0
 """Seconds between two summaries, if there is something new."""
 SUMMARY_TRIGGERS: Final = 10
 """Triggers that a summary names at most."""
+LINES_OF_ONE_KIND: Final = 10
+"""Triggers of which the same is said in lines of their own; of more it is said once."""
 LOOK_INTERVAL: Final = 0.5
 AT_REST: Final = "nothing waits"
 """The scaler's reason (`decide.scaling.NOTHING_WAITS`, whose import would take longer than a whole
 command) where the figures say it already."""
+DEAD_LETTERS: Final = "DeadLetters"
+"""A condition (`decide.dead_letters.DEAD_LETTERS`, for whose import the same is true)."""
 COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue")
 
 Snap = Callable[[], Snapshot]
@@ -118,24 +123,65 @@ def changes(before: Snapshot, now: Snapshot) -> Iterator[str]:
             state = f"is not served: {broker.refused}" if broker.refused else f"at {broker.url}"
             yield f"{broker.kind} {broker.name} {state}"
     yield from (f"{kind} {name} is gone" for kind, name in brokers)
-    triggers = {(each.kind, each.name): each for each in before.triggers}
-    for trigger in now.triggers:
-        if (old := triggers.pop((trigger.kind, trigger.name), None)) is not trigger:
-            yield from _changes_of(old, trigger)
-    yield from (f"{kind} {name} is gone" for kind, name in triggers)
+    yield from _said(_changes_of_triggers(before.sensors, now.sensors))
+    yield from _said(_changes_of_triggers(before.triggers, now.triggers))
 
 
-def _changes_of(before: TriggerRow | None, now: TriggerRow) -> Iterator[str]:
-    name = f"{now.kind} {now.name}"
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What is new of a Trigger or Subscription."""
+
+    row: TriggerRow
+    one: str
+    """What is said of it alone, behind its name."""
+    many: str
+    """What is said of several at once, behind their number."""
+    more: str = ""
+    """What may be another thing of each."""
+
+
+def _said(changes: Iterable[_Change]) -> Iterator[str]:
+    """A line for each, but one for all of which the same is to be said where they are many."""
+    same: dict[tuple[str, str], list[_Change]] = {}
+    for each in changes:
+        same.setdefault((each.row.kind, each.many), []).append(each)
+    for (kind, many), found in same.items():
+        if len(found) <= LINES_OF_ONE_KIND:
+            yield from (f"{kind} {each.row.name}{each.one}{each.more}" for each in found)
+            continue
+        more = {each.more for each in found}
+        such = f", such as {found[0].row.name}{found[0].more}" if len(more) > 1 else more.pop()
+        yield f"{len(found)} {kind}s{many}{such}"
+
+
+def _changes_of_triggers(
+    before: Sequence[TriggerRow], now: Sequence[TriggerRow]
+) -> Iterator[_Change]:
+    old = {(each.kind, each.name): each for each in before}
+    for row in now:
+        if (known := old.pop((row.kind, row.name), None)) is not row:
+            yield from _changes_of(known, row)
+    yield from (_Change(each, " is gone", " are gone") for each in old.values())
+
+
+def _changes_of(before: TriggerRow | None, now: TriggerRow) -> Iterator[_Change]:
     if before is None or before.refused != now.refused:
-        yield f"{name} is not ready: {now.refused}" if now.refused else f"{name} is ready"
+        if now.refused:
+            yield _Change(now, " is not ready", " are not ready", f": {now.refused}")
+        else:
+            yield _Change(now, " is ready", " are ready")
     if now.paused != (before is not None and before.paused):
-        yield f"{name} is paused: its events wait" if now.paused else f"{name} goes on"
+        if now.paused:
+            yield _Change(now, " is paused: its events wait", " are paused: their events wait")
+        else:
+            yield _Change(now, " goes on", " go on")
     if before is not None and before.replicas != now.replicas:
         why = f" ({now.decision})" if now.decision else ""
-        yield f"{name}: {now.replicas} of {now.most_replicas} dispatchers{why}"
+        what = "processes" if now.kind == "Sensor" else "dispatchers"
+        dispatchers = f": {now.replicas} of {now.most_replicas} {what}"
+        yield _Change(now, dispatchers, dispatchers, why)
     if now.error and (before is None or before.error != now.error):
-        yield f"{name}: {now.error}"
+        yield _Change(now, "", " have trouble", f": {now.error}")
 
 
 def summary(now: Snapshot) -> str:
@@ -145,6 +191,11 @@ def summary(now: Snapshot) -> str:
         f"{_named(each)} accepted {each.accepted}"
         + (f" rejected {each.rejected}" if each.rejected else "")
         for each in now.brokers
+        if not each.refused
+    ]
+    brokers += [
+        f"Sensor {each.name} waiting {'?' if each.lag is None else each.lag} fired {each.delivered}"
+        for each in now.sensors
         if not each.refused
     ]
     triggers = [each for each in now.triggers if not each.refused]
@@ -205,6 +256,12 @@ _BROKER: Final = (
     _Column("accepted", lambda row: f"{row.accepted}"),
     _Column("rejected", lambda row: f"{row.rejected}"),
 )
+_SENSOR: Final = (
+    _Column("waiting", lambda row: "?" if row.lag is None else f"{row.lag}"),
+    _Column("processes", lambda row: f"{row.replicas}/{row.most_replicas}", 72),
+    _Column("read", lambda row: f"{row.read}", 110),
+    _Column("fired", lambda row: f"{row.delivered}"),
+)
 _TRIGGER: Final = (
     _Column("waiting", lambda row: "?" if row.lag is None else f"{row.lag}"),
     _Column("dispatchers", lambda row: f"{row.replicas}/{row.most_replicas}", 72),
@@ -232,6 +289,7 @@ class StatusTable:
         yield Text(f"Kafka {self.now.kafka}", style="italic")
         shown = (
             ("Broker", _BROKER, [(each, _place(each)) for each in self.now.brokers]),
+            ("Sensor", _SENSOR, [(each, _state(each)) for each in self.now.sensors]),
             ("Trigger", _TRIGGER, [(each, _state(each)) for each in self.now.triggers]),
             ("KafkaChannel", _BROKER, [(each, _place(each)) for each in self.now.brokers]),
             ("Subscription", _TRIGGER, [(each, _state(each)) for each in self.now.triggers]),
@@ -273,7 +331,8 @@ def _state(row: TriggerRow) -> Text:
     if row.paused:
         return Text("paused: its events wait", style="yellow")
     if row.decision == AT_REST:  # the figures say so, and the table stays short
-        return Text()
+        left = (each for each in row.conditions if each.type == DEAD_LETTERS)
+        return Text(next((each.message for each in left if each.status == "False"), ""), "yellow")
     return Text(row.decision, style="green" if row.replicas else "dim")
 
 

@@ -1,15 +1,19 @@
 """The console's documents: what its page reads as JSON, wherever that is from.
 
 Counts are sums since the start of whatever keeps them; the page makes rates of them.
-Not here: making them, which is a source's; see `local_document`.
+Not here: making them, which is a source's; see `snapshot_document`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Literal, TypeAlias
 
 from knafka.core.documents import Model
+
+TriggerKind: TypeAlias = Literal["Trigger", "Subscription"]
+"""What gets events: of a Broker, and of a KafkaChannel."""
 
 
 class Action(StrEnum):
@@ -34,28 +38,30 @@ class Health(StrEnum):
 
 
 class BrokerState(Model):
-    """One Broker, or whatever else takes events in."""
+    """One Broker or KafkaChannel."""
 
-    kind: str = "Broker"
+    kind: Literal["Broker", "KafkaChannel"] = "Broker"
     namespace: str
     name: str
     url: str = ""
     accepted: int = 0
-    rejected: int = 0
+    """Events; in a cluster all that its topic ever got, replies among them."""
+    rejected: int | None = 0
+    """None: not known."""
     refused: str = ""
     """Why it isn't Ready; empty: it is."""
 
 
 class TriggerState(Model):
-    """One Trigger: where it is in the flow, and how it does."""
+    """One Trigger or Subscription: where it is in the flow, and how it does."""
 
-    kind: str = "Trigger"
+    kind: TriggerKind = "Trigger"
     namespace: str
     name: str
     broker: str
-    """In the same namespace."""
+    """Its Broker, or a Subscription's KafkaChannel; in the same namespace."""
     filters: str = ""
-    """All on one line."""
+    """All on one line; a Subscription has none."""
     subscriber: str = ""
     health: Health
     why: str = ""
@@ -64,6 +70,7 @@ class TriggerState(Model):
     """Events; None: not known."""
     replicas: int = 0
     most_replicas: int = 0
+    """0: not known."""
     read: int = 0
     filtered: int = 0
     delivered: int = 0
@@ -77,9 +84,10 @@ class ConsoleState(Model):
     place: str
     """What this is a console of: a data folder, or a cluster."""
     kafka: str
-    may: tuple[Action, ...]
     brokers: tuple[BrokerState, ...] = ()
+    """KafkaChannels among them."""
     triggers: tuple[TriggerState, ...] = ()
+    """Subscriptions among them."""
     problems: tuple[str, ...] = ()
 
 
@@ -94,7 +102,10 @@ class ConditionState(Model):
 
 
 class TriggerDetails(Model):
-    """What is shown of one Trigger when it is opened."""
+    """What is shown of one Trigger or Subscription when it is opened."""
+
+    may: tuple[Action, ...] = ()
+    """What the viewer may do to it."""
 
     filters: str
     """As they are written, in YAML; empty: it wants all events."""
@@ -102,6 +113,8 @@ class TriggerDetails(Model):
     """The same of `spec.delivery`; empty: as its Broker says."""
     order: str
     max_in_flight: str = ""
+    reply: str = ""
+    """Where a Subscription's replies go; empty: they are discarded, or go back to the Broker."""
     declared_in: str = ""
     conditions: tuple[ConditionState, ...] = ()
 
@@ -167,6 +180,7 @@ class EventName(Model):
 class ReplayRequest(Model):
     """Which dead letters of a Trigger to send again."""
 
+    kind: TriggerKind = "Trigger"
     namespace: str
     name: str
     events: tuple[EventName, ...]

@@ -6,23 +6,19 @@ Its viewer is who runs that: only this machine reaches it, and all is allowed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_client import Connection
 from knafka.clients.kafka_connection import connection
-from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress, Kafka
 from knafka.core.errors import KnafkaError
 from knafka.core.event import Event
-from knafka.ports.log import LogAdmin, LogWriter
-from knafka_local import annotating, dead_letters, replaying, triggers
-from knafka_local.console import local_document
+from knafka_local import annotating, triggers
+from knafka_local.console import snapshot_document
+from knafka_local.console.dead_letter_topics import LAST, DeadLetterTopics
 from knafka_local.console.document import (
     Action,
-    Chosen,
     ConsoleState,
     EventName,
     Failures,
@@ -34,12 +30,10 @@ from knafka_local.console.source import NotFound, TriggerName
 from knafka_local.installation import State
 from knafka_local.manifests import Declared, Identity, Place
 from knafka_local.snapshot import Snapshot
+from knafka_operator.model.channels import Subscription
+from knafka_operator.model.family import as_trigger, family_of
 from knafka_operator.model.resources import PAUSED, Trigger
 
-LAST: Final = 200
-"""Dead letters of one Trigger that are shown; the report is for all of them."""
-CLOSE_TIMEOUT: Final = 5.0
-"""Seconds for the writer to let go."""
 REPORT: Final = Path("dead-letters/report.html")
 """In the data folder, where `knafka dead-letters report` puts it."""
 
@@ -63,41 +57,46 @@ class LocalSource:
         self,
         running: Running,
         data: Path,
-        connect: Callable[[Connection], LogAdmin] = KafkaAdmin,
-        open_writer: Callable[[Connection], LogWriter] = KafkaWriter,
+        letters: DeadLetterTopics | None = None,
     ) -> None:
         self._running = running
         self._data = data
-        self._connect = connect
-        self._open_writer = open_writer
+        self._letters = letters or DeadLetterTopics()
 
     async def state(self) -> ConsoleState:
-        declared = tuple(self._running.declared.all(Trigger))
+        declared = self._running.declared
         snapshot = self._running.snapshot()
         # A thousand Triggers take 35 ms, for which the operator needn't wait.
         return await asyncio.to_thread(
-            local_document.state, snapshot, declared, str(self._data), tuple(Action)
+            lambda: snapshot_document.state(snapshot, _all(declared), str(self._data))
         )
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
         found, place = self._declared(trigger)
-        rows = self._running.snapshot().triggers
-        conditions = next((each.conditions for each in rows if each.name == str(trigger)), ())
-        return local_document.details(found, conditions, str(place))
+        document, _ = self._running.declared.documents[_identity(trigger)]
+        reply = family_of(trigger.kind).reply_of(document)
+        conditions = next(
+            (
+                each.conditions
+                for each in self._running.snapshot().triggers
+                if (each.kind, each.name) == (trigger.kind, trigger.id)
+            ),
+            (),
+        )
+        return snapshot_document.details(found, conditions, str(place), tuple(Action), reply)
 
     async def failures(self, trigger: TriggerName) -> Failures:
-        egress = self._egress(trigger)
-        admin = self._connect(self._kafka())
-        try:
-            found = await dead_letters.letters(admin, egress, LAST)
-        finally:
-            await admin.close()
+        found = await self._letters.last(self._egress(trigger), self._kafka())
         report = "report" if (self._data / REPORT).exists() else ""
-        return local_document.failures(found, LAST, str(trigger), report)
+        commands = {
+            "Show them": f"knafka dead-letters show {trigger.id}",
+            "Report on all of them": "knafka dead-letters report --open",
+        }
+        return snapshot_document.failures(found, LAST, commands, report)
 
     async def verdicts(self, event: Event) -> Sequence[Verdict]:
         declared = tuple(self._running.declared.all(Trigger))
-        return await asyncio.to_thread(local_document.verdicts, declared, event)
+        return await asyncio.to_thread(snapshot_document.verdicts, declared, event)
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
         """Writes into the file that declares it, as `knafka trigger pause` does."""
@@ -105,39 +104,15 @@ class LocalSource:
         done = "is paused" if paused else "goes on"
         if triggers.is_paused(found) is paused:
             return f"{trigger} {done} already"
-        who = Identity("Trigger", *trigger)
-        await asyncio.to_thread(
-            annotating.annotate, place.file, who, PAUSED, "true" if paused else "false"
-        )
+        value = "true" if paused else "false"
+        await asyncio.to_thread(annotating.annotate, place.file, _identity(trigger), PAUSED, value)
         return f"{trigger} {done}: written into {place.file}"
 
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> Replayed:
-        """Straight from the topic, without Spark: see `replaying`."""
-        egress = self._egress(trigger)
-        wanted = {(each.id, each.source) for each in events}
-        admin = self._connect(self._kafka())
-        try:
-            ids = {each.id for each in events}
-            found = [
-                each
-                for each in await replaying.choose(admin, [egress], ids, {})
-                if (each.letter.id, each.letter.source) in wanted
-            ]
-            sendable = [each for each in found if not each.obstacle]
-            replay = ""
-            if sendable and not dry_run:
-                writer = self._open_writer(self._kafka())
-                try:
-                    replay = await replaying.send(admin, writer, sendable)
-                finally:
-                    await writer.close(CLOSE_TIMEOUT)
-        finally:
-            await admin.close()
-        return Replayed(
-            chosen=tuple(Chosen(about=each.about, obstacle=each.obstacle) for each in found),
-            replay=replay,
+        return await self._letters.replay(
+            self._egress(trigger), self._kafka(), events, dry_run=dry_run
         )
 
     async def report(self) -> bytes | None:
@@ -149,18 +124,28 @@ class LocalSource:
             raise KnafkaError(f"the report can't be read: {error}") from None
 
     def _declared(self, trigger: TriggerName) -> tuple[Trigger, Place]:
-        found, place = self._running.declared.resources.get(
-            Identity("Trigger", *trigger), (None, None)
-        )
+        found, place = self._running.declared.resources.get(_identity(trigger), (None, None))
+        if isinstance(found, Subscription):
+            found = as_trigger(found)
         if not isinstance(found, Trigger) or place is None:
-            raise NotFound(f"there is no Trigger {trigger}")
+            raise NotFound(f"there is no {trigger.kind} {trigger.id}")
         return found, place
 
     def _egress(self, trigger: TriggerName) -> Egress:
         for each in self._running.state.egresses:
-            if (each.namespace, each.trigger) == trigger:
+            if (each.namespace, each.trigger, each.kind) == trigger:
                 return each
-        raise NotFound(f"the Trigger {trigger} doesn't run")
+        raise NotFound(f"the {trigger.kind} {trigger.id} doesn't run")
 
     def _kafka(self) -> dict[str, Any]:
         return connection(Kafka(bootstrap_servers=self._running.state.bootstrap_servers))
+
+
+def _all(declared: Declared) -> Iterator[Trigger]:
+    """Triggers, and Subscriptions read as such."""
+    yield from declared.all(Trigger)
+    yield from map(as_trigger, declared.all(Subscription))
+
+
+def _identity(trigger: TriggerName) -> Identity:
+    return Identity(trigger.kind, trigger.namespace, trigger.name)

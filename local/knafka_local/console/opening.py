@@ -1,4 +1,4 @@
-"""Opening the console of one `knafka up`: at which port, and under which names."""
+"""Opening a console on this machine: at which port, and under which names."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from knafka_local.children import HOST, listen, port_of
 
 if TYPE_CHECKING:
     from knafka_local.console.local import Running
+    from knafka_local.console.source import Source
 
 PORT: Final = 8090
 PORTS: Final = 20
@@ -26,13 +27,18 @@ class PortTaken(KnafkaError):
 
 
 @contextlib.contextmanager
-def listener(port: int | None, *, wanted: bool = True) -> Iterator[socket.socket | None]:
-    """The console's socket: at `port`, or at the first that is free from `PORT` on; None: none is
+def listener(
+    port: int | None,
+    *,
+    wanted: bool = True,
+    option: str = "--console-port, or --no-console",
+) -> Iterator[socket.socket | None]:
+    """A console's socket: at `port`, or at the first that is free from `PORT` on; None: none is
     wanted, or none is free.
 
     Raises `PortTaken` if `port` can't be had.
     """
-    found = _listen(port) if wanted else None
+    found = _listen(port, option) if wanted else None
     try:
         yield found
     finally:
@@ -51,10 +57,17 @@ async def opened(
     # Not above: an HTTP server that every other command would import; it takes 0.1 s.
     await asyncio.to_thread(import_module, "knafka_local.console.server")
     from knafka_local.console.local import LocalSource
+
+    async with served(LocalSource(running, data), listener) as url:
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def served(source: Source, listener: socket.socket) -> AsyncIterator[str]:
+    """Serve a source to users of this machine; gives the URL."""
     from knafka_local.console.server import ConsoleServer
 
     port = port_of(listener)
-    source = LocalSource(running, data)
     hosts = [f"{name}:{port}" for name in (HOST, "localhost")]
     server = await ConsoleServer.start(listener, hosts, lambda _: source)
     try:
@@ -63,14 +76,13 @@ async def opened(
         await server.close()
 
 
-def _listen(port: int | None) -> socket.socket | None:
+def _listen(port: int | None, option: str) -> socket.socket | None:
     for each in range(PORT, PORT + PORTS) if port is None else (port,):
         try:
             return listen(each)
         except OSError as error:
             if port is not None:
                 raise PortTaken(
-                    f"{HOST}:{port} can't be used ({error.strerror}): choose another with "
-                    "--console-port, or --no-console"
+                    f"{HOST}:{port} can't be used ({error.strerror}): choose another with {option}"
                 ) from error
     return None

@@ -1,6 +1,6 @@
-"""The console's page: one HTML text with its style and script inside, and its policy.
+"""The console's pages: each one HTML text with its style and script inside, and its policy.
 
-It loads nothing from anywhere: its Content-Security-Policy names the style and the script by
+One loads nothing from anywhere: its Content-Security-Policy names the style and the script by
 digest, and allows requests to its own server only.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -29,9 +30,19 @@ class Page:
 @cache
 def page() -> Page:
     """Made once, when somebody opens it first."""
+    return _made("page.html", SCRIPTS)
+
+
+@cache
+def sign_in_page() -> Page:
+    """The page for somebody without a token."""
+    return _made("sign_in.html", ("elements.js", "sign_in.js"))
+
+
+def _made(name: str, scripts: Sequence[str]) -> Page:
     style = _file("page.css")
-    script = "\n".join(map(_file, SCRIPTS))
-    html = _file("page.html").replace("/*style*/", style).replace("/*script*/", script)
+    script = "\n".join(map(_file, scripts))
+    html = _file(name).replace("/*style*/", style).replace("/*script*/", script)
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "connect-src 'self'; img-src data:; "

@@ -3,19 +3,22 @@
     GET  /                                          the page
     GET  /report                                    the last report on dead letters
     GET  /api/state                                 `If-None-Match`, `?wait=SECONDS` for a change
-    GET  /api/triggers/{namespace}/{name}           declared values and conditions
+    GET  /api/triggers/{namespace}/{name}           declared values, conditions, what one may do
     GET  /api/triggers/{namespace}/{name}/failures
     POST /api/triggers/{namespace}/{name}/pause     and `/resume`
+         /api/subscriptions/{namespace}/{name}...   the same of Subscriptions
     POST /api/who                                   a structured CloudEvent -> verdicts
     POST /api/replay                                `ReplayRequest` -> `Replayed`
+    POST /api/sign-in, /api/sign-out                where viewers have tokens (`sign_in`)
 
 Another site's page in the same browser can reach a server on loopback. So a request has to name one
-of our hosts (or a name that somebody else's DNS gives our address would do), and none that a page
-of another origin has made is answered; one that changes something needs a header that such a page
-could only send after a preflight, to which nobody here agrees.
+of our hosts (or a name that somebody else's DNS gives our address would do; where viewers sign in,
+any host is ours, as a session is bound to its name), and none that a page of another origin has
+made is answered; one that changes something needs a header that such a page could only send after a
+preflight, to which nobody here agrees.
 
 Nothing runs while no page is open. Not here: what is shown (`document`), where it is from
-(`source`), and TLS and logins, which are a gateway's.
+(`source`), and TLS, which is a gateway's.
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ from aiohttp.typedefs import Handler, Middleware
 from knafka.core import documents, json_format
 from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument, InvalidEvent, KnafkaError
-from knafka_local.console.document import ReplayRequest, Verdict
-from knafka_local.console.page import page
-from knafka_local.console.source import Forbidden, NotFound, Source, TriggerName
+from knafka_local.console.document import ReplayRequest, TriggerKind, Verdict
+from knafka_local.console.page import Page, page, sign_in_page
+from knafka_local.console.sign_in import SignIn, forget
+from knafka_local.console.source import Forbidden, NotFound, NotSignedIn, Source, TriggerName
 
 MARK: Final = "knafka-console"
 """The header of a request that changes something."""
@@ -50,7 +54,7 @@ STOP_TIMEOUT: Final = 2.0
 """Seconds for what is being answered when the server ends."""
 
 SourceOf = Callable[[web.Request], Source]
-"""The source of whoever sent a request; may raise `Forbidden`."""
+"""The source for the user who sent a request; may raise `Forbidden`."""
 
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -59,6 +63,11 @@ _HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_KINDS: Final[Mapping[str, TriggerKind]] = {
+    "triggers": "Trigger",
+    "subscriptions": "Subscription",
+}
+"""By what paths call them."""
 _REPORT_POLICY: Final = "sandbox allow-scripts"
 """A report has a policy of its own; this one keeps it from being of our origin."""
 
@@ -92,9 +101,16 @@ class ConsoleServer:
         cls, listener: socket.socket, hosts: Collection[str], source_of: SourceOf
     ) -> ConsoleServer:
         """Serve on `listener` for requests to one of `hosts` (`127.0.0.1:8090`)."""
-        runner = web.AppRunner(
-            application(hosts, source_of), access_log=None, shutdown_timeout=STOP_TIMEOUT
-        )
+        return await cls._start(listener, application(hosts, source_of))
+
+    @classmethod
+    async def start_signed_in(cls, listener: socket.socket, sign_in: SignIn) -> ConsoleServer:
+        """The same for viewers with tokens, under any host."""
+        return await cls._start(listener, application(None, sign_in.source, sign_in))
+
+    @classmethod
+    async def _start(cls, listener: socket.socket, app: web.Application) -> ConsoleServer:
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT)
         await runner.setup()
         await web.SockSite(runner, listener).start()
         return cls(runner)
@@ -103,14 +119,18 @@ class ConsoleServer:
         await self._runner.cleanup()
 
 
-def application(hosts: Collection[str], source_of: SourceOf) -> web.Application:
-    """Everything behind one address."""
+def application(
+    hosts: Collection[str] | None, source_of: SourceOf, sign_in: SignIn | None = None
+) -> web.Application:
+    """Everything behind one address; `hosts` None: any, as for viewers who sign in."""
     handlers = _Handlers(source_of)
-    app = web.Application(middlewares=[_guarded(frozenset(hosts))], client_max_size=LARGEST)
-    trigger = "/api/triggers/{namespace}/{name}"
+    app = web.Application(middlewares=[_guarded(hosts)], client_max_size=LARGEST)
+    if sign_in is not None:
+        app.add_routes(sign_in.routes())
+    trigger = f"/api/{{kind:{'|'.join(_KINDS)}}}/{{namespace}}/{{name}}"
     app.add_routes(
         [
-            web.get("/", handlers.page),
+            web.get("/", handlers.page if sign_in is None else handlers.page_or_sign_in),
             web.get("/report", handlers.report),
             web.get("/api/state", handlers.state),
             web.get(trigger, handlers.details),
@@ -124,9 +144,14 @@ def application(hosts: Collection[str], source_of: SourceOf) -> web.Application:
     return app
 
 
-def refusal(hosts: Collection[str], method: str, path: str, headers: Mapping[str, str]) -> str:
+def refusal(
+    hosts: Collection[str] | None, method: str, path: str, headers: Mapping[str, str]
+) -> str:
     """Why a request isn't answered; empty: it is. Names of `headers` as HTTP compares them."""
-    if headers.get("Host", "").lower() not in hosts:
+    host = headers.get("Host", "").lower()
+    if hosts is None:
+        hosts = [host]
+    if not host or host not in hosts:
         return "this address is served under its own name only"
     origin = headers.get("Origin")
     if origin is not None and urlsplit(origin).netloc.lower() not in hosts:
@@ -140,9 +165,7 @@ def refusal(hosts: Collection[str], method: str, path: str, headers: Mapping[str
     return ""
 
 
-def _guarded(
-    hosts: frozenset[str],
-) -> Middleware:
+def _guarded(hosts: Collection[str] | None) -> Middleware:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         if why := refusal(hosts, request.method, request.path, request.headers):
@@ -162,6 +185,11 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
         return await handler(request)
     except (InvalidEvent, InvalidDocument) as error:
         return _answer(Problem(error=str(error)), HTTPStatus.BAD_REQUEST)
+    except NotSignedIn as error:
+        answer = _answer(Problem(error=str(error)), HTTPStatus.UNAUTHORIZED)
+        answer.headers["WWW-Authenticate"] = "Bearer"
+        forget(answer)
+        return answer
     except NotFound as error:
         return _answer(Problem(error=str(error)), HTTPStatus.NOT_FOUND)
     except Forbidden as error:
@@ -182,12 +210,17 @@ class _Handlers:
         self._closing.set()
 
     async def page(self, _: web.Request) -> web.Response:
-        made = page()
-        return web.Response(
-            text=made.html,
-            content_type="text/html",
-            headers={"Content-Security-Policy": made.policy},
-        )
+        return _page(page())
+
+    async def page_or_sign_in(self, request: web.Request) -> web.Response:
+        """Without a token, the page that asks for one."""
+        try:
+            self._source_of(request)
+        except NotSignedIn:
+            answer = _page(sign_in_page(), HTTPStatus.UNAUTHORIZED)
+            answer.headers["WWW-Authenticate"] = "Bearer"
+            return answer
+        return _page(page())
 
     async def report(self, request: web.Request) -> web.Response:
         found = await self._source_of(request).report()
@@ -206,7 +239,7 @@ class _Handlers:
             body = (await source.state()).model_dump_json(by_alias=True).encode()
             tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
             if tag != known:
-                headers = {"ETag": tag, "Cache-Control": "no-cache"}
+                headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
                 return web.Response(
                     body=body, content_type="application/json", charset="utf-8", headers=headers
                 )
@@ -239,12 +272,13 @@ class _Handlers:
     async def replay(self, request: web.Request) -> web.Response:
         source = self._source_of(request)
         asked = documents.parse_json(ReplayRequest, await request.text())
-        trigger = TriggerName(asked.namespace, asked.name)
+        trigger = TriggerName(asked.namespace, asked.name, asked.kind)
         return _answer(await source.replay(trigger, asked.events, dry_run=asked.dry_run))
 
 
 def _trigger(request: web.Request) -> TriggerName:
-    return TriggerName(request.match_info["namespace"], request.match_info["name"])
+    found = request.match_info
+    return TriggerName(found["namespace"], found["name"], _KINDS[found["kind"]])
 
 
 def _seconds(text: str) -> float:
@@ -253,6 +287,11 @@ def _seconds(text: str) -> float:
     except ValueError:
         raise InvalidDocument("wait", f"want a number of seconds, got {text!r}") from None
     return min(max(asked, 0.0), MOST_WAIT) if asked == asked else 0.0
+
+
+def _page(made: Page, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
+    headers = {"Content-Security-Policy": made.policy}
+    return web.Response(text=made.html, status=status, content_type="text/html", headers=headers)
 
 
 def _answer(found: Model, status: HTTPStatus = HTTPStatus.OK) -> web.Response:

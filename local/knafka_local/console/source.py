@@ -16,6 +16,7 @@ from knafka_local.console.document import (
     Failures,
     Replayed,
     TriggerDetails,
+    TriggerKind,
     Verdict,
 )
 
@@ -28,14 +29,25 @@ class Forbidden(KnafkaError):
     """The viewer may not do this."""
 
 
+class NotSignedIn(KnafkaError):
+    """Nobody knows who asks: without a token, or with one that isn't valid any more."""
+
+
 class TriggerName(NamedTuple):
-    """Which Trigger."""
+    """Which Trigger or Subscription."""
 
     namespace: str
     name: str
+    kind: TriggerKind = "Trigger"
+
+    @property
+    def id(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+        """As the page writes it: of a Trigger only the name."""
+        return self.id if self.kind == "Trigger" else f"{self.kind} {self.id}"
 
 
 class Source(Protocol):

@@ -5,7 +5,12 @@ const WAIT = 15; // seconds that the server may take to answer if nothing change
 const PAUSE = 1_000; // milliseconds between two answers, at least
 const AGAIN = 2_000; // and after a failure
 
-class Refused extends Error {}
+class Refused extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
 
 async function call(path, options = {}) {
   const response = await fetch(path, { cache: "no-store", ...options });
@@ -14,7 +19,7 @@ async function call(path, options = {}) {
   try {
     problem = (await response.json()).error ?? problem;
   } catch { /* no JSON: a gateway's answer */ }
-  throw new Refused(problem);
+  throw new Refused(problem, response.status);
 }
 
 const get = async (path) => (await call(path)).json();
@@ -24,8 +29,11 @@ const post = async (path, body, type = "application/json") =>
 
 const nameOf = (each) => `${each.namespace}/${each.name}`;
 const keyOf = (each) => `${each.kind} ${nameOf(each)}`;
+// Where a Trigger or Subscription gets its events from: the key of a Broker or KafkaChannel.
+const kindOfBroker = (trigger) => (trigger.kind === "Subscription" ? "KafkaChannel" : "Broker");
+const keyOfBroker = (trigger) => `${kindOfBroker(trigger)} ${trigger.namespace}/${trigger.broker}`;
 const pathOf = (trigger) =>
-  `api/triggers/${encodeURIComponent(trigger.namespace)}/${encodeURIComponent(trigger.name)}`;
+  `api/${trigger.kind === "Subscription" ? "subscriptions" : "triggers"}/${encodeURIComponent(trigger.namespace)}/${encodeURIComponent(trigger.name)}`;
 
 const samples = new Map(); // key of an object -> [[milliseconds, its counts]], the oldest first
 
@@ -48,7 +56,7 @@ function rateOf(key, index, now = performance.now()) {
 }
 
 function keepSamples(state, now) {
-  for (const broker of state.brokers) keepSample(keyOf(broker), [broker.accepted, broker.rejected], now);
+  for (const broker of state.brokers) keepSample(keyOf(broker), [broker.accepted], now);
   for (const trigger of state.triggers) {
     keepSample(keyOf(trigger), [trigger.delivered, trigger.retried, trigger.deadLettered], now);
   }
@@ -62,7 +70,7 @@ const seen = () =>
     ? new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }))
     : null;
 
-let state = { may: [], brokers: [], triggers: [], problems: [] };
+let state = { brokers: [], triggers: [], problems: [] };
 
 // For ever, but for the time that nobody looks.
 async function follow(changed, lost) {

@@ -1,4 +1,4 @@
-// One Trigger, opened: what it wants, how it does, its last failures, and what can be done to it.
+// One Trigger or Subscription, opened: what it wants, how it does, its last failures, and what can be done to it.
 
 const FAILURES_SHOWN = 10;
 
@@ -29,7 +29,7 @@ const attempt = async (action) => {
 // `after` is called once they are sent.
 function replay(trigger, events, after) {
   const body = (dryRun) =>
-    JSON.stringify({ namespace: trigger.namespace, name: trigger.name, events, dryRun });
+    JSON.stringify({ kind: trigger.kind, namespace: trigger.namespace, name: trigger.name, events, dryRun });
   return attempt(async () => {
     const { chosen } = await post("api/replay", body(true));
     const [sent, left] = [chosen.filter((each) => !each.obstacle), chosen.filter((each) => each.obstacle)];
@@ -61,7 +61,7 @@ const written = (text, otherwise) =>
 const commandLine = (what, command) =>
   make("p", { class: "command" }, make("span", { class: "muted" }, what), make("code", {}, visible(command)), copyButton(command));
 
-function failureItem(trigger, each, after) {
+function failureItem(trigger, may, each, after) {
   const how = `${each.reason} ${each.code}`.trim();
   return make("li", {},
     make("p", {}, make("span", { class: "badge failed-again" }, visible(how)), " ",
@@ -71,7 +71,7 @@ function failureItem(trigger, each, after) {
       each.replayed ? visible(`; sent again ${each.replayed}`) : null),
     each.error ? make("pre", { tabindex: "0" }, visible(each.error)) : null,
     each.data ? make("details", {}, make("summary", {}, "Its data"), make("pre", { tabindex: "0" }, visible(each.data))) : null,
-    state.may.includes("replay") && !each.replayed
+    may.includes("replay") && !each.replayed
       ? make("button", {
         type: "button",
         class: "plain",
@@ -81,7 +81,7 @@ function failureItem(trigger, each, after) {
       : null);
 }
 
-function drawFailures(box, trigger, found, after, shown = FAILURES_SHOWN) {
+function drawFailures(box, trigger, may, found, after, shown = FAILURES_SHOWN) {
   const open = (reason) => found.last.filter((each) => !each.replayed && `${each.reason} ${each.code}`.trim() === reason);
   const report = found.report ? make("p", {}, make("a", { href: found.report, target: "_blank", rel: "noopener" }, "The last report on dead letters")) : null;
   const commands = Object.entries(found.commands).map(([what, command]) => commandLine(what, command));
@@ -94,15 +94,15 @@ function drawFailures(box, trigger, found, after, shown = FAILURES_SHOWN) {
     found.isAll ? null : make("p", { class: "muted" }, `The last ${number(found.last.length)}; there are older ones.`),
     make("ul", { class: "reasons" }, found.reasons.map(({ reason, count }) =>
       make("li", {}, make("span", { class: "badge failed-again" }, visible(reason)), ` ${counted(count, "event")} `,
-        state.may.includes("replay")
+        may.includes("replay")
           ? make("button", {
             type: "button",
             class: "plain",
             onclick: () => replay(trigger, open(reason).map(({ id, source }) => ({ id, source })), after),
           }, count === 1 ? "Send it again…" : `Send all ${number(count)} again…`)
           : null))),
-    make("ul", { class: "examples" }, found.last.slice(0, shown).map((each) => failureItem(trigger, each, after))),
-    rest > 0 ? make("button", { type: "button", class: "plain", onclick: () => drawFailures(box, trigger, found, after, shown + 50) }, `Show ${number(Math.min(50, rest))} more`) : null,
+    make("ul", { class: "examples" }, found.last.slice(0, shown).map((each) => failureItem(trigger, may, each, after))),
+    rest > 0 ? make("button", { type: "button", class: "plain", onclick: () => drawFailures(box, trigger, may, found, after, shown + 50) }, `Show ${number(Math.min(50, rest))} more`) : null,
     report,
     ...commands,
   ].filter((each) => each != null));
@@ -112,13 +112,17 @@ const FIGURES = {
   read: "Read", filtered: "Filtered out", delivered: "Delivered", retried: "Retried", deadLettered: "Dead letters",
 };
 
-// The opened Trigger's element, with `update(trigger)` for what changes.
+// The opened element, with `update(trigger)` for what changes.
 function detailsOf(trigger, id) {
   let now = trigger;
   let known = "";
+  let may = [];
+  let reading = null;
+  const isTrigger = trigger.kind === "Trigger";
   const pauseButton = make("button", {
     type: "button",
     class: "primary pause",
+    hidden: true,
     onclick: () => attempt(async () => {
       const { done } = await post(`${pathOf(now)}/${now.health === "paused" ? "resume" : "pause"}`);
       say(done);
@@ -133,9 +137,14 @@ function detailsOf(trigger, id) {
   async function readDeclared() {
     try {
       const found = await get(pathOf(now));
+      may = found.may;
+      pauseButton.hidden = !may.includes("pause");
       declared.replaceChildren(
-        block("Filters, as they are written", written(found.filters, "None: it gets all events.")),
-        block("Delivery", written(found.delivery, "As its Broker says."),
+        isTrigger
+          ? block("Filters, as they are written", written(found.filters, "None: it gets all events."))
+          : block("Events", make("p", { class: "muted" }, "All that its channel takes."),
+            make("p", { class: "muted" }, visible(found.reply ? `Replies go to ${found.reply}` : "Replies are discarded."))),
+        block("Delivery", written(found.delivery, isTrigger ? "As its Broker says." : "As its channel says."),
           make("p", { class: "muted" }, visible(`Order: ${found.order}${found.maxInFlight ? `, at most ${found.maxInFlight} attempts at once` : ""}`)),
           found.declaredIn ? make("p", { class: "muted" }, visible(`Declared in ${found.declaredIn}`)) : null),
         block("Conditions", make("ul", { class: "conditions" }, found.conditions.map((each) =>
@@ -149,33 +158,32 @@ function detailsOf(trigger, id) {
 
   async function readFailures() {
     try {
-      drawFailures(failures, now, await get(`${pathOf(now)}/failures`), readFailures);
+      drawFailures(failures, now, may, await get(`${pathOf(now)}/failures`), readFailures);
     } catch (error) {
       failures.replaceChildren(make("p", { class: "wrong" }, visible(error.message)));
     }
   }
 
-  const element = make("div", { class: "details", id, role: "group", "aria-label": visible(`Trigger ${nameOf(trigger)}`) },
+  const element = make("div", { class: "details", id, role: "group", "aria-label": visible(keyOf(trigger)) },
     make("div", { class: "buttons" }, pauseButton, why),
     make("dl", { class: "figures" }, Object.entries(FIGURES).map(([name, title]) => make("div", {}, make("dt", {}, title), figures[name]))),
     declared,
-    block("Would it get this event?", eventForm(`${id}-who`, "Ask this Trigger", drawVerdict(trigger))),
+    isTrigger ? block("Would it get this event?", eventForm(`${id}-who`, "Ask this Trigger", drawVerdict(trigger))) : null,
     make("div", {}, make("h4", {}, "Last failures ", look), failures));
 
   function update(trigger) {
     now = trigger;
-    pauseButton.hidden = !state.may.includes("pause");
     write(pauseButton, trigger.health === "paused" ? "Resume" : "Pause");
     write(why, trigger.why);
     for (const [name, figure] of Object.entries(figures)) write(figure, number(trigger[name]));
     const seenNow = [trigger.health, trigger.filters, trigger.subscriber].join("\n");
     if (known !== seenNow) {
       known = seenNow;
-      readDeclared();
+      reading = readDeclared();
     }
   }
 
   update(trigger);
-  readFailures();
+  reading.then(readFailures); // its buttons depend on what may be done
   return { element, update };
 }

@@ -1,4 +1,4 @@
-// The flow: each Broker, its Triggers, their subscribers. Rows stay the same elements while their
+// The flow: each Broker or KafkaChannel, what gets its events, their subscribers. Rows stay the same elements while their
 // figures change, and no more are drawn than a person looks at.
 
 const PAGE_SIZE = 100;
@@ -10,11 +10,12 @@ const HEALTH = {
   delivering: ["delivering", "new"],
   resting: ["at rest", "steady"],
 };
+const KINDS = ["Broker", "KafkaChannel", "Trigger", "Subscription"];
 const BAD = ["not-ready", "unavailable", "troubled"];
 
 const view = { search: "", health: "", sort: "name", limit: PAGE_SIZE };
-const rows = new Map(); // key -> row of a Trigger
-const flows = new Map(); // name of a Broker -> its section
+const rows = new Map(); // key -> row of a Trigger or Subscription
+const flows = new Map(); // key of a Broker or KafkaChannel -> its section
 const opened = new Set();
 let ids = 0;
 
@@ -73,7 +74,7 @@ function rowOf(trigger) {
     write(lag.value, trigger.lag == null ? "?" : number(trigger.lag));
     write(rate.value, perSecond(delivered));
     write(retries.value, perSecond(rateOf(key, 1)));
-    write(replicas.value, `${trigger.replicas} of ${trigger.mostReplicas}`);
+    write(replicas.value, trigger.mostReplicas ? `${trigger.replicas} of ${trigger.mostReplicas}` : `${trigger.replicas}`);
     write(dead.value, number(trigger.deadLettered));
     dead.element.classList.toggle("bad", trigger.deadLettered > 0);
     write(health, words);
@@ -88,32 +89,33 @@ function rowOf(trigger) {
   return { element, update };
 }
 
-function flowOf(name) {
-  const title = make("h2");
+function flowOf(key) {
+  const [kind, name] = key.split(" ");
+  const isChannel = kind === "KafkaChannel";
+  const title = make("h2", {}, visible(name), isChannel ? make("span", { class: "muted kind" }, ` ${kind}`) : null);
   const url = make("code");
   const refused = make("p", { class: "wrong" });
   const accepted = figure("accepted");
   const rejected = figure("rejected");
   const copy = make("span");
   const list = make("ul", { class: "triggers", role: "list" });
-  const nobody = make("p", { class: "muted" }, "No Trigger is here: what it takes reaches nobody.");
+  const nobody = make("p", { class: "muted" }, `No ${isChannel ? "Subscription" : "Trigger"} is here: what it takes reaches nobody.`);
   const element = make("section", { class: "card flow" },
     make("div", { class: "broker" }, title, make("p", {}, url, " ", copy), refused, make("div", { class: "numbers" }, accepted.element, rejected.element)),
     make("div", {}, list, nobody));
   let copied = "";
 
   function update(broker, triggers, hasAny) {
-    write(title, name);
-    const key = broker == null ? "" : keyOf(broker);
     write(url, broker?.url ?? "");
     if (copied !== (broker?.url ?? "")) {
       copied = broker?.url ?? "";
       copy.replaceChildren(...(copied ? [copyButton(copied)] : []));
     }
-    write(refused, broker == null ? "This Broker isn't there." : broker.refused);
+    write(refused, broker == null ? `This ${kind} isn't there.` : broker.refused);
     refused.hidden = refused.textContent === "";
     write(accepted.value, perSecond(rateOf(key, 0)));
     write(rejected.value, number(broker?.rejected ?? 0));
+    rejected.element.hidden = broker?.rejected === null;
     rejected.element.classList.toggle("bad", (broker?.rejected ?? 0) > 0);
     nobody.hidden = hasAny;
     arrange(list, triggers.map((trigger) => drawn(rows, keyOf(trigger), () => rowOf(trigger), trigger)));
@@ -149,10 +151,16 @@ function matching() {
   const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (trigger) => {
     if (view.health === "bad" ? !BAD.includes(trigger.health) : view.health && trigger.health !== view.health) return false;
-    const all = [nameOf(trigger), trigger.broker, trigger.filters, trigger.subscriber, HEALTH[trigger.health]?.[0], trigger.why].join(" ").toLowerCase();
+    const all = [keyOf(trigger), trigger.broker, trigger.filters, trigger.subscriber, HEALTH[trigger.health]?.[0], trigger.why].join(" ").toLowerCase();
     return words.every((word) => all.includes(word));
   };
   return state.triggers.filter(fits).sort(SORTS[view.sort]);
+}
+
+// "2 Triggers", or "2 Triggers, 1 Subscription" where there are both.
+function countedKinds(objects, otherwise = "Trigger") {
+  const counts = KINDS.map((kind) => [objects.filter((each) => each.kind === kind).length, kind]);
+  return counts.filter(([count]) => count > 0).map(([count, kind]) => counted(count, kind)).join(", ") || counted(0, otherwise);
 }
 
 function drawFlow() {
@@ -160,25 +168,25 @@ function drawFlow() {
   const shown = found.slice(0, view.limit);
   const byBroker = new Map();
   const filtered = view.search || view.health;
-  if (!filtered) for (const broker of state.brokers) byBroker.set(nameOf(broker), []);
+  if (!filtered) for (const broker of state.brokers) byBroker.set(keyOf(broker), []);
   for (const trigger of shown) {
-    const name = `${trigger.namespace}/${trigger.broker}`;
-    if (!byBroker.has(name)) byBroker.set(name, []);
-    byBroker.get(name).push(trigger);
+    const key = keyOfBroker(trigger);
+    if (!byBroker.has(key)) byBroker.set(key, []);
+    byBroker.get(key).push(trigger);
   }
-  const brokers = new Map(state.brokers.map((broker) => [nameOf(broker), broker]));
-  const taken = new Set(state.triggers.map((trigger) => `${trigger.namespace}/${trigger.broker}`));
-  const names = [...byBroker.keys()].sort(text);
-  arrange(byId("brokers"), names.map((name) => {
-    if (!flows.has(name)) flows.set(name, flowOf(name));
-    flows.get(name).update(brokers.get(name), byBroker.get(name), taken.has(name));
-    return flows.get(name).element;
+  const brokers = new Map(state.brokers.map((broker) => [keyOf(broker), broker]));
+  const taken = new Set(state.triggers.map(keyOfBroker));
+  const keys = [...byBroker.keys()].sort(text);
+  arrange(byId("brokers"), keys.map((key) => {
+    if (!flows.has(key)) flows.set(key, flowOf(key));
+    flows.get(key).update(brokers.get(key), byBroker.get(key), taken.has(key));
+    return flows.get(key).element;
   }));
   forget(rows, new Set(state.triggers.map(keyOf)));
   forget(flows, new Set([...brokers.keys(), ...taken]));
   write(byId("found"), filtered || found.length > shown.length
-    ? `${counted(found.length, "Trigger")} of ${number(state.triggers.length)}${found.length > shown.length ? `, the first ${number(shown.length)} here` : ""}`
-    : counted(found.length, "Trigger"));
+    ? `${countedKinds(found)} of ${number(state.triggers.length)}${found.length > shown.length ? `, the first ${number(shown.length)} here` : ""}`
+    : countedKinds(found));
   const rest = found.length - shown.length;
   byId("more").hidden = rest === 0;
   write(byId("more"), `Show ${number(Math.min(rest, PAGE_SIZE))} more`);

@@ -15,7 +15,7 @@ function drawFilters() {
   const search = make("input", {
     type: "search",
     name: "search",
-    placeholder: "Trigger, Broker, filter, subscriber…",
+    placeholder: "Trigger, Broker, channel, filter, subscriber…",
     oninput: later(() => narrow({ search: search.value })),
   });
   byId("filters").replaceChildren(
@@ -46,11 +46,11 @@ function drawTiles() {
   const rate = (objects, index) => sum(objects.map((each) => rateOf(keyOf(each), index)));
   const total = (name) => sum(triggers.map((each) => each[name] ?? 0));
   const wrong = triggers.filter((each) => BAD.includes(each.health)).length + brokers.filter((each) => each.refused).length;
-  tile("Accepted", perSecond(rate(brokers, 0)), `${number(sum(brokers.map((each) => each.accepted)))} by ${counted(brokers.length, "Broker")}`);
+  tile("Accepted", perSecond(rate(brokers, 0)), `${number(sum(brokers.map((each) => each.accepted)))} by ${countedKinds(brokers, "Broker")}`);
   tile("Delivered", perSecond(rate(triggers, 0)), `${number(total("delivered"))} by ${counted(total("replicas"), "dispatcher")} now`);
-  tile("Waiting", number(total("lag")), `for ${counted(triggers.filter((each) => each.lag).length, "Trigger")}`);
+  tile("Waiting", number(total("lag")), `for ${countedKinds(triggers.filter((each) => each.lag))}`);
   tile("Dead letters", number(total("deadLettered")), "since the start", total("deadLettered") ? "bad" : "good");
-  tile("Not as it should be", number(wrong), `of ${counted(brokers.length, "Broker")}, ${counted(triggers.length, "Trigger")}`, wrong ? "bad" : "good");
+  tile("Not as it should be", number(wrong), `of ${countedKinds(brokers, "Broker")}, ${countedKinds(triggers)}`, wrong ? "bad" : "good");
 }
 
 function draw() {
@@ -71,6 +71,8 @@ function draw() {
 }
 
 function lost(error) {
+  // The sign-in page is there now, unless somebody else, such as a proxy, gives the token.
+  if (error.status === 401 && !byId("sign-out").hidden) return location.reload();
   write(byId("link"), error instanceof TypeError ? "no connection: it is asked again" : error.message);
   setClass(byId("link"), "badge failed-again");
 }
@@ -82,6 +84,13 @@ setInterval(() => {
   drawTiles();
   drawFlow();
 }, 1000);
+
+// Where one has signed in: the token itself is in a cookie that no script can read.
+byId("sign-out").hidden = !document.cookie.includes("knafka-session=");
+byId("sign-out").addEventListener("click", () => attempt(async () => {
+  await call("api/sign-out", { method: "POST", headers: { "knafka-console": "1" } });
+  location.reload();
+}));
 
 drawFilters();
 byId("who-box").append(eventForm("who", "Ask all Triggers", drawVerdicts));

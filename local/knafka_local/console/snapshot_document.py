@@ -1,4 +1,4 @@
-"""The console's documents of a `knafka up`. Pure: snapshot, declared values -> values."""
+"""The console's documents of a snapshot. Pure: snapshot, declared values -> values."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ from knafka_local.console.document import (
 )
 from knafka_local.dead_letters import DeadLetter
 from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
-from knafka_operator.model.resources import DELIVERY_ORDER, MAX_IN_FLIGHT, Trigger
+from knafka_operator.decide import desired
+from knafka_operator.model.resources import (
+    MAX_IN_FLIGHT,
+    Destination,
+    Trigger,
+)
 
 UNAVAILABLE: Final = "SubscriberUnavailable"
 """Reason of a Trigger whose circuit is open (`decide.delivery_status`, KN-DP-05)."""
 DELIVERING: Final = "Delivering"
 
 
-def state(
-    snapshot: Snapshot, declared: Iterable[Trigger], place: str, may: Sequence[Action]
-) -> ConsoleState:
-    """The console's state of a snapshot and the Triggers as they are declared."""
-    specs = {each.id: each for each in declared}
+def state(snapshot: Snapshot, declared: Iterable[Trigger], place: str) -> ConsoleState:
+    """The console's state of a snapshot, and of Triggers and Subscriptions as they are declared."""
+    specs = {(each.kind, each.id): each for each in declared}
     return ConsoleState(
         place=place,
         kafka=snapshot.kafka,
-        may=tuple(may),
-        # Not here: KafkaChannels and Subscriptions, which may have names of these.
-        brokers=tuple(_broker(each) for each in snapshot.brokers if each.kind == "Broker"),
+        brokers=tuple(map(_broker, snapshot.brokers)),
         triggers=tuple(
-            _trigger(each, specs.get(each.name))
-            for each in snapshot.triggers
-            if each.kind == "Trigger"
+            _trigger(each, specs.get((each.kind, each.name))) for each in snapshot.triggers
         ),
         problems=snapshot.problems,
     )
@@ -56,6 +55,7 @@ def state(
 def _broker(row: BrokerRow) -> BrokerState:
     namespace, _, name = row.name.rpartition("/")
     return BrokerState(
+        kind=row.kind,
         namespace=namespace,
         name=name,
         url=row.url,
@@ -68,11 +68,13 @@ def _broker(row: BrokerRow) -> BrokerState:
 def _trigger(row: TriggerRow, declared: Trigger | None) -> TriggerState:
     namespace, _, name = row.name.rpartition("/")
     health, why = health_of(row)
+    assert row.kind != "Sensor", "a snapshot has those apart"
     return TriggerState(
+        kind=row.kind,
         namespace=namespace,
         name=name,
         broker=row.broker or (declared.spec.broker if declared else ""),
-        filters=triggers.filters_in_short(declared) if declared else "",
+        filters=_filters(declared),
         subscriber=triggers.subscriber_in_short(declared.spec.subscriber) if declared else "",
         health=health,
         why=why,
@@ -85,6 +87,13 @@ def _trigger(row: TriggerRow, declared: Trigger | None) -> TriggerState:
         retried=row.retried,
         dead_lettered=row.buried,
     )
+
+
+def _filters(declared: Trigger | None) -> str:
+    """Its filters on one line; a Subscription has none."""
+    if declared is None or declared.kind != "Trigger":
+        return ""
+    return triggers.filters_in_short(declared)
 
 
 def health_of(row: TriggerRow) -> tuple[Health, str]:
@@ -101,17 +110,23 @@ def health_of(row: TriggerRow) -> tuple[Health, str]:
 
 
 def details(
-    trigger: Trigger, conditions: Iterable[ConditionRow], declared_in: str
+    trigger: Trigger,
+    conditions: Iterable[ConditionRow],
+    declared_in: str,
+    may: Iterable[Action] = (),
+    reply: Destination | None = None,
 ) -> TriggerDetails:
-    """What is declared of a Trigger, and its conditions."""
+    """What is declared of a Trigger or Subscription, its conditions, and what its viewer may do."""
     annotations = trigger.metadata.annotations
     spec = documents.dump(trigger.spec)
     wanted = ("filters",) if trigger.spec.filters else ("filter",)
     return TriggerDetails(
+        may=tuple(may),
         filters=_written(spec, wanted),
         delivery=_written(spec, ("delivery",)),
-        order=annotations.get(DELIVERY_ORDER, "key"),
+        order=desired.declared_order(trigger),
         max_in_flight=annotations.get(MAX_IN_FLIGHT, ""),
+        reply="" if reply is None else triggers.subscriber_in_short(reply),
         declared_in=declared_in,
         conditions=tuple(
             ConditionState(
@@ -145,7 +160,9 @@ def verdicts(asked: Iterable[Trigger], event: Event) -> tuple[Verdict, ...]:
     )
 
 
-def failures(letters: Sequence[DeadLetter], limit: int, trigger: str, report: str) -> Failures:
+def failures(
+    letters: Sequence[DeadLetter], limit: int, commands: Mapping[str, str], report: str = ""
+) -> Failures:
     """A Trigger's dead letters, oldest first as they were read, `limit` at most."""
     found = tuple(
         Failure(**{name: getattr(each, name) for name in Failure.model_fields})
@@ -156,9 +173,6 @@ def failures(letters: Sequence[DeadLetter], limit: int, trigger: str, report: st
         last=found,
         reasons=tuple(ReasonCount(reason=why, count=n) for why, n in reasons.most_common()),
         is_all=len(letters) < limit,
-        commands={
-            "Show them": f"knafka dead-letters show {trigger}",
-            "Report on all of them": "knafka dead-letters report --open",
-        },
+        commands=commands,
         report=report,
     )

@@ -1,0 +1,19 @@
+// Signing in. The token goes to the server once, which keeps it in a cookie that no script can read.
+
+byId("sign-in").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const refused = byId("refused");
+  const [token, namespaces] = [byId("token").value, byId("namespaces").value];
+  try {
+    const response = await fetch("api/sign-in", {
+      method: "POST",
+      body: JSON.stringify({ token, namespaces }),
+      headers: { "content-type": "application/json", "knafka-console": "1" },
+    });
+    if (response.ok) return location.reload();
+    write(refused, (await response.json()).error ?? response.statusText);
+  } catch (error) {
+    write(refused, error.message);
+  }
+});
+document.documentElement.dataset.ready = "true";
