@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hashes \
 	--python-version 3.11 --custom-compile-command "make lock"
 
+PYTEST := $(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m testcluster
 BUILD_IMAGES := $(BIN)/python tools/images/build.py
 TAG ?= latest
@@ -15,8 +16,8 @@ PURE := tests/unit tests/property tests/behaviour
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
 COVERED := 99
 
-.PHONY: help run jobs test test-fast lint types unit docs bench chaos lock clean \
-	image image-push cluster-build cluster-up cluster-images cluster-down cluster-purge
+.PHONY: help run jobs test test-fast lint types unit docs bench bench-backtest bench-jobs chaos lock clean \
+	collector image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -44,9 +45,20 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
+# All tests as two runs side by side: those of the cluster wait most of their time. Their output is
+# shown when the others are done, from its beginning.
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered \
-		$(if $(ARGS),,--cov-fail-under=$(COVERED)) $(ARGS)
+ifdef ARGS
+	$(PYTEST) $(ARGS)
+else
+	@mkdir -p build
+	@echo "the tests of the cluster run meanwhile: build/cluster-tests.log"
+	@$(BIN)/python -m pytest -m cluster >build/cluster-tests.log 2>&1 & on_cluster=$$!; \
+	trap 'kill $$on_cluster' INT TERM; \
+	$(PYTEST) -m "not cluster" --cov-fail-under=$(COVERED); others=$$?; \
+	tail -n +1 -f --pid=$$on_cluster build/cluster-tests.log; \
+	wait $$on_cluster && exit $$others
+endif
 
 docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md wants a cluster)
 	$(BIN)/python tools/import_picture.py
@@ -54,20 +66,33 @@ docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md wa
 bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (45 minutes; needs Go)
 	$(BIN)/python tools/bench/run.py $(ARGS)
 
-chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (50 minutes; root, Linux)
+bench-backtest: $(VENV)/.dev ## Backtest archived events beside the live reducer (ARGS="--events 10000000")
+	$(BIN)/python tools/bench/backtesting.py $(ARGS)
+
+bench-jobs: $(VENV)/.dev ## Measure the dead-letter jobs on tables of 1 and 5 million (30 minutes; 12 GB of disk)
+	PYTHONPATH=tools:local:functions:spark_jobs $(BIN)/python tools/bench/jobs.py $(ARGS)
+
+chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (80 minutes; root, Linux)
+	$(CLUSTER) eventing
 	KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 KNAFKA_KILLS=10 \
-		KNAFKA_UPDATES=20 $(BIN)/python -m pytest \
-		tests/chaos/test_disturbances.py tests/chaos/test_shard_disturbances.py \
+		KNAFKA_UPDATES=20 KNAFKA_SENSOR_MATRIX=full $(BIN)/python -m pytest \
+		tests/chaos tests/integration/test_knative_eventing.py \
 		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
-		tests/cluster/test_changes.py \
-		tests/integration/test_dead_letter_pipeline.py::test_kills_lose_nothing_and_count_nothing_twice \
+		tests/cluster/test_changes.py tests/cluster/test_dead_letter_jobs.py \
+		tests/integration/test_dead_letter_pipeline.py tests/unit/test_jobs_purge.py \
 		-s $(ARGS)
+
+collector: $(VENV)/.dev ## Compile the OTLP collector that a test of traces needs (a minute; needs Go)
+	PYTHONPATH=tests $(BIN)/python -m support.otlp
 
 image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest)
 	$(BUILD_IMAGES) --tag $(TAG)
 
 image-push: | $(VENV)/bin/python ## Build the images and push them: REGISTRY=registry.example.com/team
 	$(BUILD_IMAGES) --tag $(TAG) --push $(REGISTRY)
+
+image-jobs: $(VENV)/.local ## Build the image of the dead-letter jobs alone, with Java and Spark (1 GB)
+	$(BUILD_IMAGES) --tag $(TAG) --jobs $(if $(REGISTRY),--push $(REGISTRY))
 
 cluster-build: ## Compile what the test cluster is made of (minutes the first time)
 	$(CLUSTER) build
@@ -87,11 +112,14 @@ cluster-purge: ## Stop the test cluster and forget what was in it
 lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra local --group build -o requirements/local.lock
 	$(LOCK) --extra local --extra jobs --group build -o requirements/jobs.lock
+	$(LOCK) --extra jobs -o requirements/spark_jobs.lock
 	$(LOCK) --extra operator -o requirements/operator.lock
 	$(LOCK) --extra functions --extra tracing -o requirements/functions.lock
 	$(LOCK) --extra functions --extra tracing --extra aws -o requirements/functions-aws.lock
+	$(LOCK) --extra functions --extra tracing-grpc -o requirements/functions-grpc.lock
 	$(LOCK) --extra operator --extra aws -o requirements/operator-aws.lock
-	$(LOCK) --extra local --extra jobs --extra operator --group dev -o requirements/dev.lock
+	$(LOCK) --extra local --extra jobs --extra operator --extra tracing-grpc --group dev \
+		-o requirements/dev.lock
 
 clean: ## Remove the virtual environment, caches and local data
 	rm -rf $(VENV) build .knafka .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -5,6 +5,9 @@
     targets      what is measured: ours, the floor, or anything that has a URL or a topic
     receiving    cases whose load comes by HTTP
     dispatching  cases whose load waits in a topic
+    beside       ours and another state of it under one load, at the same time
+    isolation    neighbours in a shared dispatcher: Triggers, Subscriptions
+    channels     neighbours on a receiver: KafkaChannels
     usage        CPU and memory of what is measured
     results      rows, medians, spreads, ratios, verdicts; pure
     document     results as Markdown and as a plot, for docs/performance.md; pure

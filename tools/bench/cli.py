@@ -16,7 +16,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from bench import document, growth, isolation, latency, receiving, sharing, starting, through
+from bench import (
+    beside,
+    channels,
+    document,
+    growth,
+    isolation,
+    latency,
+    receiving,
+    sensing,
+    sharing,
+    starting,
+    through,
+)
 from bench.dispatching import cesql_case, dispatcher_case
 from bench.results import Results
 from bench.targets import External
@@ -33,11 +45,26 @@ CASES: Final[dict[str, Case]] = {
     "growth": growth.growth_case,
     "sharing": sharing.sharing_case,
     "isolation": isolation.isolation_case,
+    "subscriptions": isolation.subscriptions_case,
+    "channels": channels.channels_case,
+    "sensors": sensing.sensors_case,
+    "beside": beside.beside_case,
     "latency": latency.latency_case,
     "scale": receiving.scale_case,
     "soak": through.soak_case,
 }
-USUAL: Final = [name for name in CASES if name not in ("soak", "latency", "sharing", "isolation")]
+UNUSUAL: Final = (
+    "soak",
+    "latency",
+    "sharing",
+    "isolation",
+    "subscriptions",
+    "channels",
+    "beside",
+    "sensors",
+)
+"""What takes long, or wants an argument."""
+USUAL: Final = [name for name in CASES if name not in UNUSUAL]
 
 RESULTS: Final = HERE / "results"
 DOCS: Final = HERE.parents[1] / "docs"
@@ -72,7 +99,7 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--case", type=_cases, default=USUAL, metavar="NAME,...",
-        help=f"what to measure, or none: {', '.join(CASES)} (all but soak and latency)",
+        help=f"what to measure, or none: {', '.join(CASES)} (all but {', '.join(UNUSUAL)})",
     )  # fmt: skip
     parser.add_argument("--runs", type=int, default=5, help="interleaved runs of each target (5)")
     parser.add_argument("--quick", action="store_true", help="does it work? Two short runs")
@@ -87,8 +114,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kafka-pid", type=int, help="its process, to measure its CPU too")
     parser.add_argument(
         "--before", type=Path, metavar="FOLDER",
-        help="a checkout of another state, which the cases receiver, dispatcher and latency "
-        "measure beside ours",
+        help="a checkout of another state, which the cases receiver, dispatcher, latency and "
+        "beside measure beside ours",
     )  # fmt: skip
     parser.add_argument("--write-docs", action="store_true", help="put results into docs/")
     return parser.parse_args()

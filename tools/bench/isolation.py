@@ -1,63 +1,101 @@
-"""Neighbours in a shard: what a slow, a failing and a flooded Trigger do to the others.
+"""Neighbours in a shard: what a slow, a failing and a flooded one do to the others.
 
-`SHARED` Triggers share one dispatcher. All of them want the events that are sent, through a
-receiver, at a steady rate. Then three more are among them: a subscriber that takes 5 s, one that
-answers 500 for ever, and one with a backlog that the others have behind them.
+Triggers of one Broker, or Subscriptions of one KafkaChannel, share one dispatcher. All of them want
+the events that are sent, through a receiver, at a steady rate. Then three more are among them: a
+subscriber that takes 5 s, one that answers 500 for ever, and one with a backlog that the others
+have behind them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from bench.dispatching import PARTITIONS
 from bench.results import OURS, Results
+from bench.sharing import deliver_together
 from bench.targets import External, Neighbour, Running, neighbours, receiver
 from bench.world import World
 
-SHARED: Final = 17
-RATE: Final = 100
-"""Events a second, each for every one of them."""
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Egresses that are alike, in one dispatcher."""
+
+    count: int
+    rate: int
+    """Events a second, each for every one of them."""
+    more: Mapping[str, Any]
+    """Fields of their contracts."""
+    flooded: Neighbour
+    """What has a backlog."""
+
+
 BACKLOG: Final = "com.example.old"
-ALONE: Final = "17 alone"
-SLOW: Final = Neighbour("/slow")
-FAILING: Final = Neighbour("/broken", {"delivery": {"retry": 1_000_000, "backoffDelay": "PT1S"}})
-FLOODED: Final = Neighbour("/flooded", {"filters": [{"exact": {"type": BACKLOG}}]}, behind=True)
-CASES: Final[dict[str, tuple[Neighbour, ...]]] = {
-    ALONE: (),
-    "and one of 5 s": (SLOW,),
-    "and one of 500s": (FAILING,),
-    "and one with a backlog": (FLOODED,),
-    "and all three": (SLOW, FAILING, FLOODED),
-}
+TRIGGERS: Final = Shared(
+    17, 100, {}, Neighbour("/flooded", {"filters": [{"exact": {"type": BACKLOG}}]}, behind=True)
+)
+SUBSCRIPTION: Final = {"kind": "Subscription", "filters": [], "order": "partition"}
+"""It has no filters, so the one with a backlog gets what the others get, too."""
+SUBSCRIPTIONS: Final = Shared(
+    197, 20, SUBSCRIPTION, Neighbour("/flooded", SUBSCRIPTION, behind=True)
+)
+DELIVERIES: Final = 400_000
+"""For which the CPU of all Subscriptions is measured."""
+ALONE: Final = "alone"
+FOR_EVER: Final = {"delivery": {"retry": 1_000_000, "backoffDelay": "PT1S"}}
 SETTLING: Final = 3.0
 
 
 async def isolation_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """Latency from a sender's POST to the subscribers' receipt, of the 17 only."""
+    """Latency from a sender's POST to the subscribers' receipt, of Triggers that are alike."""
+    await _compare(world, results, TRIGGERS)
+
+
+async def subscriptions_case(world: World, results: Results, externals: Sequence[External]) -> None:
+    """200 Subscriptions of one KafkaChannel: what a delivery costs, then as `isolation_case`."""
+    count, deliveries = SUBSCRIPTIONS.count + 3, int(world.sized(DELIVERIES, 20_000))
     for _ in range(world.options.runs):
-        for what, others in CASES.items():
-            results.add(what, OURS, **await _measure(world, others))
-    for what in CASES:
-        if what != ALONE:
-            ratio = results.to_other(what, ALONE, "p99_ms")
-            results.at_most(f"p99 of the others, {what}, × alone", ratio, 1.1)
+        measured = await deliver_together(world, deliveries, count, **SUBSCRIPTION)
+        results.add(f"a backlog for {count}", OURS, **measured)
+    await _compare(world, results, SUBSCRIPTIONS)
 
 
-async def _measure(world: World, others: Sequence[Neighbour]) -> dict[str, float]:
-    backlog = int(world.sized(1_000_000, 20_000)) if FLOODED in others else 0
-    seconds = world.sized(20, 3)
+async def _compare(world: World, results: Results, shared: Shared) -> None:
+    slow = Neighbour("/slow", shared.more)
+    failing = Neighbour("/broken", {**shared.more, **FOR_EVER})
+    cases = {
+        ALONE: (),
+        "and one of 5 s": (slow,),
+        "and one of 500s": (failing,),
+        "and one with a backlog": (shared.flooded,),
+        "and all three": (slow, failing, shared.flooded),
+    }
+    for _ in range(world.options.runs):
+        for case, others in cases.items():
+            measured = await _measure(world, shared, others)
+            results.add(f"{shared.count} {case}", OURS, **measured)
+    alone, *disturbed = [f"{shared.count} {case}" for case in cases]
+    for what in disturbed:
+        ratio = results.to_other(what, alone, "p99_ms")
+        results.at_most(f"p99 of {what}, × alone", ratio, 1.1)
+
+
+async def _measure(world: World, shared: Shared, others: Sequence[Neighbour]) -> dict[str, float]:
+    backlog = int(world.sized(1_000_000, 20_000)) if shared.flooded in others else 0
+    seconds = world.sized(15, 3)
     await world.reset_sink(PARTITIONS)
     async with world.topic(PARTITIONS) as topic:
         if backlog:
             await world.fill(topic, backlog, partitions=PARTITIONS, size=200, type=BACKLOG)
-        async with _both(world, topic, others) as inlet:
+        async with _both(world, topic, shared, others) as inlet:
             await asyncio.sleep(SETTLING)
             await world.sink_stats(latency=True)
             before = (await world.sink_stats())["flooded"]
-            found = await world.run("load", url=inlet.url, c=16, rate=RATE, d=f"{seconds}s")
+            found = await world.run("load", url=inlet.url, c=16, rate=shared.rate, d=f"{seconds}s")
             await asyncio.sleep(SETTLING)
             stats = await world.sink_stats(latency=True)
     latency = {f"{name}_ms": value for name, value in stats["latency_ms"].items()}
@@ -66,8 +104,10 @@ async def _measure(world: World, others: Sequence[Neighbour]) -> dict[str, float
 
 
 @asynccontextmanager
-async def _both(world: World, topic: str, others: Sequence[Neighbour]) -> AsyncIterator[Running]:
-    usual: list[Any] = [Neighbour(f"/trigger-{number}") for number in range(SHARED)]
+async def _both(
+    world: World, topic: str, shared: Shared, others: Sequence[Neighbour]
+) -> AsyncIterator[Running]:
+    usual = [Neighbour(f"/trigger-{number}", shared.more) for number in range(shared.count)]
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(neighbours(world, topic, [*usual, *others]))
         yield await stack.enter_async_context(receiver(world, OURS, topic))

@@ -90,6 +90,15 @@ class Results:
         """How many times another target's, as `to_floor` has it."""
         return self._ratio(self.row(what), self.row(what, target), metric)
 
+    def error_to(self, target: str, what: str, metric: str) -> float | None:
+        """The standard error of `to`, were the ratios of neighbours spread normally."""
+        ratios = self._compared(self.row(what), self.row(what, target), metric, _ratio)
+        if len(ratios) < 2:
+            return None
+        middle = median(ratios)
+        deviation = 1.4826 * median(abs(each - middle) for each in ratios)
+        return 1.2533 * deviation / len(ratios) ** 0.5
+
     def to_other(self, what: str, other: str, metric: str) -> float | None:
         """Ours in one row to ours in another one, run by run."""
         return self._ratio(self.row(what), self.row(other), metric)
@@ -99,20 +108,29 @@ class Results:
         return self._of_pairs(self.row(what), self.row(other), metric, lambda mine, its: mine - its)
 
     def _ratio(self, row: Row | None, base: Row | None, metric: str) -> float | None:
-        return self._of_pairs(row, base, metric, lambda mine, its: mine / its if its else None)
+        return self._of_pairs(row, base, metric, _ratio)
 
-    @staticmethod
     def _of_pairs(
+        self,
         row: Row | None,
         base: Row | None,
         metric: str,
         compare: Callable[[float, float], float | None],
     ) -> float | None:
-        if row is None or base is None:
-            return None
-        pairs = zip(row.runs.get(metric, ()), base.runs.get(metric, ()), strict=False)
-        compared = [each for pair in pairs if (each := compare(*pair)) is not None]
+        compared = self._compared(row, base, metric, compare)
         return median(compared) if compared else None
+
+    @staticmethod
+    def _compared(
+        row: Row | None,
+        base: Row | None,
+        metric: str,
+        compare: Callable[[float, float], float | None],
+    ) -> list[float]:
+        if row is None or base is None:
+            return []
+        pairs = zip(row.runs.get(metric, ()), base.runs.get(metric, ()), strict=False)
+        return [each for pair in pairs if (each := compare(*pair)) is not None]
 
     def at_most(self, what: str, value: float | None, limit: float) -> None:
         self.verdicts.append(Verdict(what, value, limit))
@@ -134,6 +152,10 @@ class Results:
         fields["rows"] = [Row(**row) for row in fields["rows"]]
         fields["verdicts"] = [Verdict(**verdict) for verdict in fields["verdicts"]]
         return Results(**fields)
+
+
+def _ratio(mine: float, its: float) -> float | None:
+    return mine / its if its else None
 
 
 def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from bench.dispatching import KEYS, PARTITIONS, wait
 from bench.growth import JOINING
 from bench.results import OURS, Results
 from bench.targets import External, Running, dispatcher, shard
-from bench.usage import resident_mb
+from bench.usage import cpu_seconds, resident_mb
 from bench.world import World
 
 OWN: Final = "own"
@@ -45,10 +45,23 @@ async def sharing_case(world: World, results: Results, externals: Sequence[Exter
         results.at_most("their memory, MB", results.middle(many, "rss_mb"), 400)
 
 
-async def _measure(world: World, how: str, deliveries: int, triggers: int) -> dict[str, Any]:
-    await world.reset_sink(KEYS)
+async def deliver_together(
+    world: World, deliveries: int, triggers: int, **more: Any
+) -> dict[str, Any]:
+    """A backlog for so many that share one read, then nothing; `more` are fields of each."""
+    return await _measure(world, TOGETHER, deliveries, triggers, **more)
+
+
+async def _measure(
+    world: World, how: str, deliveries: int, triggers: int, **more: Any
+) -> dict[str, Any]:
+    # What is ordered by partition has its lanes there.
+    await world.reset_sink(PARTITIONS if more.get("order") == "partition" else KEYS)
     count = max(2_000, deliveries // triggers)
-    async with world.topic(PARTITIONS) as topic, running(world, how, topic, triggers) as target:
+    async with (
+        world.topic(PARTITIONS) as topic,
+        running(world, how, topic, triggers, **more) as target,
+    ):
         await world.fill(topic, JOINING, partitions=PARTITIONS, keys=KEYS)
         await wait(world, target, JOINING * triggers)
         await world.fill(topic, count, first_id=JOINING, partitions=PARTITIONS, keys=KEYS)
@@ -63,26 +76,21 @@ async def _measure(world: World, how: str, deliveries: int, triggers: int) -> di
 
 
 @asynccontextmanager
-async def running(world: World, how: str, topic: str, triggers: int) -> AsyncIterator[Running]:
+async def running(
+    world: World, how: str, topic: str, triggers: int, **more: Any
+) -> AsyncIterator[Running]:
     if how != OWN:
-        async with shard(world, topic, triggers, one_read=how == TOGETHER) as target:
+        async with shard(world, topic, triggers, one_read=how == TOGETHER, **more) as target:
             yield target
         return
     async with AsyncExitStack() as stack:
         targets = [
-            await stack.enter_async_context(dispatcher(world, OURS, topic, f"/trigger-{number}"))
+            await stack.enter_async_context(
+                dispatcher(world, OURS, topic, f"/trigger-{number}", **more)
+            )
             for number in range(triggers)
         ]
         yield Running(OURS, [pid for each in targets for pid in each.pids])
-
-
-def cpu_seconds(pids: Sequence[int]) -> float:
-    """User and system time of the processes, all threads."""
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / 100
 
 
 def threads(pid: int) -> int:

@@ -16,7 +16,7 @@ from typing import Final
 
 from bench.dispatching import KEYS, PARTITIONS
 from bench.results import FLOOR, OURS, Results
-from bench.targets import IN_FLIGHT, External, drain, egress, ingress
+from bench.targets import IN_FLIGHT, External, contract_of, drain, egress, ingress
 from bench.world import HERE, PYTHON, World, listens
 from knafka.settings import EGRESS, INGRESSES
 from knafka_local.children import HOST, listen, port_of
@@ -62,7 +62,7 @@ async def _start_receiver(world: World, name: str, topic: str) -> float:
         else:
             command = world.process(
                 PYTHON, "-m", "knafka.receiver", "--fd", str(listener.fileno()),
-                environment={INGRESSES: ingress(world, topic)}, listener=listener,
+                environment={INGRESSES: contract_of([ingress(world, topic)])}, listener=listener,
             )  # fmt: skip
         async with command:
             if name == FLOOR:

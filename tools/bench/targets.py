@@ -71,14 +71,16 @@ class Running:
     url: str = ""
 
 
-def ingress(world: World, topic: str) -> str:
-    one = Ingress(
-        namespace="bench",
-        broker="broker",
-        topic=topic,
-        kafka=Kafka(bootstrap_servers=world.bootstrap),
-    )
-    return json.dumps([dump(one)])
+def ingress(world: World, topic: str, **more: Any) -> Ingress:
+    """A Broker with this topic; `more` are fields of it."""
+    kafka = Kafka(bootstrap_servers=world.bootstrap)
+    whole = Ingress(namespace="bench", broker="broker", topic=topic, kafka=kafka)
+    return whole.model_copy(update=more)
+
+
+def contract_of(served: Sequence[Ingress]) -> str:
+    """A receiver's, as its environment has it."""
+    return json.dumps([dump(each) for each in served])
 
 
 def egress(world: World, topic: str, path: str = "/", **more: Any) -> str:
@@ -102,17 +104,39 @@ def _source(world: World, name: str) -> Mapping[str, str]:
 @asynccontextmanager
 async def receiver(world: World, name: str, topic: str) -> AsyncIterator[Running]:
     """Our receiver or its floor, serving."""
+    async with _receiver(world, name, [ingress(world, topic)]) as (target,):
+        yield target
+
+
+@asynccontextmanager
+async def channels(world: World, topics: Sequence[str]) -> AsyncIterator[Sequence[Running]]:
+    """KafkaChannels with these topics, all served by one receiver."""
+    served = [
+        ingress(world, topic, broker=f"channel-{number}", kind="KafkaChannel")
+        for number, topic in enumerate(topics)
+    ]
+    async with _receiver(world, OURS, served) as targets:
+        yield targets
+
+
+@asynccontextmanager
+async def _receiver(
+    world: World, name: str, served: Sequence[Ingress]
+) -> AsyncIterator[Sequence[Running]]:
+    """Of each Ingress what serves it: one process."""
     port = free_port()
     environment = {
-        "HOST": HOST, "PORT": str(port), INGRESSES: ingress(world, topic), **_source(world, name)
+        "HOST": HOST, "PORT": str(port), INGRESSES: contract_of(served), **_source(world, name)
     }  # fmt: skip
-    path = "/bench/broker"
     command: tuple[str, ...] = ("-m", "knafka.receiver")
     if name == FLOOR:
-        command = (str(HERE / "floor_receiver.py"), str(port), world.bootstrap, topic)
+        command = (
+            str(HERE / "floor_receiver.py"), str(port), world.bootstrap, served[0].topic
+        )  # fmt: skip
     async with world.process(PYTHON, *command, environment=environment) as process:
         await listens(f"{HOST}:{port}")
-        yield Running(name, [process.pid], f"http://{HOST}:{port}{path}")
+        urls = [f"http://{HOST}:{port}{each.path}" for each in served]
+        yield [Running(name, [process.pid], url) for url in urls]
 
 
 @asynccontextmanager
@@ -151,10 +175,11 @@ class Neighbour:
 
 @asynccontextmanager
 async def shard(
-    world: World, topic: str, triggers: int, *, one_read: bool = True
+    world: World, topic: str, triggers: int, *, one_read: bool = True, **more: Any
 ) -> AsyncIterator[Running]:
-    """One dispatcher with many Egresses, all in their drains from the topic's start."""
-    paths = [Neighbour(f"/trigger-{each}", behind=True) for each in range(triggers)]
+    """One dispatcher with many Egresses, all in their drains from the topic's start; `more` are
+    fields of their contracts."""
+    paths = [Neighbour(f"/trigger-{each}", more, behind=True) for each in range(triggers)]
     async with neighbours(world, topic, paths, one_read=one_read) as target:
         yield target
 

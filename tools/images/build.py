@@ -1,10 +1,14 @@
 """Builds Knafka's container images from Debian packages and locked wheels, without an engine.
 
-    python tools/images/build.py [--tag TAG] [--test] [--push REGISTRY [--insecure]]
+    python tools/images/build.py [--tag TAG] [--test | --jobs] [--push REGISTRY [--insecure]]
 
     knafka             the functions: FUNCTION_TARGET says which; `python3 -m knafka`
-    knafka-operator    the operator: `python3 -m knafka_operator`
+    knafka-operator    the operator: `python3 -m knafka_operator`; the console of a cluster:
+                       `python3 -m knafka_local.console`
     knafka-quickstart  the subscribers of examples/quickstart, under functions-framework
+    knafka-channel-example
+                       the same of examples/channel
+    knafka-jobs        with --jobs, and no other: the dead-letter jobs, with Java and Spark
     knafka-test        with --test: subscribers, by themselves and under functions-framework
     knafka-test-func   with --test: a function under func's own runtime
 
@@ -42,10 +46,19 @@ PACKAGES: Final = (
     "libuuid1 libexpat1 libzstd1 media-types netbase tzdata ca-certificates busybox "
     "python3.11-minimal libpython3.11-minimal libpython3.11-stdlib tini"
 ).split()
+JAVA_PACKAGES: Final = "openjdk-17-jre-headless libstdc++6 bash libtinfo6".split()
+"""For Spark: its launcher is a script for bash."""
+JAVA_HOME: Final = "/usr/lib/jvm/java-17"
 UNUSED: Final = (
     "usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/bug",
     f"usr/lib/{PYTHON}/lib2to3", f"usr/lib/{PYTHON}/distutils", f"usr/lib/{PYTHON}/pydoc_data",
 )  # fmt: skip
+EXAMPLES: Final = {
+    "knafka-quickstart": "quickstart",
+    "knafka-channel-example": "channel",
+    "knafka-sensor-example": "sensor",
+}
+"""Images of subscribers, by the folder of their example."""
 FUNC_RUNTIME: Final = "func-python==0.8.1"
 
 
@@ -57,6 +70,9 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tag", default="latest")
     parser.add_argument("--test", action="store_true", help="the images of the tests too")
+    parser.add_argument(
+        "--jobs", action="store_true", help="only the image of the dead-letter jobs"
+    )
     parser.add_argument("--push", metavar="REGISTRY", help="such as registry.example.com/team")
     parser.add_argument("--insecure", action="store_true", help="push over plain HTTP")
     chosen = parser.parse_args(arguments)
@@ -64,17 +80,21 @@ def main(arguments: Sequence[str]) -> None:
         raise ImageError("byte code for the image must come from Python 3.11: start this with it")
     OUT.mkdir(parents=True, exist_ok=True)
     CACHE.mkdir(parents=True, exist_ok=True)
-    names = ["knafka", "knafka-operator", "knafka-quickstart"]
+    if chosen.jobs:
+        _jobs(chosen.tag)
+        _finish(["knafka-jobs"], chosen)
+        return
+    names = ["knafka", "knafka-operator", *EXAMPLES]
     functions = _dependencies("functions")
     _source("knafka", chosen.tag, functions, ["functions/knafka", "functions/main.py"], "knafka")
     _source(
         "knafka-operator", chosen.tag, _dependencies("operator"),
-        ["functions/knafka", "operator/knafka_operator"], "knafka_operator",
+        ["functions/knafka", "operator/knafka_operator", "local/knafka_local"],
+        "knafka_operator",
     )  # fmt: skip
-    _source(
-        "knafka-quickstart", chosen.tag, functions,
-        ["examples/quickstart/subscriber/main.py"], "functions_framework",
-    )  # fmt: skip
+    for name, example in EXAMPLES.items():
+        source = f"examples/{example}/subscriber/main.py"
+        _source(name, chosen.tag, functions, [source], "functions_framework")
     if chosen.test:
         subscribers = "tools/testcluster/subscribers"
         _source(
@@ -86,6 +106,11 @@ def main(arguments: Sequence[str]) -> None:
             [f"{subscribers}/func_function.py"], "func_function",
         )  # fmt: skip
         names += ["knafka-test", "knafka-test-func"]
+    _finish(names, chosen)
+
+
+def _finish(names: Sequence[str], chosen: argparse.Namespace) -> None:
+    """Say what was built, and push it if that was asked for."""
     for name in names:
         archive = OUT / f"{name}.tar"
         print(f"{archive.relative_to(ROOT)}: {archive.stat().st_size / 1e6:.0f} MB", flush=True)
@@ -95,7 +120,20 @@ def main(arguments: Sequence[str]) -> None:
             print(_run(_tool(), "push", *insecure, archive, image), end="", flush=True)
 
 
-def _source(name: str, tag: str, base: Path, sources: Sequence[str], module: str) -> None:
+def _jobs(tag: str) -> None:
+    path = ROOT / "requirements" / "spark_jobs.lock"
+    of_hash = "--no-binary=pyspark", "--require-hashes", "-r", path  # it comes as source only
+    base = _installed("spark_jobs", path.read_bytes(), *of_hash, base=_java())
+    _source(
+        "knafka-jobs", tag, base, ["functions/knafka", "spark_jobs/knafka_jobs"],
+        "knafka_jobs.pod", "--env", f"JAVA_HOME={JAVA_HOME}",
+        "--env", "SPARK_HOME=/app/dependencies/pyspark",
+    )  # fmt: skip
+
+
+def _source(
+    name: str, tag: str, base: Path, sources: Sequence[str], module: str, *options: str
+) -> None:
     """The image itself: our source over its dependencies."""
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / "source"
@@ -109,7 +147,7 @@ def _source(name: str, tag: str, base: Path, sources: Sequence[str], module: str
         _compile(target, "/app/source")
         _build(
             f"{REPOSITORY}/{name}:{tag}", OUT / f"{name}.tar", base, {target: "/app/source"},
-            "--user", USER, "--workdir", "/app",
+            "--user", USER, "--workdir", "/app", *options,
             "--env", "PYTHONPATH=/app/source:/app/dependencies",
             # A container's first process has no default action for signals, so a SIGTERM during
             # Python's own start would be lost, and the pod would live on for its grace period.
@@ -129,9 +167,9 @@ def _func_runtime() -> Path:
     return _installed("func", FUNC_RUNTIME.encode(), FUNC_RUNTIME)
 
 
-def _installed(name: str, inputs: bytes, *what: object) -> Path:
-    python = _python()
-    archive = CACHE / f"{name}-{_digest(inputs, python.name.encode())}.tar"
+def _installed(name: str, inputs: bytes, *what: object, base: Path | None = None) -> Path:
+    base = base or _python()
+    archive = CACHE / f"{name}-{_digest(inputs, base.name.encode())}.tar"
     if not archive.exists():
         print(f"installing the dependencies of {name}", flush=True)
         with tempfile.TemporaryDirectory() as directory:
@@ -143,8 +181,58 @@ def _installed(name: str, inputs: bytes, *what: object) -> Path:
             for unused in [target / "bin", *target.rglob("__pycache__"), *target.rglob("*.pyi")]:
                 shutil.rmtree(unused) if unused.is_dir() else unused.unlink()
             _compile(target, "/app/dependencies")
-            _build("knafka/dependencies", archive, python, {target: "/app/dependencies"})
+            _build("knafka/dependencies", archive, base, {target: "/app/dependencies"})
     return archive
+
+
+def _java() -> Path:
+    """The layer of Java, and of the jars that Spark lacks, over Python's."""
+    sys.path[:0] = [str(ROOT / each) for each in ("functions", "local")]
+    from knafka_local.kafka_distribution import obtain_for_spark  # needs requirements/local.lock
+
+    python, pins = _python(), ROOT / "local" / "knafka_local" / "spark.sha256"
+    recipe = (inspect.getsource(_unpack_java), *JAVA_PACKAGES, *UNUSED, python.name)
+    digest = _digest(*(part.encode() for part in recipe), pins.read_bytes())
+    archive = CACHE / f"java-{digest}.tar"
+    if not archive.exists():
+        print("unpacking Java from Debian's packages, and fetching jars", flush=True)
+        with tempfile.TemporaryDirectory() as directory:
+            root, jars = Path(directory) / "root", Path(directory) / "jars"
+            _unpack_java(root, Path(directory))
+            jars.mkdir()
+            for jar in obtain_for_spark(progress=print):
+                shutil.copy(jar, jars)
+            _build("knafka/java", archive, python, {root: "/", jars: "/app/jars"})
+    return archive
+
+
+def _unpack_java(root: Path, packages: Path) -> None:
+    """As Python: no package's script runs. Java has a store of authorities of its own."""
+    from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
+    from cryptography.x509 import load_pem_x509_certificates
+
+    _run("apt-get", "download", "--quiet", *JAVA_PACKAGES, "ca-certificates", cwd=packages)
+    certificates = packages / "authorities"
+    for package in sorted(packages.glob("*.deb")):
+        of_authorities = package.name.startswith("ca-certificates_")
+        _run("dpkg-deb", "--extract", package, certificates if of_authorities else root)
+    for unused in UNUSED:
+        shutil.rmtree(root / unused, ignore_errors=True)
+    (home,) = (root / "usr" / "lib" / "jvm").glob("java-17-openjdk-*")
+    (root / JAVA_HOME.lstrip("/")).symlink_to(home.name)
+    (root / "usr" / "bin").mkdir(exist_ok=True)
+    (root / "usr" / "bin" / "env").symlink_to("/bin/busybox")  # the launcher's first line
+    authorities = certificates / "usr" / "share" / "ca-certificates"
+    pem = b"".join(each.read_bytes() for each in sorted(authorities.rglob("*.crt")))
+    trusted = [
+        pkcs12.PKCS12Certificate(each, str(number).encode())
+        for number, each in enumerate(load_pem_x509_certificates(pem))
+    ]
+    store = root / "etc" / "ssl" / "certs" / "java" / "cacerts"
+    store.parent.mkdir(parents=True, exist_ok=True)
+    # Java's own password for what is no secret.
+    password = BestAvailableEncryption(b"changeit")
+    store.write_bytes(pkcs12.serialize_java_truststore(trusted, password))
 
 
 def _python() -> Path:

@@ -2,7 +2,9 @@
 
     build         compile and package what it needs; minutes at first, seconds later
     up            build, start Kubernetes and Knative Serving, print where the kubeconfig is
+    eventing      compile Knative Eventing's controller, which one test runs without the cluster
     images [TAG]  build our images, the tests' too, and push them into its registry
+    jobs [TAG]    build the image of the dead-letter jobs, 0.6 GB, and push it
     down          stop it; what it knew stays, and `up` resumes
     purge         down, and forget what it knew; programs and Go's caches stay
 
@@ -17,7 +19,7 @@ import subprocess
 import sys
 
 from testcluster import knative, node
-from testcluster.build import build
+from testcluster.build import build, build_eventing
 from testcluster.settings import KUBECONFIG, REGISTRY_ADDRESS, ROOT, say
 from testcluster.shell import ClusterError
 
@@ -30,13 +32,17 @@ def main(command: str = "", tag: str = "latest") -> None:
     match command:
         case "build":
             build()
+        case "eventing":
+            build_eventing()
         case "up":
             build()
             node.start()
             knative.install()
             print(f"export KUBECONFIG={KUBECONFIG}")
         case "images":
-            push_images(tag)
+            push_images("--test", tag)
+        case "jobs":
+            push_images("--jobs", tag)
         case "down":
             node.stop()
         case "purge":
@@ -47,9 +53,9 @@ def main(command: str = "", tag: str = "latest") -> None:
     say(f"{command}: done")
 
 
-def push_images(tag: str) -> None:
+def push_images(which: str, tag: str) -> None:
     """What the recipes print is progress."""
-    options = ["--test", "--tag", tag, "--push", REGISTRY_ADDRESS, "--insecure"]
+    options = [which, "--tag", tag, "--push", REGISTRY_ADDRESS, "--insecure"]
     if subprocess.run([sys.executable, IMAGE_RECIPES, *options], stdout=sys.stderr).returncode:
         raise ClusterError("the images could not be built")
 

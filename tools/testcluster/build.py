@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Final
 
 from testcluster.settings import (
     BIN,
+    EVENTING_CONFIG,
+    EVENTING_VERSION,
     HERE,
     HOME,
     IMAGES,
@@ -64,6 +67,39 @@ def build() -> None:
         for program in SERVING:
             name = f"{REGISTRY}/knative/{program}:{SERVING_VERSION}"
             _image(program, name, f"/ko-app/{program}")
+
+
+def build_eventing() -> None:
+    """Knative Eventing's controller and what is installed with it, beside the Kubernetes programs.
+
+    Not a part of the cluster: tests/integration/test_knative_eventing runs it.
+    """
+    BIN.mkdir(parents=True, exist_ok=True)
+    with _alone():
+        _go(GO / "kit", "kit", link=_kubernetes_version())
+        program, digest = BIN / "eventing-controller", _digest(EVENTING_VERSION.encode())
+        if _is_made(program, digest):
+            return
+        say("compiling eventing-controller")
+        wanted = f"knative.dev/eventing@{EVENTING_VERSION}"
+        found = json.loads(run("go", "mod", "download", "-json", wanted))
+        with tempfile.TemporaryDirectory() as copied:
+            # It is compiled as it is: its go.mod replaces nothing, and its caches can't be written.
+            source = Path(copied) / "eventing"
+            shutil.copytree(found["Dir"], source, ignore=shutil.ignore_patterns("vendor"))
+            run("chmod", "-R", "u+w", source)
+            options = ["-mod=mod", "-trimpath", _NO_DEBUGGER, "-ldflags=-s -w"]
+            run(
+                "go", "-C", source, "build", *options, "-o", program, "./cmd/controller",
+                environment=_GO_ENVIRONMENT,
+            )  # fmt: skip
+            for each in ("configmaps", "resources"):
+                ignored = shutil.ignore_patterns("*.go")
+                config = EVENTING_CONFIG / each
+                shutil.copytree(
+                    source / "config" / "core" / each, config, ignore=ignored, dirs_exist_ok=True
+                )
+        _made(program, digest)
 
 
 def module_directory(module: str) -> Path:

@@ -44,6 +44,8 @@ CGROUP: Final = f"/{NETWORK_NAMESPACE}-cluster"
 
 KUBERNETES_VERSION: Final = "v1.35.4"  # of go/kit/go.mod
 SERVING_VERSION: Final = "v0.42.2"  # of go/serving/go.mod
+EVENTING_VERSION: Final = "v0.43.0"
+EVENTING_CONFIG: Final = HOME / "eventing-config"  # its ConfigMaps and CRDs
 
 _BEGAN = time.monotonic()
 

@@ -1,0 +1,243 @@
+"""A backtest of many archived events, beside the live reducer on the same events.
+
+    python tools/bench/backtesting.py [--events 1000000] [--folder FOLDER]
+
+Events are archived as Parquet, as Spark's Kafka source gives them: orders, payments and refunds,
+four of them with one correlation key. The Sensor has a simple condition, `order && payment`, a
+count in a window, an absence, and a condition without a correlation key. The reducer that a
+Sensor's function runs plays the same events in this process. Both sides' firings are summed up in
+one digest for each trigger; exits with 1 if these differ. Prints a table in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from knafka.core.documents import parse
+from knafka.core.sensor.backtest import Backtest, PastEvent
+from knafka.core.sensor.contract import Conditions
+from knafka.core.sensor.records import correlation_of, trigger_of
+from knafka_local import dead_letter_jobs
+
+START: Final = 1_790_000_000_000
+LOOK_INTERVAL: Final = 0.2
+"""Seconds between two looks at the job's memory."""
+SPAN: Final = 1_000_000
+"""Milliseconds from the first event to the last."""
+PER_KEY: Final = 4
+"""Events of one order."""
+SENSOR: Final[Mapping[str, Any]] = {
+    "dependencies": [
+        {"name": "order", "filters": [{"exact": {"type": "order"}}]},
+        {"name": "payment", "filters": [{"exact": {"type": "payment"}}]},
+        {"name": "refund", "filters": [{"exact": {"type": "refund"}}]},
+    ],
+    "triggers": [
+        {"name": "every", "conditions": "refund"},
+        {"name": "ship", "conditions": "order && payment", "correlation": "orderid"},
+        {"name": "twice", "conditions": "2 of payment", "within": "PT10M",
+         "correlation": "orderid"},
+        {"name": "remind", "conditions": "order && !payment", "within": "PT5M",
+         "correlation": "orderid"},
+        {"name": "any", "conditions": "100 of order && refund"},
+    ],
+}  # fmt: skip
+
+# Rows are made by Spark from their numbers alone, so that both sides have the same events.
+ARCHIVE: Final = """
+SELECT 'bus' AS topic, 0 AS partition, id AS offset,
+  timestamp_millis({start} + id * {span} DIV {count}) AS timestamp,
+  CAST(repeat('x', 200) AS binary) AS value,
+  transform(
+    array(struct('ce_specversion', '1.0'), struct('ce_id', string(id)),
+      struct('ce_source', '/bench'), struct('ce_orderid', string(id * 104729 % {keys})),
+      struct('ce_type', CASE WHEN draw < 5 THEN 'order' WHEN draw < 9 THEN 'payment'
+        ELSE 'refund' END)),
+    each -> struct(each.col1 AS key, CAST(each.col2 AS binary) AS value)) AS headers
+FROM (SELECT id, (id * 7 + id DIV {keys} * 3 + id % 977) % 10 AS draw FROM range({count}))
+"""
+
+WRITE: Final = """
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+spark.sql(sys.argv[1]).write.parquet(sys.argv[2])
+spark.stop()
+"""
+
+
+def _past(count: int) -> Iterator[PastEvent]:
+    keys = _keys(count)
+    for number in range(count):
+        draw = (number * 7 + number // keys * 3 + number % 977) % 10
+        attributes = {
+            "specversion": "1.0",
+            "id": str(number),
+            "source": "/bench",
+            "type": "order" if draw < 5 else "payment" if draw < 9 else "refund",
+            "orderid": str(number * 104_729 % keys),
+        }
+        yield PastEvent(START + number * SPAN // count, attributes, b"")
+
+
+def _keys(count: int) -> int:
+    return max(1, count // PER_KEY)
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--events", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, help="a temporary one if not given")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        root = Path(folder)
+        _archive(given.events, root / "archive")
+        print("| events | what | firings | s | CPU s | events/s | peak MiB |")
+        print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
+        found = _job(given.events, root)
+        wanted = _reducer(given.events)
+    if found != wanted:
+        sys.exit(f"error: they fire differently: the job {found}, the reducer {wanted}")
+    print("\nequal firings:", ", ".join(f"{name} {n:,}" for name, (n, _) in wanted.items()))
+
+
+def _archive(count: int, path: Path) -> None:
+    _spark(WRITE, ARCHIVE.format(start=START, span=SPAN, count=count, keys=_keys(count)), str(path))
+
+
+def _spark(script: str, *arguments: str) -> None:
+    environment = {**os.environ, **dead_letter_jobs.environment(lambda _: None)}
+    subprocess.run([sys.executable, "-c", script, *arguments], env=environment, check=True)
+
+
+def _job(count: int, root: Path) -> Mapping[str, tuple[int, str]]:
+    sensor, output = root / "sensor.json", root / "firings"
+    sensor.write_text(json.dumps(SENSOR))
+    command = [sys.executable, "-m", "knafka_jobs", "backtest", f"--sensor={sensor}"]
+    command += [f"--archive={root / 'archive'}", f"--output={output}"]
+    environment = {**os.environ, **dead_letter_jobs.environment(lambda _: None)}
+    begun = time.monotonic()
+    job = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    peak = 0
+    spent: dict[int, float] = {}
+
+    def look() -> None:
+        nonlocal peak
+        process = psutil.Process(job.pid)
+        while job.poll() is None:
+            resident = 0
+            with suppress(psutil.NoSuchProcess):
+                for each in (process, *process.children(recursive=True)):
+                    with suppress(psutil.NoSuchProcess):
+                        # A worker shares pages with the one that it was forked from.
+                        resident += each.memory_info().rss
+                        spent[each.pid] = sum(each.cpu_times()[:2])
+            peak = max(peak, resident)
+            time.sleep(LOOK_INTERVAL)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    answer, said = job.communicate()
+    looking.join()
+    seconds = time.monotonic() - begun
+    if job.returncode != 0:
+        sys.exit(f"error: the job failed:\n{said[-4000:]}")
+    found = json.loads(answer)
+    if found["events"] != count:
+        sys.exit(f"error: {found['events']} events were read, and not {count}")
+    firings = sum(found["firings"].values())
+    print(_row(count, "the job", firings, seconds, sum(spent.values()), peak), flush=True)
+    return _written(output, root)
+
+
+# What the job wrote is read in Spark and summed up line by line, as _reducer does.
+READ: Final = """
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.config(
+    "spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension").config(
+    "spark.sql.catalog.spark_catalog",
+    "org.apache.spark.sql.delta.catalog.DeltaCatalog").getOrCreate()
+rows = spark.read.format("delta").load(sys.argv[1])
+rows.selectExpr("trigger", "correlation", "unix_millis(at) AS at", "events.id AS ids"
+    ).write.json(sys.argv[2])
+spark.stop()
+"""
+
+
+def _written(output: Path, root: Path) -> Mapping[str, tuple[int, str]]:
+    lines = root / "lines"
+    _spark(READ, str(output), str(lines))
+
+    def firings() -> Iterator[tuple[str, str]]:
+        for file in lines.glob("*.json"):
+            with file.open() as text:
+                for line in text:
+                    row = json.loads(line)
+                    yield row["trigger"], _said(row.get("correlation"), row["at"], row["ids"])
+
+    return _digests(firings())
+
+
+def _reducer(count: int) -> Mapping[str, tuple[int, str]]:
+    """As the live function has it, without Kafka."""
+    process = psutil.Process()
+    cpu, begun = sum(process.cpu_times()[:2]), time.monotonic()
+    backtest = Backtest(parse(Conditions, SENSOR), lambda _: None)
+    fired = 0
+
+    def firings() -> Iterator[tuple[str, str]]:
+        nonlocal fired
+        for each in backtest.play(_past(count)):
+            fired += 1
+            ids = [one.identity.partition(" ")[2] for one in each.firing.events]
+            yield trigger_of(each.key), _said(correlation_of(each.key), each.at, ids)
+
+    found = _digests(firings())
+    seconds, cpu = time.monotonic() - begun, sum(process.cpu_times()[:2]) - cpu
+    print(_row(count, "the reducer alone", fired, seconds, cpu, process.memory_info().rss))
+    return found
+
+
+def _said(correlation: str | None, at: int, ids: list[str]) -> str:
+    return f"{correlation} {at} {' '.join(ids)}"
+
+
+def _digests(firings: Iterator[tuple[str, str]]) -> Mapping[str, tuple[int, str]]:
+    """How many of each trigger, and a sum over them that doesn't depend on their order."""
+    counts: Counter[str] = Counter()
+    sums: dict[str, int] = defaultdict(int)
+    for trigger, said in firings:
+        counts[trigger] += 1
+        digest = hashlib.blake2b(said.encode(), digest_size=16).digest()
+        sums[trigger] = (sums[trigger] + int.from_bytes(digest)) % 2**128
+    return {name: (counts[name], f"{sums[name]:032x}") for name in sorted(counts)}
+
+
+def _row(count: int, what: str, firings: int, seconds: float, cpu: float, peak: int) -> str:
+    return (
+        f"| {count:,} | {what} | {firings:,} | {seconds:.0f} | {cpu:.0f} | {count / seconds:,.0f} |"
+        f" {peak // 2**20:,} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Ours and another state of it under the same load at the same time: CPU an event.
+
+Whatever else the machine does then concerns both. Turn by turn, as in other cases, one ratio is
+between 0.8 and 1.2 on a busy machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, TypeAlias
+
+from bench.dispatching import KEYS, PARTITIONS, wait
+from bench.results import BEFORE, OURS, Results
+from bench.targets import External, Running, dispatcher, receiver
+from bench.usage import cpu_seconds
+from bench.world import BenchError, World
+
+MEASURING: Final = 20.0
+"""Seconds for each run and each of the two functions, in turns of a second or two."""
+NAMES: Final = (OURS, BEFORE)
+AT_64: Final = "receiver, 64 connections"
+PER_KEY: Final = "dispatcher, in order per key"
+
+Turn: TypeAlias = Callable[[], Awaitable[Any]]
+
+
+async def beside_case(world: World, results: Results, externals: Sequence[External]) -> None:
+    """Receivers at 64 connections each, then dispatchers with a backlog each."""
+    if world.options.before is None:
+        raise BenchError("the case beside wants --before FOLDER")
+    count = int(world.sized(20_000, 5_000))
+    for what, serving in ((AT_64, _receivers), (PER_KEY, _dispatchers)):
+        async with AsyncExitStack() as stack:
+            targets, turn = await serving(world, stack, count)
+            await turn()  # joining, connecting, warming up
+            until = time.monotonic() + world.sized(MEASURING, 4) * world.options.runs
+            while time.monotonic() < until:
+                before = [cpu_seconds(each.pids) for each in targets]
+                await turn()
+                for target, spent in zip(targets, before, strict=True):
+                    used = cpu_seconds(target.pids) - spent
+                    results.add(what, target.name, cpu_us=used * 1e6 / count)
+        ratio, error = results.to(BEFORE, what, "cpu_us"), results.error_to(BEFORE, what, "cpu_us")
+        results.add(what, f"ours, × {BEFORE}", cpu_us=ratio, standard_error=error)
+        results.at_most(f"CPU, {what}, × before", ratio, 1.03)
+
+
+async def _receivers(
+    world: World, stack: AsyncExitStack, count: int
+) -> tuple[Sequence[Running], Turn]:
+    targets = []
+    for name in NAMES:
+        topic = await stack.enter_async_context(world.topic())
+        targets.append(await stack.enter_async_context(receiver(world, name, topic)))
+
+    async def turn() -> None:
+        loads = [world.run("load", url=each.url, c=64, n=count) for each in targets]
+        for found in await asyncio.gather(*loads):
+            if found["ok"] != count:
+                raise BenchError(f"of {count} events {found['ok']} were accepted")
+
+    return targets, turn
+
+
+async def _dispatchers(
+    world: World, stack: AsyncExitStack, count: int
+) -> tuple[Sequence[Running], Turn]:
+    topics, targets, filled = [], [], 0
+    for name in NAMES:
+        topics.append(await stack.enter_async_context(world.topic(PARTITIONS)))
+        target = dispatcher(world, name, topics[-1], f"/{name}")
+        targets.append(await stack.enter_async_context(target))
+
+    async def turn() -> None:
+        nonlocal filled
+        await world.reset_sink(KEYS)
+        flags = {"first_id": filled, "partitions": PARTITIONS, "keys": KEYS}
+        await asyncio.gather(
+            wait(world, Running("both", []), len(NAMES) * count),
+            *(world.fill(topic, count, **flags) for topic in topics),
+        )
+        filled += count
+
+    return targets, turn

@@ -1,0 +1,216 @@
+"""A Sensor: what an event costs it, beside a plain Trigger, and how long a start takes that has
+much to restore.
+
+Half of the events are of the type a and half of the type b, each pair with an order of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from urllib.request import urlopen
+
+from confluent_kafka import Producer
+
+from bench.dispatching import WARM, deliver
+from bench.results import OURS, Results
+from bench.targets import External
+from bench.usage import Usage
+from bench.world import PYTHON, BenchError, World, listens
+from knafka.core import json_format
+from knafka.core.documents import dump, parse
+from knafka.core.event import Event
+from knafka.core.kafka_binding import to_record
+from knafka.core.sensor import records
+from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.held import HeldEvent
+from knafka.settings import DRAIN_AT_START, SENSOR
+from knafka_local.children import HOST, free_port
+
+PARTITIONS: Final = 4
+DATA: Final = b'{"text":"' + b"x" * 190 + b'"}'
+PLAIN: Final = "a plain Trigger"
+TRIGGERS: Final[Mapping[str, Mapping[str, str]]] = {
+    "a simple condition": {"conditions": "a || b"},
+    "a && b": {"conditions": "a && b"},
+    "a && b with the same order": {"conditions": "a && b", "correlation": "order"},
+}
+LOOK: Final = 0.1
+PATIENCE: Final = 300.0
+READ: Final = "knafka_sensor_events_total{outcome=read}"
+MATCHED: Final = "knafka_sensor_events_total{outcome=matched}"
+FIRED: Final = "knafka_sensor_firings_total"
+HELD: Final = "knafka_sensor_held_keys"
+COMMITTED: Final = "knafka_sensor_transactions_total{outcome=committed}"
+
+
+async def sensors_case(world: World, results: Results, externals: Sequence[External]) -> None:
+    """A backlog through each kind of condition, and restored keys by their number."""
+    count = int(world.sized(40_000, 4_000))
+    async with world.topic(PARTITIONS) as bus:
+        await asyncio.to_thread(_fill, world, bus, count)
+        for _ in range(world.options.runs):
+            results.add(PLAIN, OURS, **await deliver(world, OURS, bus, count, filters=[]))
+            for what, trigger in TRIGGERS.items():
+                results.add(what, OURS, **await _fire(world, bus, trigger, count))
+    for keys in (10_000, 100_000, 1_000_000):
+        if keys <= world.sized(1_000_000, 10_000):
+            results.add(f"a start with {keys:,} keys", OURS, **await _restore(world, keys))
+
+
+async def _fire(
+    world: World, bus: str, trigger: Mapping[str, str], count: int
+) -> dict[str, float | None]:
+    """From `WARM` of the events until all have fired that will."""
+    firings = count if trigger["conditions"] == "a || b" else count // 2
+    async with _sensor(world, bus, trigger) as (url, pid, _):
+        await _until(url, READ, count * WARM)
+        kafka = [] if world.kafka_pid is None else [world.kafka_pid]
+        before, usage = await _counts(url), Usage({"target": [pid], "kafka": kafka})
+        began = time.monotonic()
+        # Of uncorrelated events not all pairs meet: the last one of each type counts.
+        done = MATCHED if trigger == TRIGGERS["a && b"] else FIRED
+        await _until(url, done, count if done == MATCHED else firings)
+        took, found, after = time.monotonic() - began, usage.end(), await _counts(url)
+    measured = count - before[READ]
+    return {
+        "cpu_us": found["cpu_s"]["target"] * 1e6 / measured,
+        "per_s": measured / took,
+        "rss_mb": found["rss_peak_mb"]["target"],
+        "kafka_cpu_us": found["cpu_s"]["kafka"] * 1e6 / measured,
+        "a_transaction": measured / max(1, after[COMMITTED] - before[COMMITTED]),
+    }
+
+
+async def _restore(world: World, keys: int) -> dict[str, float | None]:
+    """Until a new process holds what the changelog says."""
+    async with world.topic(PARTITIONS) as bus:
+        trigger = TRIGGERS["a && b with the same order"]
+        async with _sensor(world, bus, trigger, keys) as (url, pid, began):
+            usage = Usage({"target": [pid]})
+            await _until(url, HELD, keys)
+            took, found = time.monotonic() - began, usage.end()
+            return {"seconds": took, "rss_mb": found["rss_mb"]["target"]}
+
+
+@asynccontextmanager
+async def _sensor(
+    world: World, bus: str, trigger: Mapping[str, str], keys: int = 0
+) -> AsyncIterator[tuple[str, int, float]]:
+    """A process that drains from its start: where it is, its pid, and when it was started."""
+    port = free_port()
+    async with (
+        world.topic(PARTITIONS) as triggers,
+        world.topic(PARTITIONS) as changelog,
+        world.topic(PARTITIONS) as actions,
+    ):
+        declared = parse(
+            Sensor,
+            {
+                "namespace": "bench",
+                "name": "sensor",
+                "kafka": {"bootstrapServers": world.bootstrap},
+                "topic": bus,
+                "group": f"bench-{uuid.uuid4().hex[:12]}",
+                "triggerTopic": triggers,
+                "changelogTopic": changelog,
+                "actionTopic": actions,
+                "dependencies": [
+                    {"name": each, "filter": {"attributes": {"type": each}}} for each in "ab"
+                ],
+                "triggers": [{"name": "t", **trigger}],
+            },
+        )
+        await asyncio.to_thread(_hold, world, changelog, keys)
+        environment = {
+            "HOST": HOST, "PORT": str(port), DRAIN_AT_START: "true",
+            SENSOR: json.dumps(dump(declared)),
+        }  # fmt: skip
+        began = time.monotonic()
+        async with world.process(PYTHON, "-m", "knafka.sensor", environment=environment) as child:
+            await listens(f"{HOST}:{port}")
+            yield f"http://{HOST}:{port}/metrics", child.pid, began
+
+
+def _event(number: int) -> Event:
+    kind = "ab"[number % 2]
+    attributes = {
+        "specversion": "1.0",
+        "id": str(number),
+        "source": "/bench",
+        "type": kind,
+        "datacontenttype": "application/json",
+        "order": str(number // 2),
+        "partitionkey": str(number),
+    }
+    return Event(attributes, DATA)
+
+
+def _fill(world: World, topic: str, count: int) -> None:
+    drafts = (to_record(_event(number)) for number in range(count))
+    _produce(world, topic, ((each.key, each.value, each.headers, -1) for each in drafts))
+
+
+def _hold(world: World, changelog: str, keys: int) -> None:
+    """As if so many a had come without their b."""
+
+    def held() -> Iterator[tuple[bytes, bytes, Any, int]]:
+        for number in range(keys):
+            event = _event(2 * number)
+            key = records.key_of("t", event.attributes["order"])
+            found = HeldEvent(
+                "a", records.identity_of(event.attributes), 1, number, json_format.write(event)
+            )
+            name = records.changelog_key(key, number)
+            yield name, found.document, records.headers_of(found, 0), number % PARTITIONS
+
+    _produce(world, changelog, held())
+
+
+def _produce(world: World, topic: str, found: Iterator[tuple[Any, Any, Any, int]]) -> None:
+    producer = Producer(
+        {"bootstrap.servers": world.bootstrap, "linger.ms": 20, "enable.idempotence": True}
+    )
+    for key, value, headers, partition in found:
+        while True:
+            try:
+                producer.produce(topic, value, key, partition, headers=headers)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    if producer.flush(120):
+        raise BenchError(f"{topic} takes no records")
+
+
+async def _counts(url: str) -> Mapping[str, float]:
+    """Its metrics, by name and outcome."""
+
+    def ask() -> bytes:
+        with urlopen(url, timeout=60) as answer:
+            content: bytes = answer.read()
+            return content
+
+    found: dict[str, float] = {READ: 0, MATCHED: 0, FIRED: 0, HELD: 0, COMMITTED: 0}
+    for line in (await asyncio.to_thread(ask)).decode().splitlines():
+        name, _, value = line.rpartition(" ")
+        if line.startswith("#"):
+            continue
+        for each in found:
+            of, _, outcome = each.rstrip("}").partition("{outcome=")
+            if name.startswith(f"{of}{{") and (not outcome or f'outcome="{outcome}"' in name):
+                found[each] += float(value)
+    return found
+
+
+async def _until(url: str, metric: str, value: float) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while (found := (await _counts(url))[metric]) < value:
+        if time.monotonic() > deadline:
+            raise BenchError(f"{metric} is {found}, and not {value}")
+        await asyncio.sleep(LOOK)
