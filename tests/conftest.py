@@ -23,6 +23,7 @@ pytest_plugins = [
     "support.receiving",
     "support.scaling",
     "support.spark",
+    "support.transactions",
     # After what they import, so that asserts there are rewritten:
     "support.channels",
     "support.conformance_world",

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from support import functions, traffic
 from support.functions import FunctionProcess
+from support.gate import only_chaos
 from support.kafka import fill
 
 from knafka.clients.kafka_admin import KafkaAdmin
@@ -218,10 +219,10 @@ A_SECOND = 3 * IN_FLIGHT / TAKES
 @pytest.mark.parametrize(
     ("disturb", "twice"),
     [
-        pytest.param(scale_up, IN_FLIGHT, id="scaled from 0 to 3"),
+        pytest.param(scale_up, IN_FLIGHT, id="scaled from 0 to 3", marks=only_chaos),
         pytest.param(edit, 0, id="edited"),
-        pytest.param(terminate_all, 0, id="SIGTERM of all"),
-        pytest.param(kill_one, A_SECOND, id="kill -9 of one"),
+        pytest.param(terminate_all, 0, id="SIGTERM of all", marks=only_chaos),
+        pytest.param(kill_one, A_SECOND, id="kill -9 of one", marks=only_chaos),
         pytest.param(kill_all, A_SECOND, id="kill -9 of all"),
         pytest.param(kill_kafka, A_SECOND, id="Kafka killed"),
     ],

@@ -1,4 +1,7 @@
-"""Nothing acknowledged is lost and nothing is out of order within a key, whatever is killed."""
+"""Nothing acknowledged is lost and nothing is out of order within a key, whatever is killed.
+
+The gate has the order by key, and `make chaos` every order.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support import functions, traffic
+from support.gate import only_chaos
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Egress, Ingress, Kafka, Order, Sink
@@ -36,7 +40,10 @@ async def keep_draining(function: functions.FunctionProcess) -> None:
 @pytest.mark.conformance("KN-BRK-07")
 @pytest.mark.kafka
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param(each, marks=() if each is Order.KEY else only_chaos) for each in Order],
+)
 async def test_no_event_is_lost_while_dispatchers_are_killed_and_kafka_restarts(
     order: Order, own_kafka: KafkaServer, tmp_path: Path
 ) -> None:

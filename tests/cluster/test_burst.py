@@ -21,11 +21,11 @@ from support.mortal_kafka import MortalKafka
 
 from testcluster import settings
 
-EVENTS = int(os.environ.get("KNAFKA_BURST", "20000"))
+EVENTS = int(os.environ.get("KNAFKA_BURST", "6000"))
 KEYS = 400
 PARTITIONS = 8
 SENDERS = 8
-KILL_EVERY = 5.0
+KILL_EVERY = 4.0
 """Seconds between two kills."""
 
 

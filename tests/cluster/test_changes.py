@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from support.installation import Installation
 from support.numbered import sending
 
-UPDATES = int(os.environ.get("KNAFKA_UPDATES", "8"))
+UPDATES = int(os.environ.get("KNAFKA_UPDATES", "4"))
 
 
 @pytest.mark.timeout(600)

@@ -179,7 +179,7 @@ def test_the_conditions_of_a_broker_are_upstreams(world: World) -> None:
     assert {each["type"]: each["status"] for each in conditions} == dict.fromkeys(
         (
             *("Ready", "Addressable", "ConfigParsed", "TopicReady", "DataPlaneAvailable"),
-            *("ProbeSucceeded", "DeadLetterSinkResolved", "TopicAsDeclared"),
+            *("ContractUpdated", "ProbeSucceeded", "DeadLetterSinkResolved", "TopicAsDeclared"),
         ),
         "True",
     )

@@ -16,7 +16,7 @@ from knafka.core.errors import LogError
 from knafka.core.names import dead_letter_topic
 from knafka_local import status
 from knafka_local.cluster_source import ClusterSource, client_of
-from knafka_local.declared_source import DeclaredSource, LocalSource, NotReached
+from knafka_local.declared_source import DeclaredSource, LocalSource, NotReached, trigger_of
 from knafka_local.installation import Installation, State
 from knafka_local.snapshot import Snapshot, TriggerRow
 from knafka_local.triggers import Unknown
@@ -70,6 +70,85 @@ class DeclaredSourceContract:
     def test_another_namespace_has_none_of_it(self, tested: DeclaredSource) -> None:
         view = tested.read("elsewhere")
         assert (view.ingresses, view.egresses) == ([], [])
+
+
+class ChannelsContract:
+    """`tested` has the Broker shop/main with its Trigger mail, and a KafkaChannel of the same name
+    with the Subscriptions mail (with a reply and a dead letter sink) and audit (paused)."""
+
+    def test_a_channel_has_its_topic_and_is_no_broker_of_its_name(
+        self, tested: DeclaredSource
+    ) -> None:
+        view = tested.read("shop")
+        for name in ("channel/main", "channel/shop/main"):
+            found = view.ingress(name)
+            assert (found.kind, found.topic) == (
+                "KafkaChannel",
+                "knative-messaging-kafka.shop.main",
+            )
+        assert view.ingress("main").kind == "Broker"
+        assert view.connection(view.ingress("channel/main"))["bootstrap.servers"] == "kafka:9092"
+        with pytest.raises(Unknown, match=r"there is shop/main, .*channel/shop/main"):
+            view.ingress("channel/other")
+
+    def test_subscriptions_have_their_groups_dead_letter_topics_and_replies(
+        self, tested: DeclaredSource
+    ) -> None:
+        view = tested.read("shop")
+        for name in ("subscription/mail", "subscription/shop/mail"):
+            mail = view.egress(name)
+            assert (mail.kind, mail.topic) == ("Subscription", view.ingress("channel/main").topic)
+            assert mail.group == "kafka.shop.main.uid-of-mail"
+            assert mail.dead_letter_topic == dead_letter_topic("shop", "KafkaChannel-main", "mail")
+        assert mail.subscriber.url == "http://mail/"
+        assert mail.reply == Sink(url="http://reply/")
+        assert mail.dead_letter_sink == Sink(url="http://sink/")
+        assert view.egress("audit").kind == "Subscription"
+        assert view.egress("mail").kind == "Trigger"
+        assert [trigger_of(each) for each in view.of_broker(view.ingress("channel/main"))] == [
+            "subscription/shop/audit", "subscription/shop/mail",
+        ]  # fmt: skip
+        with pytest.raises(Unknown, match=r"no subscription/shop/other: there is .*on/shop/audit"):
+            view.egress("subscription/other")
+
+    def test_a_paused_subscription_is_no_trigger_of_its_name(self, tested: DeclaredSource) -> None:
+        assert tested.read("shop").paused == {"subscription/shop/audit"}
+
+
+def subscription(name: str) -> Egress:
+    return Egress(
+        namespace="shop", broker="main", trigger=name, kind="Subscription",
+        topic="knative-messaging-kafka.shop.main", group=f"kafka.shop.main.uid-of-{name}",
+        dead_letter_topic=dead_letter_topic("shop", "KafkaChannel-main", name), kafka=KAFKA,
+        subscriber=Sink(url="http://mail/"), reply=Sink(url="http://reply/"),
+        dead_letter_sink=Sink(url="http://sink/"),
+    )  # fmt: skip
+
+
+class TestLocalChannels(ChannelsContract):
+    @pytest.fixture
+    def tested(self, tmp_path: Path) -> Iterator[DeclaredSource]:
+        installation = Installation(tmp_path)
+        trigger = Egress(
+            namespace="shop", broker="main", trigger="mail", topic="main", group="mail",
+            kafka=KAFKA, dead_letter_topic=LETTERS, subscriber=Sink(url="http://mail/"),
+        )  # fmt: skip
+        channel = Ingress(
+            namespace="shop", broker="main", kind="KafkaChannel", kafka=KAFKA,
+            topic="knative-messaging-kafka.shop.main",
+        )  # fmt: skip
+        broker = Ingress(namespace="shop", broker="main", topic="main", kafka=KAFKA)
+        with installation.held():
+            installation.write(
+                State(
+                    pid=1, url="http://x", bootstrap_servers="kafka:9092",
+                    ingresses=(broker, channel),
+                    egresses=(trigger, subscription("audit"), subscription("mail")),
+                )
+            )  # fmt: skip
+            paused = TriggerRow("shop/audit", paused=True, kind="Subscription")
+            status.write(installation, Snapshot("", triggers=(TriggerRow("shop/audit"), paused)))
+            yield LocalSource(installation)
 
 
 class TestLocal(DeclaredSourceContract):
@@ -148,6 +227,106 @@ def cluster() -> Iterator[tuple[ApiServer, Any]]:
                 },
             )  # fmt: skip
         yield server, client
+
+
+CHANNELS = {
+    "messaging.knative.dev/v1beta1": {"KafkaChannel": "kafkachannels"},
+    "messaging.knative.dev/v1": {"Subscription": "subscriptions"},
+}
+V1BETA1, V1 = CHANNELS
+
+
+@pytest.fixture
+def channels(cluster: tuple[ApiServer, Any]) -> tuple[ApiServer, Any]:
+    """The same with KafkaChannels."""
+    server, _ = cluster
+    server.kinds |= CHANNELS
+    server.remove(EVENTING, "Trigger", "shop", "audit")
+    server.put(
+        CORE, "ConfigMap", "knafka", "kafka-channel-config",
+        data={"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "channels"},
+    )  # fmt: skip
+    for name, user in (("channels", "all"), ("second", "another")):
+        login = {"protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "user": user, "password": "pw"}
+        if name == "second":
+            login["bootstrap.servers"] = "second:9092"
+        server.put(
+            CORE, "Secret", "knafka", name,
+            metadata={"labels": {"knafka.dev/kafka-secret": "true"}},
+            data={key: base64.b64encode(value.encode()).decode() for key, value in login.items()},
+        )  # fmt: skip
+    server.put(
+        V1BETA1, "KafkaChannel", "shop", "main", spec={"numPartitions": 3},
+        status={"annotations": {"bootstrap.servers": "known:9092"}},
+    )  # fmt: skip
+    for name, paused in (("audit", "true"), ("mail", "false")):
+        server.put(
+            V1, "Subscription", "shop", name,
+            metadata={"uid": f"uid-of-{name}", "annotations": {"knafka.dev/paused": paused}},
+            spec={
+                "channel": {"apiVersion": V1, "kind": "KafkaChannel", "name": "main"},
+                "subscriber": {"uri": "http://declared/"},
+            },
+            status={
+                "physicalSubscription": {
+                    "subscriberUri": "http://mail/", "replyUri": "http://reply/",
+                    "deadLetterSinkUri": "http://sink/",
+                },
+            },
+        )  # fmt: skip
+    in_memory = {"apiVersion": V1, "kind": "InMemoryChannel", "name": "main"}
+    spec = {"channel": in_memory, "subscriber": {"uri": "http://declared/"}}
+    server.put(V1, "Subscription", "shop", "of-another-kind", spec=spec)
+    return cluster
+
+
+class TestClusterChannels(ChannelsContract):
+    @pytest.fixture
+    def tested(self, channels: tuple[ApiServer, Any]) -> DeclaredSource:
+        return ClusterSource(channels[1], "shop")
+
+
+def test_a_channel_has_the_credentials_of_all_or_of_the_secret_that_it_names(
+    channels: tuple[ApiServer, Any],
+) -> None:
+    """CHN-20."""
+    server, client = channels
+    view = ClusterSource(client, "shop").read()
+    main = view.connection(view.ingress("channel/main"))
+    assert (main["bootstrap.servers"], main["sasl.username"]) == ("kafka:9092", "all")
+    named = {"annotations": {"knafka.dev/kafka-secret": "second"}}
+    server.put(V1BETA1, "KafkaChannel", "shop", "main", metadata=named)
+    view = ClusterSource(client, "shop").read()
+    main = view.connection(view.ingress("channel/main"))
+    assert (main["bootstrap.servers"], main["sasl.username"]) == ("second:9092", "another")
+    server.put(CORE, "Secret", "knafka", "second", metadata={"labels": {}})
+    view = ClusterSource(client, "shop").read()
+    assert view.problems == [
+        "KafkaChannel shop/main: Secret knafka/second is not labelled knafka.dev/kafka-secret: true"
+    ]
+    assert [each.kind for each in view.ingresses] == ["Broker", "Broker"]
+
+
+def test_without_the_channels_config_map_the_status_says_where_kafka_is(
+    channels: tuple[ApiServer, Any],
+) -> None:
+    server, client = channels
+    server.refused[server.path(CORE, "ConfigMap", "knafka", "kafka-channel-config")] = 403
+    view = ClusterSource(client, "shop").read()
+    of = view.ingress("channel/main")
+    assert view.connection(of) == {"bootstrap.servers": "known:9092"}
+    assert "can't get ConfigMap knafka/kafka-channel-config: refused" in view.problems[0]
+
+
+def test_who_may_only_list_one_family_sees_that_one(channels: tuple[ApiServer, Any]) -> None:
+    server, client = channels
+    server.refused["/apis/eventing.knative.dev/v1/namespaces/shop/brokers"] = 403
+    view = ClusterSource(client, "shop").read()
+    assert [each.kind for each in view.ingresses] == ["KafkaChannel"]
+    assert "ask for a role that may list brokers" in view.problems[0]
+    server.refused |= {f"/apis/{V1BETA1}/namespaces/shop/kafkachannels": 403}
+    with pytest.raises(NotAllowed, match="list brokers"):
+        ClusterSource(client, "shop").read()
 
 
 class TestCluster(DeclaredSourceContract):

@@ -11,7 +11,7 @@ from support.logs import SOON, Log, Owner, read, values
 from support.waiting import until
 
 from knafka.core.errors import LogError
-from knafka.ports.log import LogAdmin, OffsetAndMetadata
+from knafka.ports.log import LogAdmin, OffsetAndMetadata, Range
 
 
 async def test_a_topic_is_made_once(log: Log) -> None:
@@ -55,6 +55,39 @@ async def test_end_offsets_are_those_of_the_next_records(log: Log) -> None:
     for _ in range(3):
         await log.append(topic, key=b"k")
     assert sorted((await log.admin.end_offsets(topic)).values()) == [0, 3]
+
+
+async def test_many_topics_tell_together_what_they_have_and_since_when(log: Log) -> None:
+    topics = [await log.topic(partitions=2), await log.topic()]
+    asked = [*topics, "contract-nowhere"]
+    both = {topics[0]: {0: 0, 1: 0}, topics[1]: {0: 0}}
+    async with asyncio.timeout(SOON):
+        while await log.admin.ranges_of_all(asked) != {
+            topic: Range(each, each) for topic, each in both.items()
+        }:  # until they have leaders
+            pass
+    assert await log.admin.first_timestamps(asked) == {}
+    began = time.time()
+    for _ in range(3):
+        await log.append(topics[1])
+    found = await log.admin.ranges_of_all(asked)
+    assert found[topics[1]] == Range({0: 0}, {0: 3})
+    assert (found[topics[0]].records, found[topics[1]].records) == (0, 3)
+    first = await log.admin.first_timestamps(asked)
+    assert first.keys() == {topics[1]}
+    assert began - 1 <= first[topics[1]] <= time.time() + 1
+
+
+async def test_what_is_set_of_a_topic_changes_nothing_else_of_it(log: Log) -> None:
+    topic = await log.topic()
+    await log.admin.set_topic_config(topic, {"retention.ms": "3600000", "cleanup.policy": "delete"})
+    await log.admin.set_topic_config(topic, {"retention.ms": "7200000"})
+    wanted = {"retention.ms": "7200000", "cleanup.policy": "delete"}
+    async with asyncio.timeout(SOON):
+        while (found := await log.admin.describe_topic(topic)) is None or found.config != wanted:
+            pass
+    with pytest.raises(LogError):
+        await log.admin.set_topic_config("contract-nowhere", {"retention.ms": "1"})
 
 
 async def test_many_topics_tell_together_which_have_grown(log: Log) -> None:

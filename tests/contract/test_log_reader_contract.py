@@ -303,6 +303,19 @@ async def test_a_reader_that_begins_at_the_end_says_so_once(log: Log, group: str
     assert reader.ends == {}
 
 
+async def test_an_end_lies_behind_the_records_that_came_with_it(log: Log, group: str) -> None:
+    """BUS-5: a reader that commits an end must not go back behind what it has given."""
+    topic = await log.topic()
+    reader = log.reader(group, topic)
+    assert await end_of(reader) == {0: 0}
+    for number in range(3):
+        reading = asyncio.ensure_future(reader.read(500, SOON))
+        await asyncio.wait([reading], timeout=NOTHING)  # it waits behind the end
+        await log.append(topic, b"%d" % number)
+        (record,) = await reading
+        assert reader.ends.get(0, number + 1) > record.offset()
+
+
 async def test_a_commit_beyond_the_end_begins_at_the_start_of_what_is_there(
     log: Log, group: str
 ) -> None:

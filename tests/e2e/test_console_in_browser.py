@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
 from selenium.webdriver import Chrome, Keys
 from support.browser import every, look_as, one, picture, script, wait
-from support.console import MemorySource, letter, row, served, trigger
+from support.console import MemorySource, letter, row, served, subscription, trigger
 from support.reports import sample_group, sample_report
 
 from knafka_jobs.report.page import render
@@ -91,7 +92,11 @@ def card(chromium: Chrome, name: str) -> Any:
 
 def opened(chromium: Chrome, name: str) -> Any:
     """Opens it as somebody without a mouse does; its details."""
-    opener = card(chromium, name).find_element("css selector", ".opener")
+    return opened_in(chromium, card(chromium, name))
+
+
+def opened_in(chromium: Chrome, trigger_row: Any) -> Any:
+    opener = trigger_row.find_element("css selector", ".opener")
     opener.send_keys(Keys.ENTER)
     assert opener.get_attribute("aria-expanded") == "true"
     details = one(chromium, f"#{opener.get_attribute('aria-controls')}")
@@ -113,6 +118,71 @@ def test_a_flow_shows_brokers_triggers_and_subscribers_with_how_they_do(open_pag
     for name, state in {"audit": "circuit open", "stock": "paused", "ledger": "not ready"}.items():
         assert state in card(chromium, name).text
     assert "type=com.example.order.placed" in mail
+
+
+def with_a_channel() -> MemorySource:
+    """Beside the Broker `shop` a KafkaChannel of its name; both have a `mail`."""
+    source = shop()
+    url = "http://127.0.0.1:8081/default/shop"
+    source.brokers.append(BrokerRow("default/shop", url, 7, kind="KafkaChannel"))
+    for name, values in {"mail": {"lag": 5, "replicas": 1}, "archive": {"buried": 2}}.items():
+        source.triggers.append(subscription(name, "shop"))
+        source.rows.append(replace(row(name, **values), kind="Subscription"))
+    return source
+
+
+def test_channels_are_a_flow_of_their_own_beside_brokers(open_page: Open) -> None:
+    """KN-CHN-01: Subscriptions with their lag, dispatchers and dead letters; one of a Trigger's
+    name is another one."""
+    source = with_a_channel()
+    chromium = open_page(source)
+    flows = every(chromium, ".flow")
+    assert [each.find_element("css selector", "h2").text for each in flows] == [
+        "default/accounts",
+        "default/shop",
+        "default/shop KafkaChannel",
+    ]
+    of_broker, of_channel = (
+        [each.text.split("\n")[0] for each in flow.find_elements("css selector", ".trigger")]
+        for flow in flows[1:]
+    )
+    assert (of_broker, of_channel) == (["audit", "mail", "stock"], ["archive", "mail"])
+    mail = flows[2].find_elements("css selector", ".trigger")[1]
+    for text in ("5 waiting", "1 of 4 dispatchers", "delivering", "http://mail.test/"):
+        assert text in mail.text
+    assert "by 1 Broker, 1 KafkaChannel" in one(chromium, "#tiles").text
+    assert one(chromium, "#found").text == "4 Triggers, 2 Subscriptions"
+
+    source.set("mail", "Subscription", delivered=500)
+    wait(chromium, lambda: "flowing" in (mail.get_attribute("class") or ""))
+    of_broker_mail = flows[1].find_elements("css selector", ".trigger")[1]
+    assert "flowing" not in (of_broker_mail.get_attribute("class") or "")
+    one(chromium, "[name=search]").send_keys("subscription archive")
+    wait(chromium, lambda: one(chromium, "#found").text == "1 Subscription of 6")
+
+
+def test_a_subscription_is_opened_and_paused_by_keyboard(open_page: Open) -> None:
+    source = with_a_channel()
+    chromium = open_page(source)
+    flow = every(chromium, ".flow")[2]
+    details = opened_in(chromium, flow.find_elements("css selector", ".trigger")[1])
+    assert "All that its channel takes." in details.text
+    assert "Replies are discarded." in details.text
+    assert "Order: ordered" in details.text
+    assert "Would it get this event?" not in details.text, "it has no filters"
+    chromium.switch_to.active_element.send_keys(Keys.TAB)
+    button = chromium.switch_to.active_element
+    assert button.text == "Pause"
+    button.send_keys(Keys.ENTER)
+    wait(chromium, lambda: button.text == "Resume")
+    paused = {(each.kind, each.name): each.paused for each in source.rows}
+    assert paused["Subscription", "default/mail"]
+    assert not paused["Trigger", "default/mail"]
+    details.find_element("css selector", ".reasons button").send_keys(Keys.ENTER)
+    wait(chromium, lambda: one(chromium, "#ask").is_displayed())
+    one(chromium, "#ask .primary").click()
+    wait(chromium, lambda: source.replayed)
+    assert source.replayed[0][0] == "Subscription default/mail"
 
 
 def test_figures_and_rates_follow_what_happens_and_fall_again(open_page: Open) -> None:

@@ -39,16 +39,30 @@ spec:
   subscriber: {uri: "http://127.0.0.1:9/"}  # nobody is there
   delivery: {retry: 0, timeout: PT1S}
 """
+CHANNEL = """\
+---
+apiVersion: messaging.knative.dev/v1
+kind: KafkaChannel
+metadata: {name: shop, namespace: NAMESPACE}
+---
+apiVersion: messaging.knative.dev/v1
+kind: Subscription
+metadata: {name: mail, namespace: NAMESPACE}
+spec:
+  channel: {apiVersion: messaging.knative.dev/v1, kind: KafkaChannel, name: shop}
+  subscriber: {uri: "http://127.0.0.1:9/"}
+  delivery: {retry: 0, timeout: PT1S}
+"""
 EVENT = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order"}
 
 
 class Console:
     """A `knafka up` of one Trigger whose subscriber is away, asked as its page does."""
 
-    def __init__(self, folder: Path, kafka: Kafka) -> None:
+    def __init__(self, folder: Path, kafka: Kafka, more: str = "") -> None:
         self.namespace = f"console-{os.getpid()}-{free_port()}"
         self.manifests = folder / "shop.yaml"
-        self.manifests.write_text(MANIFESTS.replace("NAMESPACE", self.namespace))
+        self.manifests.write_text((MANIFESTS + more).replace("NAMESPACE", self.namespace))
         port = str(free_port())
         self.up = Up(
             self.manifests,
@@ -57,6 +71,7 @@ class Console:
         )
         self.url = f"http://127.0.0.1:{port}/"
         self.trigger = f"api/triggers/{self.namespace}/mail"
+        self.subscription = f"api/subscriptions/{self.namespace}/mail"
 
     def ask(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
         request = urllib.request.Request(self.url + path)
@@ -70,11 +85,13 @@ class Console:
     def get(self, path: str) -> Any:
         return self.ask(path, method="GET")
 
-    def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Ask for the Trigger's state until it is so."""
+    def until(
+        self, condition: Callable[[dict[str, Any]], bool], kind: str = "Trigger"
+    ) -> dict[str, Any]:
+        """Ask for the Trigger's or Subscription's state until it is so."""
         deadline = time.monotonic() + WITHIN
         while True:
-            (mail,) = self.get("api/state")["triggers"]
+            (mail,) = (each for each in self.get("api/state")["triggers"] if each["kind"] == kind)
             found: dict[str, Any] = mail
             if condition(found):
                 return found
@@ -133,3 +150,34 @@ def test_a_failure_is_seen_sent_again_and_held_back_from_the_console(console: Co
     assert console.up.stop() == 0
     assert time.monotonic() - began < WITHIN
     assert "stopped; everything is kept" in console.up.output
+
+
+def test_a_subscriptions_failure_is_seen_sent_again_and_held_back(
+    tmp_path: Path, kafka: Kafka
+) -> None:
+    """CHN-32: beside a Broker and a Trigger of the same names, which have none of it."""
+    console = Console(tmp_path, kafka, CHANNEL)
+    try:
+        found = {each["kind"]: each for each in console.get("api/state")["brokers"]}
+        headers = {f"ce-{name}": value for name, value in EVENT.items()}
+        sent = urllib.request.Request(found["KafkaChannel"]["url"], b"{}", headers, method="POST")
+        with urllib.request.urlopen(sent, timeout=30) as response:
+            assert response.status == 202
+        console.until(lambda mail: mail["deadLettered"] == 1, "Subscription")
+        asked = {"kind": "Subscription", "namespace": console.namespace, "name": "mail"}
+        events = [{"id": "1", "source": "/shop"}]
+        assert console.ask("api/replay", {**asked, "events": events})["replay"]
+        # Its dispatcher has got it, as nobody is there still: it fails again.
+        deadline = time.monotonic() + WITHIN
+        while len(console.get(f"{console.subscription}/failures")["last"]) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert console.get(f"{console.trigger}/failures")["last"] == []
+
+        console.ask(f"{console.subscription}/pause")
+        console.until(lambda mail: mail["health"] == "paused", "Subscription")
+        assert console.until(lambda mail: mail["kind"] == "Trigger")["health"] != "paused"
+        console.ask(f"{console.subscription}/resume")
+        console.until(lambda mail: mail["health"] != "paused", "Subscription")
+    finally:
+        console.up.stop()

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
@@ -15,7 +17,10 @@ import pytest
 from support.kafka import Kafka
 from support.up import Up
 
+from knafka_local import status
 from knafka_local.children import free_port
+from knafka_local.installation import Installation
+from knafka_operator.scale.scaled_trigger import LAG_INTERVAL
 
 pytestmark = [
     pytest.mark.kafka,
@@ -208,3 +213,56 @@ def test_the_example_delivers_every_event_to_each_subscription_and_goes_on_after
             lambda id_=each: id_ in (*before_kill, *ids(after, "audit", events)),  # type: ignore[misc]
             each,
         )
+
+
+BESIDE = """\
+apiVersion: eventing.knative.dev/v1
+kind: Broker
+metadata:
+  name: shop
+"""
+
+
+def test_the_port_of_channels_says_that_there_is_none_until_there_is_one(
+    up: Callable[[], Up], files: Files
+) -> None:
+    (files.folder / "channel.yaml").unlink()
+    files.add("shop", BESIDE)
+    running = up()
+    channels = Installation(running.data).running().channels_url
+    for path in ("/", f"/{files.namespace}/another"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            send(channels + path, "too-early")
+        assert refused.value.code == HTTPStatus.NOT_FOUND
+        assert "no KafkaChannel is declared" in refused.value.read().decode()
+    assert running.pids("knafka.receiver") != []
+    files.add("another", ANOTHER)
+    running.wait_for(r"KafkaChannel \S+/another at http://")
+    assert send(addresses(running)["another"], "in-time") == HTTPStatus.ACCEPTED
+
+
+PATIENT = PICKY.replace("retry: 1, backoffDelay: PT0.1S", "retry: 100, backoffDelay: PT1S")
+
+
+def test_what_is_delivered_does_not_wait_in_the_status_while_a_neighbour_retries(
+    up: Callable[[], Up], files: Files
+) -> None:
+    """The one that retries keeps the process going that both share, and its own event waiting."""
+    shared = {"name": "patient", "isolation": "shared"}
+    files.add("", (EXAMPLE / "channel.yaml").read_text() + PATIENT % shared)
+    running = up()
+    url = addresses(running)["orders"]
+    running.wait_for(rf"Subscription {files.namespace}/audit is ready")
+    running.wait_for(rf"Subscription {files.namespace}/patient is ready")
+    assert send(url, "bad-1") == HTTPStatus.ACCEPTED
+    running.wait_for(r"audit \| com.example.order.placed bad-1 of ada")
+    running.wait_for(r"patient \| asked for bad-1")
+
+    def waiting() -> Mapping[str, int | None]:
+        now = status.read(Installation(running.data))
+        return {each.name.partition("/")[2]: each.lag for each in now.triggers}
+
+    began = time.monotonic()
+    running.until(lambda: waiting()["audit"] == 0, "audit to have nothing waiting")
+    assert time.monotonic() - began < LAG_INTERVAL / 3
+    assert waiting()["patient"] == 1

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -138,13 +137,10 @@ def test_the_quickstart_shows_events_arrive_and_its_data_outlive_it(
     assert re.search(r"default/orders +not wanted +filters\[0\].exact.type", traced)
     assert "order-2" in running.knafka("trigger", "test", "large-orders", _event(2)).stdout
 
-    began = time.monotonic()
     assert running.stop() == 0
-    assert time.monotonic() - began < 10
     assert running.knafka("trigger", "list").returncode == 1
 
     again = up(QUICKSTART, *kafka_port)
-    assert again.seconds_to_start < 20
     assert _buried(again) == 2
 
 

@@ -40,6 +40,14 @@ def failures(labels: str, a_minute: int) -> dict[str, str]:
     }
 
 
+def dead_letters(labels: str, oldest: int, retention: int | None = 30 * 86_400) -> dict[str, str]:
+    """Seconds; a topic that keeps for ever has no retention."""
+    found = {"knafka_dead_letters_oldest_age_seconds": oldest}
+    if retention is not None:
+        found["knafka_dead_letters_retention_seconds"] = retention
+    return {f"{name}{labels}": f"{value}x90" for name, value in found.items()}
+
+
 FIRING: Final[list[tuple[str, str, dict[str, str]]]] = [
     ("KnafkaOperatorDown", "", {OPERATOR % 1: "1x10 0x90", OPERATOR % 2: "0x100"}),
     ("KnafkaOperatorDown", "", {"up": "0x100"}),
@@ -50,9 +58,14 @@ FIRING: Final[list[tuple[str, str, dict[str, str]]]] = [
     ("KnafkaReceiverRefuses", CHANNEL, refused(CHANNEL)),
     ("KnafkaLagGrows", TRIGGER, {f"knafka_trigger_lag{TRIGGER}": "100+10x90"}),
     ("KnafkaLagGrows", SUBSCRIPTION, {f"knafka_trigger_lag{SUBSCRIPTION}": "100+10x90"}),
+    ("KnafkaLagUnknown", TRIGGER, {f"knafka_trigger_lag_known{TRIGGER}": "1x70 0x20"}),
+    ("KnafkaLagUnknown", SUBSCRIPTION, {f"knafka_trigger_lag_known{SUBSCRIPTION}": "0x90"}),
     ("KnafkaDeliveryFails", TRIGGER, failures(TRIGGER, 9)),
     ("KnafkaDeliveryFails", SUBSCRIPTION, failures(SUBSCRIPTION, 9)),
     ("KnafkaSubscriberAway", TRIGGER, {f"knafka_dispatcher_congestion{TRIGGER}": "1x90"}),
+    ("KnafkaDeadLettersWait", TRIGGER, dead_letters(TRIGGER, oldest=90_000)),
+    ("KnafkaDeadLettersWait", SUBSCRIPTION, dead_letters(SUBSCRIPTION, oldest=90_000)),
+    ("KnafkaDeadLettersExpire", TRIGGER, dead_letters(TRIGGER, oldest=15 * 86_400)),
     (
         "KnafkaDeadLetters",
         WITH_OUTCOME,
@@ -67,9 +80,13 @@ RESTING: Final[list[tuple[str, dict[str, str]]]] = [
     ("KnafkaReceiverRefuses", accepted(BROKER)),
     ("KnafkaLagGrows", {f"knafka_trigger_lag{TRIGGER}": "900-10x90"}),
     ("KnafkaLagGrows", {f"knafka_trigger_lag{TRIGGER}": "0x80 500x10"}),
+    ("KnafkaLagUnknown", {f"knafka_trigger_lag_known{TRIGGER}": "0x80 1x10"}),
     ("KnafkaDeliveryFails", failures(TRIGGER, 2)),
     ("KnafkaSubscriberAway", {f"knafka_dispatcher_congestion{TRIGGER}": "0x90"}),
     ("KnafkaDeadLetters", {f"knafka_trigger_events_total{WITH_OUTCOME}": "7x90"}),
+    ("KnafkaDeadLettersWait", dead_letters(TRIGGER, oldest=3_600)),
+    ("KnafkaDeadLettersExpire", dead_letters(TRIGGER, oldest=14 * 86_400)),
+    ("KnafkaDeadLettersExpire", dead_letters(TRIGGER, oldest=400 * 86_400, retention=None)),
 ]
 
 

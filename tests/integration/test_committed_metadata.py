@@ -19,7 +19,7 @@ from confluent_kafka import (
 )
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients import kafka_membership
+from knafka.clients import kafka_group_consumer, kafka_membership
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
@@ -74,7 +74,7 @@ def place(kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> tu
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
     consumer.commit(offsets=[TopicPartition(name, 0, *COMMITTED)], asynchronous=False)
     consumer.close()
-    monkeypatch.setattr(kafka_membership, "Consumer", Unanswered)
+    monkeypatch.setattr(kafka_group_consumer, "Consumer", Unanswered)
     return name, group
 
 

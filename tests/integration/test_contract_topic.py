@@ -18,6 +18,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 from knafka_operator.scale.scaler import Scaler
+from knafka_operator.scale.sensor_scaler import SensorScaler
 
 COMPACTED = {"cleanup.policy": "compact"}
 
@@ -37,6 +38,7 @@ class World:
         cluster = KafkaCluster(
             self.admin,
             Scaler(self.admin, drains),
+            SensorScaler(self.admin, drains),
             self.connection["bootstrap.servers"],
             lambda: KafkaWriter(self.connection),
         )

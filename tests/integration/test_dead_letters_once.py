@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,7 @@ from support.kafka import Kafka
 from support.letters import PARTITIONS, TRIGGERS, DeadLetters, compacted, held
 
 from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.plan import FOLDED, MERGE_ON, failures_of, merge_clauses
-from knafka_jobs.compact.run import Compacted, compact, read_ranges
+from knafka_jobs.compact.run import Compacted, compact, fold, fold_all, read_ranges
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import Connection, KafkaClient
@@ -156,7 +156,7 @@ def test_what_an_older_version_tabled_twice_is_reported_and_then_counted_once(
     tables.append(rows, "records")
     tables.append(rows.where(f"topic = '{dead.topic('mail')}' AND offset > 0"), "records")
     twice = 36 - len([each for each in ranges if each[0] == dead.topic("mail")])
-    Checkpoints(tables).fold(failures_of, FOLDED, MERGE_ON, merge_clauses())
+    fold(Checkpoints(tables))
 
     told = report(tables, None, datetime.now(UTC))
     assert (told.totals.events, told.totals.failures) == (24, twice)
@@ -186,10 +186,26 @@ def test_what_was_purged_does_not_come_back(
         dead.add("bill", number)
     dead.flush()
     compacted(tables, client, dead, keep_hours=1)
-    assert purge(tables, Selection(trigger="mail"), unresolved=True, dry_run=False) == 10
+    assert purge(tables, Selection(trigger="mail"), True, partial(fold_all, tables)) == 10
     dead.delete(dead.topic("ship"))
     assert compacted(tables, client, dead, keep_hours=1).records == 0
     assert tables.read("records").count() == 10
+
+
+def test_what_was_purged_is_deleted_from_its_topic_with_the_rest(
+    dead: DeadLetters, client: KafkaClient, tables: Tables
+) -> None:
+    """What was purged once stopped the deletion of all that lay behind it, for good."""
+    for number in range(10):
+        dead.append("mail", None, b"%d" % number, key=b"one partition")
+    dead.flush()
+    compacted(tables, client, dead, keep_hours=1)
+    assert purge(tables, Selection(where="offset = 4"), True, partial(fold_all, tables)) == 1
+    assert compacted(tables, client, dead).deleted == 10
+    assert tables.is_empty("purged")
+    dead.append("mail", None, b"10", key=b"one partition")
+    dead.flush()
+    assert compacted(tables, client, dead).deleted == 1
 
 
 def test_spark_reads_the_ranges_it_is_given_and_nothing_else(

@@ -15,8 +15,8 @@ from support.logs import Owner
 
 from knafka.clients import kafka_offsets
 from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka_groups import COPY
-from knafka.clients.kafka_membership import GroupProtocol
 from knafka.clients.kafka_offsets import KafkaOffsets
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.core.errors import LogError

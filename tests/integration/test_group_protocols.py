@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients.kafka_membership import GroupProtocol
+from knafka.clients.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.ports.log import Commits, OffsetAndMetadata
 from knafka_local.kafka_distribution import KafkaDistribution

@@ -149,7 +149,7 @@ def test_an_unknown_target_is_refused_with_what_is_allowed() -> None:
     )
     assert ran.returncode == 2
     assert ran.stderr.splitlines() == [
-        "error: FUNCTION_TARGET: invalid value: 'recieve': want receive or dispatch"
+        "error: FUNCTION_TARGET: invalid value: 'recieve': want receive, dispatch, sense"
     ]
 
 

@@ -126,6 +126,7 @@ async def stored(writer: KafkaWriter, topic: str, value: bytes) -> None:
     await done
 
 
+@pytest.mark.conformance("BUS-42")
 @pytest.mark.usefixtures("signer")
 async def test_events_pass_for_longer_than_a_token_is_good_for(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

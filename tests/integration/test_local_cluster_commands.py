@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from support.api_server import api_server
 from support.kafka import Kafka, MakeTopic
 from typer.testing import CliRunner
 
+from knafka.core import names
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka_local import tailing
@@ -25,17 +29,42 @@ ELSEWHERE = "127.0.0.1:1"
 
 
 @pytest.fixture
-def kubeconfig(kafka: Kafka, topic: MakeTopic, tmp_path: Path) -> Iterator[Path]:
-    """A cluster with the Broker shop/main and its Trigger mail, which wants orders; in the Broker's
-    topic are an order and a payment."""
+def market(kafka: Kafka) -> Iterator[str]:
+    """A namespace with the KafkaChannel orders, whose topic is there."""
+    namespace = f"market-{uuid.uuid4().hex}"
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+    name = names.channel_topic(namespace, "orders")
+    admin.create_topics([NewTopic(name, num_partitions=3, replication_factor=1)])[name].result()
+    yield namespace
+    admin.delete_topics([name])[name].result()
+
+
+@pytest.fixture
+def kubeconfig(kafka: Kafka, topic: MakeTopic, market: str, tmp_path: Path) -> Iterator[Path]:
+    """A cluster with the Broker shop/main and its Trigger mail, which wants orders, and with the
+    KafkaChannel orders in `market` and its Subscription mail; in the topic of each are an order and
+    a payment."""
     name = topic()
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for type_ in ("payment", "order"):
         about = {"specversion": "1.0", "id": f"{type_}-1", "source": "/s", "type": type_}
         draft = to_record(Event(about, b"1"))
-        producer.produce(name, draft.value, headers=list(draft.headers))
+        for each in (name, names.channel_topic(market, "orders")):
+            producer.produce(each, draft.value, headers=list(draft.headers))
     assert producer.flush(30) == 0
     with api_server() as (server, client):
+        v1beta1, v1 = "messaging.knative.dev/v1beta1", "messaging.knative.dev/v1"
+        server.kinds |= {
+            v1beta1: {"KafkaChannel": "kafkachannels"}, v1: {"Subscription": "subscriptions"},
+        }  # fmt: skip
+        server.put(
+            CORE, "ConfigMap", "knafka", "kafka-channel-config",
+            data={"bootstrap.servers": ELSEWHERE},
+        )  # fmt: skip
+        server.put(v1beta1, "KafkaChannel", market, "orders", spec={"numPartitions": 3})
+        of = {"apiVersion": v1, "kind": "KafkaChannel", "name": "orders"}
+        subscriber = {"channel": of, "subscriber": {"uri": "http://mail/"}}
+        server.put(v1, "Subscription", market, "mail", metadata={"uid": "1"}, spec=subscriber)
         server.put(
             CORE, "ConfigMap", "knafka", "kafka-broker-config",
             data={"bootstrap.servers": ELSEWHERE},
@@ -77,6 +106,34 @@ def test_a_clusters_trigger_is_tailed(kafka: Kafka, kubeconfig: Path) -> None:
         "--bootstrap-servers", kafka.bootstrap_servers, kubeconfig=kubeconfig,
     )  # fmt: skip
     assert "order order-1 from /s: 1" in printed
+
+
+def test_a_clusters_channel_and_subscription_are_tailed(
+    kafka: Kafka, kubeconfig: Path, market: str
+) -> None:
+    at = ("--since", "1h", "--limit", "2", "--bootstrap-servers", kafka.bootstrap_servers)
+    for name in (f"channel/{market}/orders", f"subscription/{market}/mail"):
+        printed = knafka("tail", name, *at, kubeconfig=kubeconfig)
+        assert "order order-1 from /s: 1" in printed
+        assert "payment payment-1 from /s: 1" in printed
+
+
+def test_a_clusters_event_is_traced_to_each_subscription(
+    kafka: Kafka, kubeconfig: Path, market: str
+) -> None:
+    at = ("-n", market, "--bootstrap-servers", kafka.bootstrap_servers)
+    printed = knafka("trace", "order-1", *at, kubeconfig=kubeconfig)
+    assert f"by channel/{market}/orders, at knative-messaging-kafka.{market}.orders/" in printed
+    assert f"subscription/{market}/mail  waiting  nothing of its partition is settled" in printed
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": f"kafka.{market}.orders.1"}
+    )
+    topic = names.channel_topic(market, "orders")
+    ends = [TopicPartition(topic, number, 2) for number in range(3)]
+    consumer.commit(offsets=ends, asynchronous=False)
+    consumer.close()
+    printed = knafka("trace", "order-1", *at, kubeconfig=kubeconfig)
+    assert f"subscription/{market}/mail  settled  no dead letter: delivered" in printed
 
 
 def test_a_clusters_event_is_traced(kafka: Kafka, kubeconfig: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from support.scaling import NoSensors
 from support.second_broker import NODE_ID, second_broker
 from support.waiting import until
 
@@ -123,7 +124,7 @@ async def test_a_partition_without_a_leader_delays_no_other_topics_drains(halved
     """Issue 14, 5: from the event in Kafka to the drain it is as long as without it."""
     held = asyncio.Event()
 
-    class Drains:
+    class Drains(NoSensors):
         async def hold(
             self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
         ) -> AsyncIterator[DrainProgress]:

@@ -36,10 +36,13 @@ from support.wire import connected
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import BackoffPolicy, Delivery, Egress
 from knafka.core.drain import DrainProgress, DrainRequest
+from knafka.core.errors import LogError
 from knafka.observability import CONSUMED, PRODUCED
+from knafka.settings import STATISTICS_INTERVAL
 from knafka_local.children import free_port
 from knafka_local.kafka_server import KafkaServer
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import ISOLATION
 from knafka_operator.runtime.metrics import HttpServer
 
 pytestmark = pytest.mark.kafka
@@ -53,6 +56,14 @@ OBJECTIONS = {
     for name in (CONSUMED, PRODUCED)
 }
 """promtool's: the names are eventing-kafka's (DSP-16, DSP-22)."""
+NAMES = "label/__name__/values"
+SHOWN_NOWHERE = {
+    "knafka_kafka_queue_bytes",
+    "knafka_shard_desired_replicas",
+    "knafka_shard_lag",
+    "knafka_shard_replicas",
+}
+"""Metrics that neither a rule nor the dashboard asks for."""
 REFUSED = "refused"
 """The id of an event that the subscriber answers 400."""
 
@@ -94,9 +105,17 @@ class Operated:
         world.declare_subscription("shop", "each", "orders")
         await world.reconcile_subscription("shop", "each")
 
-    def store(self, events: int) -> None:
-        """In the Broker's topic: nobody delivers them."""
-        topic = self.world.operator.triggers.watched[Identity("shop", "one")].egress.topic
+    async def declare_shared(self) -> None:
+        """Another Broker whose Trigger has a shared dispatcher."""
+        self.world.declare_broker("shop", "sharing")
+        await self.world.reconcile_broker("shop", "sharing")
+        annotations = {ISOLATION: "shared", **SOON}
+        self.world.declare_trigger("shop", "shared", "sharing", annotations)
+        await self.world.reconcile_trigger("shop", "shared")
+
+    def store(self, events: int, trigger: str = "one") -> None:
+        """In its Broker's topic: nobody delivers them."""
+        topic = self.world.operator.triggers.watched[Identity("shop", trigger)].egress.topic
         for _ in range(events):
             self.world.log.store(topic, None, b"", [])
 
@@ -146,9 +165,14 @@ def ingress_of(trigger: TriggerWorld, log: Path) -> FunctionProcess:
 
 
 async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
-    prometheus_programs: Programs, trigger: TriggerWorld, tmp_path: Path
+    prometheus_programs: Programs,
+    trigger: TriggerWorld,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Issue 16; DSP-15 to DSP-22. A Broker's namespace is its own and not that of the pod."""
+
+    monkeypatch.setenv(STATISTICS_INTERVAL, "1")
 
     async def script(arrival: Arrival) -> bytes:
         return raw(400 if arrival.id == REFUSED else 200)
@@ -170,6 +194,8 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
             assert await post(process, 1, REFUSED) == [202]
             await until(lambda: len(subscriber.answered) == 6)
             operator.store(3)
+            await operator.declare_shared()
+            operator.store(4, "shared")
 
             ours = '{namespace="ns",broker="broker"'
             await prometheus.until(f'knafka_receiver_events_total{ours},code="202"}}', 6)
@@ -184,7 +210,13 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
                 f"kn_eventing_process_latency_seconds_count{ours}}}": 5,
                 'knafka_trigger_lag{namespace="shop",broker="default",trigger="one"}': 3,
                 'knafka_channel_ready{namespace="shop",channel="orders"}': 1,
-                'sum(eventing_kafka_produced_msg_count{producer="all"})': 3,
+                'sum(eventing_kafka_produced_msg_count{producer="all"})': 7,
+                'knafka_trigger_desired_replicas{namespace="shop",trigger="one"}': 1,
+                'knafka_trigger_lag_known{namespace="shop",trigger="one"}': 1,
+                'knafka_trigger_wakes_total{trigger="one",reason="lag"}': 1,
+                'knafka_shard_triggers{namespace="shop",broker="sharing"}': 1,
+                'sum(knafka_shard_wakes_total{broker="sharing"})': 1,
+                "count(count by (client) (knafka_kafka_throttle_seconds))": 2,
                 'count(up{namespace="of-the-pod"} == 1)': 3,
             }.items():
                 await prometheus.until(name, value)
@@ -195,7 +227,7 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
             shown = [each.replace("$__rate_interval", "30s") for each in dashboard()]
             asked = {name for each in rule_groups() for name in METRIC.findall(str(each))}
             asked |= {name for each in shown for name in METRIC.findall(each)}
-            assert asked - set(await prometheus.ask("label/__name__/values")) == set()
+            assert (asked | SHOWN_NOWHERE) - set(await prometheus.ask(NAMES)) == set()
             # `rate` wants two samples, and some come into being with the first failure.
             for expression in shown:
                 async with asyncio.timeout(20):
@@ -262,6 +294,11 @@ async def test_alerts_fire_when_a_subscriber_a_broker_and_the_operator_fail(
             await prometheus.until_firing(grows)
             operator.drains.dead_lettered.set()
             await prometheus.until_firing({**grows, "KnafkaDeadLetters": one})
+
+            # Of the Trigger and of the Subscription: one Kafka is asked for both.
+            operator.world.kafka_failures["lags"] = LogError("away")
+            unknown = 'count(ALERTS{alertname="KnafkaLagUnknown",alertstate="firing"})'
+            await prometheus.until(unknown, 2, within=30)
         await held.hang_up()
 
 

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from support.kafka import Kafka, MakeTopic
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.clients.kafka_membership import GroupProtocol
+from knafka.clients.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.ports.log import Commits, OffsetAndMetadata
 

@@ -1,4 +1,5 @@
-"""Traces from a POST to the subscriber: real receiver, Kafka, dispatcher and Zipkin (DSP-13)."""
+"""Traces from a POST to the subscriber: real receiver, Kafka and dispatcher, and a real Zipkin
+(DSP-13) or OTLP collector (DSP-12)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from support.functions import FunctionProcess
 from support.kafka import Kafka, MakeTopic
+from support.otlp import otlp_collector
 from support.requests import ingress
 from support.scripted import Arrival, ScriptedServer, raw
 from support.trigger_world import TriggerWorld, drained
@@ -21,9 +23,12 @@ from knafka.core.contract import AttributesFilter, Delivery
 from knafka.core.documents import dump
 from knafka.core.drain import DrainRequest
 from knafka.settings import EGRESS, INGRESSES
+from knafka_local.zipkin import spans_of, steps_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+SERVER = 2
+"""OTLP's SPAN_KIND_SERVER."""
 START = "00-11111111111111111111111111111111-2222222222222222-01"
 
 
@@ -106,9 +111,68 @@ async def test_zipkin_has_the_whole_way_of_an_event(
             spans = await collector.trace(trace_of(last["buried"]), 6)
             assert len(of(spans, "attempt")) == 2
             assert tree(spans)["dead-letter"] == "filter"
+            found = spans_of(collector.url, trace_of(last["buried"]))
+            steps = steps_of(found, egress)
+            assert sorted(each.what for each in steps) == ["attempt", "attempt", "dead letter"]
+            assert {each.result.partition(" in ")[0] for each in steps} == {
+                f"status 503 at {server.url}", f"at {egress.dead_letter_topic}",
+            }  # fmt: skip
 
             assert last["3"]["traceparent"] == f"{PARENT[:-2]}00"
             assert len(await collector.trace(TRACE, 4)) == 4
+            await receiver.terminate()
+            await dispatcher.terminate()
+
+
+@pytest.mark.conformance("DSP-12")
+async def test_an_otlp_collector_has_the_whole_way_by_http_and_by_grpc(
+    kafka: Kafka, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """The receiver sends its spans by HTTP, the dispatcher by gRPC: they are one trace."""
+    refused = set[str]()
+
+    async def script(arrival: Arrival) -> bytes:
+        if arrival.id not in refused:
+            refused.add(arrival.id)
+            return raw(503)
+        return raw(200)
+
+    world = TriggerWorld(kafka, topic, tmp_path)
+    async with otlp_collector(tmp_path) as collector, ScriptedServer(script) as server:
+        soon = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
+        ingresses = json.dumps([dump(ingress(kafka.bootstrap_servers, world.topic))])
+        receiver = FunctionProcess(
+            "knafka.receiver",
+            {INGRESSES: ingresses, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.http, **soon},
+            tmp_path / "receiver.log",
+        )
+        egress = world.egress(server.url, delivery=Delivery(retry=1, backoff_delay=0.05))
+        by_grpc = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.grpc,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+        }
+        dispatcher = FunctionProcess(
+            "knafka.dispatcher",
+            {EGRESS: json.dumps(dump(egress)), **by_grpc, **soon},
+            tmp_path / "dispatcher.log",
+        )
+        async with receiver, dispatcher:
+            await receiver.ready()
+            assert await post(receiver.port, "1", traceparent=PARENT) == 202
+            await drained(dispatcher, DrainRequest(idle=2.0))
+            await until(lambda: len(server.arrivals) == 2)
+            spans = await collector.trace(TRACE, 5)
+            assert tree(spans) == {
+                "receive": None, "append": "receive", "filter": "receive", "attempt": "filter",
+            }  # fmt: skip
+            (receive,) = of(spans, "receive")
+            assert (receive["parentId"], receive["kind"]) == (PARENT.split("-")[2], SERVER)
+            assert receive["service"] == "knafka-receiver"
+            assert receive["tags"]["messaging.destination"] == "broker:broker.ns"
+            first, second = sorted(of(spans, "attempt"), key=lambda each: each["timestamp"])
+            assert (first["error"], second["error"]) == ("status 503", None)
+            assert second["service"] == "knafka-dispatcher"
+            assert server.arrivals[-1].headers["traceparent"].split("-")[2] == second["id"]
             await receiver.terminate()
             await dispatcher.terminate()
 

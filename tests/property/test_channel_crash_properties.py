@@ -13,52 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.channel_world import ChannelWorld
+from support.crashing import Crash, Crashing
 from support.operator_world import condition
 
 from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import shards
-from knafka_operator.decide.channel import KAFKA_SECRET
+from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.model.channels import MESSAGING
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE
 from knafka_operator.reconcile import receivers
 
-EFFECTS = frozenset(
-    {
-        *("create", "apply", "write_status", "delete"),
-        *("ensure_topic", "delete_topic", "ensure_committed", "delete_group"),
-        *("append", "probe"),
-    }
-)
 SHOP, CHANNEL, SUBSCRIPTION = "shop", "orders", "audit"
 TOPIC = names.channel_topic(SHOP, CHANNEL)
 PATH = f"/{SHOP}/{CHANNEL}"
 RECEIVERS = "knafka-contract-knafka-KafkaChannels"
 SECRETS = (None, "second")
-
-
-class Crash(BaseException):
-    """The process is gone."""
-
-
-class Crashing:
-    """Dies before or after one effect of those to come."""
-
-    def __init__(self) -> None:
-        self.at: tuple[str, int] | None = None
-        self.world: World | None = None
-
-    def __call__(self, when: str, call: str) -> None:
-        if call not in EFFECTS:
-            return
-        if when == "after" and self.world is not None:
-            self.world.check()
-        if self.at is not None and self.at[0] == when:
-            left = self.at[1] - 1
-            self.at = (when, left) if left else None
-            if not left:
-                raise Crash
 
 
 class World(ChannelWorld):
@@ -69,10 +40,8 @@ class World(ChannelWorld):
     """
 
     def __init__(self) -> None:
-        crashing = Crashing()
-        super().__init__(crashing)
-        self.crashing = crashing
-        self.crashing.world = self
+        self.crashing = Crashing(self.check)
+        super().__init__(self.crashing)
         self.read: dict[str, tuple[int, frozenset[str]]] = {}
         """By receiver: how far it has read, and the paths that it serves."""
         self.deleting = False
@@ -268,7 +237,7 @@ async def test_an_operator_that_dies_while_it_deletes_leaves_nothing(
         await world.delete_channel(SHOP, "neighbour")
         kept = {name for name, each in vars(world.channels.states).items() if each}
         assert kept == {"family"}
-        for record in world.channels.brokers.receivers.records.values():  # type: ignore[union-attr]
+        for record in world.channels.brokers.receivers.records.values():
             assert record.written == {}
         await world.operator.close()
         if not has_crashed:

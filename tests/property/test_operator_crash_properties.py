@@ -282,7 +282,8 @@ async def _delete(edit: int, order: tuple[str, str], when: str, crashes: list[in
                     await world._look_at(other)
                 continue
             break
-    assert world.log.topics == {}
+    assert world.entries() == {}
+    assert [each for each in world.log.topics if "Brokers" not in each] == []
     assert world.log.groups == {}
     assert world.cluster.services() == set()
     kept = {name: kept for name, kept in vars(world.operator.states).items() if kept}

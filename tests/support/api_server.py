@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import kubernetes
@@ -34,6 +34,10 @@ KINDS: Final[dict[str, dict[str, str]]] = {
 """apiVersion to kind to the plural in paths."""
 
 Json = dict[str, Any]
+Rights: TypeAlias = Callable[[Mapping[str, str]], bool]
+"""Of a SelfSubjectAccessReview's resourceAttributes, whether that is allowed."""
+REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+VERBS: Final = {"PATCH": "patch", "POST": "create", "DELETE": "delete"}
 
 
 class ApiServer:
@@ -50,6 +54,10 @@ class ApiServer:
         """Path and query of each watch."""
         self.refused: dict[str, int] = {}
         """Path to the status that it is answered with."""
+        self.raw: dict[str, str] = {}
+        """Path to the text that it is answered with."""
+        self.users: dict[str, Rights] | None = None
+        """Token to what its bearer may do; None: nobody is asked for one."""
         self._cuts = 0
         """How often every watch was cut off."""
         self._version = 100
@@ -143,15 +151,36 @@ class ApiServer:
         self._events.append((self._version, type_, path, copy.deepcopy(document)))
         self._changed.notify_all()
 
-    def answer(self, method: str, path: str, body: Any, query: Mapping[str, str]) -> Any:
+    def answer(
+        self, method: str, path: str, body: Any, query: Mapping[str, str], token: str = ""
+    ) -> Any:
         self.asked.append(path)
         self.calls.append(f"{method} {path}")
+        if refusal := self.refusal(method, path, token):
+            return refusal, {"message": "forbidden" if refusal == 403 else "Unauthorized"}
+        if path == REVIEWS:
+            return 201, self._review(body, token)
+        if path in self.raw:
+            return 200, self.raw[path]
         if (status := self.refused.get(path)) is not None:
             return status, {"message": "refused"}
         if method == "GET" and (found := self._discovery(path)) is not None:
             return 200, found
         with self._changed:
             return copy.deepcopy(self._answer(method, path, body, query))
+
+    def refusal(self, method: str, path: str, token: str) -> int:
+        """The status for who may not do this; 0: he may."""
+        if self.users is None:
+            return 0
+        if (rights := self.users.get(token)) is None:
+            return 401
+        return 0 if path == REVIEWS or rights(_attributes(method, path)) else 403
+
+    def _review(self, body: Json, token: str) -> Json:
+        rights = None if self.users is None else self.users[token]
+        asked = body["spec"]["resourceAttributes"]
+        return {**body, "status": {"allowed": rights is None or rights(asked)}}
 
     def _answer(self, method: str, path: str, body: Any, query: Mapping[str, str]) -> Any:
         part = path.removesuffix("/status")
@@ -164,12 +193,13 @@ class ApiServer:
                 return 409, {"message": "it exists"}
             return 201, self._store(path, body)
         stored = self.objects.get(path)
-        if method == "PATCH" and "fieldManager" in query and "force" in query:
-            stored = self._apply(path, stored, body)
-        elif method == "PATCH" and stored is not None:
+        if method == "PATCH" and stored is not None:
             version = body.get("metadata", {}).get("resourceVersion")
             if version not in (None, stored["metadata"]["resourceVersion"]):
                 return 409, {"message": "the object has been modified"}
+        if method == "PATCH" and "fieldManager" in query and "force" in query:
+            stored = self._apply(path, stored, body)
+        elif method == "PATCH" and stored is not None:
             of = ("status",) if is_status else tuple(key for key in body if key != "status")
             stored = self._store(path, merged(stored, {key: body[key] for key in of}))
         elif method == "DELETE":
@@ -263,6 +293,22 @@ class ApiServer:
         return {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
 
 
+def _attributes(method: str, path: str) -> dict[str, str]:
+    """What a request asks for, as rights have it."""
+    parts = path.strip("/").split("/")
+    group = "" if parts[0] == "api" else parts[1]
+    rest = parts[2:] if parts[0] == "api" else parts[3:]
+    namespace = ""
+    if len(rest) > 2 and rest[0] == "namespaces":
+        namespace, rest = rest[1], rest[2:]
+    plural, name, subresource = (*rest, "", "", "")[:3]
+    verb = VERBS.get(method) or ("get" if name else "list")
+    return {
+        "verb": verb, "group": group, "resource": plural, "subresource": subresource,
+        "namespace": namespace, "name": name,
+    }  # fmt: skip
+
+
 def merged(document: Json, patch: Mapping[str, Any]) -> Json:
     """RFC 7386."""
     result = dict(document)
@@ -293,8 +339,10 @@ def api_server() -> Iterator[tuple[ApiServer, kubernetes.client.ApiClient]]:
             query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
             if query.get("watch", "").lower() == "true" and path not in server.refused:
                 return self._watch(path, query)
-            status, found = server.answer(self.command, path, json.loads(body or b"null"), query)
-            answer = json.dumps(found).encode()
+            token = (self.headers.get("authorization") or "").removeprefix("Bearer ")
+            sent = json.loads(body or b"null")
+            status, found = server.answer(self.command, path, sent, query, token)
+            answer = found.encode() if path in server.raw else json.dumps(found).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(answer)))

@@ -36,6 +36,7 @@ BROKER: Final = {
     "DeadLetterSinkResolved": "True DeadLetterSinkNotConfigured",
     "TopicReady": "True",
     "TopicAsDeclared": "True",
+    "ContractUpdated": "True",
     "DataPlaneAvailable": "True",
     "Addressable": "True",
     "ProbeSucceeded": "True",

@@ -19,6 +19,7 @@ from support.drains import ScriptedSubscriber, accept
 from support.intercepted import Intercepted
 from support.logs import shared_memory
 from support.operator_world import OperatorWorld
+from support.scaling import NoSensors
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryWriter
@@ -41,7 +42,7 @@ from knafka_operator.model.conditions import Condition
 from knafka_operator.model.resources import CORE, EVENTING, PAUSED, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
-from knafka_operator.runtime import controller as controllers
+from knafka_operator.runtime import selections
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import Selection
 from knafka_operator.runtime.controller import Controller
@@ -55,14 +56,14 @@ HOST: Final = "http://subscriber.test/"
 NAMESPACE: Final = "behaviour"
 
 WATCHED: Final = {
-    (EVENTING, "Broker"): controllers.BROKERS,
-    (EVENTING, "Trigger"): controllers.TRIGGERS,
-    (SERVING, "Service"): controllers.FUNCTIONS,
-    (CORE, "ConfigMap"): controllers.CONFIG_MAPS,
+    (EVENTING, "Broker"): selections.BROKERS,
+    (EVENTING, "Trigger"): selections.TRIGGERS,
+    (SERVING, "Service"): selections.FUNCTIONS,
+    (CORE, "ConfigMap"): selections.CONFIG_MAPS,
 }
 
 
-class MemoryDrains:
+class MemoryDrains(NoSensors):
     """Dispatchers: each drain that is held reads the log in memory."""
 
     def __init__(self, log: MemoryLog, subscriber: ScriptedSubscriber) -> None:
@@ -268,7 +269,7 @@ class MemoryWorld:
     def kept_in_kafka(self) -> set[str]:
         log = self._world.log
         groups = {name for name, group in log.groups.items() if group.committed}
-        return {*log.topics, *groups}
+        return {each for each in (*log.topics, *groups) if self.namespace in each}
 
     def restart(self) -> None:
         self._run(self._stopped())

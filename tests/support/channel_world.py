@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from support.intercepted import Intercepted, Seen
-from support.operator_world import SETTINGS, OperatorWorld
+from support.operator_world import SETTINGS, OperatorWorld, condition
 
 from knafka.core.contract import Ingress
 from knafka_operator.decide import routes
@@ -24,13 +24,8 @@ UID: Final = "0d4d51a9-7d9c-4b5e-8f3f-6a4a1a6f0f11"
 
 
 class ChannelWorld(OperatorWorld):
-    """`behind` are replicas of receivers that have not read their contract to its end."""
-
     def __init__(self, seen: Seen = lambda when, call: None) -> None:
         super().__init__(seen)
-        self.behind: dict[str, int | None] = {}
-        self.asked = 0
-        """How often replicas were asked for their position."""
         self.probed: list[str] = []
         self.channels = self._channels()
         self.configure("knafka", "kafka-channel-config", **{"bootstrap.servers": "kafka:9092"})
@@ -52,10 +47,6 @@ class ChannelWorld(OperatorWorld):
     async def restart(self, **settings: Any) -> None:
         await super().restart(**settings)
         self.channels = self._channels()
-
-    async def _positions(self, namespace: str, name: str) -> Mapping[str, int | None]:
-        self.asked += 1
-        return dict(self.behind)
 
     async def _probe_address(self, url: str) -> None:
         await self._probe(url)
@@ -123,6 +114,62 @@ class ChannelWorld(OperatorWorld):
         assert status is not None
         return status
 
+    def declare_entry(
+        self, namespace: str, channel: str, uid: str, uri: str | None = None, **more: Any
+    ) -> None:
+        """Somebody else writes an entry into `spec.subscribers`, or edits it."""
+        entry = {"uid": uid, "generation": 1, "subscriberUri": uri or f"http://{uid}/", **more}
+        others = [each for each in self.entries_of(namespace, channel) if each["uid"] != uid]
+        self.list_entries(namespace, channel, [*others, entry])
+
+    def remove_entry(self, namespace: str, channel: str, uid: str) -> None:
+        entries = self.entries_of(namespace, channel)
+        self.list_entries(namespace, channel, [each for each in entries if each["uid"] != uid])
+
+    def entries_of(self, namespace: str, channel: str) -> list[dict[str, Any]]:
+        spec = self.stored("KafkaChannel", namespace, channel)["spec"]
+        return list(spec.get("subscribers") or ())
+
+    def list_entries(self, namespace: str, channel: str, entries: list[dict[str, Any]]) -> None:
+        """A merge patch of the whole list, as Knative Eventing's controller makes it."""
+        stored = self.stored("KafkaChannel", namespace, channel)
+        metadata = {**stored["metadata"], "resourceVersion": None}
+        spec = {**stored["spec"], "subscribers": entries}
+        self.cluster.put({**stored, "metadata": metadata, "spec": spec})
+
+    def hear(self) -> None:
+        """Everything there is, as watches have it."""
+        for kind in ("Subscription", "KafkaChannel"):
+            for each in list(self.cluster.of(kind)):
+                self.channels.on_change(each, gone=False)
+
+    async def look(self) -> None:
+        """Reconcile everything, as the controller does: twice, since one waits for the other."""
+        operator, entries = self.channels, self.channels.entries
+        assert entries is not None
+        for _ in range(2):
+            self.hear()
+            for each in list(self.cluster.of("KafkaChannel")):
+                await operator.reconcile_broker(each)
+            self.hear()
+            for kind, *who in list(operator.queue._items):
+                if kind == "Subscription":
+                    await self._look(Identity(*who))
+            for each in list(self.cluster.of("KafkaChannel")):
+                await operator.reconcile_broker(each)
+
+    async def _look(self, who: Identity) -> None:
+        operator = self.channels
+        document = await operator.cluster.get(MESSAGING, "Subscription", *who)
+        if document is None:
+            await operator.rest(who)
+        elif "deletionTimestamp" in document["metadata"]:
+            await operator.triggers.delete(document)
+            assert operator.entries is not None
+            await operator.entries.forget(document)
+        elif operator.may_be_ours(document):
+            await operator.triggers.reconcile(document)
+
     async def delete_channel(self, namespace: str, name: str) -> None:
         document = self.stored("KafkaChannel", namespace, name)
         await self.channels.delete_broker(document)
@@ -146,6 +193,18 @@ class ChannelWorld(OperatorWorld):
         """What the receiver's contract says, as a receiver reads it."""
         (topic,) = (each for each in self.log.topics if each.startswith(CONTRACT))
         return entries(self.log.topics[topic][0])
+
+
+async def ready(world: ChannelWorld, *subscriptions: str, channel: str = "orders") -> None:
+    """A channel with these Subscriptions, all of them Ready, in the namespace `shop`."""
+    world.declare_channel("shop", channel)
+    status = await world.reconcile_channel("shop", channel)
+    for each in subscriptions:
+        world.declare_subscription("shop", each, channel)
+        status = await world.reconcile_subscription("shop", each)
+        assert condition(status, "Ready")["status"] == "True", status["conditions"]
+    status = await world.reconcile_channel("shop", channel)
+    assert condition(status, "Ready")["status"] == "True", status["conditions"]
 
 
 @asynccontextmanager

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 import httpx
 import pytest
 from support.gate import IN_CI
+from support.objects import Objects
 from support.secure_kafka import SecureKafka
 
 from knafka_local.kafka_distribution import KafkaDistribution
@@ -34,9 +35,11 @@ T = TypeVar("T")
 
 BRING_UP: Final = 1800.0  # seconds; one to two minutes with what an earlier run kept
 KUBECTL_TIMEOUT: Final = 120.0  # seconds; what waits longer does so by `wait_for`
-PAUSE: Final = 0.4  # seconds between two looks: each kubectl costs 0.1 s of a core
+PAUSE: Final = 0.4  # seconds between two looks, which may be by kubectl: 0.1 s of a core
 OPERATOR_NAMESPACE: Final = "knafka"
+PATIENCE: Final = 3.0  # the other tests want the same two cores
 LAST_LINES: Final = 60  # of each log in a report
+FOLDER: Final = settings.ROOT / "tests" / "cluster"
 
 
 class Cluster:
@@ -44,6 +47,7 @@ class Cluster:
 
     def __init__(self, kubeconfig: Path) -> None:
         self.kubeconfig = kubeconfig
+        self._objects = Objects(kubeconfig)
         self._images = os.environ.get("KNAFKA_TEST_IMAGES", settings.REGISTRY)
         public = os.environ.get("KNAFKA_TEST_INGRESS", f"{settings.NODE_IP}:80")
         self._public = httpx.Client(base_url=f"http://{public}", timeout=60, trust_env=False)
@@ -51,6 +55,7 @@ class Cluster:
         self._private = httpx.Client(base_url=f"http://{private}", timeout=60, trust_env=False)
 
     def close(self) -> None:
+        self._objects.close()
         self._public.close()
         self._private.close()
 
@@ -90,10 +95,8 @@ class Cluster:
                 self.kubectl("apply", *where, "-f-", text=json.dumps(manifests))
 
     def get(self, kind: str, name: str, namespace: str = "") -> dict[str, Any] | None:
-        """The object, or None while there is none."""
-        where = ("--namespace", namespace) if namespace else ()
-        found = self.kubectl("get", kind, name, *where, "--ignore-not-found", "-ojson")
-        return json.loads(found) if found else None
+        """The object, or None while there is none; kinds are named as kubectl has them."""
+        return self._objects.get(kind, name, namespace)
 
     def is_ready(self, kind: str, name: str, namespace: str) -> bool:
         """Whether the object says Ready of its newest generation."""
@@ -108,16 +111,19 @@ class Cluster:
 
     def pods(self, namespace: str, service: str | None = None) -> list[dict[str, Any]]:
         """The pods of a namespace that aren't ending yet, or of one Knative Service."""
-        selector = ("-l", f"serving.knative.dev/service={service}") if service else ()
-        found = json.loads(self.kubectl("get", "pods", "-n", namespace, *selector, "-ojson"))
-        return [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]
+        labels = f"serving.knative.dev/service={service}" if service else ""
+        found = self._objects.list("pods", namespace, labels)
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def wait_for(self, condition: Callable[[], T], within: float, what: str) -> T:
-        """What `condition` returns once it is true; it may take its time, unlike `until`'s."""
-        deadline = time.monotonic() + within
+        """What `condition` returns once it is true; it may take its time, unlike `until`'s.
+
+        It fails after `PATIENCE` times `within` seconds: a bound is there to end, not to measure.
+        """
+        deadline = time.monotonic() + PATIENCE * within
         while not (found := condition()):
             if time.monotonic() > deadline:
-                pytest.fail(f"{what}: not within {within:.0f} s")
+                pytest.fail(f"{what}: not within {PATIENCE * within:.0f} s")
             time.sleep(PAUSE)
         return found
 
@@ -175,16 +181,16 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
         pytest.skip(problem)
     with _shown(pytestconfig):
         if not given:
-            _cluster("up")
+            testcluster("up")
         if ours:
-            _cluster("images")
+            testcluster("images")
     found = Cluster(Path(given) if given else settings.KUBECONFIG)
     try:
         yield found
     finally:
         found.close()
         if not given and not os.environ.get("KNAFKA_KEEP_CLUSTER"):
-            _cluster("down")
+            testcluster("down")
 
 
 @pytest.fixture
@@ -221,13 +227,16 @@ def cluster_kafka(
         loop.close()
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks for the mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Cluster tests come last: what they need may still be compiling (see .ci/run)."""
     items.sort(key=_needs_cluster)
-    first = next((item for item in items if _needs_cluster(item)), None)
-    if first is not None:
+    on_cluster = [item for item in items if _needs_cluster(item)]
+    for item in on_cluster:
+        item.add_marker(pytest.mark.cluster)
+    for item in on_cluster[:1]:
         # The first one's time is the cluster's start as well.
-        first.add_marker(pytest.mark.timeout(BRING_UP), append=False)
+        item.add_marker(pytest.mark.timeout(BRING_UP), append=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -244,7 +253,7 @@ def pytest_runtest_makereport(
 
 def _needs_cluster(item: pytest.Item) -> bool:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
-    return "cluster" in (*getattr(item, "fixturenames", ()), parameters.get("world"))
+    return item.path.is_relative_to(FOLDER) or parameters.get("world") == "cluster"
 
 
 def _shown(config: pytest.Config) -> Any:
@@ -252,7 +261,8 @@ def _shown(config: pytest.Config) -> Any:
     return config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled()
 
 
-def _cluster(command: str) -> None:
+def testcluster(command: str) -> None:
+    """Run `python -m testcluster COMMAND`; its progress is seen where output isn't captured."""
     tools = settings.ROOT / "tools"
     subprocess.run(
         [sys.executable, "-m", "testcluster", command],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.cluster import Cluster, Conflict, Document
 from knafka_operator.model.resources import CORE
 
 
@@ -72,6 +72,22 @@ class ClusterContract:
         stored = await tested.apply(_config_map(namespace, name, {"both": "3"}))
         assert stored["data"]["both"] == "3"
         assert "ours" not in stored["data"]
+        await tested.delete(CORE, "ConfigMap", namespace, name)
+
+    async def test_an_apply_to_a_version_that_has_changed_is_a_conflict(
+        self, tested: Cluster, namespace: str, name: str
+    ) -> None:
+        stored = await tested.apply(_config_map(namespace, name, {"a": "1"}))
+        version = stored["metadata"]["resourceVersion"]
+
+        def at_version(value: str) -> dict[str, Any]:
+            manifest = _config_map(namespace, name, {"a": value})
+            return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}}
+
+        await tested.apply(at_version("2"))
+        with pytest.raises(Conflict):
+            await tested.apply(at_version("3"))
+        assert (await _get(tested, stored))["data"] == {"a": "2"}
         await tested.delete(CORE, "ConfigMap", namespace, name)
 
     async def test_a_list_has_the_objects_with_these_labels(

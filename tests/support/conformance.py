@@ -29,9 +29,9 @@ KNOWN: Final = frozenset(line.id for line in LINES)
 _HEAD: Final = """\
 # Conformance
 
-What is asked of Brokers and Triggers, KafkaChannels and Subscriptions, and whether Knafka does it.
-Lines whose ids begin with KN are Knative's, CHN and DSP those of eventing-kafka
-([sources](reference/spec-index.md)). Written by
+What is asked of Brokers and Triggers, KafkaChannels and Subscriptions, and Sensors, and whether
+Knafka does it. Lines whose ids begin with KN are Knative's, CHN and DSP those of eventing-kafka,
+BUS those of Argo Events' EventBus on Kafka ([sources](reference/spec-index.md)). Written by
 `pytest -m conformance --conformance-report docs/conformance.md`, on a real cluster: don't edit it.
 
 Level: **M** must, **S** should, **y** may, **-** no specification's, but what upstream does. A line

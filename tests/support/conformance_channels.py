@@ -38,7 +38,8 @@ _SPECIFICATION: Final = (
         "KN-CHN-05",
         _M,
         "the server writes `spec.subscribers` and `status.subscribers`",
-        note="by Subscriptions; entries that others write are replaced, and not delivered",
+        note="by Subscriptions, or by Knative Eventing's controller (`KNAFKA_SUBSCRIPTIONS`); "
+        "entries that others write are delivered, too",
     ),
     Line("KN-CHN-06", _M, "any option of its `delivery` replaces all of the channel's"),
     Line("KN-CHN-07", _M, "labels, category and roles by which a kind is known as a channel's"),
@@ -240,8 +241,8 @@ _DISPATCHER: Final = (
         "DSP-12",
         _U,
         "ConfigMaps `config-tracing` and `config-observability`",
-        note="of the operator's namespace, for traces, read at the operator's start; metrics are "
-        "always on",
+        note="of the operator's namespace, for traces; a change reaches one Broker or Trigger a "
+        "second; metrics are always on",
     ),
     Line(
         "DSP-13",

@@ -4,7 +4,8 @@ Ids and levels are those of the project's digest of Knative's control-plane and 
 specifications and of the two upstream Brokers. Here is no judgement of ours but two: what is not
 offered, and what one should know of how a line is kept.
 
-Not here: the lines of channels (`conformance_channels`), which are added.
+Not here: the lines of channels (`conformance_channels`) and of Sensors (`conformance_sensors`),
+which are added.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Final
 
 from support.conformance_channels import CHANNEL_FAMILIES, CHANNEL_LINES
 from support.conformance_line import Level, Line
+from support.conformance_sensors import SENSOR_FAMILIES, SENSOR_LINES
 
 FAMILIES: Final = {
     "KN-BRK": "Broker",
@@ -22,6 +24,7 @@ FAMILIES: Final = {
     "KN-DLV": "Delivery",
     "KN-DP": "Data plane",
     **CHANNEL_FAMILIES,
+    **SENSOR_FAMILIES,
 }
 
 _M, _S, _Y, _U = Level.MUST, Level.SHOULD, Level.MAY, Level.UPSTREAM
@@ -63,7 +66,7 @@ LINES: Final = (
         "KN-BRK-17",
         _U,
         "its conditions are upstream's",
-        note="without `ConfigMapUpdated`, as no ConfigMap holds the contract, and without "
+        note="`ContractUpdated` for `ConfigMapUpdated`, as the contract is a topic; without "
         "`EventPoliciesReady`, as there are no event policies",
     ),
     Line("KN-BRK-18", _U, "reasons and messages say what to do", note="reasons are single words"),
@@ -145,4 +148,5 @@ LINES: Final = (
     Line("KN-DP-15", _S, "counts of what was accepted, refused, delivered", note="named knafka_…"),
     Line("KN-DP-16", _U, "spans of its own", note="where an installation has traces configured"),
     *CHANNEL_LINES,
+    *SENSOR_LINES,
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from knafka.core.event import Event
 from knafka_local.children import HOST, listen, port_of
-from knafka_local.console import local_document
+from knafka_local.console import snapshot_document
 from knafka_local.console.document import (
     Action,
     Chosen,
@@ -26,9 +26,14 @@ from knafka_local.console.server import ConsoleServer
 from knafka_local.console.source import Forbidden, NotFound, TriggerName
 from knafka_local.dead_letters import DeadLetter
 from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
+from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.resources import EVENTING, Trigger, parse_resource
 
 READY = ConditionRow("Ready", "True")
+
+
+COMMANDS = {"Show them": "knafka dead-letters show default/audit", "Report": "knafka report"}
 
 
 def trigger(name: str, broker: str = "shop", **spec: Any) -> Trigger:
@@ -43,6 +48,19 @@ def trigger(name: str, broker: str = "shop", **spec: Any) -> Trigger:
     )
     assert isinstance(found, Trigger)
     return found
+
+
+def subscription(name: str, channel: str = "orders") -> Trigger:
+    """A Subscription as it is declared, read as a Trigger."""
+    of = {"apiVersion": KAFKA_CHANNEL_VERSIONS[0], "kind": "KafkaChannel", "name": channel}
+    return CHANNELS.read_trigger(
+        {
+            "apiVersion": MESSAGING,
+            "kind": "Subscription",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"channel": of, "subscriber": {"uri": f"http://{name}.test/"}},
+        }
+    )
 
 
 def row(name: str, **values: Any) -> TriggerRow:
@@ -77,32 +95,35 @@ class MemorySource:
         self.replayed: list[tuple[str, tuple[EventName, ...]]] = []
         self.page: bytes | None = None
 
-    def set(self, name: str, **values: Any) -> None:
-        """Have a Trigger's row changed."""
-        at = next(i for i, each in enumerate(self.rows) if each.name == f"default/{name}")
+    def set(self, name: str, kind: str = "Trigger", **values: Any) -> None:
+        """Have a Trigger's or Subscription's row changed."""
+        who = kind, f"default/{name}"
+        at = next(i for i, each in enumerate(self.rows) if (each.kind, each.name) == who)
         self.rows[at] = replace(self.rows[at], **values)
 
     async def state(self) -> ConsoleState:
         self.asked += 1
         snapshot = Snapshot("127.0.0.1:9092", tuple(self.brokers), tuple(self.rows), self.problems)
-        return local_document.state(snapshot, self.triggers, "/work/.knafka", self.may)
+        return snapshot_document.state(snapshot, self.triggers, "/work/.knafka")
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        return local_document.details(self._find(trigger), (READY,), "shop.yaml, document 2")
+        found = self._find(trigger)
+        return snapshot_document.details(found, (READY,), "shop.yaml, document 2", self.may)
 
     async def failures(self, trigger: TriggerName) -> Failures:
         self._find(trigger)
         report = "report" if self.page else ""
-        return local_document.failures(self.letters, 200, str(trigger), report)
+        return snapshot_document.failures(self.letters, 200, COMMANDS, report)
 
     async def verdicts(self, event: Event) -> Sequence[Verdict]:
-        return local_document.verdicts(self.triggers, event)
+        asked = [each for each in self.triggers if each.kind == "Trigger"]
+        return snapshot_document.verdicts(asked, event)
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
         if Action.PAUSE not in self.may:
             raise Forbidden("you may not change Triggers")
         self._find(trigger)
-        self.set(trigger.name, paused=paused)
+        self.set(trigger.name, trigger.kind, paused=paused)
         return f"{trigger} {'is paused' if paused else 'goes on'}"
 
     async def replay(
@@ -119,9 +140,9 @@ class MemorySource:
 
     def _find(self, trigger: TriggerName) -> Trigger:
         for each in self.triggers:
-            if each.id == str(trigger):
+            if (each.kind, each.id) == (trigger.kind, trigger.id):
                 return each
-        raise NotFound(f"there is no Trigger {trigger}")
+        raise NotFound(f"there is no {trigger.kind} {trigger.id}")
 
 
 @contextmanager

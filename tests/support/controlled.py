@@ -11,11 +11,21 @@ from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.controller import Controller
 
 
+class AllKinds:
+    """Every kind that is asked for is there."""
+
+    def is_known(self, api_version: str, kind: str) -> bool:
+        return True
+
+    def forget(self, group: str) -> None: ...
+
+
 class MemoryApi:
     """What a controller asks beside `Cluster`, of a cluster in memory."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
+        self.kinds = AllKinds()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryRecord, MemoryWriter
+from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryWriter
+from knafka.clients.memory_records import MemoryRecord
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import DeliveryError, LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read, to_record
+from knafka.dispatcher.at_most_once import AtMostOnceDrain
 from knafka.dispatcher.drain import Drain, OpenReader
 from knafka.dispatcher.tracing import EgressTracing
 from knafka.ports.log import TopicMaker
@@ -226,7 +228,8 @@ class World:
     def drain(self, subscriber: ScriptedSubscriber | None = None) -> Drain:
         """A drain that has not begun, with this world's subscriber or one of its own."""
         loop = asyncio.get_running_loop()
-        return Drain(
+        make: Callable[..., Drain] = AtMostOnceDrain if self.egress.at_most_once else Drain
+        return make(
             self.egress,
             self.open_reader,
             MemoryWriter(self.log),

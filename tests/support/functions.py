@@ -18,11 +18,12 @@ from pathlib import Path
 from knafka.core.contract import Egress, Ingress
 from knafka.core.documents import dump
 from knafka.core.drain import DrainProgress, DrainRequest
-from knafka.settings import EGRESS, INGRESSES, LOG_LEVEL
+from knafka.core.sensor.contract import Sensor
+from knafka.settings import EGRESS, INGRESSES, LOG_LEVEL, SENSOR
 
 
 class FunctionProcess:
-    """One `python -m knafka.receiver` or `knafka.dispatcher`; an async context manager."""
+    """One `python -m knafka.receiver`, `.dispatcher` or `.sensor`; an async context manager."""
 
     def __init__(self, module: str, environment: Mapping[str, str], log: Path) -> None:
         self._module = module
@@ -105,6 +106,10 @@ def receiver(ingresses: Sequence[Ingress], log: Path) -> FunctionProcess:
 
 def dispatcher(egress: Egress, log: Path) -> FunctionProcess:
     return FunctionProcess("knafka.dispatcher", {EGRESS: json.dumps(dump(egress))}, log)
+
+
+def sensor(of: Sensor, log: Path) -> FunctionProcess:
+    return FunctionProcess("knafka.sensor", {SENSOR: json.dumps(dump(of))}, log)
 
 
 async def drain(function: FunctionProcess, request: DrainRequest) -> AsyncIterator[DrainProgress]:

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from support.scaling import NoSensors
+
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import Egress, Ingress, Receiver, Shard
@@ -16,17 +18,18 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
 from knafka.ports.log import Record, TopicDescription
 from knafka_local.cluster import LocalCluster
-from knafka_local.controller import ChannelsServed, Controller
+from knafka_local.controller import Controller
 from knafka_local.kept_names import KeptNames
 from knafka_local.manifests import Declared, Identity
 from knafka_local.observing import Observer
 from knafka_local.programs import Identity as ServiceIdentity
 from knafka_local.programs import Program, Programs
 from knafka_local.receiver_process import Answered
-from knafka_local.serving import LocalServing, ingresses_of
+from knafka_local.serving import LocalServing
 from knafka_local.snapshot import Snapshot
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Status
+from knafka_operator.model.family import BROKERS
 from knafka_operator.reconcile.receivers import entries
 
 URL: Final = "http://127.0.0.1:8080"
@@ -61,21 +64,7 @@ class NoPrograms(Programs):
 
 
 class NoReceiver:
-    """A receiver that only notes what it serves."""
-
-    def __init__(self) -> None:
-        self.ingresses: Sequence[Ingress] = ()
-
-    async def serve(self, ingresses: Sequence[Ingress]) -> bool:
-        self.ingresses = ingresses
-        return True
-
-    async def answers(self, path: str) -> bool:
-        return path in {each.path for each in self.ingresses}
-
-
-class NoChannelsReceiver:
-    """A receiver of KafkaChannels that has read all of its topic at once."""
+    """A receiver that has read all of its topic at once."""
 
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
@@ -86,6 +75,13 @@ class NoChannelsReceiver:
         if contract not in self.followed[-1:]:
             self.followed.append(contract)
         return True
+
+    async def serve_nothing(self) -> None: ...
+
+    @property
+    def ingresses(self) -> Sequence[Ingress]:
+        """What it serves, by path."""
+        return [each for _, each in sorted(entries(self._records()).items())]
 
     def _records(self) -> Sequence[Record]:
         if not self.followed:
@@ -100,7 +96,7 @@ class NoChannelsReceiver:
         return path in entries(self._records())
 
 
-class NoDrains:
+class NoDrains(NoSensors):
     """Drains that nobody opens: nothing is written here, so nothing waits."""
 
     async def hold(
@@ -126,8 +122,8 @@ class LocalWorld:
         self.cluster.connect("127.0.0.1:9092", names)
         self.cluster.adopts = adopt
         self.programs = NoPrograms()
-        self.receiver = NoReceiver()
-        self.channels_receiver = NoChannelsReceiver(log)
+        self.receiver = NoReceiver(log)
+        self.channels_receiver = NoReceiver(log)
         self.serving = LocalServing(
             self.cluster, self.programs, self.receiver, self.channels_receiver
         )
@@ -136,8 +132,7 @@ class LocalWorld:
         self.controller = Controller(
             self.cluster,
             NoDrains(),
-            self.serving.probe,
-            ChannelsServed(self.serving.probe_channel, self.serving.positions),
+            self.serving.served,
             self.said.append,
             self._connect,
             lambda configuration: MemoryWriter(log),
@@ -162,7 +157,7 @@ class LocalWorld:
         return found.get((namespace, name))
 
     def ingress(self, name: str = "shop", namespace: str = "default") -> Ingress | None:
-        found = {(each.namespace, each.broker): each for each in ingresses_of(self.cluster)}
+        found = {(each.namespace, each.broker): each for each in self.controller.ingresses(BROKERS)}
         return found.get((namespace, name))
 
     def status(self, kind: str, name: str, namespace: str = "default") -> Document:

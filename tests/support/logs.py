@@ -18,8 +18,8 @@ from confluent_kafka.cimpl import NewPartitions
 from support.kafka import transact
 
 from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka_member import KafkaMember
-from knafka.clients.kafka_membership import GroupProtocol
 from knafka.clients.kafka_offsets import KafkaOffsets
 from knafka.clients.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka_reader import KafkaReader

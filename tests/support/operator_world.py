@@ -19,15 +19,18 @@ from support.intercepted import Intercepted, Seen
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
-from knafka.core.contract import Egress, Shard
-from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
+from knafka.core.contract import Egress, Ingress, Shard
+from knafka.core.drain import DrainProgress, DrainRequest, Ended, Holding, ShardProgress
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.names import CONTRACTS
+from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import LogWriter, Reported
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
+from knafka_operator.reconcile.receivers import entries
 from knafka_operator.runtime.memory_cluster import MemoryServing
 
 SETTINGS: Final = Settings(namespace="knafka", image="knafka:latest")
@@ -40,7 +43,9 @@ class QuietDrains:
 
     def __init__(self) -> None:
         self.held = Counter[str]()
-        """Requests that are open, by Trigger or shard."""
+        """Requests that are open, by Trigger, shard or Sensor."""
+        self.holding: Holding | None = None
+        """What processes of Sensors say that they hold."""
 
     async def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
@@ -51,6 +56,18 @@ class QuietDrains:
             yield DrainProgress(ended=Ended.STOPPED)
         finally:
             self.held[trigger_id] -= 1
+
+    async def hold_sensor(
+        self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[DrainProgress]:
+        self.held[sensor_id] += 1
+        try:
+            if self.holding is not None:
+                yield DrainProgress(holding=self.holding)
+            await stop.wait()
+            yield DrainProgress(ended=Ended.STOPPED)
+        finally:
+            self.held[sensor_id] -= 1
 
     async def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
@@ -79,6 +96,10 @@ class OperatorWorld:
         self.drains = QuietDrains()
         self.probe_failure: NotReady | None = None
         """What every probe of a receiver ends with."""
+        self.behind: dict[str, int | None] = {}
+        """Replicas of receivers, and up to where they have read their contract."""
+        self.asked = 0
+        """How often replicas were asked for their position."""
         self._seen = seen
         self.operator = self._operator(SETTINGS)
         self.configure(*INSTALLATION, **{"bootstrap.servers": "kafka:9092"})
@@ -93,6 +114,7 @@ class OperatorWorld:
             probe=self._probe,
             wake=self._probe,
             open_writer=self._open_writer,
+            positions=self._positions,
         )
 
     def _connect(self, configuration: Mapping[str, Any]) -> Any:
@@ -122,6 +144,10 @@ class OperatorWorld:
         if when == "before" and (error := self.kafka_failures.get(call)) is not None:
             raise error
 
+    async def _positions(self, namespace: str, name: str) -> Mapping[str, int | None]:
+        self.asked += 1
+        return dict(self.behind)
+
     async def _probe(self, url: str) -> None:
         self._seen("before", "probe")
         await asyncio.sleep(0)
@@ -133,6 +159,14 @@ class OperatorWorld:
         """Another operator takes over, which knows what is stored and nothing else."""
         await self.operator.close()
         self.operator = self._operator(replace(SETTINGS, **settings))
+
+    def entries(self, named: str = "Brokers") -> Mapping[str, Ingress]:
+        """What receivers' contracts say, in topics whose names have this in them."""
+        topics = [each for each in self.log.topics if each.startswith(CONTRACTS) and named in each]
+        found: dict[str, Ingress] = {}
+        for each in topics:
+            found |= entries(self.log.topics[each][0])
+        return found
 
     def configure(self, namespace: str, name: str, **data: str) -> None:
         metadata = {"namespace": namespace, "name": name}

@@ -9,6 +9,7 @@ import random
 from datetime import UTC, datetime, timedelta
 
 from knafka.core.delivery import Reason
+from knafka_jobs.fingerprint import fingerprint
 from knafka_jobs.report.document import (
     Bucket,
     Change,
@@ -53,6 +54,7 @@ def sample_group(index: int = 0, **changed: object) -> Group:
     reason = list(Reason)[(index * 5 + index // 8) % len(Reason)]
     status = chance.choice((500, 502, 503, 429)) if reason is Reason.STATUS else None
     subscriber = f"http://{name}.shop.svc.cluster.local/events"
+    summary = fingerprint(_ERRORS[reason])
     events = max(1, int(chance.paretovariate(0.6)) % 5000)
     kind = chance.choice(list(ChangeKind))
     unresolved = 0 if kind is ChangeKind.RESOLVED else chance.randint(1, events)
@@ -66,13 +68,14 @@ def sample_group(index: int = 0, **changed: object) -> Group:
         start = datetime.fromtimestamp(moment.timestamp() // STEP * STEP, UTC)
         counts[start] = counts.get(start, 0) + -(-events // len(failed))
     group = Group(
-        id=group_id("shop", "default", trigger, subscriber, reason, status),
+        id=group_id("shop", "default", trigger, subscriber, reason, status, summary),
         namespace="shop",
         broker="default",
         trigger=trigger,
         subscriber=subscriber,
         reason=reason,
         status=status,
+        summary=summary,
         events=events,
         failures=sum(counts.values()),
         unresolved=unresolved,
@@ -97,7 +100,7 @@ def sample_group(index: int = 0, **changed: object) -> Group:
             resolved=events if kind is ChangeKind.RESOLVED else 0,
             failed_again=-(-unresolved // 5) if kind is ChangeKind.FAILED_AGAIN else 0,
         ),
-        replay_command=replay_command("shop", "default", trigger, reason, status),
+        replay_command=replay_command("shop", "default", trigger, reason, status, summary),
     )
     return group.model_copy(update=changed)
 

@@ -11,6 +11,7 @@ import pytest
 
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, Settled, ShardProgress
+from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import Lag, Positions
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.scaler import Scaler
@@ -141,6 +142,15 @@ class FakeShardDrain:
         return ShardProgress(
             contract=self.contract, egresses=egresses, ended=ended, error=error, settled=settled
         )
+
+
+class NoSensors:
+    """What no test here asks for."""
+
+    def hold_sensor(
+        self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
+    ) -> AsyncIterator[DrainProgress]:
+        raise NotImplementedError
 
 
 class FakeDrains:

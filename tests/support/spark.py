@@ -44,6 +44,9 @@ def spark(spark_environment: dict[str, str]) -> Iterator[SparkSession]:
         # Compiling code for each query takes longer than running it over some rows.
         started.conf.set("spark.sql.codegen.wholeStage", "false")
         started.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        # Rows that a test lists are pickled already: Python workers would do it once more, each
+        # time that a query reads them.
+        patch.setattr("pyspark.core.rdd.RDD._pickled", lambda rdd: rdd)
         yield started
         started.stop()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from knafka_local.children import free_port
 
 KNAFKA = Path(sys.executable).with_name("knafka")
-WITHIN = 60.0
+WITHIN = 180.0
 """Seconds for anything to happen on a busy machine."""
 
 
@@ -25,13 +25,11 @@ class Up:
         self.data = data
         self._log = data.with_suffix(".out")
         arguments = ["-f", manifests, "--data", data, "--port", free_port(), "--plain", *options]
-        began = time.monotonic()
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [KNAFKA, "up", *map(str, arguments)], stdout=log, stderr=subprocess.STDOUT
             )
         self.wait_for("up after")
-        self.seconds_to_start = time.monotonic() - began
 
     @property
     def output(self) -> str:

@@ -299,7 +299,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.conformance("KN-TRG-05", "KN-TRG-09", "KN-TRG-10", "KN-TRG-13", "KN-DLV-06")
+@pytest.mark.conformance("KN-TRG-05", "KN-TRG-09", "KN-TRG-10", "KN-TRG-13", "KN-DLV-06", "BUS-30")
 @pytest.mark.parametrize(("document", "told"), REFUSED)
 def test_what_is_wrong_is_told_as_upstream_tells_it(document: dict[str, Any], told: str) -> None:
     """KN-TRG-05, KN-TRG-09, KN-TRG-10, KN-TRG-13, KN-DLV-06."""

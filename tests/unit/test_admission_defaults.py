@@ -171,7 +171,7 @@ async def filled_in_by_webhook(
     """A Broker of the namespace `shop` as it is stored; how often the cluster was asked."""
     missing: Any = None
     settings = Settings(namespace="knafka", image="knafka", default_class=default_class)
-    brokers = Brokers(settings, missing, missing, missing, missing, missing, missing)
+    brokers = Brokers(settings, *[missing] * 7)
     cluster = MemoryCluster()
     if defaults is not None:
         cluster.put(defaults)

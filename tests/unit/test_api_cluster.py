@@ -262,3 +262,21 @@ async def test_a_namespace_whose_requests_hang_leaves_threads_for_the_others(
         answers.set()
     assert await asyncio.gather(*stuck) == [None] * len(stuck)
     assert len(cluster._turns) <= 1  # nothing is kept of namespaces
+
+
+async def test_a_job_is_there_until_its_pods_have_ended(served: Served) -> None:
+    """By itself Kubernetes would delete the Job, and leave its pods to run on."""
+    asked: list[str] = []
+
+    class Client(kubernetes.client.ApiClient):
+        def call_api(self, *arguments: Any, **named: Any) -> Any:
+            asked.append(f"{arguments} {named}")
+            return super().call_api(*arguments, **named)
+
+    client = Client(served[1].configuration)
+    served[0].kinds["batch/v1"] = {"Job": "jobs"}
+    await ApiCluster(client).delete("batch/v1", "Job", "shop", "kept-1")
+    await ApiCluster(client).delete(EVENTING, "Broker", "shop", "default")
+    job, broker = (each for each in asked if "'delete'" in each.lower())
+    assert "propagationPolicy=Foreground" in job
+    assert "propagationPolicy" not in broker

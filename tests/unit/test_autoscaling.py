@@ -8,7 +8,7 @@ import pytest
 from support.scaling import SCALING
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide.scaling import Scale, decide
+from knafka_operator.decide.scaling import Cause, Scale, decide, expected, keeping_offsets
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import AUTOSCALING
 
@@ -65,6 +65,31 @@ def test_a_decision_comes_with_its_reason(
 ) -> None:
     """CHN-28: never more drains than partitions."""
     assert decide(lag, partitions, autoscaling, held) == scale
+
+
+@pytest.mark.parametrize(
+    ("lag", "autoscaling", "cause", "shared"),
+    [
+        (0, SCALING, Cause.NO_LAG, Cause.NO_LAG),
+        (5, SCALING, Cause.LAG, Cause.LAG),
+        (500, SCALING, Cause.PARTITIONS, Cause.LAG),
+        (300, Autoscaling(max_scale=2), Cause.MAX_SCALE, Cause.LAG),
+        (0, Autoscaling(min_scale=2), Cause.MIN_SCALE, Cause.MIN_SCALE),
+        (5, Autoscaling(paused=True), Cause.PAUSED, Cause.PAUSED),
+        (5, Autoscaling(activation_lag_threshold=5), Cause.ACTIVATION, Cause.ACTIVATION),
+    ],
+)
+def test_a_decision_names_what_it_went_by_for_metrics(
+    lag: int, autoscaling: Autoscaling, cause: Cause, shared: Cause
+) -> None:
+    assert decide(lag, 4, autoscaling, 0).cause is cause
+    assert decide(lag, 4, autoscaling, 0, shared=True).cause is shared
+
+
+def test_what_lag_did_not_ask_for_has_a_cause_of_its_own() -> None:
+    nothing = decide(0, 4, SCALING, 0)
+    assert keeping_offsets(nothing, 4, shared=False).cause is Cause.KEEPING_OFFSETS
+    assert expected(shared=True).cause is Cause.PREWARM
 
 
 def annotated(**values: str) -> Mapping[str, str]:

@@ -45,6 +45,18 @@ def test_a_ratio_is_the_median_of_the_ratios_of_neighbours(results: Any) -> None
     assert results.to_floor("64 connections", "per_s") == 0.5
 
 
+def test_a_ratio_has_an_error_that_shrinks_with_the_number_of_pairs(results: Any) -> None:
+    """Ratios of 1.2, 1.5 and 1.1: their median deviation from 1.2 is 0.1."""
+    few = results.error_to("floor", "64 connections", "cpu_us")
+    assert few == pytest.approx(1.2533 * 0.14826 / 3**0.5, rel=1e-3)
+    for _ in range(3):
+        for ours, floor in ((24.0, 20.0), (60.0, 40.0), (22.0, 20.0)):
+            results.add("64 connections", "ours", cpu_us=ours)
+            results.add("64 connections", "floor", cpu_us=floor)
+    assert results.error_to("floor", "64 connections", "cpu_us") == pytest.approx(few / 2)
+    assert results.error_to("before", "64 connections", "cpu_us") is None
+
+
 def test_what_was_not_measured_has_no_ratio_and_no_verdict(results: Any) -> None:
     assert results.to_floor("64 connections", "p99_ms") is None
     assert results.to_floor("nothing", "cpu_us") is None

@@ -46,7 +46,11 @@ class Api:
         return copy.deepcopy(self.objects.get((api_version, kind, namespace, name)))
 
     async def list(
-        self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
+        self,
+        api_version: str,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        namespace: str | None = None,
     ) -> list[Document]:
         return []
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from knafka.clients import kafka_membership, kafka_producer
-from knafka.clients.kafka_membership import GroupProtocol, Membership
+from knafka.clients import kafka_group_consumer, kafka_producer
+from knafka.clients.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka_membership import Membership
 from knafka.clients.kafka_producer import ReplaceableProducer
 from knafka.clients.kafka_writer import KafkaWriter
 
@@ -36,7 +37,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
         return clients[-1]
 
     monkeypatch.setattr(kafka_producer, "open_client", open_client)
-    monkeypatch.setattr(kafka_membership, "open_client", open_client)
+    monkeypatch.setattr(kafka_group_consumer, "open_client", open_client)
     return clients
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import yaml
-from support.console import letter, row, trigger
+from support.console import letter, row, subscription, trigger
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
@@ -15,16 +15,20 @@ from knafka.core import json_format
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
+from knafka.core.documents import parse
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.core.names import replay_topic
-from knafka_local.console import local_document
+from knafka_local.console import snapshot_document
+from knafka_local.console.dead_letter_topics import DeadLetterTopics
 from knafka_local.console.document import Action, EventName, Health
 from knafka_local.console.local import REPORT, LocalSource
 from knafka_local.console.source import NotFound, TriggerName
 from knafka_local.installation import State
 from knafka_local.manifests import Declared, Manifests
 from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
+from knafka_operator.decide import desired
+from knafka_operator.model.resources import Destination
 
 OPEN = ConditionRow("Delivering", "False", "SubscriberUnavailable", "refused", "Warning")
 ORDER = json_format.read(b'{"specversion":"1.0","id":"1","source":"/shop","type":"order"}')
@@ -41,13 +45,26 @@ spec:  # as it is
     - cesql: subject = 'x'
   delivery: {retry: 3}
   subscriber: {uri: "http://mail.test/"}
+---
+apiVersion: messaging.knative.dev/v1
+kind: Subscription
+metadata:
+  name: mail
+spec:  # of a channel
+  channel: {apiVersion: messaging.knative.dev/v1, kind: KafkaChannel, name: orders}
+  subscriber: {uri: "http://posted.test/"}
+  reply: {uri: "http://answers.test/"}
 """
 EGRESS = Egress(
     namespace="default", broker="shop", trigger="mail", topic="t", group="g",
     dead_letter_topic="dead", kafka=Kafka(bootstrap_servers="k:1"),
     subscriber=Sink(url="http://mail.test/"),
 )  # fmt: skip
+SUBSCRIBED = EGRESS.model_copy(
+    update={"broker": "orders", "kind": "Subscription", "dead_letter_topic": "dead-mail"}
+)
 REPLAYS = replay_topic("default", "shop", "mail")
+SUBSCRIPTION = TriggerName("default", "mail", "Subscription")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +82,7 @@ def test_a_triggers_health_is_the_worst_that_applies(
     values: dict[str, object], health: Health
 ) -> None:
     """KN-DP-05: that its circuit is open is a health of its own."""
-    found, why = local_document.health_of(row("mail", **values))
+    found, why = snapshot_document.health_of(row("mail", **values))
     assert found is health
     assert why, "each comes with words"
 
@@ -78,8 +95,7 @@ def test_the_state_joins_what_is_observed_with_what_is_declared() -> None:
         ("a file is broken",),
     )
     mail = trigger("mail", filters=[{"exact": {"type": "order"}}])
-    found = local_document.state(snapshot, [mail], "/data", [Action.PAUSE])
-    assert found.may == (Action.PAUSE,)
+    found = snapshot_document.state(snapshot, [mail], "/data")
     assert found.problems == ("a file is broken",)
     (broker,) = found.brokers
     assert (broker.namespace, broker.name, broker.accepted, broker.rejected) == (
@@ -91,19 +107,55 @@ def test_the_state_joins_what_is_observed_with_what_is_declared() -> None:
     assert (second.filters, second.broker) == ("", "shop"), "it isn't declared any more"
 
 
+def test_channels_and_subscriptions_are_beside_brokers_and_triggers_of_their_names() -> None:
+    """KN-CHN-01: two kinds may share a name; neither is taken for the other."""
+    snapshot = Snapshot(
+        "k:1",
+        (
+            BrokerRow("default/shop", "http://h/default/shop", 5),
+            BrokerRow("default/shop", "http://c/default/shop", 2, kind="KafkaChannel"),
+        ),
+        (
+            row("mail", lag=1),
+            replace(row("mail", lag=7, delivered=2), kind="Subscription"),
+        ),
+    )
+    declared = [trigger("mail", filters=[{"exact": {"type": "order"}}]), subscription("mail")]
+    found = snapshot_document.state(snapshot, declared, "/data")
+    assert [(each.kind, each.url) for each in found.brokers] == [
+        ("Broker", "http://h/default/shop"),
+        ("KafkaChannel", "http://c/default/shop"),
+    ]
+    of_broker, of_channel = found.triggers
+    assert (of_broker.kind, of_broker.lag, of_broker.filters) == ("Trigger", 1, "type=order")
+    assert (of_channel.kind, of_channel.lag, of_channel.filters) == ("Subscription", 7, "")
+    assert of_channel.subscriber == "http://mail.test/"
+
+
+def test_a_subscription_says_its_order_and_where_replies_go() -> None:
+    """KN-CHN-11: a Subscription is `ordered` unless it says otherwise. KN-SUB-02: without a reply
+    address, replies are discarded."""
+    found = snapshot_document.details(subscription("mail"), (), "", (Action.PAUSE,))
+    assert (found.order, found.reply, found.filters) == ("ordered", "", "")
+    assert found.may == (Action.PAUSE,)
+    reply = parse(Destination, {"uri": "http://answers.test/"})
+    found = snapshot_document.details(subscription("mail"), (), "", (), reply)
+    assert found.reply == "http://answers.test/"
+
+
 def test_filters_are_shown_as_they_are_written() -> None:
     wanted = [{"exact": {"type": "order"}}, {"not": {"cesql": "subject = 'x'"}}]
-    found = local_document.details(trigger("mail", filters=wanted), (), "shop.yaml")
+    found = snapshot_document.details(trigger("mail", filters=wanted), (), "shop.yaml")
     assert yaml.safe_load(found.filters) == {"filters": wanted}
-    old = local_document.details(trigger("mail", filter={"attributes": {"type": "a"}}), (), "")
+    old = snapshot_document.details(trigger("mail", filter={"attributes": {"type": "a"}}), (), "")
     assert yaml.safe_load(old.filters) == {"filter": {"attributes": {"type": "a"}}}
-    assert local_document.details(trigger("mail"), (), "").filters == ""
+    assert snapshot_document.details(trigger("mail"), (), "").filters == ""
 
 
 def test_who_gets_an_event_is_said_with_the_clause_that_refuses_it() -> None:
     mail = trigger("mail", filters=[{"exact": {"type": "order"}}])
     stock = trigger("stock", filters=[{"prefix": {"type": "re"}}])
-    yes, no = local_document.verdicts([mail, stock], ORDER)
+    yes, no = snapshot_document.verdicts([mail, stock], ORDER)
     assert (yes.gets_it, yes.why_not) == (True, ())
     assert not no.gets_it
     (clause,) = no.why_not
@@ -113,14 +165,14 @@ def test_who_gets_an_event_is_said_with_the_clause_that_refuses_it() -> None:
 
 def test_failures_are_the_newest_first_and_counted_by_reason_unless_sent_again() -> None:
     letters = [letter(1), letter(2, code="500"), letter(3), letter(4, replayed="2026-02-01")]
-    found = local_document.failures(letters, 4, "default/mail", "")
+    found = snapshot_document.failures(letters, 4, {})
     assert [each.id for each in found.last] == ["order-4", "order-3", "order-2", "order-1"]
     assert [(each.reason, each.count) for each in found.reasons] == [
         ("status 400", 2),
         ("status 500", 1),
     ]
     assert not found.is_all, "as many as were asked for: there may be more"
-    assert local_document.failures(letters, 5, "default/mail", "").is_all
+    assert snapshot_document.failures(letters, 5, {}).is_all
 
 
 @dataclass
@@ -135,10 +187,14 @@ class FakeUp:
 
     @property
     def state(self) -> State:
-        return State(pid=1, url="", bootstrap_servers="k:1", egresses=(EGRESS,))
+        return State(pid=1, url="", bootstrap_servers="k:1", egresses=(EGRESS, SUBSCRIBED))
 
     def snapshot(self) -> Snapshot:
-        return Snapshot("k:1", (BrokerRow("default/shop"),), (row("mail"),))
+        return Snapshot(
+            "k:1",
+            (BrokerRow("default/shop"), BrokerRow("default/orders", kind="KafkaChannel")),
+            (row("mail"), replace(row("mail"), kind="Subscription", conditions=(OPEN,))),
+        )
 
 
 @pytest.fixture
@@ -150,20 +206,19 @@ def memory() -> MemoryLog:
 def local(tmp_path: Path, memory: MemoryLog) -> LocalSource:
     file = tmp_path / "shop.yaml"
     file.write_text(MANIFEST)
-    return LocalSource(
-        FakeUp(file), tmp_path, lambda _: MemoryAdmin(memory), lambda _: MemoryWriter(memory)
-    )
+    letters = DeadLetterTopics(lambda _: MemoryAdmin(memory), lambda _: MemoryWriter(memory))
+    return LocalSource(FakeUp(file), tmp_path, letters)
 
 
-def fail(memory: MemoryLog, id_: str, source: str = "/shop") -> None:
+def fail(memory: MemoryLog, id_: str, source: str = "/shop", topic: str = "dead") -> None:
     """Have an event become a dead letter."""
-    memory.create("dead")
+    memory.create(topic)
     draft = to_record(Event({**ORDER.attributes, "id": id_, "source": source}, b"{}"))
     failure = Failure("http://mail.test/", Reason.STATUS, 1, 0.0, 0.0, 400, b"no")
     headers, value = dead_letter_of(
         draft.headers, draft.value, failure, Origin("default", "shop", "mail", "t", 0, 1)
     )
-    memory.store("dead", draft.key, value, headers)
+    memory.store(topic, draft.key, value, headers)
 
 
 async def test_pausing_writes_the_annotation_into_the_file_and_nothing_else(
@@ -187,8 +242,38 @@ async def test_a_local_trigger_says_where_it_is_declared(
     assert "cesql" in found.filters
     assert yaml.safe_load(found.delivery) == {"delivery": {"retry": 3}}
     assert [each.type for each in found.conditions] == ["Ready"]
-    (state,) = (await local.state()).triggers
+    state, _ = (await local.state()).triggers
     assert state.subscriber == "http://mail.test/"
+
+
+async def test_a_subscription_is_opened_and_paused_and_its_trigger_of_that_name_is_not(
+    local: LocalSource, tmp_path: Path
+) -> None:
+    found = await local.details(SUBSCRIPTION)
+    assert (found.reply, found.order) == ("http://answers.test/", "ordered")
+    assert [each.type for each in found.conditions] == ["Delivering"]
+    assert found.may == tuple(Action), "its user may do all"
+    _, state = (await local.state()).triggers
+    assert (state.kind, state.subscriber) == ("Subscription", "http://posted.test/")
+
+    await local.pause(SUBSCRIPTION, paused=True)
+    first, second = (tmp_path / "shop.yaml").read_text().split("---")
+    assert "paused" not in first
+    assert 'knafka.dev/paused: "true"' in second
+
+
+async def test_a_subscriptions_dead_letters_are_sent_again_where_its_dispatcher_looks(
+    local: LocalSource, memory: MemoryLog
+) -> None:
+    """CHN-32: its replay topic has its channel's name in it, as the operator knows it."""
+    fail(memory, "1", topic="dead-mail")
+    wanted = [EventName(id="1", source="/shop")]
+    assert (await local.replay(SUBSCRIPTION, wanted, dry_run=False)).replay
+    topic = desired.replay_topic(SUBSCRIBED)
+    assert sum(map(len, memory.topics[topic])) == 1
+    (found,) = (await local.failures(SUBSCRIPTION)).last
+    assert found.replayed
+    assert (await local.failures(MAIL)).last == ()
 
 
 async def test_only_the_event_of_that_source_is_sent_again(

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from support.console import MemorySource, letter, row, trigger
+from support.console import MemorySource, letter, row, subscription, trigger
 from support.waiting import until
 from typer.testing import CliRunner
 
@@ -75,7 +76,10 @@ def test_the_server_and_its_page_know_nothing_of_where_the_data_is_from() -> Non
     ours = {each for each in loaded if each.startswith(("knafka_local.", "knafka_operator"))}
     assert ours == {
         "knafka_local.console",
-        *(f"knafka_local.console.{each}" for each in ("document", "page", "server", "source")),
+        *(
+            f"knafka_local.console.{each}"
+            for each in ("document", "page", "server", "sign_in", "source")
+        ),
     }
     assert not {"watchfiles", "typer", "confluent_kafka", "kopf"} & set(loaded)
 
@@ -170,6 +174,30 @@ async def test_a_trigger_is_paused_and_goes_on(source: MemorySource) -> None:
             assert source.rows[0].paused is paused
 
 
+async def test_a_subscription_is_asked_for_and_changed_by_its_own_address() -> None:
+    source = MemorySource(
+        [trigger("mail"), subscription("mail")],
+        [row("mail"), replace(row("mail", broker="orders"), kind="Subscription")],
+    )
+    path = "/api/subscriptions/default/mail"
+    asked = {"namespace": "default", "name": "mail", "events": [{"id": "1", "source": "/shop"}]}
+    async with client(source) as session:
+        async with session.get(path) as response:
+            assert (await response.json())["order"] == "ordered"
+        async with session.post(f"{path}/pause", headers=MARKED) as response:
+            assert "Subscription default/mail" in (await response.json())["done"]
+        assert [each.paused for each in source.rows] == [False, True]
+        of = {**asked, "kind": "Subscription"}
+        async with session.post("/api/replay", json=of, headers=MARKED) as response:
+            assert response.status == 200
+        assert source.replayed[0][0] == "Subscription default/mail"
+        async with session.get("/api/brokers/default/shop") as response:
+            assert response.status == 404
+        of = {**asked, "kind": "Broker"}
+        async with session.post("/api/replay", json=of, headers=MARKED) as response:
+            assert response.status == 400
+
+
 async def test_dead_letters_are_shown_and_sent_again(source: MemorySource) -> None:
     source.letters = [letter(1)]
     asked = {"namespace": "default", "name": "mail", "events": [{"id": "1", "source": "/shop"}]}
@@ -192,7 +220,7 @@ async def test_what_is_not_there_and_what_is_not_allowed_say_so(source: MemorySo
             assert await error(response) == (404, "there is no Trigger default/nobody")
         async with session.post("/api/triggers/default/mail/pause", headers=MARKED) as response:
             assert await error(response) == (403, "you may not change Triggers")
-        async with session.get("/api/state") as response:
+        async with session.get("/api/triggers/default/mail") as response:
             assert (await response.json())["may"] == ["replay"]
         async with session.get("/elsewhere") as response:
             assert response.status == 404

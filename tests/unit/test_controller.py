@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import kubernetes
@@ -17,16 +18,19 @@ from support.api_server import ApiServer, api_server
 from support.operator_world import SETTINGS
 
 from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription
+from knafka_operator.decide.tracing import carried
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, SERVING
+from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, FINALIZER, SERVING
+from knafka_operator.model.tracing import FunctionTracing
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
-from knafka_operator.runtime.controller import FINALIZER, TRIGGERS, Controller
+from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.selections import TRIGGERS
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +57,14 @@ class World:
         """Questions that a Kafka which is away was asked."""
         self.api = ApiCluster(client)
         cluster = CachedCluster(self.api)
-        self.operator = Operator(SETTINGS, cluster, self._connect, probe=_answers)
+        settings = replace(SETTINGS, tracing=FunctionTracing())
+        self.operator = Operator(
+            settings,
+            cluster,
+            self._connect,
+            probe=_answers,
+            open_writer=lambda _: MemoryWriter(self.log),
+        )
         self.controller = Controller(self.operator, cluster, self.api)
         server.put(
             CORE, "ConfigMap", "knafka", SETTINGS.config, data={"bootstrap.servers": "kafka:9092"}
@@ -186,6 +197,29 @@ async def test_a_config_map_that_changes_is_seen_within_a_second(ready: World) -
     data = {"bootstrap.servers": "kafka:9092", "default.topic.partitions": "no number"}
     ready.server.put(CORE, "ConfigMap", "knafka", SETTINGS.config, data=data)
     await until(lambda: ready.condition("Broker", "default", "ConfigParsed")[0] == "False", WITHIN)
+
+
+async def test_a_change_of_tracing_reaches_functions_that_are_there(ready: World) -> None:
+    """DSP-12; with an Event on the ConfigMap, also where it can't be used."""
+
+    def traces(name: str) -> str | None:
+        found = ready.server.found(SERVING, "Service", "shop", name)
+        assert found is not None
+        return dict(carried(found)).get("OTEL_TRACES_EXPORTER")
+
+    def configure(**data: str) -> None:
+        ready.server.put(CORE, "ConfigMap", "knafka", "config-tracing", data=data)
+
+    services = ("default-kn-receiver", "mail-kn-dispatcher")
+    assert [traces(each) for each in services] == [None, None]
+    configure(backend="zipkin")
+    await until(lambda: [traces(each) for each in services] == ["zipkin", "zipkin"])
+    await until(lambda: "ConfigMap TracingChanged" in ready.events())
+    configure(backend="stackdriver")
+    await until(lambda: "ConfigMap InvalidTracing" in ready.events())
+    assert [traces(each) for each in services] == ["zipkin", "zipkin"]
+    ready.server.remove(CORE, "ConfigMap", "knafka", "config-tracing")
+    await until(lambda: [traces(each) for each in services] == [None, None])
 
 
 async def test_a_secret_that_comes_and_changes_is_seen_within_a_second(ready: World) -> None:

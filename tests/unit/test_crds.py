@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from knafka.core.documents import Model
+from knafka_operator.model.archives import ArchiveSpec
 from knafka_operator.model.channels import (
     KAFKA_CHANNEL_VERSIONS,
     PARTITIONS,
@@ -18,6 +19,7 @@ from knafka_operator.model.channels import (
     SubscriptionSpec,
 )
 from knafka_operator.model.resources import BrokerSpec, TriggerSpec
+from knafka_operator.model.sensors import SensorSpec
 
 CRDS = Path(__file__).parents[2] / "crds"
 ADDRESS = {"name", "url", "CACerts", "audience"}
@@ -28,7 +30,9 @@ MESSAGING = ("kafkachannel", "subscription")
 
 
 def crd(kind: str) -> dict[str, Any]:
-    folder = CRDS / "messaging" if kind in MESSAGING else CRDS
+    own = {"sensor": CRDS / "sensors", "deadletterarchive": CRDS / "dead-letters"}
+    folders = {**own, **dict.fromkeys(MESSAGING, CRDS / "messaging")}
+    folder = folders.get(kind, CRDS)
     document = yaml.safe_load((folder / f"{kind}.yaml").read_text())
     assert isinstance(document, dict)
     return document
@@ -95,8 +99,10 @@ def drift(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iter
         ("trigger", TriggerSpec),
         ("kafkachannel", KafkaChannelSpec),
         ("subscription", SubscriptionSpec),
+        ("sensor", SensorSpec),
+        ("deadletterarchive", ArchiveSpec),
     ],
-    ids=[*EVENTING, *MESSAGING],
+    ids=[*EVENTING, *MESSAGING, "sensor", "archive"],
 )
 def test_the_schema_has_the_fields_that_we_read_and_no_other(kind: str, model: type[Model]) -> None:
     assert list(drift(read(model), schema(kind)["spec"], "spec")) == []
@@ -293,7 +299,11 @@ def test_what_the_schema_fills_in_is_what_we_take_for_it() -> None:
     assert found == {"numPartitions": PARTITIONS, "replicationFactor": REPLICATION}
 
 
-@pytest.mark.parametrize("folder", [CRDS, CRDS / "messaging"], ids=["eventing", "messaging"])
+@pytest.mark.parametrize(
+    "folder",
+    [CRDS, CRDS / "messaging", CRDS / "sensors", CRDS / "dead-letters"],
+    ids=["eventing", "messaging", "sensors", "dead letters"],
+)
 def test_kustomize_takes_every_crd(folder: Path) -> None:
     """Channels are asked for by themselves."""
     listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]

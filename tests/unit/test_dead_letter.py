@@ -1,11 +1,22 @@
 """Dead letters: the event stays as it is, and its story is added."""
 
 import base64
+from dataclasses import replace
 
 import pytest
 
-from knafka.core.dead_letter import REPLAY, Failure, Origin, dead_letter_of, restored
-from knafka.core.delivery import Reason
+from knafka.core.dead_letter import (
+    LOGGED_ATTEMPTS,
+    REPLAY,
+    Attempt,
+    Failure,
+    Origin,
+    attempt_log,
+    dead_letter_of,
+    logged_attempts,
+    restored,
+)
+from knafka.core.delivery import Outcome, Reason
 from knafka.core.kafka_binding import RecordHeaders, read
 
 ORIGIN = Origin("shop", "default", "orders", "knative-broker-shop-default", 3, 42)
@@ -142,3 +153,26 @@ def test_a_restored_event_has_none_of_its_subscribers_extensions() -> None:
     headers, _ = dead_letter_of(own, b"data", failure, Origin("n", "b", "t", "topic", 0, 0))
     assert ("ce_team", b"blue") in headers
     assert restored(headers, "r/f") == [*own, (REPLAY, b"r/f")]
+
+
+def test_the_last_attempts_are_told_one_by_one_and_what_they_take_is_bounded() -> None:
+    """Beside their number, which counts all of them."""
+    attempts = [Attempt(1.5 * number, Outcome(500 + number)) for number in range(12)]
+    attempts.append(Attempt(60, Outcome(failure=Reason.TIMEOUT)))
+    why = replace(failure(), attempts=13, log=attempts)
+    headers = letter_of(HEADERS, why, ORIGIN)
+    attributes = read(headers, b"data").attributes
+    told = logged_attempts(attributes["knafkaattemptlog"])
+    assert len(told) == LOGGED_ATTEMPTS
+    assert told[0] == ("1970-01-01T00:00:04.500Z", "503")
+    assert told[-1] == ("1970-01-01T00:01:00.000Z", "timeout")
+    assert attributes["knafkaattempts"] == "13"
+    assert restored([(name, raw or b"") for name, raw in headers], "r/1")[:-1] == HEADERS
+    longest = [Attempt(0, Outcome(503, each)) for each in Reason for _ in range(LOGGED_ATTEMPTS)]
+    texts = [attempt_log(longest[at : at + 10]) for at in range(0, len(longest), 10)]
+    assert max(map(len, texts)) < 500
+
+
+def test_a_dead_letter_from_before_attempts_were_told_has_none() -> None:
+    assert "ce_knafkaattemptlog" not in dict(letter_of(HEADERS, failure(), ORIGIN))
+    assert logged_attempts("") == []

@@ -21,6 +21,7 @@ from knafka.core.contract import (
 )
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import desired
+from knafka_operator.decide.dead_letter_topics import RETENTION_ANNOTATION, STORY_BYTES
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.model.resources import (
     DELIVERY_ORDER,
@@ -336,19 +337,60 @@ def settings_of(topic: Topic) -> TopicSettings:
     return egress.dead_letter_settings
 
 
-def test_a_dead_letter_topic_neither_compacts_nor_expires() -> None:
+def test_a_dead_letter_topic_is_bounded_in_time_alone_and_never_compacted() -> None:
     """Trap 9: an event without data is a tombstone to compaction."""
     declared = {"cleanup.policy": "compact,delete", "retention.ms": "60000", "retention.bytes": "1"}
     config = settings_of(Topic("t", 6, 2, {**declared, "min.insync.replicas": "2"})).config
     assert (config.pop("max.message.bytes"), config) == (
-        str(MAX_RECORD_BYTES + desired.STORY_BYTES),
+        str(MAX_RECORD_BYTES + STORY_BYTES),
         {
             "cleanup.policy": "delete",
-            "retention.ms": "-1",
+            "retention.ms": "2592000000",
             "retention.bytes": "-1",
             "min.insync.replicas": "2",
         },
     )
+
+
+@pytest.mark.parametrize(
+    ("of_trigger", "of_broker", "configured", "kept"),
+    [
+        ("P90D", "P60D", "P10D", 90 * 86_400_000),
+        (None, "P60D", "P10D", 60 * 86_400_000),
+        (None, None, "P10D", 10 * 86_400_000),
+        (None, None, None, 30 * 86_400_000),
+        ("forever", "P60D", "P10D", -1),
+        (None, None, "forever", -1),
+        ("PT90M", None, None, 5_400_000),
+    ],
+)
+def test_dead_letters_are_kept_as_long_as_the_nearest_says(
+    of_trigger: str | None, of_broker: str | None, configured: str | None, kept: int
+) -> None:
+    declared = config(**({"dead_letter_topic_retention": configured} if configured else {}))
+    mine, brokers = (
+        {} if each is None else {RETENTION_ANNOTATION: each} for each in (of_trigger, of_broker)
+    )
+    egress = desired.egress(
+        trigger(annotations=mine),
+        broker(annotations=brokers),
+        Topic("t", 6, 3),
+        MAIL,
+        None,
+        desired.configured(declared, DEFAULTS),
+    )
+    assert egress.dead_letter_settings.config["retention.ms"] == str(kept)
+
+
+@pytest.mark.parametrize("text", ["", "30", "PT59S", "P36501D", "-1", "never", "P30"])
+def test_a_retention_that_means_nothing_is_refused_by_its_name(text: str) -> None:
+    wanted = "want P30D, PT12H or the like, from PT1M to P36500D, or forever"
+    with pytest.raises(InvalidDocument, match=wanted) as raised:
+        egress_of(trigger(annotations={RETENTION_ANNOTATION: text}))
+    assert raised.value.path == f"metadata.annotations.{RETENTION_ANNOTATION}"
+    with pytest.raises(InvalidDocument, match=wanted) as raised:
+        desired.configured(config(dead_letter_topic_retention=text), DEFAULTS)
+    assert raised.value.path == "data.dead.letter.topic.retention"
 
 
 def test_a_dead_letter_topic_has_few_partitions_and_the_brokers_replication() -> None:
@@ -363,7 +405,7 @@ def test_how_an_external_topic_is_replicated_is_no_model_for_its_dead_letters() 
 def test_a_dead_letter_topic_has_room_for_the_story_of_the_failure() -> None:
     """An event as large as its topic takes must still be buriable."""
     config = settings_of(Topic("t", 6, 2, {"max.message.bytes": "1000"})).config
-    assert int(config["max.message.bytes"]) == 1000 + desired.STORY_BYTES
+    assert int(config["max.message.bytes"]) == 1000 + STORY_BYTES
     most = settings_of(Topic("t", 6, 2, {"max.message.bytes": str(2**31 - 1)})).config
     assert int(most["max.message.bytes"]) == 2**31 - 1
 

@@ -34,6 +34,10 @@ NO_REASONS = {
     *("ConfigMap", "CustomResourceDefinition", "RuntimeDefault"),
     *("PartialObjectMetadata", "PartialObjectMetadataList", "KafkaChannel", "KafkaChannels"),
     *("ExternalName", "ClusterLocal"),
+    # Of a DeadLetterArchive's Job and its pods.
+    *("DeadLetterArchive", "PersistentVolumeClaim", "ServiceAccount", "RoleBinding"),
+    *("ClusterRole", "DisruptionTarget", "FallbackToLogsOnError", "OnRootMismatch"),
+    *("ContainerCreating", "PodInitializing", "PodScheduled", "ReadWriteMany"),
 }
 """Words in the operator's code that look like a condition or a reason and are none."""
 ENDINGS = {"DoesNotExist", "NotConfigured", "NotReady"}
@@ -116,6 +120,7 @@ def test_settings_are_those_of_the_code() -> None:
     modules = [
         *(ROOT / "functions" / "knafka").rglob("settings.py"),
         *(ROOT / "operator" / "knafka_operator").rglob("settings.py"),
+        *(ROOT / "local" / "knafka_local").rglob("settings.py"),
     ]
     read = {name for path in modules for name in re.findall(r"KNAFKA_[A-Z_]+", path.read_text())}
     options = {
@@ -137,7 +142,7 @@ def test_metrics_are_those_of_the_code() -> None:
 def test_annotations_are_those_of_the_code() -> None:
     found = strings("functions/knafka", "operator/knafka_operator", "local/knafka_local")
     ours = re.compile(
-        r"(?:local\.)?knafka\.dev/[\w.-]+|(?:kafka\.)?eventing\.knative\.dev/[a-z.-]+"
+        r"(?:local\.)?knafka\.dev/(?!v1alpha1)[\w.-]+|(?:kafka\.)?eventing\.knative\.dev/[a-z.-]+"
     )
     text = (REFERENCE / "annotations.md").read_text()
     assert {each for each in found if ours.fullmatch(each) and f"`{each}`" not in text} == set()

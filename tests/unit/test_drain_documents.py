@@ -34,6 +34,13 @@ def test_dead_letters_are_written_under_the_name_that_an_older_operator_reads() 
     assert json.loads(line) == {"buried": 2}
 
 
+def test_why_they_failed_is_written_only_where_there_are_any() -> None:
+    """An operator that is older knows no such field."""
+    assert "deadLetters" not in json.loads(DrainProgress().model_dump_json(by_alias=True))
+    line = DrainProgress(dead_letters={"status 503": 2}).model_dump_json(by_alias=True)
+    assert parse_json(DrainProgress, line).dead_letters == {"status 503": 2}
+
+
 def test_a_metric_has_the_former_label_beside_the_new_one() -> None:
     told = dict(outcomes(Counts(read=3, dead_lettered=2)))
     assert told == {**dict.fromkeys(COUNTED, 0), "read": 3, "dead_lettered": 2, "buried": 2}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from support.drains import DEAD, SUBSCRIBER, TOPIC, Request, World, id_of, response
 
-from knafka.clients.memory_log import MemoryRecord, MemoryWriter
+from knafka.clients.memory_log import MemoryWriter
+from knafka.clients.memory_records import MemoryRecord
 from knafka.core.dead_letter import dead_letter_of
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker

@@ -93,6 +93,9 @@ async def test_an_attempt_that_times_out_is_retried_and_dead_lettered_without_a_
     await world.begin(drain)
     assert world.subscriber.ids == ["1"] * 3
     assert drain.counts.failures == {"timeout": 3}
+    assert drain.progress().dead_letters == {"timeout": 1}
+    drain.request_ended()
+    assert drain.progress().dead_letters == {}, "each request counts from where the last ended"
     attributes = world.events_of(DEAD)[0].attributes
     assert attributes["knafkareason"] == "timeout"
     assert "knativeerrorcode" not in attributes
@@ -166,6 +169,8 @@ async def test_a_dead_letter_tells_its_story() -> None:
         "knafkareason": "status", "knafkaattempts": "3",
         "knafkafirsttime": "1970-01-01T00:00:00.000Z",
         "knafkalasttime": "1970-01-01T00:00:30.000Z",
+        "knafkaattemptlog": "1970-01-01T00:00:00.000Z 503,1970-01-01T00:00:10.000Z 503,"
+        "1970-01-01T00:00:30.000Z 503",
         "knafkanamespace": "ns", "knafkabroker": "broker", "knafkatrigger": "trigger",
         "knafkatopic": TOPIC, "knafkapartition": "0", "knafkaoffset": "0",
     }  # fmt: skip

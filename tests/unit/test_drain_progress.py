@@ -20,6 +20,7 @@ from support.drains import (
 )
 
 from knafka.core.contract import BackoffPolicy, Delivery, Order
+from knafka.core.dead_letter import logged_attempts
 from knafka.core.errors import DeliveryError
 from knafka.core.kafka_binding import Envelope
 from knafka.core.progress import MAX_DELIVERIES, MAX_METADATA
@@ -187,6 +188,43 @@ async def test_an_edited_policy_begins_its_retries_anew_and_keeps_the_count_of_a
     assert world.subscriber.times[-1] < 60, "it doesn't wait for what was declared before"
     (letter,) = world.events_of(DEAD)
     assert attribute(letter, "knafkaattempts") == "3"
+
+
+async def test_a_dispatcher_that_goes_on_knows_the_last_attempt_of_the_one_before() -> None:
+    """Those before it are counted, and not told one by one."""
+    answers = iter([500, 502, 503, 400])
+
+    async def fail(request: Request) -> Response:
+        return response(next(answers))
+
+    world = World(fail, delivery=Delivery(retry=3, backoff_delay=10))
+    world.send("1")
+    await world.run(stop_after=15)
+    await world.run()
+    (letter,) = world.events_of(DEAD)
+    assert attribute(letter, "knafkaattempts") == "4"
+    told = logged_attempts(attribute(letter, "knafkaattemptlog"))
+    assert [result for _, result in told] == ["502", "503", "400"]
+    assert told[-1][0] == attribute(letter, "knafkalasttime")
+
+
+async def test_the_attempt_under_way_is_not_taken_for_the_one_that_failed_before() -> None:
+    """A dispatcher that is killed meanwhile leaves nothing behind about how it ended."""
+
+    async def fail(request: Request) -> Response:
+        if len(world.subscriber.ids) == 2:
+            await asyncio.sleep(1000)
+        return response(500)
+
+    world = World(fail, delivery=Delivery(retry=3, backoff_delay=10, timeout=2000))
+    world.send("1")
+    running = world.begin(world.drain())
+    await asyncio.sleep(15)
+    await world.kill(running)
+    await world.run()
+    (letter,) = world.events_of(DEAD)
+    assert attribute(letter, "knafkaattempts") == "5"
+    assert len(logged_attempts(attribute(letter, "knafkaattemptlog"))) == 3
 
 
 async def test_an_event_on_its_way_to_the_sink_goes_on_there() -> None:

@@ -13,6 +13,7 @@ import pytest
 from knafka.core.delivery import Reason
 from knafka_jobs import __main__ as program
 from knafka_jobs import commands, options
+from knafka_jobs.errors import JobError
 from knafka_jobs.io import session
 from knafka_jobs.report.document import Change, ChangeKind
 from knafka_jobs.topics import BrokerName
@@ -21,6 +22,7 @@ from knafka_jobs.topics import BrokerName
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "start", Mock())
+    monkeypatch.setattr(commands, "upgrade", Mock())
 
 
 def test_a_value_that_does_not_fit_a_report_is_one_line_without_a_link(
@@ -36,6 +38,18 @@ def test_a_value_that_does_not_fit_a_report_is_one_line_without_a_link(
     assert "please report it" in said
     assert "http" not in said
     assert said.count("\n") == 1
+
+
+def test_a_report_of_one_broker_compacts_its_dead_letters_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compacted, made = Mock(), Mock(side_effect=JobError("enough"))
+    monkeypatch.setattr(commands, "compact", compacted)
+    monkeypatch.setattr(commands, "connect", Mock())
+    monkeypatch.setattr(commands, "report", made)
+    asked = ["report", "--tables", "t", "--bootstrap-servers", "k:9092", "--compact"]
+    assert program.main([*asked, "--broker", "shop/main"]) == program.FAILED
+    assert compacted.call_args.args[2].broker == BrokerName("shop", "main")
 
 
 def test_a_report_that_can_not_be_written_names_its_file(

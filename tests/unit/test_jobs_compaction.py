@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,14 +18,13 @@ from knafka_jobs.compact.plan import (
     FOLDED,
     MERGE_ON,
     failures_of,
-    has_many_small_files,
     merge_clauses,
     next_offsets,
     older_ranges,
     records_of,
     tabled_until,
 )
-from knafka_jobs.io.delta import Tables
+from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.schema import FAILURES, RECORDS, ddl
 from knafka_jobs.topics import Span, Topic
 
@@ -92,6 +91,7 @@ def test_a_dead_letter_is_spelled_out_beside_its_own_bytes(spark: SparkSession) 
                 *(TOPIC, "id-1", 0, 7, NOON, b"k", b"data", headers, "shop", "main", "mail"),
                 *("1", "/s", "t", None, None, "text/plain", 4, "broker-topic", 4, 41),
                 *("http://mail/", "status", 503, "bm8=", 3, at(0), at(9)),
+                *(NOON.date(),),
             )
         ],
         ddl({name: kind for name, kind in RECORDS.items() if name != "failure_id"}),
@@ -191,6 +191,7 @@ def records(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
         "attempts": 1,
         "first_attempt": at(0),
         "last_attempt": at(0),
+        "day": NOON.date(),
     }
     values = [tuple({**usual, "offset": n, **row}.values()) for n, row in enumerate(rows)]
     return spark.createDataFrame(values, ddl(RECORDS))
@@ -310,11 +311,17 @@ def test_reading_goes_on_after_what_the_table_holds(spark: SparkSession) -> None
     )
 
 
-def test_small_files_are_merged_in_numbers() -> None:
-    megabyte = 1024 * 1024
-    assert not has_many_small_files(files=8, size=megabyte)
-    assert has_many_small_files(files=9, size=megabyte)
-    assert not has_many_small_files(files=40, size=40 * 100 * megabyte)
+def test_small_files_are_merged_in_the_days_that_have_many(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    tables = Tables(spark, str(tmp_path))
+    rows = records(spark, *({"day": (NOON + timedelta(days=n // 4)).date()} for n in range(9)))
+    tables.append(rows.repartitionByRange(9, "offset"), "records")
+    many = [NOON.date(), (NOON + timedelta(days=1)).date()]
+    assert set(tables.days_of_small_files("records", 1 << 20, most=2)) == set(many)
+    assert tables.days_of_small_files("records", 1, most=2) == []
+    tables.merge_small_files("records", in_days("day", many[:1]))
+    assert tables.days_of_small_files("records", 1 << 20, most=2) == many[1:]
 
 
 def test_a_table_is_empty_until_it_has_rows_and_is_not_made_to_tell(

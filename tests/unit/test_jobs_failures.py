@@ -11,24 +11,34 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from knafka.core.delivery import Reason
+from knafka_jobs import schema
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.options import Selection
 from knafka_jobs.replay.plan import select
 from knafka_jobs.report.assemble import change
-from knafka_jobs.report.document import ChangeKind, Report, json_schema
-from knafka_jobs.report.plan import buckets, examples, failed_again, groups, tops
+from knafka_jobs.report.document import MAX_SUMMARIES, OTHERS, ChangeKind, Report, json_schema
+from knafka_jobs.report.plan import (
+    buckets,
+    examples,
+    failed_again,
+    frequent_summaries,
+    groups,
+    tops,
+    with_few_summaries,
+)
 from knafka_jobs.report.run import report
-from knafka_jobs.schema import FAILURES, RECORDS, SENT, ddl
+from knafka_jobs.schema import FAILURES, SENT, ddl
 from knafka_jobs.topics import BrokerName
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 GROUP = (
-    "namespace string, broker string, trigger string, destination string, reason string, code int"
+    "namespace string, broker string, trigger string, destination string, reason string, code int, "
+    "summary string"
 )
-MAIL = ("shop", "main", "mail", "http://mail/", "status", 503)
+MAIL = ("shop", "main", "mail", "http://mail/", "status", 503, "no")
 
 
 def ago(minutes: float) -> datetime:
@@ -36,9 +46,7 @@ def ago(minutes: float) -> datetime:
 
 
 def failures(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
-    usual: dict[str, Any] = dict.fromkeys(FAILURES) | dict(
-        zip(("namespace", "broker", "trigger", "destination", "reason", "code"), MAIL, strict=True)
-    )
+    usual: dict[str, Any] = dict.fromkeys(FAILURES) | dict(zip(schema.GROUP, MAIL, strict=True))
     usual |= {"id": "1", "source": "/s", "type": "t", "attempts": 3, "failures": 1, "retries": 2}
     usual |= {"topic_id": "id-1", "partition": 0, "offset": 0, "history": []}
     values = []
@@ -95,17 +103,47 @@ def test_a_group_is_what_failed_alike_with_its_sums_and_times(spark: SparkSessio
         {"resolved": ago(20), "last_failed": ago(40)},
         {"code": None, "reason": "timeout"},
     )
-    told = groups(rows, since=ago(20), before=ago(2)).where("code = 503")
+    told = groups(rows, before=ago(2)).where("code = 503")
     columns = (
-        "events bigint, failures bigint, unresolved bigint, resolved bigint, recent bigint, "
+        "events bigint, failures bigint, unresolved bigint, resolved bigint, "
         "retries bigint, first_seen timestamp, last_seen timestamp, oldest_unresolved timestamp"
     )
     assertDataFrameEqual(
         told,
         spark.createDataFrame(
-            [(*MAIL, 3, 6, 1, 1, 2, 11, ago(50), ago(3), ago(30))], f"{GROUP}, {columns}"
+            [(*MAIL, 3, 6, 1, 1, 11, ago(50), ago(3), ago(30))], f"{GROUP}, {columns}"
         ),
     )
+
+
+def test_failures_whose_errors_say_different_things_are_two_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """With the same code; and the replay command of each selects its own."""
+    tables = Tables(spark, str(tmp_path))
+    rows = [{"summary": "db down"}, *[{"summary": "NullPointer"}] * 2, {"trigger": "bill"}]
+    tables.append(failures(spark, *rows), "failures")
+    told = report(tables, None, NOW).groups
+    mail = [each for each in told if each.trigger == "mail"]
+    assert [(each.summary, each.events) for each in mail] == [("NullPointer", 2), ("db down", 1)]
+    assert len({each.id for each in mail}) == 2
+    assert mail[0].replay_command.endswith("--code 503 --summary NullPointer")
+    found = select(tables.read("failures"), Selection(trigger="mail", summary="db down"))
+    assert ids(found) == {"f0"}
+
+
+def test_a_kind_that_fails_in_very_many_ways_has_few_rows(spark: SparkSession) -> None:
+    given: list[dict[str, Any]] = [{"summary": f"s{n:02}"} for n in range(MAX_SUMMARIES + 3)] + [
+        {"summary": "s52"}
+    ]
+    given += [{"summary": None, "trigger": "bill"}]
+    rows = failures(spark, *given)
+    told = rows.transform(with_few_summaries, frequent_summaries(rows))
+    counted = {row["summary"]: row["count"] for row in told.groupBy("summary").count().collect()}
+    assert counted.pop("") == 1
+    assert counted.pop(OTHERS) == 3
+    assert counted.pop("s52") == 2
+    assert set(counted) == {f"s{n:02}" for n in range(MAX_SUMMARIES - 1)}
 
 
 def test_failures_are_counted_by_stretches_of_time(spark: SparkSession) -> None:
@@ -130,21 +168,46 @@ def test_the_most_frequent_values_come_first_and_are_few(spark: SparkSession) ->
 
 
 def test_examples_are_few_and_the_unresolved_and_late_come_first(spark: SparkSession) -> None:
-    rows = failures(
-        spark,
-        *(
-            {"offset": n, "last_failed": ago(60 - n), "resolved": NOW if n > 6 else None}
-            for n in range(9)
-        ),
-    )
-    values = [
-        tuple({**dict.fromkeys(RECORDS), "topic_id": "id-1", "partition": 0, "offset": n,
-               "value": b"x" * 5000 if n == 6 else None}.values())
+    given = [
+        {"offset": n, "last_failed": ago(60 - n), "resolved": NOW if n > 6 else None}
+        | {"data_bytes": 1 if n in (4, 5) else None, "head": b"x" if n == 4 else None}
         for n in range(9)
-    ]  # fmt: skip
-    told = examples(rows, spark.createDataFrame(values, ddl(RECORDS))).collect()
-    assert [row["offset"] for row in told] == [6, 5, 4, 3, 2]
-    assert [row["head"] and len(row["head"]) for row in told] == [2048, None, None, None, None]
+    ]
+    told = examples(failures(spark, *given)).collect()
+    assert [row["offset"] for row in told] == [6, 4, 3, 2, 1], "without its head, 5 comes later"
+    assert [row["head"] for row in told] == [None, b"x", None, None, None]
+
+
+def failed_at(spark: SparkSession, offsets: range, **more: Any) -> DataFrame:
+    """Failures of events at these offsets of the topic `events`."""
+    origin = {"origin_topic": "events", "origin_partition": 0}
+    each = [{"failure_id": f"e{n}", "origin_offset": n, **origin, **more} for n in offsets]
+    return failures(spark, *each)
+
+
+def shares_of(spark: SparkSession, tables: Tables, rows: DataFrame) -> list[float | None]:
+    """What a report says of the group of the code 503, and of the code 500, if 60 offsets are
+    settled."""
+    tables.append(rows, "failures")
+    told = report(tables, None, NOW, settled=lambda *_: [(*MAIL[:3], "events", 0, 0, 60)])
+    return [each.share for each in sorted(told.groups, key=lambda each: -(each.status or 0))]
+
+
+def test_a_share_of_deliveries_is_unknown_where_filtered_events_pass_for_delivered_ones(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Of 60 offsets 24 failed: the other 36 were delivered or filtered out. (24 of 24 once read
+    40 %.)"""
+    assert shares_of(spark, Tables(spark, str(tmp_path)), failed_at(spark, range(24))) == [None]
+
+
+def test_a_share_of_deliveries_is_known_where_every_event_failed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = failed_at(spark, range(45)).unionByName(failed_at(spark, range(45, 70), code=500))
+    again = failed_at(spark, range(1), failure_id="of a topic made anew", last_failed=ago(99_999))
+    tables = Tables(spark, str(tmp_path))
+    assert shares_of(spark, tables, rows.unionByName(again)) == [45 / 60, 15 / 60]
 
 
 def test_what_failed_again_is_counted_since_the_last_report(spark: SparkSession) -> None:
@@ -187,13 +250,9 @@ def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_pat
     assert (empty.groups, empty.previous, empty.totals.events) == ((), None, 0)
 
     history = [(ago(10), "status", 503, 3)]
-    rows = failures(spark, {"history": history, "error": "bm8=", "data_bytes": 2}, {"code": 500})
+    mail = {"history": history, "error": "bm8=", "data_bytes": 2, "head": b"hi"}
+    rows = failures(spark, mail, {"code": 500})
     tables.append(rows, "failures")
-    value = tuple(
-        ({**dict.fromkeys(RECORDS), "topic_id": "id-1", "partition": 0, "offset": 0}
-         | {"value": b"hi"}).values()
-    )  # fmt: skip
-    tables.append(spark.createDataFrame([value], ddl(RECORDS)), "records")
     first = report(tables, None, ago(5))
     assert first.previous is not None
     assert first.previous.id == empty.id
@@ -209,11 +268,12 @@ def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_pat
     )  # fmt: skip
     second = report(tables, BrokerName("shop", "main"), ago(1))
     assert second.previous is None, "a report about a Broker is told against one about it"
-    third = report(tables, None, NOW, settled=lambda *_: {("shop", "main", "mail"): 8})
+    third = report(tables, None, NOW, settled=lambda *_: [(*MAIL[:3], "events", 0, 0, 8)])
     assert third.changes.resolved == 1
     assert third.changes.steady == 1
-    assert {each.share for each in third.groups} == {1 / 8}
+    assert {each.share for each in third.groups} == {None}
     resolved = next(each for each in third.groups if each.status == 503)
     assert (resolved.unresolved, resolved.change.resolved) == (0, 1)
     assert Report.model_validate_json(third.model_dump_json(by_alias=True)) == third
     assert json_schema()["properties"].keys() >= {"groups", "changes"}
+    assert not tables.exists("records"), "no report reads what lay in the topics"

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
+from support.scaling import NoSensors
 
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog
@@ -33,7 +34,7 @@ EGRESS = Egress(
 )
 
 
-class Drains:
+class Drains(NoSensors):
     """Ends each drain at once; keeps who was held."""
 
     def __init__(self) -> None:

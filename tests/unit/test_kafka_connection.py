@@ -149,6 +149,7 @@ SET = Kafka(
 )
 
 
+@pytest.mark.conformance("BUS-34")
 def test_what_is_set_reaches_the_clients_of_its_side_only() -> None:
     plain = {"bootstrap.servers": "k:9092"}
     assert connection(SET) == plain, "what an admin client gets"

@@ -40,6 +40,7 @@ ARN = "arn:aws:iam::123456789012:role/kafka"
 MSK_ROLE = {**MSK, "tokenProvider": "MSKRoleAccessTokenProvider", "roleARN": ARN}
 
 
+@pytest.mark.conformance("BUS-42")
 def test_librdkafka_fetches_tokens_from_the_endpoint_that_the_secret_names() -> None:
     assert for_librdkafka(OIDC) == {
         "security.protocol": "sasl_ssl",

@@ -14,7 +14,7 @@ from support.waiting import until
 from knafka.clients import kafka_writer
 from knafka.clients.kafka_producer import ReplaceableProducer
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.memory_log import MemoryRecord
+from knafka.clients.memory_records import MemoryRecord
 from knafka.core.errors import LogError
 
 SOON = 10.0

@@ -14,6 +14,8 @@ import pytest
 import yaml
 from support.gate import IN_CI
 
+from knafka_local.console.settings import Settings as ConsoleSettings
+from knafka_operator.decide.archive_manifests import DRIVER_ROLE
 from knafka_operator.model.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +116,96 @@ CHANNELS = {
     ("ClusterRole", "knafka-kafkachannel-addressable"),
     ("ClusterRole", "knafka-kafkachannel-channelable"),
 }
+
+
+def test_the_console_is_a_component_and_its_account_may_next_to_nothing(tmp_path: Path) -> None:
+    """docs/decisions/0025: what a viewer sees is decided by the viewer's own rights."""
+    deploy = os.path.relpath(ROOT / "operator" / "deploy", tmp_path.resolve())
+    mine = {
+        "resources": [deploy],
+        "components": [f"{deploy}/console"],
+        "images": [{"name": "knafka-operator", "newName": "mine/operator", "newTag": "2"}],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+    found, base = built(tmp_path), built("operator/deploy")
+    assert found.keys() - base.keys() == {
+        ("ServiceAccount", "knafka-console"),
+        ("Role", "knafka-console"),
+        ("RoleBinding", "knafka-console"),
+        ("Role", "knafka-console-secrets"),
+        ("RoleBinding", "knafka-console-secrets"),
+        ("ClusterRole", "knafka-console-viewer"),
+        ("ClusterRole", "knafka-console-editor"),
+        ("Service", "knafka-console"),
+        ("Service", "knafka-operator-replicas"),
+    }
+    (rule,) = found["Role", "knafka-console"]["rules"]
+    assert (rule["verbs"], rule["resourceNames"]) == (
+        ["get"], ["kafka-broker-config", "kafka-channel-config"],
+    )  # fmt: skip
+    assert found["Role", "knafka-console-secrets"]["rules"] == [], "until somebody names one"
+    for name in ("viewer", "editor"):
+        assert "labels" not in found["ClusterRole", f"knafka-console-{name}"]["metadata"]
+    (container,) = found["Service", "knafka-console"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "mine/operator:2"
+    given = {each["name"]: each["value"] for each in container["env"]}
+    settings = ConsoleSettings.from_environment(given)
+    host = found["Service", "knafka-operator-replicas"]
+    assert settings.metrics == f"{host['metadata']['name']}.{host['metadata']['namespace']}.svc"
+    assert host["spec"]["selector"].items() <= pod_labels(base).items()
+    assert not settings.plain_http
+
+
+def test_sensors_are_asked_for_by_a_component(tmp_path: Path) -> None:
+    """Without it nothing of theirs is there, and with it the operator may make Triggers."""
+    deploy = os.path.relpath(ROOT / "operator" / "deploy", tmp_path.resolve())
+    mine = {"resources": [deploy], "components": [f"{deploy}/sensors"]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+    found, base = built(tmp_path), built("operator/deploy")
+    assert found.keys() - base.keys() == {
+        ("CustomResourceDefinition", "sensors.knafka.dev"),
+        ("ClusterRole", "knafka-sensors"),
+        ("ClusterRoleBinding", "knafka-sensors"),
+    }
+    assert {key for key in base if base[key] != found[key]} == {("Deployment", "knafka-operator")}
+    assert environment(found) == environment(base) | {"KNAFKA_SENSORS": "enabled"}
+    rules = found["ClusterRole", "knafka-sensors"]["rules"]
+    deletes = [rule["resources"] for rule in rules if "delete" in rule["verbs"]]
+    assert deletes == [["triggers"]]
+
+
+def test_archives_are_asked_for_by_a_component_and_only_jobs_may_make_pods(tmp_path: Path) -> None:
+    """Issue 18: the operator itself may make none, and a Job's account only beside it."""
+    deploy = os.path.relpath(ROOT / "operator" / "deploy", tmp_path.resolve())
+    mine = {
+        "resources": [deploy],
+        "components": [f"{deploy}/dead-letters"],
+        "images": [{"name": "knafka-operator", "newName": "mine/operator", "newTag": "2"}],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(mine))
+    found, base = built(tmp_path), built("operator/deploy")
+    assert found.keys() - base.keys() == {
+        ("CustomResourceDefinition", "deadletterarchives.knafka.dev"),
+        ("ClusterRole", "knafka-dead-letters"),
+        ("ClusterRole", "knafka-dead-letter-driver"),
+        ("ClusterRoleBinding", "knafka-dead-letters"),
+        ("Role", "knafka-dead-letters"),
+        ("RoleBinding", "knafka-dead-letters"),
+    }
+    assert environment(found) == environment(base) | {"KNAFKA_JOBS_IMAGE": "knafka-jobs:latest"}
+    rules = found["ClusterRole", "knafka-dead-letters"]["rules"]
+    assert not [rule for rule in rules if "pods" in rule["resources"]]
+    (bound,) = (rule for rule in rules if "bind" in rule["verbs"])
+    assert bound["resourceNames"] == [DRIVER_ROLE]
+    (driver,) = found["ClusterRole", DRIVER_ROLE]["rules"]
+    assert driver["resources"] == ["pods"]
+
+
+def pod_labels(manifests: Manifests) -> dict[str, str]:
+    """Of the operator's pods."""
+    template = manifests["Deployment", "knafka-operator"]["spec"]["template"]
+    labels: dict[str, str] = template["metadata"]["labels"]
+    return labels
 
 
 @pytest.fixture(scope="module")

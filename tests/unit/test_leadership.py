@@ -56,6 +56,7 @@ async def _until(condition: Callable[[], bool]) -> float:
     return loop.time() - began
 
 
+@pytest.mark.conformance("BUS-28")
 async def test_a_replica_waits_for_as_long_as_another_renews() -> None:
     stored: dict[str, Lease] = {}
     (first, _), (second, _) = (_replica(name, stored) for name in "ab")

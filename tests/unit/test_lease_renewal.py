@@ -22,7 +22,7 @@ from support.drains import (
 
 from knafka.core.contract import Delivery
 from knafka.core.documents import digest
-from knafka.dispatcher.lease import HANDOVER, RENEWAL_BUDGET, RENEWAL_PATIENCE
+from knafka.draining.lease import HANDOVER, RENEWAL_BUDGET, RENEWAL_PATIENCE
 from knafka.ports.subscriber import Response
 from knafka.settings import SERVICE_URL
 

@@ -21,6 +21,7 @@ from support.waiting import until
 from knafka.clients.memory_log import MemoryLog
 from knafka.core.contract import Egress
 from knafka_local.kept_names import KeptNames
+from knafka_operator.model.family import CHANNELS
 
 pytestmark = pytest.mark.looptime
 
@@ -75,13 +76,14 @@ async def test_channels_that_come_and_go_leave_their_receiver_alone() -> None:
     """CHN-11, CHN-23: nor is that of Brokers started anew."""
     async with running_locally() as world:
         await world.apply(channel())
-        brokers = world.receiver.ingresses
-        await world.apply(channel(), channel("more"))
-        assert [each.broker for each in world.controller.channel_ingresses()] == ["more", "orders"]
+        await world.apply(broker(), channel())
+        brokers = list(world.receiver.followed)
+        await world.apply(broker(), channel(), channel("more"))
+        assert [each.broker for each in world.controller.ingresses(CHANNELS)] == ["more", "orders"]
         await world.apply(channel("more"))
-        assert [each.broker for each in world.controller.channel_ingresses()] == ["more"]
+        assert [each.broker for each in world.controller.ingresses(CHANNELS)] == ["more"]
         assert len(world.channels_receiver.followed) == 1
-        assert world.receiver.ingresses is brokers
+        assert world.receiver.followed == brokers
         assert TOPIC not in world.log.topics
 
 

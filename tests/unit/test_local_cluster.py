@@ -18,7 +18,9 @@ from support.local_world import (
 )
 from support.waiting import until
 
+from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
+from knafka_local.kept_names import KeptNames
 from knafka_operator.model.resources import TOPIC_STATUS
 from knafka_operator.reconcile.replays import LOOK_INTERVAL
 
@@ -309,3 +311,41 @@ async def test_what_waits_for_kafka_goes_on_seconds_after_it_is_back() -> None:
         world.kafka_is_away = False
         await asyncio.sleep(10)
         assert world.reason("Broker", "shop") == world.reason("Trigger", "orders") == ""
+
+
+async def test_brokers_that_come_change_and_go_leave_their_receiver_alone() -> None:
+    """It follows a topic: no process is started anew, and no request waits for one."""
+    async with running_locally() as world:
+        await world.apply(broker())
+        await world.apply(broker(), broker("more"))
+        assert [each.path for each in world.receiver.ingresses] == [
+            "/default/more",
+            "/default/shop",
+        ]
+        other = config_map("other")
+        other["data"] = {"producer.compression.type": "zstd"}
+        reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "other"}
+        await world.apply(other, broker(), broker("third") | {"spec": {"config": reference}})
+        assert [each.path for each in world.receiver.ingresses] == [
+            "/default/shop",
+            "/default/third",
+        ]
+        found = world.ingress("third")
+        assert found is not None
+        assert found.kafka.producer == {"compression.type": "zstd"}
+        assert len(world.receiver.followed) == 1
+
+
+async def test_a_broker_that_left_the_files_while_nothing_ran_is_served_no_more() -> None:
+    """Its topic stays."""
+    log, kept = MemoryLog(), KeptNames()
+    async with running_locally(log, kept) as world:
+        await world.apply(broker(), broker("more"))
+    async with running_locally(log, kept) as world:
+        await world.apply(broker("more"))
+        assert await world.receiver.answers("/default/more")
+        assert not await world.receiver.answers("/default/shop")
+        assert TOPIC in log.topics
+        await world.apply(broker("more"), broker())
+        assert world.reason("Broker", "shop") == ""
+        assert await world.receiver.answers("/default/shop")

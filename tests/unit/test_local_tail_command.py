@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from knafka.clients.memory_log import MemoryRecord
+from knafka.clients.memory_records import MemoryRecord
 from knafka.core.contract import AttributesFilter, Egress, Ingress, Kafka, Sink
 from knafka.core.errors import LogError
 from knafka.core.event import Event
@@ -27,16 +27,29 @@ RUNNING = State(
     pid=1,
     url="http://127.0.0.1:1",
     bootstrap_servers="k:1",
-    ingresses=tuple(
-        Ingress(namespace="shop", broker=each, topic=each, kafka=KAFKA) for each in ("main", "more")
+    ingresses=(
+        *(
+            Ingress(namespace="shop", broker=each, topic=each, kafka=KAFKA)
+            for each in ("main", "more")
+        ),
+        Ingress(
+            namespace="shop", broker="main", kind="KafkaChannel", topic="of-channel", kafka=KAFKA
+        ),
     ),
-    egresses=tuple(
+    egresses=(
+        Egress(
+            namespace="shop", broker="main", trigger="mail", kind="Subscription",
+            topic="of-channel", group="s", dead_letter_topic="dead-of-channel", kafka=KAFKA,
+            subscriber=Sink(url="http://s/"),
+        ),
+        *(
         Egress(
             namespace="shop", broker="main", trigger=name, topic="main", group=name,
             dead_letter_topic=f"dead-{name}", kafka=KAFKA, subscriber=Sink(url="http://s/"),
             filter=AttributesFilter(attributes={"type": type_}),
         )
         for name, type_ in (("mail", "order"), ("audit", ""))
+        ),
     ),
 )  # fmt: skip
 
@@ -54,6 +67,8 @@ RECORDS = {
         MemoryRecord("main", 0, 2, None, b"", [("ce_id", b"\xff")]),
         record("main", 3, id="3", source="/other"),
     ],
+    "of-channel": [record("of-channel", 0, id="7"), record("of-channel", 1, id="8", type="any")],
+    "dead-of-channel": [record("dead-of-channel", 0, id="9", knafkareason="status")],
     "more": [record("more", 0, id="4")],
     "dead-mail": [record("dead-mail", 0, id="5", knafkareason="status")],
     "dead-audit": [record("dead-audit", 0, id="6", knafkareason="timeout")],
@@ -110,6 +125,13 @@ def test_the_limit_ends_it_well(asked: list[Tail], tmp_path: Path) -> None:
         (["shop/main", "--attribute", "subject"], []),
         (["shop/main", "--dead-letters"], ["5", "6"]),
         (["trigger/shop/mail", "--dead-letters"], ["5"]),
+        (["channel/shop/main"], ["7", "8"]),
+        (["channel/main", "-n", "shop"], ["7", "8"]),
+        (["channel/shop/main", "--dead-letters"], ["9"]),
+        (["subscription/shop/mail"], ["7", "8"]),
+        (["subscription/mail", "-n", "shop", "--dead-letters"], ["9"]),
+        (["--trigger", "subscription/shop/mail", "--attribute", "type=any"], ["8"]),
+        (["channel/shop/main", "--trigger", "subscription/shop/mail"], ["7", "8"]),
     ],
 )
 def test_only_what_is_asked_for_is_shown(
@@ -139,10 +161,19 @@ def test_the_past_is_asked_for_by_time_and_count(asked: list[Tail], tmp_path: Pa
         (["shop/main", "--attribute", "A-B=1"], "--attribute NAME=VALUE: "),
         (["shop/main", "--attribute", "type=a", "--attribute", "type=b"], "is given twice"),
         (["shop/main", "--since", "yesterday"], "'yesterday' is no time"),
-        (["shop/other"], "there is no Broker shop/other: there is shop/main, shop/more"),
-        (["trigger/shop/other"], "there is no Trigger shop/other: there is shop/mail, shop/audit"),
+        (["shop/other"], "there is no Broker shop/other: there is shop/main, shop/more, "),
+        (["trigger/shop/other"], "no Trigger shop/other: there is subscription/shop/mail, shop/"),
         (["trigger/shop/mail", "--trigger", "shop/mail"], "give one"),
-        (["shop/more", "--trigger", "shop/mail"], "is a Trigger of the Broker main"),
+        (["shop/more", "--trigger", "shop/mail"], "shop/mail is a Trigger of shop/main"),
+        (
+            ["channel/shop/main", "--trigger", "shop/mail"],
+            "shop/mail is a Trigger of shop/main",
+        ),
+        (["subscription/shop/audit"], "there is no subscription/shop/audit: there is"),
+        (
+            ["subscription/mail", "--trigger", "mail"],
+            "subscription/NAME and --trigger are the same",
+        ),
         (["shop/main", "--bootstrap-servers", "k:1"], "name its --context"),
     ],
 )
@@ -173,7 +204,8 @@ def test_a_cluster_is_asked_by_its_context(
             given.append(namespace)
             return DeclaredView(
                 RUNNING.ingresses, RUNNING.egresses,
-                {"shop/main": {"bootstrap.servers": "k:1"}}, problems=["one is broken"],
+                {each: {"bootstrap.servers": "k:1"} for each in ("shop/main", "channel/shop/main")},
+                problems=["one is broken"],
                 unreached="port-forward",
             )  # fmt: skip
 
@@ -183,6 +215,9 @@ def test_a_cluster_is_asked_by_its_context(
     code, ids, said = knafka("shop/main", *arguments, "--limit", "1", data=tmp_path)
     assert (code, ids, given) == (0, ["1"], [("client", "own", "k:2"), "shop"])
     assert "one is broken" in said
+    for name in ("channel/shop/main", "subscription/shop/mail"):
+        assert knafka(name, *arguments, "--limit", "1", data=tmp_path)[1] == ["7"]
+        assert given.pop() == "shop"
 
     def unreached(*_: Any) -> Iterator[Record]:
         raise LogError("no answer")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from knafka.clients.memory_log import MemoryRecord
+from knafka.clients.memory_records import MemoryRecord
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka_local.rewinding import START, moment

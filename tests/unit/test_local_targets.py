@@ -10,7 +10,7 @@ import typer
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka_local.declared_source import DeclaredView, broker_of
 from knafka_local.installation import State
-from knafka_local.options import ingress_of
+from knafka_local.options import egress_of, ingress_of
 from knafka_local.triggers import Unknown
 
 KAFKA = Kafka(bootstrap_servers="127.0.0.1:9092")
@@ -90,3 +90,13 @@ def test_a_view_keeps_a_channel_and_a_broker_of_one_name_apart() -> None:
     assert view.connection(of_channel) == reached
     with pytest.raises(Unknown, match="there is default/shop, channel/default/shop"):
         view.ingress("channel/other")
+
+
+def test_a_subscription_is_asked_for_by_its_name_unless_a_trigger_has_it() -> None:
+    trigger = egress("orders", "Trigger", "of-a-broker")
+    subscriptions = [egress(each, "Subscription", "of-a-channel") for each in ("orders", "audit")]
+    state = running(broker("shop")).model_copy(update={"egresses": (trigger, *subscriptions)})
+    assert egress_of(state, "orders") is trigger
+    assert egress_of(state, "subscription/orders") is subscriptions[0]
+    for name in ("audit", "default/audit", "subscription/default/audit"):
+        assert egress_of(state, name) is subscriptions[1]

@@ -14,15 +14,16 @@ from typer.testing import CliRunner
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
-from knafka.core.dead_letter import Failure, Origin, dead_letter_of
-from knafka.core.delivery import Reason
+from knafka.core.dead_letter import Attempt, Failure, Origin, dead_letter_of
+from knafka.core.delivery import Outcome, Reason
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.ports.log import OffsetAndMetadata
-from knafka_local import searching, trace_command, tracing
+from knafka_local import searching, trace_command, tracing, zipkin
 from knafka_local.cli import app
 from knafka_local.installation import Installation, State
 from knafka_local.searching import Search
+from knafka_local.zipkin import NoSpans
 
 KAFKA = Kafka(bootstrap_servers="k:1")
 RUNNING = State(
@@ -169,3 +170,76 @@ def test_the_trace_it_came_with_is_linked_to_zipkin_if_it_is_sampled(
     assert f"trace {id_} (not sampled)\n" in knafka("1", *at, data=tmp_path)[1]
     store(memory, "more", b"1", source="/bad", traceparent="nonsense")
     assert "trace " not in knafka("1", "--source", "/bad", data=tmp_path)[1]
+
+
+def test_the_subscriptions_of_a_channel_are_said_by_that_name(
+    memory: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a channel and a Broker of one name has nothing to do with the other."""
+    memory.create("of-channel")
+    channel = Ingress(
+        namespace="shop", broker="main", kind="KafkaChannel", topic="of-channel", kafka=KAFKA
+    )
+    mail = Egress(
+        namespace="shop", broker="main", trigger="mail", kind="Subscription", topic="of-channel",
+        group="s", dead_letter_topic="dead-s", kafka=KAFKA, subscriber=Sink(url="http://s/"),
+        reply=Sink(url="http://reply/"),
+    )  # fmt: skip
+    running = RUNNING.model_copy(
+        update={
+            "ingresses": (*RUNNING.ingresses, channel), "egresses": (*RUNNING.egresses, mail),
+        }
+    )  # fmt: skip
+    monkeypatch.setattr(Installation, "running", lambda _: running)
+    store(memory, "of-channel", b"1")
+    for name in ("channel/shop/main", "channel/main"):
+        code, printed, _ = knafka("1", "--broker", name, "-n", "shop", data=tmp_path)
+        assert code == 0
+        assert "by channel/shop/main, at of-channel/0/0" in printed
+        assert "SUBSCRIPTION" in printed
+        assert "TRIGGER" not in printed
+        assert (
+            "subscription/shop/mail  settled  no dead letter: delivered; a reply, if it had one, "
+            "was taken by http://reply/" in printed
+        )
+    found = json.loads(knafka("1", "--json", data=tmp_path)[1])
+    (event,) = found["events"]
+    assert event["broker"] == "channel/shop/main"
+    assert [each["trigger"] for each in event["deliveries"]] == ["subscription/shop/mail"]
+
+
+def test_each_attempt_is_shown_with_what_a_zipkin_has_of_them(
+    memory: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.create("dead-mail")
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    store(memory, "main", b"1", traceparent=traceparent)
+    about = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order"}
+    draft = to_record(Event(about, b"1"))
+    log = [Attempt(0.0, Outcome(500)), Attempt(1.5, Outcome(503))]
+    failure = Failure("http://s/", Reason.STATUS, 2, 0.0, 1.5, 503, log=log)
+    origin = Origin("shop", "main", "mail", "main", 0, 0)
+    headers, value = dead_letter_of(draft.headers, draft.value, failure, origin)
+    memory.store("dead-mail", draft.key, value, headers)
+    asked = list[tuple[str, str]]()
+
+    def spans_of(url: str, trace_id: str) -> list[Any]:
+        asked.append((url, trace_id))
+        if url == "http://none":
+            raise NoSpans("no answer")
+        tags = {"messaging.destination": "trigger:audit.shop", "http.response.status_code": "202"}
+        return [{"name": "attempt", "timestamp": 2_000_000, "duration": 1000, "tags": tags}]
+
+    monkeypatch.setattr(zipkin, "spans_of", spans_of)
+    lines = knafka("1", data=tmp_path)[1].splitlines()
+    assert "1970-01-01T00:00:00.000Z  shop/mail  attempt      500" in lines
+    assert "1970-01-01T00:00:01.500Z  shop/mail  attempt      503" in lines
+    assert asked == []
+    code, printed, _ = knafka("1", "--zipkin-url", "http://z", data=tmp_path)
+    assert code == 0
+    assert asked == [("http://z", "a" * 32)]
+    assert "1970-01-01T00:00:02.000Z  shop/audit  attempt      202 in 1 ms" in printed
+    assert "1970-01-01T00:00:01.500Z  shop/mail   attempt      503" in printed
+    code, printed, said = knafka("1", "--zipkin-url", "http://none", data=tmp_path)
+    assert (code, "shop/mail  attempt      503" in printed) == (0, True)
+    assert "knafka: the spans are not shown: no answer" in said

@@ -8,17 +8,21 @@ from dataclasses import replace
 import pytest
 
 from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryRecord, MemoryWriter
+from knafka.clients.memory_log import MemoryLog, MemoryWriter
+from knafka.clients.memory_records import MemoryRecord
+from knafka.core import names
 from knafka.core.contract import AttributesFilter, Egress, Exact, Kafka, Sink
-from knafka.core.dead_letter import Failure, Origin, dead_letter_of
+from knafka.core.dead_letter import Attempt, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Outcome, Reason
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.core.names import replay_topic
-from knafka.core.progress import DeliveryStage, DeliveryState, Progress, encode
+from knafka.core.progress import DeliveryStage, DeliveryState, Progress, encode, policy_of
 from knafka.ports.log import Commits, OffsetAndMetadata
+from knafka_local.dead_letters import letters
 from knafka_local.replaying import choose, send
 from knafka_local.searching import is_event
+from knafka_local.steps import Step, merged
 from knafka_local.tracing import State, Trace, holds_event, state_of, trace
 
 ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order"}
@@ -52,11 +56,13 @@ class Log:
     def settle(self, group: str, topic: str, behind: int, metadata: str = "") -> None:
         self.memory.group(group).committed[topic, 0] = OffsetAndMetadata(behind, metadata)
 
-    def fail(self, topic: str = "t", offset: int = 0, at: float = 1.5) -> None:
+    def fail(
+        self, topic: str = "t", offset: int = 0, at: float = 1.5, log: Sequence[Attempt] = ()
+    ) -> None:
         """The event, or what was sent again of it, became a dead letter."""
         self.memory.create("dead-mail")
         origin = Origin("shop", "main", "mail", topic, 0, offset)
-        failure = replace(FAILURE, last_attempt=at)
+        failure = replace(FAILURE, last_attempt=at, log=log)
         draft = to_record(Event(ATTRIBUTES, b'{"n": 1}'))
         headers, value = dead_letter_of(draft.headers, draft.value, failure, origin)
         self.memory.store("dead-mail", draft.key, value, headers)
@@ -123,14 +129,62 @@ def test_what_is_settled_ahead_of_the_position_is_known() -> None:
     ],
 )
 def test_what_is_tried_again_says_when(stage: DeliveryStage, where: str) -> None:
-    failed = None if stage is DeliveryStage.SUBSCRIBER else Outcome(500, Reason.STATUS)
+    failed = Outcome(500)
     delivery = DeliveryState(stage, 1, 2, 0.0, 1.0, 61.0, failed)
     metadata, _ = encode(5, Progress((), {6: delivery}), 0)
     state, detail = state_of(6, OffsetAndMetadata(5, metadata))
     assert state is State.RETRYING
     assert detail == (
-        f"2 attempts{where}, the last 1970-01-01T00:00:01.000Z, the next 1970-01-01T00:01:01.000Z"
+        f"2 attempts{where}, the last 1970-01-01T00:00:01.000Z (500), "
+        "the next 1970-01-01T00:01:01.000Z"
     )
+
+
+def test_the_result_of_an_attempt_that_is_not_over_is_not_known() -> None:
+    delivery = DeliveryState(DeliveryStage.SUBSCRIBER, 1, 2, 0.0, 1.0, 61.0)
+    metadata, _ = encode(5, Progress((), {6: delivery}), 0)
+    assert (
+        "the last 1970-01-01T00:00:01.000Z, the next"
+        in state_of(6, OffsetAndMetadata(5, metadata))[1]
+    )
+
+
+async def test_what_is_tried_again_shows_its_last_attempt() -> None:
+    log = Log()
+    delivery = DeliveryState(DeliveryStage.SUBSCRIBER, 2, 2, 0.0, 1.0, 61.0, Outcome(503))
+    metadata, _ = encode(0, Progress((), {0: delivery}), policy_of(egress()))
+    log.settle("group-mail", "t", 0, metadata)
+    (found,) = (await log.trace()).deliveries
+    assert found.steps == (Step("1970-01-01T00:00:01.000Z", "attempt", "503"),)
+
+
+async def test_a_dead_letter_shows_each_attempt_then_itself_and_what_was_sent_again() -> None:
+    log = Log()
+    log.settle("group-mail", "t", 1)
+    attempts = [Attempt(0.0, Outcome(500)), Attempt(1.5, Outcome(failure=Reason.TIMEOUT))]
+    log.fail(log=attempts)
+    await log.replay()
+    (found,) = (await log.trace()).deliveries
+    assert found.steps[:2] == [
+        Step("1970-01-01T00:00:00.000Z", "attempt", "500"),
+        Step("1970-01-01T00:00:01.500Z", "attempt", "timeout"),
+    ]
+    assert [(each.what, each.result) for each in found.steps[2:]] == [
+        ("dead letter", "status 500, at dead-mail/0/0"),
+        ("sent again", "waiting"),
+    ]
+    (letter,) = found.dead_letters
+    assert "  attempt 1970-01-01T00:00:01.500Z: timeout" in letter.text().splitlines()
+
+
+def test_of_an_attempt_that_is_known_twice_the_span_is_shown() -> None:
+    at = [f"1970-01-01T00:00:0{number}.000Z" for number in range(4)]
+    kept = [Step(at[0], "attempt", "500"), Step(at[2], "attempt", "500"), Step("?", "attempt", "?")]
+    span = Step("1970-01-01T00:00:02.004Z", "attempt", "500 in 3 ms")
+    reply = Step(at[3], "reply", "202")
+    assert merged([*kept, Step(at[3], "dead letter", "")], [span, reply]) == [
+        kept[0], span, Step(at[3], "dead letter", ""), reply, kept[2],
+    ]  # fmt: skip
 
 
 async def test_a_sink_may_have_taken_what_has_no_dead_letter() -> None:
@@ -172,6 +226,28 @@ async def test_a_dead_letter_is_told_with_what_was_sent_again_of_it() -> None:
     assert found.detail == (
         f"{failed}; sent again {again.at}; status 500 after 3 attempts, 2096-10-02T07:06:40.000Z"
     )
+
+
+async def test_a_subscriptions_reply_that_was_not_taken_says_where_it_should_have_gone() -> None:
+    """KN-SUB-07; its replays have the topic that the operator has made for a Subscription."""
+    log = Log()
+    of_channel = names.of_channel("main")
+    log.memory.create("dead-mail")
+    failure = Failure("http://reply/", Reason.REPLY_NOT_DELIVERED, 3, 0.0, 1.5, 503)
+    draft = to_record(Event(ATTRIBUTES, b""))
+    origin = Origin("shop", of_channel, "mail", "t", 0, 0)
+    headers, value = dead_letter_of(draft.headers, draft.value, failure, origin)
+    log.memory.store("dead-mail", draft.key, value, headers)
+    mail = egress().model_copy(update={"kind": "Subscription", "filters": ()})
+    (found,) = (await log.trace(mail)).deliveries
+    assert found.trigger == "subscription/shop/mail"
+    assert found.detail.startswith("reply-not-delivered 503 to http://reply/ after 3 attempts")
+    chosen = await choose(log.admin, [mail], ["1"], {})
+    await send(log.admin, MemoryWriter(log.memory), chosen)
+    assert len(log.memory.topics[replay_topic("shop", of_channel, "mail")]) == 1
+    (found,) = (await log.trace(mail)).deliveries
+    assert (found.state, len(found.replays)) == (State.WAITING, 1)
+    assert "sent again" in (await letters(log.admin, mail, 1))[0].text()
 
 
 async def test_where_dead_letters_were_taken_from_their_topic_it_may_have_been_one() -> None:

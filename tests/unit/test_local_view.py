@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from knafka_local import view
-from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
+from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
 from knafka_local.view import Lines, StatusTable, changes, choose, summary
+from knafka_operator.decide import dead_letters
 from knafka_operator.decide.scaling import decide
 from knafka_operator.model.autoscaling import Autoscaling
 
@@ -41,6 +42,47 @@ def test_a_change_of_scale_is_said_with_its_reason() -> None:
     assert line == (
         "Trigger default/orders: 2 of 4 dispatchers (150 events waiting; one dispatcher per 100)"
     )
+
+
+def many(count: int, **changed: object) -> Snapshot:
+    """So many Triggers; `changed` gives each value by its number."""
+    rows = (
+        replace(TRIGGER, name=f"default/t-{number}", **{k: v(number) for k, v in changed.items()})  # type: ignore[operator]
+        for number in range(count)
+    )
+    return replace(NOW, triggers=tuple(rows))
+
+
+def test_the_same_of_many_triggers_is_said_once_with_their_number() -> None:
+    rest = many(1000)
+    woken = many(1000, replicas=lambda _: 1, decision=lambda _: "1 event waiting")
+    assert list(changes(rest, woken)) == ["1000 Triggers: 1 of 4 dispatchers (1 event waiting)"]
+    differently = many(1000, replicas=lambda _: 1, decision=lambda n: f"{n} events waiting")
+    assert list(changes(rest, differently)) == [
+        "1000 Triggers: 1 of 4 dispatchers, such as default/t-0 (0 events waiting)"
+    ]
+    assert list(changes(NOW, rest)) == ["1000 Triggers are ready", "Trigger default/orders is gone"]
+    assert list(changes(rest, replace(NOW, triggers=()))) == ["1000 Triggers are gone"]
+    refused = many(1000, refused=lambda n: f"no address of {n}")
+    assert list(changes(rest, refused)) == [
+        "1000 Triggers are not ready, such as default/t-0: no address of 0"
+    ]
+    assert list(changes(rest, many(1000, paused=lambda _: True))) == [
+        "1000 Triggers are paused: their events wait"
+    ]
+    assert list(changes(rest, many(1000, error=lambda _: "no subscriber"))) == [
+        "1000 Triggers have trouble: no subscriber"
+    ]
+
+
+def test_few_triggers_have_lines_of_their_own_also_beside_many_others() -> None:
+    rest = many(100)
+    ten = many(100, replicas=lambda n: 1 + (n < 10))
+    one = replace(rest, triggers=(*ten.triggers[:1], *rest.triggers[1:]))
+    assert list(changes(rest, one)) == ["Trigger default/t-0: 2 of 4 dispatchers (nothing waits)"]
+    lines = list(changes(rest, ten))
+    assert len(lines) == view.LINES_OF_ONE_KIND + 1
+    assert lines[-1] == "90 Triggers: 1 of 4 dispatchers (nothing waits)"
 
 
 def test_the_scaler_says_of_a_trigger_at_rest_what_the_view_leaves_out() -> None:
@@ -103,6 +145,12 @@ def test_the_table_shows_brokers_triggers_and_problems() -> None:
     shown = drawn(now, 140)
     for text in ("default/shop", "default/other", "its topic is taken", "0/4", "shop.yaml: broken"):
         assert text in shown
+
+
+def test_a_trigger_at_rest_shows_its_dead_letters() -> None:
+    waits = ConditionRow(view.DEAD_LETTERS, "False", "DeadLettersWait", "3 dead letters wait")
+    assert "3 dead letters wait" in drawn(with_trigger(conditions=(waits,)), 140)
+    assert view.DEAD_LETTERS == dead_letters.DEAD_LETTERS
 
 
 def drawn(now: Snapshot, width: int) -> str:

@@ -12,6 +12,7 @@ from support.prometheus import METRIC, MONITORING, dashboard
 from support.requests import ingress
 from support.scaling import egress
 
+from knafka.clients.kafka_statistics import ClientStatistics
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.dispatcher.served import Served, metrics_of
 from knafka.observability import Metric
@@ -42,6 +43,7 @@ async def exposed() -> set[str]:
         return {
             *series(ingest.metrics()),
             *series(metrics_of([Served(egress())], 0.0)),
+            *series(ClientStatistics(15).metrics()),
             *series(operators.metrics(world.operator)),
             operators._leader(True).name,
         }

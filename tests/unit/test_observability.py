@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
@@ -85,6 +86,19 @@ def test_a_histogram_counts_cumulatively_up_to_each_bound() -> None:
     assert (buckets["0.001"], buckets["0.25"], buckets["0.5"], buckets["+Inf"]) == (2, 2, 3, 4)
     totals = {each.name: each.value for each in found if "le" not in each.labels}
     assert totals == {"m_seconds_count": 4, "m_seconds_sum": pytest.approx(1000.3015)}
+
+
+DURATIONS = st.one_of(st.floats(-1.0, 700.0), st.sampled_from(BUCKETS))
+
+
+@given(st.lists(DURATIONS))
+def test_where_a_duration_is_counted_does_not_depend_on_the_one_before(found: list[float]) -> None:
+    """Up to its bound, above the one before; clocks that differ give negative ones."""
+    histogram = Histogram()
+    for seconds in found:
+        histogram.observe(seconds)
+    below = [0, *(sum(each <= bound for each in found) for bound in BUCKETS), len(found)]
+    assert histogram.counts == [upto - under for under, upto in itertools.pairwise(below)]
 
 
 def test_histograms_add_up_to_one_of_both() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from support.channel_world import CONTRACT, VERSION, ChannelWorld, running_channels
+from support.channel_world import CONTRACT, VERSION, ChannelWorld, ready, running_channels
 from support.operator_world import condition
 
 from knafka.core.errors import LogError
@@ -26,18 +26,6 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChannelWorld]:
     monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.01)
     async with running_channels() as world:
         yield world
-
-
-async def ready(world: ChannelWorld, *subscriptions: str, channel: str = "orders") -> None:
-    """A channel with these Subscriptions, all of them Ready."""
-    world.declare_channel(SHOP, channel)
-    status = await world.reconcile_channel(SHOP, channel)
-    for each in subscriptions:
-        world.declare_subscription(SHOP, each, channel)
-        status = await world.reconcile_subscription(SHOP, each)
-        assert condition(status, "Ready")["status"] == "True", status["conditions"]
-    status = await world.reconcile_channel(SHOP, channel)
-    assert condition(status, "Ready")["status"] == "True", status["conditions"]
 
 
 def contract(world: ChannelWorld) -> str:

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from support.channel_world import VERSION, ChannelWorld, running_channels
+from support.channel_world import VERSION, ChannelWorld, ready, running_channels
 from support.operator_world import condition
 
-from knafka_operator.decide.channel import KAFKA_SECRET, RECEIVERS
+from knafka_operator.decide.channel import RECEIVERS
+from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.effects import (
     CHANNEL_ORDER,
     CreateTopic,
@@ -34,18 +35,6 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChannelWorld]:
     monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.01)
     async with running_channels() as world:
         yield world
-
-
-async def ready(world: ChannelWorld, *subscriptions: str, channel: str = "orders") -> None:
-    """A channel with these Subscriptions, all of them Ready."""
-    world.declare_channel(SHOP, channel)
-    status = await world.reconcile_channel(SHOP, channel)
-    for each in subscriptions:
-        world.declare_subscription(SHOP, each, channel)
-        status = await world.reconcile_subscription(SHOP, each)
-        assert condition(status, "Ready")["status"] == "True", status["conditions"]
-    status = await world.reconcile_channel(SHOP, channel)
-    assert condition(status, "Ready")["status"] == "True", status["conditions"]
 
 
 def declared(world: ChannelWorld) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from support.operator_world import condition
 from knafka.core.contract import Order
 from knafka.core.errors import LogError
 from knafka_operator.decide import routes
-from knafka_operator.decide.channel import KAFKA_SECRET
+from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.resources import SERVING
 from knafka_operator.reconcile import receivers
@@ -162,6 +162,33 @@ async def test_another_implementation_of_channels_is_said_in_a_condition(
     world.declare_channel(SHOP, "orders")
     status = await world.reconcile_channel(SHOP, "orders")
     assert condition(status, "Ready")["reason"] == "OtherImplementation"
+    assert TOPIC not in world.log.topics
+
+
+async def test_a_channel_that_another_implementation_serves_keeps_its_status(
+    world: ChannelWorld,
+) -> None:
+    """But for one condition that counts for nothing: two that wrote Ready would never be quiet."""
+    metadata = {"namespace": "knative-eventing", "name": "kafka-channel-ingress"}
+    world.cluster.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata})
+    world.declare_channel(SHOP, "orders")
+    at = "2026-01-01T00:00:00Z"
+    theirs = {
+        "address": {"url": "http://theirs/"},
+        "subscribers": [{"uid": "a", "ready": "True"}],
+        "conditions": [
+            {"type": "ConfigMapUpdated", "status": "True", "lastTransitionTime": at},
+            {"type": "Ready", "status": "True", "lastTransitionTime": at},
+        ],
+    }
+    world.cluster.put({**world.stored("KafkaChannel", SHOP, "orders"), "status": theirs})
+    status = await world.reconcile_channel(SHOP, "orders")
+    assert {**status, "conditions": status["conditions"][:2]} == theirs
+    assert condition(status, "ServedByKnafka")["reason"] == "OtherImplementation"
+    version = world.stored("KafkaChannel", SHOP, "orders")["metadata"]["resourceVersion"]
+    await world.reconcile_channel(SHOP, "orders")
+    again = world.stored("KafkaChannel", SHOP, "orders")["metadata"]["resourceVersion"]
+    assert again == version
     assert TOPIC not in world.log.topics
 
 

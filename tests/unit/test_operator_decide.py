@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import broker as brokers
+from knafka_operator.decide import desired
 from knafka_operator.decide import trigger as triggers
 from knafka_operator.decide.broker import Connection, ObservedBroker, ObservedTopic
 from knafka_operator.decide.credentials import Mount
@@ -21,6 +23,7 @@ from knafka_operator.decide.effects import (
     TRIGGER_ORDER,
     ApplyDispatcher,
     ApplyReceiver,
+    AwaitReceivers,
     AwaitReplacement,
     ClaimGroup,
     CommitOffsets,
@@ -31,14 +34,17 @@ from knafka_operator.decide.effects import (
     ProjectSecret,
     PromiseGroup,
     PublishStatus,
+    RecordContract,
     RecordTopic,
     StartDelivery,
     StopDelivery,
     StopReceiver,
+    WriteIngress,
 )
 from knafka_operator.decide.resolving import Unresolved
 from knafka_operator.decide.trigger import BrokerState, ObservedTrigger, Watched
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, ConfigMap, Trigger
 from knafka_operator.model.settings import Settings
 
@@ -78,7 +84,14 @@ def _broker(status: dict[str, Any] | None = None, **seen: Any) -> brokers.Broker
 
 THERE = ObservedTopic(TOPIC, FOUND)
 MADE = {"annotations": {"default.topic": "orders", "knafka.dev/topic-id": "id"}}
-COPIED = Connection(CONFIG, DEFAULTS, Mount("copy", "1", {"kind": "Secret"}))
+SECRET = Identity("knafka", "kafka")
+COPIED = Connection(CONFIG, DEFAULTS, Mount("copy", "1", SECRET, {"kind": "Secret"}))
+FOLLOWED = brokers.receiver_contract(BROKER, Connection(CONFIG, DEFAULTS), SETTINGS).contract_topic
+RECORDED = {"annotations": {**MADE["annotations"], "knafka.dev/receiver-contract": FOLLOWED}}
+ENTRY = desired.ingress(BROKER, TOPIC, {}, DEFAULTS)
+STALE = ENTRY.model_copy(update={"topic": "before"})
+WRITTEN = {"topic": THERE, "ingress": ENTRY}
+READ = {**WRITTEN, "revision": "r1", "accepted": True}
 
 
 @pytest.mark.parametrize(
@@ -88,10 +101,15 @@ COPIED = Connection(CONFIG, DEFAULTS, Mount("copy", "1", {"kind": "Secret"}))
         ({}, {"connection": COPIED}, [ProjectSecret]),
         ({}, {"connection": COPIED, "projected": True}, [RecordTopic, CreateTopic]),
         ({}, {"recorded": "orders"}, [CreateTopic]),
-        ({}, {"recorded": "orders", "topic": THERE}, [ApplyReceiver]),
-        (MADE, {"topic": THERE}, [ApplyReceiver]),
-        (MADE, {"topic": THERE, "revision": "r1"}, [ProbeReceiver]),
-        (MADE, {"topic": THERE, "revision": "r1", "probed": "r1"}, []),
+        ({}, {"recorded": "orders", "topic": THERE}, [RecordContract]),
+        (MADE, {"topic": THERE}, [RecordContract]),
+        (MADE, {"topic": THERE, "contract": FOLLOWED}, [WriteIngress]),
+        (RECORDED, {"topic": THERE}, [WriteIngress]),
+        (RECORDED, {**WRITTEN, "ingress": STALE}, [WriteIngress]),
+        (RECORDED, WRITTEN, [ApplyReceiver]),
+        (RECORDED, {**WRITTEN, "revision": "r1"}, [AwaitReceivers, ProbeReceiver]),
+        (RECORDED, READ, [ProbeReceiver]),
+        (RECORDED, {**READ, "probed": "r1"}, []),
         (MADE, {"topic": THERE, "refused": "not allowed"}, []),
         ({}, {"topic": THERE}, []),  # it is somebody else's
     ],
@@ -103,8 +121,8 @@ def test_a_brokers_next_effects(
 
 
 def test_a_broker_has_no_address_before_its_receiver_is_ready() -> None:
-    assert _broker(MADE, topic=THERE).status["address"] is None
-    ready = _broker(MADE, topic=THERE, revision="r1", probed="r1")
+    assert _broker(RECORDED, **WRITTEN).status["address"] is None
+    ready = _broker(RECORDED, **READ, probed="r1")
     assert ready.status["address"]["url"].startswith("http://default-kn-receiver.shop.svc.")
     assert ready.status["annotations"]["knafka.dev/probed"] == "r1"
 
@@ -278,3 +296,32 @@ def test_in_no_window_between_two_effects_an_event_is_missed() -> None:
     trigger: tuple[type, ...] = TRIGGER_ORDER
     assert all(broker.index(first) < broker.index(then) for first, then in BROKER_WINDOWS)
     assert all(trigger.index(first) < trigger.index(then) for first, then in TRIGGER_WINDOWS)
+
+
+def test_brokers_of_one_secret_have_one_contract_and_others_have_another() -> None:
+    """A principal reads the entries of those alone that have its credentials, too."""
+    own = Connection(CONFIG, DEFAULTS, Mount("kafka", "1", Identity("shop", "kafka")))
+    installed = replace(SETTINGS, installation="c0ffee00-0000-4000-8000-000000000000")
+    topics = [
+        brokers.receiver_contract(BROKER, connection, settings).contract_topic
+        for connection in (Connection(CONFIG, DEFAULTS), COPIED, own)
+        for settings in (SETTINGS, installed)
+    ]
+    assert len(set(topics)) == 6
+    again = replace(COPIED, mount=Mount("another-copy", "2", SECRET))
+    assert brokers.receiver_contract(BROKER, again, SETTINGS).contract_topic == topics[2]
+
+
+def test_settings_of_clients_are_in_the_entry_and_not_in_the_receivers_environment() -> None:
+    """Else each change of them would be a new Revision."""
+    kafka = DEFAULTS.kafka.model_copy(
+        update={"producer": {"linger.ms": "5"}, "consumer": {"fetch.min.bytes": "1"}}
+    )
+    connection = Connection(CONFIG, replace(DEFAULTS, kafka=kafka))
+    receiver = brokers.receiver_contract(BROKER, connection, SETTINGS)
+    assert receiver.kafka == DEFAULTS.kafka
+    assert receiver.path == "/shop/default"
+    (effect,) = _broker(RECORDED, topic=THERE, connection=connection).effects
+    assert isinstance(effect, WriteIngress)
+    assert effect.ingress.kafka.producer == {"linger.ms": "5"}
+    assert effect.ingress.kafka.consumer == {}

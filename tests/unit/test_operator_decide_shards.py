@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from knafka.clients.memory_log import MemoryRecord
+from knafka.clients.memory_records import MemoryRecord
 from knafka.core import names
 from knafka.core.contract import Egress, Kafka, SharedEgress, Sink
 from knafka.core.documents import parse

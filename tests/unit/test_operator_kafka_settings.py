@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from support.operator_world import INSTALLATION, OperatorWorld, condition, running_operator
 
-from knafka.clients.memory_log import MemoryRecord
+from knafka.clients.memory_records import MemoryRecord
 from knafka_operator.model.identity import Identity
 
 pytestmark = pytest.mark.looptime

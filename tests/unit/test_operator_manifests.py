@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from knafka_operator.model.resources import FINALIZER
 from knafka_operator.model.settings import Settings
-from knafka_operator.runtime import controller, handlers, leadership, webhooks
+from knafka_operator.runtime import handlers, leadership, webhooks
 from knafka_operator.runtime.memory_cluster import MemoryCluster
 
 DEPLOY = Path(__file__).resolve().parents[2] / "operator" / "deploy"
@@ -40,6 +41,7 @@ def test_one_of_two_replicas_always_stays(manifests: dict[tuple[str, str], Any])
     assert spread["labelSelector"] == deployment["selector"]
 
 
+@pytest.mark.conformance("BUS-29")
 def test_the_lease_is_the_only_one_that_may_be_changed(
     manifests: dict[tuple[str, str], Any],
 ) -> None:
@@ -68,7 +70,7 @@ def test_a_pod_is_the_same_after_its_container_was_started_anew_and_nobody_else_
 
 def test_the_webhooks_kopf_takes_no_finalizer_away() -> None:
     """kopf removes its own where no handler wants it: Brokers went before their topics."""
-    assert handlers.kopf_settings().persistence.finalizer != controller.FINALIZER
+    assert handlers.kopf_settings().persistence.finalizer != FINALIZER
 
 
 async def test_replicas_that_start_at_one_time_share_one_certificate() -> None:

@@ -35,6 +35,16 @@ TRIED_ELSEWHERE = {
     *("ChannelDoesNotExist", "ChannelNotConfigured", "ChannelNotReady", "NoAddress"),
     *("OtherImplementation", "ReceiverBehind", "RouteRejected", "SecretElsewhere"),
     *("SecretNotAllowed", "SecretNotFound"),
+    # test_operator_channel_entries.py
+    *("ByKnafka", "ByKnativeEventing", "ChannelNotServed", "KnativeEventingNotSeen"),
+    # test_operator_sensors.py
+    *("BrokerNotOurs", "PartitionsDiffer", "SensorNotOurs"),
+    *("SensorNotReady", "SensorsDisabled", "TriggerNotOurs", "TriggerNotReady", "TriggerRejected"),
+    # test_operator_dead_letters.py
+    *("DeadLettersWait", "DeadLettersExpire", "RetentionNotApplied"),
+    # test_operator_archives.py
+    *("ClaimDoesNotExist", "ClaimNotShared", "CredentialsNotFound", "CredentialsIncomplete"),
+    *("JobFailed", "JobNotOurs", "JobNotStarted", "JobRejected", "AccountNotOurs"),
 }
 MISSING = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
 SLOW = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "slow"}}
@@ -188,6 +198,7 @@ BROKER_TABLE: list[tuple[str, str, str, Arrange]] = [
     ("TopicReady", "False", "TopicNotFound", _external),
     ("TopicReady", "False", "TopicNotOurs", _topic_of_others),
     ("TopicReady", "False", "TopicReplaced", _topic_made_anew),
+    ("ContractUpdated", "False", "KafkaNotAuthorized", _kafka_fails("append", "not authorized")),
     ("DataPlaneAvailable", "Unknown", "FunctionNotReady", _unready(RECEIVER)),
     ("DataPlaneAvailable", "False", "ServiceNotOurs", _not_ours(RECEIVER)),
     ("Addressable", "Unknown", "NoReceiver", _unready(RECEIVER)),

@@ -12,7 +12,8 @@ from support.operator_world import OperatorWorld, running_operator
 from knafka_operator.decide import services
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC
-from knafka_operator.runtime.controller import PODS, Controller
+from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.selections import PODS
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 pytestmark = pytest.mark.looptime

@@ -16,11 +16,11 @@ from support.operator_world import OperatorWorld, running_operator
 
 from knafka.core import names
 from knafka.observability import prometheus_text
-from knafka_operator import operator as operator_module
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.model import family
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
+from knafka_operator.reconcile import publishing
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime.metrics import metrics
 from knafka_operator.scale import scaled_trigger as scaled_trigger_module
@@ -80,7 +80,7 @@ async def test_a_scrape_of_metrics_builds_each_status_once(
 async def test_telling_what_the_scaler_knows_builds_each_status_once(
     world: OperatorWorld, statuses: Statuses
 ) -> None:
-    await world.operator._publish_statuses()
+    await world.operator.publishing.look()
     assert statuses.built == TRIGGERS
 
 
@@ -95,11 +95,11 @@ async def test_others_get_their_turn_while_statuses_are_told(
             await asyncio.sleep(0)
 
     task = asyncio.create_task(others())
-    await world.operator._publish_statuses()
+    await world.operator.publishing.look()
     task.cancel()
     built_by_turn.append(statuses.built)
     stretches = [after - before for before, after in pairwise(built_by_turn)]
-    assert max(stretches) <= operator_module.PUBLISHED_AT_ONCE
+    assert max(stretches) <= publishing.PUBLISHED_AT_ONCE
 
 
 async def test_a_trigger_comes_and_goes_without_a_look_at_the_others(world: OperatorWorld) -> None:

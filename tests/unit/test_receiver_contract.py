@@ -63,9 +63,11 @@ class World:
 
         return Reader(self.log, topic)
 
-    async def start(self) -> None:
+    async def start(self, path: str | None = None) -> None:
         declared = contract.Receiver(
-            kafka=Kafka(bootstrap_servers="kafka:9092"), contract_topic=self.contract.topic
+            kafka=Kafka(bootstrap_servers="kafka:9092"),
+            contract_topic=self.contract.topic,
+            path=path,
         )
         await self.receiver.start({"KNAFKA_RECEIVER": json.dumps(dump(declared))})
         loop, config = asyncio.get_running_loop(), uvicorn.Config("none:none", log_config=None)
@@ -332,3 +334,65 @@ async def test_it_is_not_alive_once_its_writer_can_store_nothing_without_any_cha
 ) -> None:
     world.writer.failure = LogError("no certificate")
     assert await world.hosted.ask(method="GET", path="/healthz") == 503
+
+
+@pytest.mark.conformance("KN-BRK-01")
+async def test_a_receiver_of_one_broker_serves_that_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its neighbours stand in the same topic, readable or not."""
+    world = World(monkeypatch)
+    world.contract.put(b"/shop/orders", b"no contract")
+    world.contract.put(b"/shop/mail", b"no contract")
+    await world.start(path="/shop/bills")
+    await world.serve(ORDERS, BILLS)
+    async with connected(world.port) as wire:
+        assert await world.statuses(wire, ORDERS, BILLS) == [404, 404, 202, 202]
+        wire.send(request(b"GET", b"/contract", b"x"))
+        told = json.loads((await wire.response()).body)
+    assert told == {"position": 4, "ingresses": 1, "refused": {}}
+    await world.stop()
+
+
+async def test_other_settings_of_its_producer_are_another_writer_and_lose_no_request(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(function, "WRITER_KEPT", 0.0)
+    await world.serve(ORDERS)
+    first = world.writer
+    set_otherwise = Kafka(bootstrap_servers="elsewhere:1", producer={"compression.type": "zstd"})
+    await world.serve(ORDERS.model_copy(update={"kafka": set_otherwise}))
+    assert len(world.made) == 2
+    made = dict(world.made[1])  # type: ignore[call-overload]
+    assert "zstd" in made.values()
+    assert made["bootstrap.servers"] == "kafka:9092", "events go where the contract is"
+    assert await world.hosted.ask(path="/shop/orders") == 202
+    assert world.receiver.ingest.writers == [first, world.writer]
+    await world.serve(ORDERS)
+    await until(lambda: world.receiver.ingest.writers == [first])
+    assert await world.hosted.ask(path="/shop/orders") == 202
+
+
+async def test_settings_that_no_producer_may_have_are_refused(world: World) -> None:
+    broken = Kafka(bootstrap_servers="kafka:9092", producer={"acks": "0"})
+    await world.serve(ORDERS.model_copy(update={"kafka": broken}), BILLS)
+    assert await world.hosted.ask(path="/shop/orders") == 404
+    assert await world.hosted.ask(path="/shop/bills") == 202
+    assert "acks" in world.receiver.ingest._contract.refused["/shop/orders"]  # type: ignore[union-attr]
+
+
+async def test_one_that_starts_while_kafka_is_away_is_ready_and_refuses_what_it_cannot_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """KN-DP-09: another pod would do no better, and senders are to hear of it at once."""
+    world = World(monkeypatch)
+    world.fails = "no answer"
+    await world.start(path="/shop/orders")
+    assert await world.hosted.ask(method="GET", path="/health/readiness") == 503
+    world.writer.away = LogError("no answer")
+    await until(lambda: world.receiver.ready()[0], within=10)
+    assert await world.hosted.ask(path="/shop/orders") == 503
+    world.writer.away, world.fails = None, ""
+    await world.serve(ORDERS)
+    assert await world.hosted.ask(path="/shop/orders") == 202
+    await world.stop()

@@ -206,7 +206,7 @@ async def test_one_connection_to_kafka_serves_all_brokers_of_it(
     elsewhere = ingress("elsewhere:9092").model_copy(update={"broker": "c"})
     contract = json.dumps([dump(each) for each in (*brokers, elsewhere)])
     receiver = Receiver()
-    await receiver.start({"KNAFKA_INGRESSES": contract})
+    await receiver.start({"KNAFKA_INGRESSES": contract, "KNAFKA_STATISTICS_INTERVAL": "0"})
     assert made == [
         {"bootstrap.servers": "nowhere:9092"},
         {"bootstrap.servers": "elsewhere:9092"},

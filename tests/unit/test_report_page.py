@@ -26,6 +26,7 @@ from knafka.core.delivery import Reason
 from knafka_jobs.report import document, page
 from knafka_jobs.report.document import (
     ERROR_CHARACTERS,
+    OTHERS,
     PREVIEW_CHARACTERS,
     ChangeKind,
     Report,
@@ -66,7 +67,7 @@ def test_a_report_survives_its_json() -> None:
 
 
 def test_a_report_of_another_version_is_refused() -> None:
-    document = sample_report().model_dump(mode="json", by_alias=True) | {"version": 2}
+    document = sample_report().model_dump(mode="json", by_alias=True) | {"version": 3}
     with pytest.raises(ValidationError):
         Report.model_validate(document)
 
@@ -115,16 +116,18 @@ def test_error_data_that_are_no_base64_are_shown_as_they_stand() -> None:
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_a_replay_command_is_quoted_for_the_shell(broker: str, trigger: str) -> None:
-    words = shlex.split(replay_command("ns", broker, trigger, "status", 503))
+    words = shlex.split(replay_command("ns", broker, trigger, "status", 503, broker))
     assert words[3:] == [
         "--broker", f"ns/{broker}", "--trigger", trigger, "--reason", "status", "--code", "503",
+        "--summary", broker,
     ]  # fmt: skip
+    assert "--summary" not in replay_command("ns", broker, trigger, "status", 503, OTHERS)
 
 
 def test_groups_that_differ_in_any_part_have_different_ids() -> None:
     statuses = (None, 0, 500, 503)
-    ids = {group_id("a-b", "c", "t", "http://s/", "status", status) for status in statuses}
-    ids |= {group_id("a", "b-c", "t", "http://s/", "status", None)}
+    ids = {group_id("a-b", "c", "t", "http://s/", "status", status, "") for status in statuses}
+    ids |= {group_id("a", "b-c", "t", "http://s/", "status", None, "")}
     assert len(ids) == 5
 
 

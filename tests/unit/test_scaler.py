@@ -11,7 +11,7 @@ from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running,
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import LogError
-from knafka_operator.decide.scaling import Scale
+from knafka_operator.decide.scaling import Cause, Scale
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import GRACE
 from knafka_operator.scale.scaled_trigger import KEPT_WITHOUT_DRAIN
@@ -46,6 +46,29 @@ async def test_lag_opens_as_many_drains_as_it_takes(lags: FakeLags, drains: Fake
         lags.by_group["group-mail"] = 450
         await asyncio.sleep(10)
         assert len(drains.open) == 5
+
+
+async def test_a_question_without_an_answer_is_counted_and_the_decision_before_holds(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 250
+        await scaler.watch("mail", egress(), SCALING)
+        await asyncio.sleep(1)
+        lags.errors["orders"] = LogError("away")
+        await asyncio.sleep(25)
+        counts = scaler.counts("mail")
+        assert counts is not None
+        assert not counts.lag_known
+        assert counts.decisions == {Cause.LAG: 1, Cause.LAG_UNKNOWN: 2}
+        assert counts.wakes == {Cause.LAG: 1}
+        assert scaler.statuses()["mail"].scale.replicas == 3
+        lags.errors.clear()
+        await asyncio.sleep(10)
+        counts = scaler.counts("mail")
+        assert counts is not None
+        assert counts.lag_known
+    assert scaler.counts("bill") is None
 
 
 async def test_a_drain_is_never_cut_to_scale_down(lags: FakeLags, drains: FakeDrains) -> None:

@@ -34,7 +34,7 @@ async def test_a_changed_egress_goes_on_in_the_request_of_its_shard(
 ) -> None:
     """The contract's topic changes it; the request is the shard's."""
     async with running(lags, drains) as scaler:
-        lags.by_group["group-mail"] = 7
+        lags.by_group["group-mail"] = 12
         await share(scaler, "mail")
         await asyncio.sleep(1)
         drains.open_shards[0].tell(mail=DrainProgress(read=9, delivered=9))
@@ -42,7 +42,7 @@ async def test_a_changed_egress_goes_on_in_the_request_of_its_shard(
         start = now()
         await scaler.watch("mail", egress(url="http://new/"), SCALING, SHARD)
         assert now() == start
-        assert (scaler.statuses()["mail"].lag, counts(scaler, "mail").delivered) == (7, 9)
+        assert (scaler.statuses()["mail"].lag, counts(scaler, "mail").delivered) == (12, 9)
         drains.open_shards[0].tell(mail=DrainProgress(read=2, delivered=2))
         await asyncio.sleep(30)
         assert counts(scaler, "mail").delivered == 11, "its next drain counts anew"

@@ -168,6 +168,28 @@ async def test_counts_of_each_trigger_are_summed_over_the_shards_requests(
         assert counts(scaler, "mail") == DrainProgress(read=14, delivered=13, unsettled=1)
 
 
+async def test_dead_letters_of_each_trigger_are_summed_by_reason_over_the_shards_requests(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 1
+        await share(scaler, "mail")
+        await asyncio.sleep(1)
+        first = drains.open_shards[0]
+        first.tell(mail=DrainProgress(dead_lettered=1, dead_letters={"timeout": 1}))
+        first.tell(
+            mail=DrainProgress(dead_lettered=3, dead_letters={"timeout": 1, "status 503": 2})
+        )
+        await asyncio.sleep(0.1)
+        assert counts(scaler, "mail").dead_letters == {"timeout": 1, "status 503": 2}
+        first.end(Ended.BUDGET, None)
+        await asyncio.sleep(0.6)
+        again = DrainProgress(dead_lettered=1, dead_letters={"timeout": 1})
+        drains.open_shards[0].tell(mail=again)
+        await asyncio.sleep(0.1)
+        assert counts(scaler, "mail").dead_letters == {"timeout": 2, "status 503": 2}
+
+
 async def test_a_drain_that_failed_in_a_shard_is_its_own_triggers_error(
     lags: FakeLags, drains: FakeDrains
 ) -> None:
@@ -325,3 +347,63 @@ async def test_a_line_with_one_egress_is_no_look_at_the_others(
         assert (status.counts.delivered, status.error) == (3, None)
         for name, value in before.items():
             setattr(shard, name, dict(value))
+
+
+async def test_what_a_shard_tells_to_be_settled_waits_no_more_and_is_not_asked_for(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """Its neighbours may keep the shard's request open, for as long as they retry."""
+    async with running(lags, drains) as scaler:
+        lags.by_group |= {"group-mail": 2, "group-bill": 1}
+        await share(scaler, "mail", "bill")
+        await asyncio.sleep(1)
+        asked = len(lags.asked)
+        drains.open_shards[0].tell(
+            mail=DrainProgress(read=2, delivered=1, unsettled=1),
+            bill=DrainProgress(read=1, unsettled=1),
+        )
+        await asyncio.sleep(1)
+        assert [scaler.statuses()[each].lag for each in ("mail", "bill")] == [2, 1]
+        drains.open_shards[0].tell(mail=DrainProgress(read=2, delivered=1, filtered=1))
+        await asyncio.sleep(1)
+        assert [scaler.statuses()[each].lag for each in ("mail", "bill")] == [0, 1]
+        assert scaler.statuses()["mail"].scale == Scale(0, "nothing waits")
+        assert len(lags.asked) == asked
+
+
+async def test_what_was_settled_but_not_committed_when_it_was_asked_for_is_asked_for_once_more(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """A dispatcher tells at once what it has settled, and commits it up to a second later."""
+    quick = Autoscaling(polling_interval=1)
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 1
+        await share(scaler, "mail", autoscaling=quick)
+        await asyncio.sleep(1.5)
+        drains.open_shards[0].tell(mail=DrainProgress(read=1, delivered=1))
+        await asyncio.sleep(0.1)
+        assert scaler.statuses()["mail"].lag == 0
+        await share(scaler, "mail", autoscaling=quick)  # a change of it has it asked for
+        await asyncio.sleep(1)
+        assert scaler.statuses()["mail"].lag == 1
+        lags.by_group["group-mail"], asked = 0, len(lags.asked)
+        await asyncio.sleep(4)
+        assert scaler.statuses()["mail"].lag == 0
+        await asyncio.sleep(30)
+        assert len(lags.asked) == asked + 1
+
+
+async def test_what_goes_on_waiting_in_a_shard_at_rest_is_asked_for_once_more_and_no_oftener(
+    lags: FakeLags, drains: FakeDrains
+) -> None:
+    """The end of a transaction is an offset that nobody ever reads."""
+    async with running(lags, drains) as scaler:
+        lags.by_group["group-mail"] = 3
+        await share(scaler, "mail", autoscaling=Autoscaling(polling_interval=1))
+        await asyncio.sleep(1.5)
+        drains.open_shards[0].tell(mail=DrainProgress(read=2, delivered=2))
+        asked = len(lags.asked)
+        lags.by_group["group-mail"] = 1
+        await asyncio.sleep(30)
+        assert scaler.statuses()["mail"].lag == 1
+        assert len(lags.asked) == asked + 1

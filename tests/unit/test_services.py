@@ -15,6 +15,7 @@ from knafka_operator.decide.desired import Defaults
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.resources import Broker, Trigger
 from knafka_operator.model.settings import Settings
+from knafka_operator.model.tracing import FunctionTracing
 
 SETTINGS = Settings(namespace="knafka", image="example.com/knafka:1")
 DEFAULTS = Defaults(kafka=Kafka(bootstrap_servers="kafka:9092"))
@@ -43,10 +44,13 @@ def _trigger(**metadata: Any) -> Trigger:
     )
 
 
+FOLLOWED = contract.Receiver(
+    kafka=DEFAULTS.kafka, contract_topic="knafka-contract", path="/shop/default"
+)
+
+
 def _receiver(broker: Broker, secret: tuple[str, str] | None = None) -> dict[str, Any]:
-    topic = desired.broker_topic(broker, None, DEFAULTS)
-    ingress = desired.ingress(broker, topic, {}, DEFAULTS)
-    return services.receiver_service(broker, ingress, secret, SETTINGS)
+    return services.receiver_service(broker, FOLLOWED, secret, SETTINGS)
 
 
 def _egress(**changed: Any) -> Egress:
@@ -72,8 +76,8 @@ def _environment(service: dict[str, Any]) -> dict[str, str]:
 
 def test_the_receiver_reads_its_contract_back_from_its_environment() -> None:
     service = _receiver(_broker())
-    (ingress,) = contract.parse_ingresses(_environment(service)["KNAFKA_INGRESSES"])
-    assert ingress.path == "/shop/default"
+    told = documents.parse_json(contract.Receiver, _environment(service)["KNAFKA_RECEIVER"])
+    assert told == FOLLOWED
     assert _environment(service)["FUNCTION_TARGET"] == "receive"
 
 
@@ -146,10 +150,9 @@ def test_every_function_can_be_profiled_where_the_installation_says_so(
 ) -> None:
     """DSP-14; where it doesn't, nothing is added, so that no Revision rolls."""
     broker = _broker()
-    ingress = desired.ingress(broker, desired.broker_topic(broker, None, DEFAULTS), {}, DEFAULTS)
     shard = Shard(group="knafka-shard-0", kafka=DEFAULTS.kafka, contract_topic="knafka-contract")
     for service in (
-        services.receiver_service(broker, ingress, None, settings),
+        services.receiver_service(broker, FOLLOWED, None, settings),
         services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
         services.shard_service(broker, shard, 0, None, settings),
     ):
@@ -159,12 +162,11 @@ def test_every_function_can_be_profiled_where_the_installation_says_so(
 def test_every_function_logs_json_and_traces_as_the_installation_says() -> None:
     """DSP-12; without traces there is no variable of them, so that no Revision rolls."""
     tracing = {"OTEL_TRACES_EXPORTER": "zipkin"}
-    for settings, said in ((SETTINGS, None), (replace(SETTINGS, tracing=tracing), "zipkin")):
+    traced = replace(SETTINGS, tracing=FunctionTracing(tracing))
+    for settings, said in ((SETTINGS, None), (traced, "zipkin")):
         broker = _broker()
-        topic = desired.broker_topic(broker, None, DEFAULTS)
-        ingress = desired.ingress(broker, topic, {}, DEFAULTS)
         for service in (
-            services.receiver_service(broker, ingress, None, settings),
+            services.receiver_service(broker, FOLLOWED, None, settings),
             services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 3, None, settings),
         ):
             assert _environment(service).get("OTEL_TRACES_EXPORTER") == said

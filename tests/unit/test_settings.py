@@ -11,7 +11,15 @@ from knafka import settings
 from knafka.core.contract import Egress, Kafka, Receiver, Shard, Sink
 from knafka.core.documents import dump
 from knafka.core.errors import InvalidDocument
-from knafka.settings import EGRESS, INGRESSES, LOG_LEVEL, RECEIVER, SHARD, Listen
+from knafka.settings import (
+    EGRESS,
+    INGRESSES,
+    LOG_LEVEL,
+    RECEIVER,
+    SHARD,
+    STATISTICS_INTERVAL,
+    Listen,
+)
 
 EGRESS_DOCUMENT = Egress(
     namespace="ns",
@@ -140,3 +148,14 @@ def test_a_shard_without_one_of_its_fields_is_told(field: str) -> None:
     document = {name: each for name, each in dump(SHARD_DOCUMENT).items() if name != field}
     with pytest.raises(InvalidDocument, match=rf"missing field\(s\): {field}"):
         settings.shard({SHARD: json.dumps(document)})
+
+
+def test_librdkafka_reports_every_fifteen_seconds_unless_it_is_set() -> None:
+    assert settings.statistics_interval({}) == 15.0
+    assert settings.statistics_interval({STATISTICS_INTERVAL: "0"}) == 0.0
+
+
+@pytest.mark.parametrize("interval", ["", "-1", "1.5", "x", "86401", "9" * 5000])
+def test_an_interval_that_is_none_is_told(interval: str) -> None:
+    with pytest.raises(InvalidDocument, match=f"^{STATISTICS_INTERVAL}: invalid value"):
+        settings.statistics_interval({STATISTICS_INTERVAL: interval})

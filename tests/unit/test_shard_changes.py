@@ -27,7 +27,7 @@ from knafka.core.documents import dump
 from knafka.core.drain import Ended, ShardProgress
 from knafka.core.errors import LogError
 from knafka.dispatcher.connecting import LEAST_BYTES, SHARD_BYTES
-from knafka.dispatcher.lease import RENEWAL_PATIENCE
+from knafka.draining.lease import RENEWAL_PATIENCE
 from knafka.ports.log import Assignment, LogReader, OffsetAndMetadata
 from knafka.ports.subscriber import Response
 from knafka.settings import DRAIN_AT_START, SERVICE_URL

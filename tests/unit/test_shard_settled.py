@@ -11,7 +11,7 @@ from support.drains import TOPIC, World, until
 from support.logs import shared_memory
 from support.shards import Shard, lines_of
 
-from knafka.clients.memory_log import Marker
+from knafka.clients.memory_records import Marker
 from knafka.clients.memory_shared import MemoryOffsets
 from knafka.core.contract import Delivery
 from knafka.core.drain import Ended, Settled, ShardProgress

@@ -131,12 +131,23 @@ def test_without_the_extra_events_go_on_without_traces(
     assert "install knafka[tracing]" in caplog.text
 
 
+def test_without_the_extra_for_grpc_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not in the functions' image."""
+    name = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
+    monkeypatch.setitem(sys.modules, name, None)
+    environment = {OTLP: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    assert starting.start_tracing(environment, "knafka-receiver") is None
+    assert "install knafka[tracing-grpc]" in caplog.text
+
+
 def test_what_the_sdk_refuses_is_said_and_events_go_on_without_traces(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    environment = {OTLP: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    environment = {OTLP: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}
     assert starting.start_tracing(environment, "knafka-receiver") is None
-    assert "want http/protobuf" in caplog.text
+    assert "want http/protobuf or grpc" in caplog.text
     monkeypatch.setenv("OTEL_EXPORTER_ZIPKIN_TIMEOUT", "soon")
     assert starting.start_tracing({"OTEL_TRACES_EXPORTER": "zipkin"}, "knafka-receiver") is None
     assert "the exporter can't be started" in caplog.text

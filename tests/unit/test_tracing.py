@@ -94,6 +94,8 @@ ZIPKIN = {"OTEL_EXPORTER_ZIPKIN_ENDPOINT": "http://zipkin:9411/api/v2/spans"}
         ({"OTEL_SDK_DISABLED": "true", **OTLP}, TracingSettings()),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": " "}, TracingSettings()),
         (OTLP, TracingSettings("otlp")),
+        ({**OTLP, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, TracingSettings("otlp-grpc")),
+        ({**OTLP, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}, TracingSettings("otlp-grpc")),
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c/v1/traces"}, TracingSettings("otlp")),
         (ZIPKIN, TracingSettings("zipkin")),
         ({"OTEL_TRACES_EXPORTER": "Zipkin", **OTLP}, TracingSettings("zipkin")),
@@ -123,8 +125,8 @@ def test_the_environment_says_whether_and_how_events_are_traced(
     ("name", "value", "exporter"),
     [
         ("OTEL_TRACES_EXPORTER", "jaeger", None),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", None),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", None),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", None),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "thrift", None),
         ("OTEL_TRACES_SAMPLER", "jaeger_remote", "otlp"),
     ],
 )

@@ -1,0 +1,217 @@
+"""The console of a cluster as a person meets it: `knafka console`, and the function's sign-in page
+in a real Chromium. The API server is one of the tests; tests/cluster has a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from selenium.webdriver import Chrome, Keys
+from selenium.webdriver.remote.webelement import WebElement
+from support.api_server import ApiServer
+from support.browser import every, look_as, one, script, wait
+from support.console_cluster import PODS, console_cluster
+
+from knafka_local.children import HOST, listen, port_of
+from knafka_local.console.function import Viewers
+from knafka_local.console.metrics import ProxiedMetrics, SharedFigures
+from knafka_local.console.server import ConsoleServer
+from knafka_local.console.settings import Settings
+from knafka_local.console.sign_in import SignIn
+from knafka_local.kubernetes_api import KubernetesApi
+from knafka_operator.model.resources import EVENTING
+
+TOKEN = "eyJhbGciOi.a-token.of_ada"
+
+
+def test_knafka_console_serves_a_clusters_flow_until_it_is_stopped(tmp_path: Path) -> None:
+    with console_cluster() as (server, client):
+        file = tmp_path / "config"
+        file.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1", "kind": "Config", "current-context": "dev",
+                    "clusters": [{"name": "c", "cluster": {"server": client.configuration.host}}],
+                    "users": [{"name": "u", "user": {"token": TOKEN}}],
+                    "contexts": [{"name": "dev", "context": {"cluster": "c", "user": "u"}}],
+                }
+            )
+        )  # fmt: skip
+        server.users = {TOKEN: lambda _: True}
+        command = [sys.executable, "-m", "knafka_local", "console", "--kubeconfig", str(file)]
+        running = subprocess.Popen(
+            [*command, "--context", "dev"],
+            stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        try:
+            assert running.stdout is not None
+            line = running.stdout.readline()
+            found = re.fullmatch(r"console of dev at (http://127\.0\.0\.1:\d+/)\n", line)
+            assert found is not None, line
+            assert server.asked == [], "nobody looks, so nothing is asked"
+            with urllib.request.urlopen(f"{found[1]}api/state", timeout=30) as response:
+                state = json.load(response)
+            assert [each["name"] for each in state["triggers"]] == ["mail", "mail"]
+            assert state["triggers"][0]["lag"] == 12
+            running.send_signal(signal.SIGINT)
+            assert running.wait(20) == 0
+        finally:
+            running.kill()
+            running.wait()
+            assert running.stdout is not None
+            running.stdout.close()
+
+
+@contextmanager
+def function(client: object) -> Iterator[str]:
+    """The function on a thread, reading the operator's metrics through the API server."""
+    listener = listen()
+    url = f"http://{HOST}:{port_of(listener)}/"
+    loop = asyncio.new_event_loop()
+    started, stop = threading.Event(), asyncio.Event()
+
+    async def run() -> None:
+        figures = SharedFigures(ProxiedMetrics(KubernetesApi(client), "knafka"))  # type: ignore[arg-type]
+        viewers = Viewers(client, figures, Settings("knafka", "dev"))  # type: ignore[arg-type]
+        sign_in = SignIn(viewers.source, plain_http=True)
+        server = await ConsoleServer.start_signed_in(listener, sign_in)
+        started.set()
+        await stop.wait()
+        await server.close()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
+    thread.start()
+    try:
+        assert started.wait(10)
+        yield url
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()
+        listener.close()
+
+
+def sign_in(chromium: Chrome, token: str, namespaces: str = "") -> None:
+    """As somebody without a mouse does."""
+    wait(chromium, lambda: script(chromium, "document.documentElement.dataset.ready"))
+    field = chromium.switch_to.active_element
+    assert field.get_attribute("id") == "token", "the focus is where one types"
+    field.clear()
+    field.send_keys(token)
+    field.send_keys(Keys.TAB)
+    other = chromium.switch_to.active_element
+    other.clear()
+    other.send_keys(namespaces)
+    other.send_keys(Keys.ENTER)
+
+
+def open_row(chromium: Chrome, row: WebElement, buttons: Sequence[str]) -> None:
+    """It has these of Pause and Resume, and says that dead letters need a right."""
+    row.find_element("css selector", ".opener").send_keys(Keys.ENTER)
+    wait(chromium, lambda: row.find_elements("css selector", ".conditions"))
+    shown = [each.text for each in row.find_elements("css selector", ".pause")]
+    assert [each for each in shown if each] == buttons
+    wait(chromium, lambda: "deadletters in shop" in row.text)
+
+
+def may(server: ApiServer) -> None:
+    """Ada may look at the namespace `shop` and change its Subscriptions, not its Triggers."""
+    server.users = {
+        "function": lambda asked: asked["namespace"] == "knafka",
+        TOKEN: lambda asked: (
+            asked["namespace"] == "shop"
+            and not asked.get("subresource")
+            and (asked["verb"] != "patch" or asked["resource"] == "subscriptions")
+        ),
+    }
+
+
+def test_somebody_signs_in_sees_what_the_token_may_see_and_signs_out(chromium: Chrome) -> None:
+    with console_cluster() as (server, client):
+        client.configuration.api_key = {"authorization": "Bearer function"}
+        may(server)
+        with function(client) as url:
+            look_as(chromium, 390, 844, dark=True)
+            chromium.get(url)
+            assert script(chromium, "document.documentElement.scrollWidth") == 390
+            sign_in(chromium, "nobody")
+            wait(chromium, lambda: "accept this token" in one(chromium, "#refused").text)
+            script(chromium, "document.getElementById('token').focus()")
+            sign_in(chromium, TOKEN)
+            wait(chromium, lambda: "name the namespaces" in one(chromium, "#refused").text)
+            script(chromium, "document.getElementById('token').focus()")
+            sign_in(chromium, TOKEN, "shop")
+            wait(chromium, lambda: every(chromium, ".trigger"))
+            assert chromium.current_url == url, "a token is in no address"
+            assert TOKEN not in chromium.page_source
+            assert TOKEN not in str(script(chromium, "document.cookie"))
+            titles = [each.text for each in every(chromium, ".flow h2")]
+            assert titles == ["shop/main", "shop/orders KafkaChannel"]
+            mail, post = every(chromium, ".trigger")
+            assert "12 waiting" in mail.text
+            assert "3 waiting" in post.text
+
+            open_row(chromium, mail, [])
+            open_row(chromium, post, ["Pause"])
+            post.find_element("css selector", ".pause").send_keys(Keys.ENTER)
+            version = "messaging.knative.dev/v1"
+
+            def paused() -> bool:
+                stored = server.found(version, "Subscription", "shop", "mail")
+                return stored is not None and "annotations" in stored["metadata"]
+
+            wait(chromium, paused)
+            stored = server.found(EVENTING, "Trigger", "shop", "mail")
+            assert stored is not None
+            assert "annotations" not in stored["metadata"]
+
+            one(chromium, "#sign-out").send_keys(Keys.ENTER)
+            wait(chromium, lambda: every(chromium, "#sign-in"))
+            chromium.get("about:blank")
+            chromium.get_log("browser")  # type: ignore[no-untyped-call]
+        assert PODS in server.asked
+
+
+def test_a_token_that_has_expired_leads_back_to_the_sign_in_page(chromium: Chrome) -> None:
+    with console_cluster() as (server, client):
+        may(server)
+        with function(client) as url:
+            look_as(chromium, 1280, 900, dark=False)
+            chromium.get(url)
+            sign_in(chromium, TOKEN, "shop")
+            wait(chromium, lambda: every(chromium, ".trigger"))
+            server.users = {}
+            wait(chromium, lambda: every(chromium, "#sign-in"))
+            assert "knafka-session" not in str(script(chromium, "document.cookie"))
+            chromium.get("about:blank")
+            chromium.get_log("browser")  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_sign_in_page_is_readable(chromium: Chrome, dark: bool) -> None:
+    with console_cluster() as (_, client), function(client) as url:
+        look_as(chromium, 1280, 900, dark=dark)
+        chromium.get(url)
+        wait(chromium, lambda: script(chromium, "document.documentElement.dataset.ready"))
+        assert [each.text for each in every(chromium, "label")] != []
+        for field in every(chromium, "input"):
+            colours = script(
+                chromium,
+                "['color', 'backgroundColor'].map((each) => getComputedStyle(arguments[0])[each])",
+                field,
+            )
+            assert isinstance(colours, list)
+            assert colours[0] != colours[1]
+        chromium.get("about:blank")
+        chromium.get_log("browser")  # type: ignore[no-untyped-call]

@@ -1,0 +1,109 @@
+"""A Sensor's processes on real Kafka (BUS-14 to BUS-17)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from support.kafka import Kafka, MakeTopic
+from support.sensors import SensorWorld, process, rest
+
+from knafka.sensor.processor import Processor
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def world(kafka: Kafka, topic: MakeTopic) -> SensorWorld:
+    return SensorWorld(kafka, topic)
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[[Processor], Processor]]:
+    """Closes what was started when the test is over."""
+    with ExitStack() as stack:
+
+        def start(processor: Processor) -> Processor:
+            stack.callback(processor.close, 10)
+            return processor
+
+        yield start
+
+
+TWO = {"t1": "a && b", "t2": "c && d"}
+
+
+@pytest.mark.conformance("BUS-3", "BUS-14", "BUS-16")
+def test_a_trigger_fires_once_while_another_waits(
+    world: SensorWorld, started: Callable[[Processor], Processor]
+) -> None:
+    """BUS-14, BUS-16: a, c and d have come; t2 is invoked exactly once, and t1 waits."""
+    processor = started(world.processor(world.sensor(TWO)))
+    world.publish("a1", "c1", "d1")
+    process([processor], lambda: world.actions() != [])
+    rest([processor])
+    assert world.actions() == ["t2: c1 d1"]
+    committed = world.committed(world.trigger_topic)[0]
+    needed = json.loads(committed.metadata)
+    assert needed == {"t1": 0, "t2": committed.offset}
+    assert committed.offset >= 3
+
+
+@pytest.mark.conformance("BUS-13", "BUS-15", "BUS-17")
+def test_a_restart_doesnt_fire_again_and_has_what_was_held(
+    world: SensorWorld, started: Callable[[Processor], Processor]
+) -> None:
+    """BUS-15, BUS-17: t2 is not invoked anew; and BUS-13: b completes t1 with the a of before."""
+    processor = world.processor(world.sensor(TWO))
+    world.publish("a1", "c1", "d1")
+    process([processor], lambda: world.actions() != [])
+    rest([processor])
+    processor.close(10)
+    processor = started(world.processor(world.sensor(TWO)))
+    rest([processor])
+    assert world.actions() == ["t2: c1 d1"]
+    world.publish("b1")
+    process([processor], lambda: len(world.actions()) == 2)
+    assert world.actions() == ["t2: c1 d1", "t1: a1 b1"]
+
+
+@pytest.mark.conformance("BUS-2", "BUS-12")
+def test_a_simple_condition_fires_without_the_trigger_topic(
+    world: SensorWorld, started: Callable[[Processor], Processor]
+) -> None:
+    """BUS-12."""
+    processor = started(world.processor(world.sensor({"t1": "a || b"})))
+    world.publish("a1", "b1", "c1")
+    process([processor], lambda: len(world.actions()) == 2)
+    assert world.actions() == ["t1: a1", "t1: b1"]
+    assert world.read(world.trigger_topic) == []
+
+
+@pytest.mark.conformance("BUS-20")
+def test_what_a_trigger_waits_for_is_no_lag(
+    world: SensorWorld, started: Callable[[Processor], Processor]
+) -> None:
+    """So that a Sensor may wait for a week and sleep: against BUS-14's and BUS-20's letter the
+    offset moves on, as the changelog has what is held."""
+    processor = started(world.processor(world.sensor(TWO)))
+    world.publish("a1", "a2", "a3")
+    process([processor], lambda: processor.counts.matched == 3)
+    rest([processor])
+    for topic in (world.bus, world.trigger_topic):
+        assert world.committed(topic)[0].offset == world.end(topic)
+
+
+def test_what_does_not_come_fires_after_its_time(
+    world: SensorWorld, started: Callable[[Processor], Processor]
+) -> None:
+    trigger = {"name": "late", "conditions": "a && !b", "within": "PT1S", "correlation": "order"}
+    processor = started(world.processor(world.sensor([trigger])))
+    world.publish("a1", order="one")
+    world.publish("a2", order="two")
+    world.publish("b1", order="one")
+    process([processor], lambda: world.actions() != [])
+    rest([processor])
+    assert world.actions() == ["late: a2"]
+    assert processor.held() == {}

@@ -1,0 +1,121 @@
+"""Sensors whose processes crash, lose their partitions and abort at any point: what fires is what
+the trigger topic says, each exactly once (BUS-14 to BUS-17, BUS-24, BUS-38)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.memory_sensors import PROCESSES, WAIT, MemorySensor, Send
+from support.sensors import Routed
+
+from knafka.clients.memory_transactions import Interruption
+
+
+@dataclass(frozen=True)
+class Run:
+    process: int
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    process: int
+    how: Interruption
+
+
+@dataclass(frozen=True)
+class End:
+    """kill -9, or a session that runs out."""
+
+    process: int
+    expelled: bool
+
+
+@dataclass(frozen=True)
+class Change:
+    """The Sensor is edited: nothing of it that counts here."""
+
+
+numbers = st.integers(0, PROCESSES - 1)
+sends = st.builds(Send, st.sampled_from("abc"), st.sampled_from("xy"), st.integers(0, 4))
+schedules = st.lists(
+    sends
+    | st.builds(Run, numbers)
+    | st.builds(Run, numbers)
+    | st.builds(Interrupt, numbers, st.sampled_from(Interruption))
+    | st.builds(End, numbers, st.booleans())
+    | st.builds(Change),
+    max_size=60,
+)
+
+
+def fires(key: str, events: Sequence[Routed]) -> list[str]:
+    """What a trigger fires for these events, in their order."""
+    trigger = key.partition("/")[0]
+    if trigger == "late":
+        return late(events)
+    latest: dict[str, Routed] = {}
+    fired = []
+    for event in events:
+        dependency = event.identity[0]
+        latest[dependency] = max(event, latest.get(dependency, event))
+        if len(latest) == {"two": 2, "three": 3}[trigger]:
+            fired.append(" ".join(each.identity for each in sorted(latest.values())))
+            latest.clear()
+    return fired
+
+
+def late(events: Sequence[Routed]) -> list[str]:
+    """Each a that no b follows in time, but for those that came while one waited."""
+    fired = []
+    waiting: Routed | None = None
+    for event in sorted(events, key=lambda each: (each.at, each.identity[0], each.offset)):
+        if waiting is not None and event.at > waiting.at + WAIT * 1000:
+            fired.append(waiting.identity)
+            waiting = None
+        if event.identity[0] == "b":
+            waiting = None
+        elif waiting is None:
+            waiting = event
+    return fired if waiting is None else [*fired, waiting.identity]
+
+
+@pytest.mark.conformance("BUS-14", "BUS-15", "BUS-17", "BUS-19", "BUS-24", "BUS-38")
+@settings(deadline=None)
+@given(st.integers(1, 3), schedules)
+def test_whatever_ends_when_each_condition_fires_exactly_once(
+    partitions: int, schedule: list[Send | Run | Interrupt | End | Change]
+) -> None:
+    world = MemorySensor(partitions)
+    for each in schedule:
+        match each:
+            case Send():
+                world.send(each)
+            case Run(number):
+                world.run(number)
+            case Interrupt(number, how):
+                world.opened(number)[1].interrupt(how)
+            case End(number, expelled):
+                world.end(number, expelled=expelled)
+            case Change():
+                world.generation += 1
+    world.generation += 1
+    world.rest()
+    routed = world.routed()
+    wanted = Counter(
+        (f"{trigger}/{order}" if trigger != "two" else trigger, identity)
+        for identity, order in world.sent
+        for trigger, dependencies in (("two", "ab"), ("three", "abc"), ("late", "ab"))
+        if identity[0] in dependencies
+    )
+    assert (
+        Counter((key, each.identity) for key, events in routed.items() for each in events) == wanted
+    )
+    expected = Counter(
+        f"{key}: {fired}" for key, events in routed.items() for fired in fires(key, events)
+    ) + Counter(f"one: {identity}" for identity, _ in world.sent if identity[0] == "c")
+    assert world.actions() == expected

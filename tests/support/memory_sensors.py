@@ -1,0 +1,187 @@
+"""A Sensor with its processes in memory: one thread, no clock, any schedule."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from support.sensors import Routed
+
+from knafka.clients.memory_log import MemoryLog
+from knafka.clients.memory_records import MemoryRecord
+from knafka.clients.memory_transactions import Crashed, MemoryTransactions
+from knafka.core.documents import parse
+from knafka.core.errors import LogError
+from knafka.core.event import Event
+from knafka.core.kafka_binding import RecordHeaders, to_record
+from knafka.core.sensor.contract import Sensor
+from knafka.sensor.processor import Processor
+from knafka.tracing.spans import Tracer
+
+BUS, TRIGGER, CHANGELOG, ACTION, GROUP = "bus", "trigger", "changelog", "action", "shop-sensor"
+WAIT = 3
+"""Seconds that `late` waits for b."""
+PROCESSES = 3
+
+
+@dataclass(frozen=True)
+class Send:
+    dependency: str
+    order: str
+    after: int
+    """Seconds since the event before."""
+
+
+def sensor(generation: int, without: Sequence[str] = ()) -> Sensor:
+    declared = parse(
+        Sensor,
+        {
+            "namespace": "shop",
+            "name": "sensor",
+            "generation": generation,
+            "kafka": {"bootstrapServers": "memory:1"},
+            "topic": BUS,
+            "group": GROUP,
+            "triggerTopic": TRIGGER,
+            "changelogTopic": CHANGELOG,
+            "actionTopic": ACTION,
+            "dependencies": [
+                {"name": each, "filter": {"attributes": {"type": each}}} for each in "abc"
+            ],
+            "triggers": [
+                {"name": "two", "conditions": "a && b"},
+                {"name": "three", "conditions": "a && b && c", "correlation": "order"},
+                {"name": "one", "conditions": "c"},
+                {
+                    "name": "late",
+                    "conditions": "a && !b",
+                    "within": f"PT{WAIT}S",
+                    "correlation": "order",
+                },
+            ],
+        },
+    )
+    kept = tuple(each for each in declared.triggers if each.name not in without)
+    return declared.model_copy(update={"triggers": kept})
+
+
+class MemorySensor:
+    def __init__(self, partitions: int) -> None:
+        self.memory = MemoryLog()
+        for topic in (BUS, TRIGGER, CHANGELOG, ACTION):
+            self.memory.create(topic, partitions)
+        self.now = 1_000_000
+        self.generation = 1
+        self.without: tuple[str, ...] = ()
+        """Triggers that the Sensor has no more."""
+        self.tracer: Tracer | None = None
+        self.sent: list[tuple[str, str]] = []
+        self._processes: list[tuple[Processor, MemoryTransactions] | None] = [None] * PROCESSES
+
+    def send(self, event: Send, traceparent: bytes | None = None) -> None:
+        self.now += event.after * 1000
+        identity = f"{event.dependency}{len(self.sent)}"
+        attributes = {
+            "specversion": "1.0",
+            "id": identity,
+            "source": "/s",
+            "type": event.dependency,
+            "order": event.order,
+            "partitionkey": str(len(self.sent)),
+        }
+        passed: RecordHeaders = [] if traceparent is None else [("traceparent", traceparent)]
+        draft = to_record(Event(attributes, None), passed)
+        self.memory.store(BUS, draft.key, draft.value, draft.headers, timestamp=self.now)
+        self.sent.append((identity, event.order))
+
+    def opened(self, number: int) -> tuple[Processor, MemoryTransactions]:
+        if (found := self._processes[number]) is None:
+            logs: list[MemoryTransactions] = []
+
+            def open_log(claims: Processor) -> MemoryTransactions:
+                topics = [BUS, TRIGGER]
+                logs.append(MemoryTransactions(self.memory, GROUP, topics, claims, str(number)))
+                return logs[0]
+
+            processor = Processor(sensor(self.generation, self.without), open_log, self.tracer)
+            found = self._processes[number] = processor, logs[0]
+        return found
+
+    def run(self, number: int) -> int:
+        """One batch; a process that has ended is started again the next time."""
+        processor, _ = self.opened(number)
+        try:
+            return processor.step(self.now)
+        except Crashed:
+            self._processes[number] = None
+        except LogError:
+            # As its drain: it leaves, and another one begins.
+            with suppress(Crashed):
+                processor.close(1)
+            self._processes[number] = None
+        return 1
+
+    def end(self, number: int, *, expelled: bool) -> None:
+        _, log = self.opened(number)
+        if expelled:
+            log.expel()
+        else:
+            log.crash()
+            self._processes[number] = None
+
+    def rest(self) -> None:
+        """Until nothing is left to do, long after the last event."""
+        self.now += 3600 * 1000
+        for _ in range(3):
+            quiet = 0
+            while quiet < 5:
+                work = sum(self.run(each) for each in range(PROCESSES))
+                quiet = 0 if work else quiet + 1
+                self.now += 1000
+
+    def read(self, topic: str) -> Sequence[MemoryRecord]:
+        return [
+            each
+            for partition in self.memory.topics[topic]
+            for each in partition
+            if type(each) is MemoryRecord
+        ]
+
+    def unread(self, number: int) -> bool:
+        """Whether this process has records to read."""
+        _, log = self.opened(number)
+        return any(
+            position < len(self.memory.topics[each.topic][each.number])
+            for each, position in log._next.items()
+        )
+
+    def changelog(self) -> Mapping[str, MemoryRecord]:
+        """What compaction leaves of it, by key."""
+        found: dict[str, MemoryRecord] = {}
+        for record in self.read(CHANGELOG):
+            key = (record.key() or b"").decode()
+            if record.value() is None:
+                found.pop(key, None)
+            else:
+                found[key] = record
+        return found
+
+    def actions(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for record in self.read(ACTION):
+            key = (record.key() or b"").decode()
+            used = " ".join(each["id"] for each in json.loads(record.value() or b""))
+            found[f"{key}: {used}"] += 1
+        return found
+
+    def routed(self) -> Mapping[str, Sequence[Routed]]:
+        found: dict[str, list[Routed]] = {}
+        for record in self.read(TRIGGER):
+            headers = dict(record.headers() or ())
+            identity = json.loads(record.value() or b"")["id"]
+            routed = Routed(int(headers["at"]), record.offset(), identity)
+            found.setdefault((record.key() or b"").decode(), []).append(routed)
+        return found

@@ -1,0 +1,206 @@
+"""Sensors in tests: events written short, and the reducer played over them."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from support.kafka import Kafka, MakeTopic
+
+from knafka.clients.kafka_transactions import KafkaTransactions
+from knafka.core.documents import parse
+from knafka.core.event import Event
+from knafka.core.kafka_binding import read, to_record
+from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.held import Firing, Held, HeldEvent
+from knafka.core.sensor.rules import Rule, Step, step
+from knafka.ports.log import OffsetAndMetadata, Record
+from knafka.sensor.processor import Processor
+
+
+def event(dependency: str, identity: str, at: int, offset: int) -> HeldEvent:
+    return HeldEvent(dependency, identity, at, offset, identity.encode())
+
+
+def played(rule: Rule, events: str) -> Step:
+    """What is held and has fired after `a1@3 b1@5`: the dependency's letter and a number, and the
+    time; in the order in which they come."""
+    held: Held = ()
+    firings: list[Firing] = []
+    for offset, text in enumerate(events.split()):
+        identity, _, at = text.partition("@")
+        after = step(rule, held, event(identity[0], identity, int(at), offset))
+        held = after.held
+        firings += after.firings
+    return Step(held, tuple(firings))
+
+
+class Routed(NamedTuple):
+    """An event for a trigger, as it lies in the trigger topic; in the order of time."""
+
+    at: int
+    offset: int
+    identity: str
+
+
+class SensorWorld:
+    """The topics of one Sensor on a real Kafka, who writes to its bus and who reads its actions."""
+
+    def __init__(self, kafka: Kafka, topic: MakeTopic, partitions: int = 1) -> None:
+        self._connection = {"bootstrap.servers": kafka.bootstrap_servers}
+        self.bus, self.trigger_topic = topic(partitions), topic(partitions)
+        self.changelog = topic(partitions, cleanup_policy="compact")
+        self.action_topic = topic(partitions)
+        self.group = f"shop-sensor-{uuid.uuid4().hex[:8]}"
+        self._producer = Producer(self._connection)
+
+    def sensor(
+        self,
+        triggers: Mapping[str, str] | Sequence[Mapping[str, object]],
+        dependencies: str = "abcd",
+        generation: int = 1,
+    ) -> Sensor:
+        """`triggers`: conditions by name, or whole documents. A dependency is named like the type
+        of its events."""
+        if isinstance(triggers, Mapping):
+            triggers = [{"name": name, "conditions": text} for name, text in triggers.items()]
+        document = {
+            "namespace": "shop",
+            "name": "sensor",
+            "generation": generation,
+            "kafka": {"bootstrapServers": self._connection["bootstrap.servers"]},
+            "topic": self.bus,
+            "group": self.group,
+            "triggerTopic": self.trigger_topic,
+            "changelogTopic": self.changelog,
+            "actionTopic": self.action_topic,
+            "dependencies": [
+                {"name": each, "filter": {"attributes": {"type": each}}} for each in dependencies
+            ],
+            "triggers": list(triggers),
+        }
+        return parse(Sensor, document)
+
+    def processor(self, sensor: Sensor, transactional_id: str | None = None) -> Processor:
+        """One process's part."""
+        identity = transactional_id or f"{self.group}-{uuid.uuid4().hex[:8]}"
+
+        def open_log(claims: Processor) -> KafkaTransactions:
+            topics = [sensor.topic, sensor.trigger_topic]
+            return KafkaTransactions(self._connection, self.group, topics, claims, identity)
+
+        return Processor(sensor, open_log)
+
+    def publish(self, *events: str, **attributes: str) -> None:
+        """Append `a1`: an event of the type a whose id is a1."""
+        for identity in events:
+            draft = to_record(
+                Event(
+                    {
+                        "specversion": "1.0",
+                        "id": identity,
+                        "source": "/s",
+                        "type": identity[0],
+                        **attributes,
+                    },
+                    None,
+                )
+            )
+            headers: list[tuple[str, str | bytes | None]] = [*draft.headers]
+            self._producer.produce(self.bus, draft.value, draft.key, headers=headers)
+        assert self._producer.flush(30) == 0
+
+    def routed(self) -> Mapping[str, Sequence[Routed]]:
+        """What is in the trigger topic, in order, by its records' key."""
+        found: dict[str, list[Routed]] = {}
+        for each in self.read(self.trigger_topic):
+            headers = dict(cast(Record, each).headers() or ())
+            event = json.loads(each.value() or b"")
+            routed = Routed(int(headers["at"]), cast(int, each.offset()), event["id"])
+            found.setdefault((each.key() or b"").decode(), []).append(routed)
+        return found
+
+    def actions(self) -> list[str]:
+        """What has fired: `t1: a1 b1`, in the order of each partition."""
+        return [action_in(record) for record in self.read(self.action_topic)]
+
+    def read(self, topic: str) -> list[Message]:
+        """All committed records of a topic."""
+        consumer = Consumer(
+            {**self._connection, "group.id": uuid.uuid4().hex, "enable.partition.eof": True}
+        )
+        try:
+            numbers = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+            consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in numbers])
+            records: list[Message] = []
+            ended: set[int | None] = set()
+            while len(ended) < len(numbers):
+                for message in consumer.consume(1000, 1.0):
+                    if (error := message.error()) is None:
+                        records.append(message)
+                    else:
+                        assert error.code() == KafkaError._PARTITION_EOF
+                        ended.add(message.partition())
+            return records
+        finally:
+            consumer.close()
+
+    def end(self, topic: str, number: int = 0) -> int:
+        consumer = Consumer({**self._connection, "group.id": self.group})
+        try:
+            _, end = consumer.get_watermark_offsets(TopicPartition(topic, number), 30)
+            return end
+        finally:
+            consumer.close()
+
+    def committed(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
+        """What the Sensor's group has committed."""
+        consumer = Consumer({**self._connection, "group.id": self.group})
+        try:
+            numbers = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+            found = consumer.committed([TopicPartition(topic, each) for each in numbers], 30)
+            return {
+                each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
+                for each in found
+                if each.offset >= 0
+            }
+        finally:
+            consumer.close()
+
+
+def action_in(record: Message) -> str:
+    """What has fired, and with which events."""
+    event = read(cast(Record, record).headers(), record.value()).event
+    held = [each["id"] for each in json.loads(event.data or b"")]
+    return f"{event.attributes['sensortrigger']}: {' '.join(held)}"
+
+
+def process(
+    processors: Sequence[Processor], done: Callable[[], bool], patience: float = 60
+) -> None:
+    """Have them handle what comes, in turns, until something is done."""
+    deadline = time.monotonic() + patience
+    while not done():
+        for each in processors:
+            each.step(round(time.time() * 1000))
+        assert time.monotonic() < deadline, "it isn't done"
+
+
+def rest(processors: Sequence[Processor], quiet: float = 1.0) -> None:
+    """Have them handle what comes until nothing has come for a while."""
+    since = time.monotonic()
+    while time.monotonic() < since + quiet:
+        for each in processors:
+            if each.step(round(time.time() * 1000)):
+                since = time.monotonic()

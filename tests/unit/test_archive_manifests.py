@@ -1,0 +1,249 @@
+"""A DeadLetterArchive's Job as Kubernetes gets it, and what is wrong with one in words."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.operator_world import SETTINGS
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka_jobs import pod
+from knafka_operator.decide import archive_manifests as manifests
+from knafka_operator.decide.archive_runs import message_of
+from knafka_operator.model.archives import ARCHIVE, DeadLetterArchive
+from knafka_operator.model.sensors import KNAFKA
+
+WITH_IMAGE = replace(SETTINGS, jobs_image="knafka-jobs:1")
+CLAIM: dict[str, Any] = {"storage": {"claim": {"name": "tables"}}}
+BUCKET: dict[str, Any] = {
+    "storage": {
+        "url": "s3a://bucket/shop",
+        "endpoint": "http://s3:9000",
+        "credentials": {"name": "keys"},
+    }
+}
+POD = {
+    "KNAFKA_POD_NAME": "kept-7-x8s2k",
+    "KNAFKA_POD_NAMESPACE": "shop",
+    "KNAFKA_POD_IP": "10.0.0.7",
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "KUBERNETES_SERVICE_PORT": "443",
+    "KNAFKA_MEMORY": "2048",
+}
+
+
+def archive(**spec: Any) -> DeadLetterArchive:
+    metadata = {"namespace": "shop", "name": "kept", "uid": "uid-1", "generation": 2}
+    document = {"apiVersion": KNAFKA, "kind": ARCHIVE, "metadata": metadata, "spec": spec}
+    return parse(DeadLetterArchive, document)
+
+
+def job(*, report: bool = False, **spec: Any) -> dict[str, Any]:
+    made = manifests.job(
+        archive(**spec), 7, "group", "kafka:9092", ("keys", "1"), WITH_IMAGE, report=report
+    )
+    return dict(made)
+
+
+def container(made: dict[str, Any]) -> dict[str, Any]:
+    (found,) = made["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def environment(made: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container(made)["env"] if "value" in each}
+
+
+def settings_of(words: list[str]) -> dict[str, str]:
+    """Spark's, of what its launcher is started with."""
+    given = [word for flag, word in itertools.pairwise(words) if flag == "--conf"]
+    return dict(each.split("=", 1) for each in given)
+
+
+def test_the_job_says_all_that_its_pod_has_to_do() -> None:
+    made = full()
+    arguments = container(made)["args"]
+    given = pod._parser().parse_args(arguments)
+    assert (given.tables, str(given.broker)) == ("/archive/dead-letters", "shop/default")
+    assert (given.bootstrap_servers, given.group) == ("kafka:9092", "group")
+    assert (given.keep_hours, given.days, given.report) == (48, 7, True)
+    assert (given.resolved_hours, given.unresolved_hours) == (720, None)
+    assert container(made)["image"] == "knafka-jobs:1"
+
+
+def full() -> dict[str, Any]:
+    spec = {
+        **CLAIM,
+        "compaction": {"keep": "P2D"},
+        "report": {"schedule": "0 6 * * *", "days": 7},
+        "retention": {"resolved": "P30D"},
+    }
+    made = manifests.job(
+        archive(**spec), 7, "group", "kafka:9092", ("keys", "1"), WITH_IMAGE, report=True
+    )
+    return dict(made)
+
+
+def test_a_pod_that_fails_is_not_tried_again_by_kubernetes_and_an_evicted_one_is() -> None:
+    spec = job(**CLAIM)["spec"]
+    assert spec["backoffLimit"] == 0
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    (rule,) = spec["podFailurePolicy"]["rules"]
+    assert rule["action"] == "Ignore"
+    assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert spec["podReplacementPolicy"] == "Failed", "else two are at the tables"
+    assert spec["activeDeadlineSeconds"] == 21_600
+    assert spec["ttlSecondsAfterFinished"] > 0
+
+
+def test_its_pod_fits_the_restricted_security_standard_and_has_no_token() -> None:
+    made = job(**CLAIM)
+    spec, security = made["spec"]["template"]["spec"], container(made)["securityContext"]
+    assert spec["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in spec
+    assert security["runAsNonRoot"]
+    assert security["readOnlyRootFilesystem"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert {each["mountPath"] for each in container(made)["volumeMounts"]} == {
+        "/tmp",
+        "/archive",
+        "/var/run/secrets/knafka/kafka",
+    }
+    assert container(made)["resources"] == {
+        "requests": {"cpu": "500m", "memory": "2Gi"},
+        "limits": {"memory": "2Gi"},
+    }
+
+
+def test_an_object_store_gets_its_endpoint_and_only_its_keys_of_the_secret() -> None:
+    made = job(**BUCKET)
+    of_spark = json.loads(environment(made)["KNAFKA_SPARK"])
+    assert of_spark["spark.hadoop.fs.s3a.endpoint"] == "http://s3:9000"
+    assert "s3a://bucket/shop" in " ".join(container(made)["args"])
+    keys = [each["name"] for each in container(made)["env"] if "secretKeyRef" in str(each)]
+    assert keys == ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
+    assert "envFrom" not in container(made)
+
+
+def test_executors_are_pods_of_the_same_image_that_may_not_make_pods() -> None:
+    made = job(**BUCKET, executors=3, resources={"requests": {"cpu": 2}})
+    spec = made["spec"]["template"]["spec"]
+    assert spec["automountServiceAccountToken"] is True
+    account, binding = manifests.account(archive(**BUCKET, executors=3))
+    assert account["metadata"]["name"] == spec["serviceAccountName"]
+    assert binding["roleRef"]["name"] == manifests.DRIVER_ROLE
+    assert binding["metadata"]["namespace"] == "shop", "no other namespace's pods"
+    words = pod.submit_arguments({**POD, **environment(made)})
+    found = settings_of(words)
+    assert words[:2] == ["--master", "k8s://https://10.96.0.1:443"]
+    assert found["spark.executor.instances"] == "3"
+    assert found["spark.executor.cores"] == "2"
+    assert found["spark.dynamicAllocation.enabled"] == "false"
+    assert found["spark.kubernetes.container.image"] == "knafka-jobs:1"
+    assert found["spark.kubernetes.namespace"] == "shop"
+    assert found["spark.kubernetes.driver.pod.name"] == "kept-7-x8s2k", "executors go with it"
+    heap, more = found["spark.executor.memory"], found["spark.executor.memoryOverhead"]
+    assert int(heap[:-1]) + int(more[:-1]) == 2048
+    assert found["spark.hadoop.fs.s3a.path.style.access"] == "true"
+    template = json.loads(environment(made)["KNAFKA_EXECUTOR_TEMPLATE"])["spec"]
+    assert template["automountServiceAccountToken"] is False
+    assert template["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_without_executors_spark_is_in_that_pod_alone() -> None:
+    words = pod.submit_arguments({**POD, **environment(job(**CLAIM))})
+    assert words[:2] == ["--master", "local[*]"]
+    assert not any("kubernetes" in word for word in words)
+
+
+def test_an_executor_is_started_as_sparks_own_image_does() -> None:
+    given = {
+        "JAVA_HOME": "/java",
+        "SPARK_HOME": "/spark",
+        "SPARK_JAVA_OPT_10": "-Dlast=1",
+        "SPARK_JAVA_OPT_2": "-Dsecond=1",
+        "SPARK_EXECUTOR_MEMORY": "1228m",
+        "SPARK_DRIVER_URL": "spark://driver:7078",
+        "SPARK_EXECUTOR_ID": "1",
+        "SPARK_EXECUTOR_CORES": "2",
+        "SPARK_APPLICATION_ID": "app",
+        "SPARK_EXECUTOR_POD_IP": "10.0.0.8",
+        "SPARK_RESOURCE_PROFILE_ID": "0",
+        "SPARK_EXECUTOR_POD_NAME": "exec-1",
+    }
+    command = pod.executor_command(given)
+    assert command[:5] == ["/java/bin/java", "-Dsecond=1", "-Dlast=1", "-Xms1228m", "-Xmx1228m"]
+    assert command[6] == "/spark/jars/*:/app/jars/*"
+    assert command[7] == pod.EXECUTOR
+    assert command[8:10] == ["--driver-url", "spark://driver:7078"]
+
+
+def test_what_no_two_places_share_tells_them_apart() -> None:
+    def root(**storage: Any) -> str:
+        return manifests.root("shop", archive(storage=storage).spec.storage)
+
+    assert root(url="s3a://bucket/a/") == root(url="s3a://bucket/a")
+    found = {
+        root(url="s3a://bucket/a"),
+        root(url="s3a://bucket/b"),
+        root(claim={"name": "a"}),
+        root(claim={"name": "a", "path": "b"}),
+        root(claim={"name": "b"}),
+    }
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({}, "missing field(s): spec.storage"),
+        ({"storage": {}}, "expected exactly one, got none: spec.storage.claim, spec.storage.url"),
+        (
+            {"storage": {**CLAIM["storage"], "url": "s3a://b/x"}},
+            "expected exactly one, got both: spec.storage.claim, spec.storage.url",
+        ),
+        ({"storage": {"url": "http://b/x"}}, "want one of s3a://, abfss://, gs://"),
+        ({"storage": {"url": "s3a://b/../x"}}, "want one of s3a://, abfss://, gs://"),
+        ({"storage": {"url": "s3a://b/$(x)"}}, "want one of s3a://, abfss://, gs://"),
+        ({"storage": {"claim": {"name": "a", "path": "../b"}}}, "want a folder below the claim"),
+        ({**CLAIM, "compaction": {"number": 0}}, "spec.compaction.number"),
+        ({**CLAIM, "compaction": {"age": "PT0S"}}, "want a duration that is longer than 0"),
+        ({**CLAIM, "compaction": {"age": "1h"}}, "want an ISO-8601 duration"),
+        ({**CLAIM, "report": {"schedule": "daily"}}, "spec.report.schedule"),
+        (
+            {**CLAIM, "report": {"schedule": "0 6 * * *", "timeZone": "Mars"}},
+            "spec.report.timeZone",
+        ),
+        (
+            {**CLAIM, "retention": {"resolved": "P2D", "unresolved": "P1D"}},
+            "spec.retention.resolved: is longer than that of unresolved failures",
+        ),
+        ({**CLAIM, "executors": -1}, "spec.executors"),
+        ({**CLAIM, "resources": {"limits": {"cpu": 1}}}, "spec.resources.limits"),
+        ({**CLAIM, "resources": {"limits": {"memory": "much"}}}, "want a quantity"),
+        ({**CLAIM, "tables": "/tmp"}, "spec.tables: unknown field"),
+    ],
+)
+def test_what_is_wrong_is_told_by_its_field(spec: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidDocument) as refused:
+        archive(**spec)
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"records": 3}', {"records": 3}),
+        ("knafka: 3 topics\nknafka: error: no\n\n", {"error": "knafka: error: no"}),
+        ("[1]", {"error": "[1]"}),
+        ("", {}),
+    ],
+)
+def test_a_termination_message_is_a_result_or_the_end_of_a_log(text: str, found: Any) -> None:
+    assert message_of(text) == found

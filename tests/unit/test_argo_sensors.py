@@ -1,0 +1,234 @@
+"""Sensors of Argo Events become ours, and what can't be carried over is said (BUS-S1, S5, S13)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka_local.argo import Converted, convert
+from knafka_local.cli import app
+from knafka_operator.model.sensors import Sensor, go_seconds
+
+WEBHOOK = """
+apiVersion: argoproj.io/v1alpha1
+kind: Sensor
+metadata: {name: webhook, namespace: argo}
+spec:
+  eventBusName: kafka
+  dependencies:
+    - {name: order, eventSourceName: shop, eventName: placed}
+    - {name: payment, eventSourceName: bank, eventName: received, filters: {context: {type: paid}}}
+  triggers:
+    - template:
+        name: ship
+        conditions: order && payment
+        conditionsReset: [{byTime: {cron: 59 23 * * *, timezone: America/Los_Angeles}}]
+        http: {url: 'http://shipping/', method: POST}
+      atLeastOnce: true
+      retryStrategy: {steps: 3, duration: 1m30s, factor: 2}
+"""
+
+
+def sensor(**changes: Any) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(WEBHOOK)
+    return {**document, "spec": {**document["spec"], **changes}}
+
+
+def converted(**trigger: Any) -> Converted:
+    template = {"name": "t", "http": {"url": "http://t/"}}
+    return convert(
+        sensor(triggers=[{"template": {**template, **trigger.pop("template", {})}, **trigger}])
+    )
+
+
+@pytest.mark.conformance("BUS-S1", "BUS-S5", "BUS-S13")
+def test_what_can_be_carried_over_is() -> None:
+    """BUS-S1, BUS-S5, BUS-S13."""
+    found = convert(sensor(), "main")
+    assert found.lost == []
+    assert found.document == {
+        "apiVersion": "knafka.dev/v1alpha1",
+        "kind": "Sensor",
+        "metadata": {"name": "webhook", "namespace": "argo"},
+        "spec": {
+            "broker": "main",
+            "dependencies": [
+                {"name": "order", "filters": [{"exact": {"source": "shop", "subject": "placed"}}]},
+                {
+                    "name": "payment",
+                    "filters": [
+                        {"exact": {"source": "bank", "subject": "received", "type": "paid"}}
+                    ],
+                },
+            ],
+            "triggers": [
+                {
+                    "name": "ship",
+                    "conditions": "order && payment",
+                    "conditionsReset": [
+                        {"byTime": {"cron": "59 23 * * *", "timezone": "America/Los_Angeles"}}
+                    ],
+                    "atLeastOnce": True,
+                    "subscriber": {"uri": "http://shipping/"},
+                    "retryStrategy": {"steps": 3, "duration": "1m30s", "factor": 2},
+                }
+            ],
+        },
+    }
+    parse(Sensor, found.document)
+
+
+@pytest.mark.conformance("BUS-5")
+def test_argos_default_is_at_most_once_and_is_written_out() -> None:
+    """BUS-5."""
+    assert converted().document["spec"]["triggers"][0]["atLeastOnce"] is False
+
+
+def test_a_dead_letter_trigger_stays_one() -> None:
+    """BUS-S13."""
+    dead_letters = {
+        "template": {"name": "dlq", "http": {"url": "http://dlq/"}},
+        "atLeastOnce": True,
+    }
+    found = converted(dlqTrigger=dead_letters, atLeastOnce=True)
+    assert found.document["spec"]["triggers"][0]["dlqTrigger"] == {
+        "subscriber": {"uri": "http://dlq/"}
+    }
+    assert found.lost == []
+
+
+@pytest.mark.conformance("BUS-S13")
+def test_a_rate_limit_stays_one() -> None:
+    limit = {"unit": "Minute", "requestsPerUnit": 5}
+    found = converted(rateLimit=limit)
+    assert found.document["spec"]["triggers"][0]["rateLimit"] == limit
+    assert found.lost == []
+    parse(Sensor, found.document)
+
+
+@pytest.mark.parametrize(
+    ("duration", "delay"),
+    [
+        ("10s", 10),
+        (500_000_000, 0.5),
+        ({"strVal": "1.5s"}, 1.5),
+        ("100ms", 0.1),
+    ],
+)
+def test_a_duration_may_be_written_in_three_ways(duration: object, delay: float) -> None:
+    found = converted(retryStrategy={"steps": 2, "duration": duration, "factor": {"value": "2.0"}})
+    retries = found.document["spec"]["triggers"][0]["retryStrategy"]
+    assert go_seconds(retries["duration"]) == pytest.approx(delay)
+    assert retries["factor"] == 2
+
+
+@pytest.mark.parametrize(
+    ("trigger", "lost"),
+    [
+        ({"rateLimit": {"requestsPerUnit": 1, "more": 1}}, "trigger t.rateLimit.more: not carried"),
+        (
+            {"retryStrategy": {"steps": 5, "factor": 1.5}},
+            "trigger t.retryStrategy.factor: 1.5; here",
+        ),
+        ({"retryStrategy": {"steps": 2, "jitter": 0.1}}, "trigger t.retryStrategy.jitter: not"),
+        (
+            {"template": {"http": {"url": "http://t/", "method": "GET"}}},
+            "t.http.method: events are",
+        ),
+        (
+            {"template": {"http": {"url": "http://t/", "payload": [{}]}}},
+            "t.http.payload: the body is the array of the events",
+        ),
+        (
+            {"template": {"http": {"url": "http://t/", "secureHeaders": [{}]}}},
+            "trigger t.http.secureHeaders: not carried over",
+        ),
+        ({"template": {"conditionsReset": [{"byEvent": {}}]}}, "only byTime is carried over"),
+    ],
+)
+def test_what_is_lost_of_a_trigger_is_said(trigger: Mapping[str, Any], lost: str) -> None:
+    found = converted(**trigger)
+    assert any(lost in each for each in found.lost), found.lost
+
+
+@pytest.mark.parametrize(
+    ("filters", "lost"),
+    [
+        ({"data": [{"path": "a"}]}, "dependency a.filters.data: filters see attributes only"),
+        ({"exprs": [{}]}, "dependency a.filters.exprs: filters see attributes only"),
+        ({"script": "x"}, "dependency a.filters.script: filters see attributes only"),
+        ({"time": {"start": "02:30:00"}}, "dependency a.filters.time: not carried over"),
+        ({"context": {"time": "now"}}, "dependency a.filters.context.time: not carried over"),
+    ],
+)
+def test_what_is_lost_of_a_dependency_is_said(filters: object, lost: str) -> None:
+    dependency = {"name": "a", "eventSourceName": "s", "eventName": "e", "filters": filters}
+    found = convert(sensor(dependencies=[dependency]))
+    assert any(lost in each for each in found.lost), found.lost
+
+
+def test_a_trigger_that_does_something_else_is_left_out() -> None:
+    found = convert(sensor(triggers=[{"template": {"name": "job", "k8s": {}}}]))
+    assert found.document["spec"]["triggers"] == []
+    assert found.lost == [
+        "trigger job: it does k8s, and only http is carried over",
+        "spec.triggers: none is left, so this is no Sensor yet",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({"kind": "Sensor"}, "want a Sensor of argoproj.io/v1alpha1"),
+        ({**sensor(), "metadata": {}}, "metadata.name: is not set"),
+        (sensor(triggers=None), "spec.triggers: want a list of objects"),
+        (sensor(dependencies=["a"]), "spec.dependencies: want a list of objects"),
+    ],
+)
+def test_what_is_no_sensor_of_argos_is_refused(document: Mapping[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidDocument) as refused:
+        convert(document)
+    assert str(refused.value) == problem
+
+
+def test_a_duration_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidDocument, match="invalid value: soon: want one as 10s"):
+        converted(retryStrategy={"steps": 2, "duration": "soon"})
+
+
+def run(file: Path) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["convert", "sensor", str(file)])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_prints_yaml_that_is_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "argo.yaml"
+    file.write_text(WEBHOOK)
+    code, output, problems = run(file)
+    assert (code, problems) == (0, "")
+    assert yaml.safe_load(output) == convert(sensor()).document
+
+
+def test_the_command_says_what_is_lost(tmp_path: Path) -> None:
+    file = tmp_path / "argo.yaml"
+    file.write_text(yaml.safe_dump(sensor(errorOnFailedRound=True)))
+    code, output, problems = run(file)
+    assert code == 1
+    assert problems == "knafka: webhook: spec.errorOnFailedRound: not carried over\n"
+    assert yaml.safe_load(output)["kind"] == "Sensor"
+
+
+def test_the_command_refuses_what_it_cannot_read(tmp_path: Path) -> None:
+    assert run(tmp_path / "none.yaml")[0] == 2
+    file = tmp_path / "broker.yaml"
+    file.write_text("kind: Broker\n")
+    code, _, problems = run(file)
+    assert code == 2
+    assert "has no Sensor" in problems

@@ -1,0 +1,93 @@
+"""Sensors in the local mode: reconciled on what files declare, as on a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.local_world import LocalWorld, broker, running_locally
+from support.waiting import until
+
+from knafka.clients.memory_log import MemoryLog
+from knafka_local.kept_names import OF_SENSORS, KeptNames
+from knafka_operator.decide import sensor as deciding
+from knafka_operator.decide.sensor_topics import TOPICS as TOPICS_OF_SENSORS
+from knafka_operator.model.sensors import KNAFKA, SENSOR
+
+pytestmark = pytest.mark.looptime
+
+BUS = "knative-broker-default-shop"
+TOPICS = [f"default-shop-paid-{what}" for what in ("trigger", "changelog", "action")]
+
+
+def sensor(*triggers: str) -> dict[str, Any]:
+    return {
+        "apiVersion": KNAFKA,
+        "kind": SENSOR,
+        "metadata": {"name": "paid"},
+        "spec": {
+            "broker": "shop",
+            "dependencies": [{"name": "a"}, {"name": "b"}],
+            "triggers": [
+                {"name": each, "subscriber": {"uri": "http://127.0.0.1:1/"}} for each in triggers
+            ],
+        },
+    }
+
+
+async def is_ready(world: LocalWorld) -> None:
+    await until(lambda: world.reason(SENSOR, "paid") == "", within=60)
+
+
+async def test_a_sensor_runs_and_its_triggers_deliver_what_has_fired() -> None:
+    async with running_locally() as world:
+        await world.apply(broker(), sensor("ship"))
+        await is_ready(world)
+        assert {BUS, *TOPICS} <= world.log.topics.keys()
+        egress = world.egress("paid-ship")
+        assert egress is not None
+        assert (egress.topic, egress.reply_topic) == (TOPICS[2], BUS)
+        await until(lambda: world.snapshot().sensors[0].lag == 0)
+        (row,) = world.snapshot().sensors
+        assert (row.kind, row.name, row.broker) == ("Sensor", "default/paid", "shop")
+        assert row.most_replicas == len(world.log.topics[BUS])
+
+
+async def test_a_trigger_that_leaves_a_sensor_goes_and_the_sensor_with_its_file() -> None:
+    async with running_locally() as world:
+        await world.apply(broker(), sensor("ship", "send"))
+        await is_ready(world)
+        await world.apply(broker(), sensor("send"))
+        await until(lambda: world.cluster.reconciled("Trigger", "default", "paid-ship") is None)
+        assert world.egress("paid-send") is not None
+        await world.apply(broker())
+        assert world.cluster.reconciled(SENSOR, "default", "paid") is None
+        assert world.cluster.reconciled("Trigger", "default", "paid-send") is None
+        assert not world.log.topics.keys() & set(TOPICS)
+        assert BUS in world.log.topics
+
+
+async def test_another_start_goes_on_with_what_a_sensor_has() -> None:
+    """Its topics are its own, and no action is delivered again."""
+    log, names = MemoryLog(), KeptNames()
+    async with running_locally(log, names) as world:
+        await world.apply(broker(), sensor("ship"))
+        await is_ready(world)
+        before, egress = dict(log.descriptions), world.egress("paid-ship")
+    assert egress is not None
+    committed = log.group(egress.group).committed
+    for place, each in committed.items():
+        committed[place] = each._replace(offset=7)
+    async with running_locally(log, names) as world:
+        await world.apply(broker(), sensor("ship"))
+        await is_ready(world)
+        assert world.egress("paid-ship") == egress
+    assert {each: log.descriptions[each].id for each in TOPICS} == {
+        each: before[each].id for each in TOPICS
+    }
+    assert {each.offset for each in log.group(egress.group).committed.values()} == {7}
+
+
+def test_what_a_sensors_status_names_is_kept() -> None:
+    found = {key for both in TOPICS_OF_SENSORS.values() for key in both}
+    assert {*found, deciding.BUS} == set(OF_SENSORS)

@@ -1,0 +1,519 @@
+"""DeadLetterArchives on a cluster in memory: Jobs when there is something to do, one for each place
+of tables at a time, and none that is left behind (issue 18)."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from support.controlled import controller_of
+from support.crashing import Crash, Crashing
+from support.intercepted import Seen
+from support.operator_world import SETTINGS, OperatorWorld, condition
+
+from knafka.clients.memory_log import MemoryWriter
+from knafka.core import names
+from knafka.core.errors import LogError
+from knafka.ports.log import OffsetAndMetadata
+from knafka_operator.decide import archive_manifests as manifests
+from knafka_operator.decide.archive import MAX_RETRY, retry_after
+from knafka_operator.decide.archive_manifests import BATCH
+from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE, RUN
+from knafka_operator.model.cluster import Rejected
+from knafka_operator.model.resources import CORE
+from knafka_operator.model.sensors import KNAFKA
+from knafka_operator.reconcile.archives import Archives
+from knafka_operator.reconcile.work_queue import BACK_OFF, GONE
+from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.selections import JOBS
+
+IMAGE = "knafka-jobs:latest"
+TOPIC = names.dead_letter_topic("shop", "default", "orders")
+CLAIM = {"claim": {"name": "tables"}}
+BUCKET = {"url": "s3a://bucket/shop"}
+NEVER: dict[str, Any] = {"compaction": {"number": 1_000_000, "age": "P1000D"}}
+AT_SIX = {"schedule": "0 6 * * *"}
+
+
+class ArchivesWorld:
+    """An operator that runs archives, and its controller; the Broker and a claim are there."""
+
+    def __init__(self, seen: Seen = lambda when, call: None) -> None:
+        self.inner = OperatorWorld(seen)
+        self.cluster = self.inner.cluster
+        self.time = datetime(2026, 1, 1, 12, tzinfo=UTC)
+        self.controller: Controller
+        self.most_jobs = 0
+        """Jobs that were there at once."""
+
+    async def start(self, image: str = IMAGE) -> None:
+        """Another operator takes over."""
+        await self.inner.restart(jobs_image=image)
+        self.controller = controller_of(self.inner)
+        if self.controller.archives.archives is not None:
+            self.archives.now = lambda: self.time
+        if ("eventing.knative.dev/v1", "Broker", "shop", "default") in self.cluster.objects:
+            await self.inner.reconcile_broker("shop")
+
+    @property
+    def archives(self) -> Archives:
+        found = self.controller.archives.archives
+        assert found is not None
+        return found
+
+    def put(self, api_version: str, kind: str, name: str, **more: Any) -> dict[str, Any]:
+        metadata = {"namespace": "shop", "name": name, **more.pop("metadata", {})}
+        document = {"apiVersion": api_version, "kind": kind, "metadata": metadata, **more}
+        return self.cluster.put(document)
+
+    def declare(
+        self, name: str = "kept", annotations: Mapping[str, str] | None = None, **spec: Any
+    ) -> None:
+        spec = {"storage": CLAIM, **spec}
+        metadata = {"annotations": dict(annotations or {})}
+        self.put(KNAFKA, ARCHIVE, name, spec=spec, metadata=metadata)
+
+    def bury(self, number: int = 1, topic: str = TOPIC) -> None:
+        """So many more dead letters of a Trigger."""
+        if topic not in self.inner.log.topics:
+            self.inner.log.create(topic, 1)
+        writer = MemoryWriter(self.inner.log)
+        for _ in range(number):
+            writer.append(topic, None, b"{}", [], lambda *_: None)
+
+    async def turn(self, name: str = "kept", after: float = 11.0) -> Any:
+        """A look, so much later, of an operator that has heard of its Jobs."""
+        self.time += timedelta(seconds=after)
+        self.archives._dead_letters._looks.clear()
+        self.controller.heard(JOBS, self.jobs(), [])
+        verdict = await self.controller.reconcile((ARCHIVE, "shop", name))
+        self.most_jobs = max(self.most_jobs, len(self.jobs()))
+        return verdict
+
+    async def turns(self, count: int = 3, name: str = "kept") -> None:
+        for _ in range(count):
+            await self.turn(name)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        return [dict(each) for each in self.cluster.of("Job")]
+
+    def job(self) -> dict[str, Any]:
+        (found,) = self.jobs()
+        return found
+
+    def leases(self) -> list[str]:
+        return [each["spec"]["holderIdentity"] for each in self.cluster.of("Lease")]
+
+    def status(self, name: str = "kept") -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.cluster.objects[KNAFKA, ARCHIVE, "shop", name].get(
+            "status", {}
+        )
+        return found
+
+    def says(self, type_: str, name: str = "kept") -> tuple[str, str]:
+        found = condition(self.status(name), type_)
+        return found["status"], found.get("reason", "")
+
+    def end(self, failed: str = "", **result: Any) -> None:
+        """The Job that runs ends; one that succeeds has committed what the topics had."""
+        job = copy.deepcopy(self.job())
+        name = job["metadata"]["name"]
+        arguments = job["spec"]["template"]["spec"]["containers"][0]["args"]
+        (group,) = (each[8:] for each in arguments if each.startswith("--group="))
+        if not failed:
+            committed = self.inner.log.group(group).committed
+            for topic, partitions in self.inner.log.topics.items():
+                if topic.startswith(names.DEAD_LETTERS):
+                    for number, records in enumerate(partitions):
+                        committed[topic, number] = OffsetAndMetadata(len(records))
+        message = json.dumps({"error": failed} if failed else result)
+        state = {"terminated": {"reason": "Error" if failed else "Completed", "message": message}}
+        labels = {manifests.JOB_NAME: name}
+        status = {"containerStatuses": [{"name": "archive", "state": state}]}
+        self.put(CORE, "Pod", f"{name}-x", metadata={"labels": labels}, status=status)
+        ended = {"type": "Failed" if failed else "Complete", "status": "True"}
+        job["status"] = {"conditions": [ended], "startTime": "2026-01-01T12:00:00Z"}
+        self.cluster.put(job)
+
+
+async def ready_world(seen: Seen = lambda when, call: None) -> ArchivesWorld:
+    world = ArchivesWorld(seen)
+    world.inner.declare_broker("shop")
+    world.put(CORE, "PersistentVolumeClaim", "tables", spec={"accessModes": ["ReadWriteOnce"]})
+    await world.start()
+    return world
+
+
+@pytest.fixture
+async def world() -> Any:
+    world = await ready_world()
+    yield world
+    await world.inner.operator.close()
+
+
+# -- when there is a Job
+
+
+async def test_with_nothing_to_do_there_is_no_job_and_nobody_is_asked_for_any(
+    world: ArchivesWorld,
+) -> None:
+    world.declare(report=AT_SIX)
+    await world.turns(2)
+    asked = world.cluster.requests["list"]
+    await world.turn()
+    for _ in range(48):
+        await world.turn(after=3_600)
+    assert world.jobs() == []
+    assert world.leases() == []
+    assert world.cluster.requests["list"] == asked
+    assert world.status()["phase"] == "Idle"
+    assert world.says("Ready") == ("True", "")
+
+
+async def test_enough_dead_letters_start_a_job_and_its_outcome_is_told(
+    world: ArchivesWorld,
+) -> None:
+    world.declare(compaction={"number": 3})
+    world.bury(2)
+    await world.turns()
+    assert world.jobs() == []
+    assert world.status()["waiting"] == 2
+    world.bury()
+    await world.turns()
+    assert world.job()["metadata"]["name"] == "kept-1"
+    assert world.leases() == [f"shop/kept/{world.job()['metadata']['labels'][OF_ARCHIVE]}"]
+    assert (world.status()["phase"], world.status()["job"]) == ("Running", "kept-1")
+    world.end(records=3, folded=3, missed=0)
+    await world.turns()
+    assert world.jobs() == []
+    assert world.leases() == []
+    status = world.status()
+    assert (status["phase"], status["waiting"], status["archived"]) == ("Idle", 0, 3)
+    assert status["lastRun"]["outcome"] == "Succeeded"
+    assert status["lastRun"]["records"] == 3
+    assert world.says("Ready") == ("True", "")
+
+
+async def test_one_that_waits_too_long_starts_a_job_by_itself(world: ArchivesWorld) -> None:
+    world.declare(compaction={"age": "PT10M"})
+    world.bury()
+    await world.turn()
+    await world.start()
+    assert await world.turn(after=580) == pytest.approx(20.0), "woken in time, not at the next look"
+    assert world.jobs() == []
+    await world.turn(after=20)
+    assert len(world.jobs()) == 1
+
+
+async def test_what_comes_while_a_job_runs_waits_for_the_next(world: ArchivesWorld) -> None:
+    world.declare(compaction={"number": 2})
+    world.bury(2)
+    await world.turns()
+    world.end(records=2)
+    world.bury(5)
+    await world.turns(1)
+    await world.turns()
+    assert world.job()["metadata"]["name"] == "kept-2"
+    assert world.most_jobs == 1
+
+
+async def test_dead_letters_of_other_brokers_are_no_concern_of_it(world: ArchivesWorld) -> None:
+    world.declare(compaction={"number": 1})
+    world.bury(topic=names.dead_letter_topic("shop", "default-b", "orders"))
+    world.bury(topic=names.dead_letter_topic("shop-default", "orders", "x"))
+    await world.turns()
+    assert world.jobs() == []
+
+
+async def test_a_report_is_made_when_it_is_due_once_there_is_anything(
+    world: ArchivesWorld,
+) -> None:
+    world.declare(report=AT_SIX, **NEVER)
+    world.bury()
+    await world.turns()
+    assert world.jobs() == [], "it is noon"
+    await world.turn(after=18 * 3_600)
+    arguments = world.job()["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--report" in arguments
+    world.end(records=1, report={"report": "abc", "failures": 1, "changes": {"new": 1}})
+    await world.turns()
+    made = {"made": "2026-01-01T12:00:00Z", "report": "abc", "failures": 1}
+    assert world.status()["report"] == made
+
+
+async def test_an_annotation_has_it_run_once(world: ArchivesWorld) -> None:
+    world.declare(annotations={RUN: "now"}, **NEVER)
+    await world.turns()
+    world.end(records=0)
+    await world.turns(5)
+    assert world.jobs() == []
+    assert world.status()["requested"] == "now"
+    world.declare(annotations={RUN: "again"}, **NEVER)
+    await world.turns()
+    assert len(world.jobs()) == 1
+
+
+# -- Jobs that fail
+
+
+async def test_a_job_that_fails_is_a_condition_and_is_tried_again_ever_later(
+    world: ArchivesWorld,
+) -> None:
+    world.declare(compaction={"number": 1})
+    world.bury()
+    waited = []
+    for number in range(1, 4):
+        await world.turns()
+        assert world.job()["metadata"]["name"] == f"kept-{number}"
+        world.end(failed="the tables can't be read")
+        await world.turn()
+        failed = world.time
+        assert world.says("Ready") == ("False", "JobFailed")
+        assert "the tables can't be read" in condition(world.status(), "Ready")["message"]
+        assert world.status()["phase"] == "Failing"
+        assert world.leases() == [], "others may have the tables meanwhile"
+        while not world.jobs():
+            await world.turn(after=5)
+        waited.append((world.time - failed).total_seconds())
+    assert waited == [60, 120, 240]
+    world.end(records=1)
+    await world.turns()
+    assert world.says("Ready") == ("True", "")
+    assert world.status()["failures"] == 0
+
+
+def test_the_wait_is_bounded_however_often_it_fails() -> None:
+    assert retry_after(1) == 60
+    assert retry_after(100_000) == MAX_RETRY
+
+
+async def test_a_change_of_what_is_declared_is_tried_at_once(world: ArchivesWorld) -> None:
+    world.declare(compaction={"number": 1})
+    world.bury()
+    await world.turns()
+    world.end(failed="out of memory")
+    await world.turns()
+    assert world.jobs() == []
+    world.declare(compaction={"number": 1}, resources={"limits": {"memory": "4Gi"}})
+    await world.turns()
+    assert len(world.jobs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("pod", "job", "told"),
+    [
+        ({"reason": "OOMKilled"}, {}, "its container ended: OOMKilled"),
+        ({"reason": "Error", "message": "x\nknafka: error: no\n"}, {}, "knafka: error: no"),
+        (None, {"reason": "DeadlineExceeded", "message": "too long"}, "DeadlineExceeded too long"),
+        (None, {}, "it failed"),
+    ],
+    ids=["killed", "its log", "too long", "nothing is known"],
+)
+async def test_why_a_job_failed_is_told_as_far_as_it_is_known(
+    world: ArchivesWorld, pod: Mapping[str, Any] | None, job: Mapping[str, Any], told: str
+) -> None:
+    world.declare(compaction={"number": 1})
+    world.bury()
+    await world.turns()
+    stored = copy.deepcopy(world.job())
+    if pod is not None:
+        labels = {manifests.JOB_NAME: stored["metadata"]["name"]}
+        status = {"containerStatuses": [{"name": "archive", "state": {"terminated": pod}}]}
+        world.put(CORE, "Pod", "x", metadata={"labels": labels}, status=status)
+    stored["status"] = {"conditions": [{"type": "Failed", "status": "True", **job}]}
+    world.cluster.put(stored)
+    await world.turn()
+    assert world.status()["lastRun"]["message"] == told
+
+
+async def test_a_pod_that_does_not_start_is_a_condition(world: ArchivesWorld) -> None:
+    world.declare(compaction={"number": 1})
+    world.bury()
+    await world.turns()
+    labels = {manifests.JOB_NAME: "kept-1"}
+    state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    status = {"containerStatuses": [{"name": "archive", "state": state}]}
+    world.put(CORE, "Pod", "kept-1-x", metadata={"labels": labels}, status=status)
+    await world.turn()
+    assert world.says("Succeeded") == ("False", "JobNotStarted")
+    assert "ImagePullBackOff" in condition(world.status(), "Succeeded")["message"]
+
+
+# -- whose tables
+
+
+async def test_two_archives_on_one_place_take_turns(world: ArchivesWorld) -> None:
+    for name in ("one", "two"):
+        world.declare(name, storage=BUCKET, compaction={"number": 1})
+    world.bury()
+    for name in ("one", "two") * 3:
+        await world.turn(name)
+    assert world.job()["metadata"]["name"] == "one-1"
+    assert world.status("two")["phase"] == "Queued"
+    world.end(records=1)
+    for name in ("one", "two") * 3:
+        await world.turn(name)
+    assert world.job()["metadata"]["name"] == "two-1"
+    assert world.most_jobs == 1
+
+
+async def test_archives_on_other_places_do_not_wait_for_each_other(world: ArchivesWorld) -> None:
+    for name in ("one", "two"):
+        world.declare(name, storage={"url": f"s3a://bucket/{name}"}, compaction={"number": 1})
+    world.bury()
+    for name in ("one", "two") * 3:
+        await world.turn(name)
+    assert len(world.jobs()) == 2
+
+
+async def test_the_lease_of_an_archive_that_is_no_more_is_taken_over(
+    world: ArchivesWorld,
+) -> None:
+    """Its finalizer was taken away by hand, say."""
+    lease = manifests.lease("s3a://bucket/shop", "shop/gone/uid-x", world.time, SETTINGS)
+    world.cluster.put(lease)
+    world.declare(storage=BUCKET, compaction={"number": 1})
+    world.bury()
+    labels = {OF_ARCHIVE: "uid-x"}
+    world.put(BATCH, "Job", "gone-1", metadata={"labels": labels}, spec={})
+    await world.turns()
+    assert world.status()["phase"] == "Queued", "its Job is there still"
+    world.cluster.remove(BATCH, "Job", "shop", "gone-1")
+    await world.turns()
+    assert world.job()["metadata"]["name"] == "kept-1"
+
+
+async def test_a_job_of_that_name_that_is_not_its_own_is_left_alone(world: ArchivesWorld) -> None:
+    world.declare(compaction={"number": 1})
+    world.put(BATCH, "Job", "kept-1", spec={"mine": True})
+    world.bury()
+    await world.turns()
+    assert world.says("Ready") == ("False", "JobNotOurs")
+    assert world.job()["spec"] == {"mine": True}
+
+
+# -- what stands in the way
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"storage": {"claim": {"name": "other"}}}, "ClaimDoesNotExist"),
+        ({"executors": 2}, "ClaimNotShared"),
+        ({"storage": {**BUCKET, "credentials": {"name": "none"}}}, "CredentialsNotFound"),
+        ({"storage": {**BUCKET, "credentials": {"name": "half"}}}, "CredentialsIncomplete"),
+        ({"storage": {}}, "Invalid"),
+        ({"broker": "other"}, "BrokerDoesNotExist"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_stands_in_the_way_is_a_condition_and_there_is_no_job(
+    world: ArchivesWorld, spec: Mapping[str, Any], reason: str
+) -> None:
+    world.inner.declare_secret("shop", "half", AWS_ACCESS_KEY_ID="me")
+    world.declare(**{"compaction": {"number": 1}, **spec})
+    world.bury()
+    assert await world.turn() is BACK_OFF
+    assert world.says("Ready") == ("False", reason)
+    assert world.jobs() == []
+    assert world.leases() == []
+
+
+async def test_a_kafka_that_is_away_is_a_condition(world: ArchivesWorld) -> None:
+    world.declare(compaction={"number": 1})
+    world.inner.kafka_failures["topics"] = LogError("nobody there")
+    await world.turn()
+    assert world.says("TopicsRead") == ("False", "KafkaNotReachable")
+
+
+async def test_what_the_api_server_refuses_is_a_condition_and_tried_again(
+    world: ArchivesWorld,
+) -> None:
+    world.declare(compaction={"number": 1})
+    world.bury()
+    world.cluster.refuse("create", "Job", error=Rejected("no: quota"))
+    assert isinstance(await world.turn(), float)
+    assert world.says("Ready") == ("False", "JobRejected")
+    world.cluster.permit()
+    await world.turn()
+    assert len(world.jobs()) == 1
+
+
+async def test_without_an_image_there_is_nothing(world: ArchivesWorld) -> None:
+    await world.start(image="")
+    world.declare(compaction={"number": 1})
+    assert await world.controller.reconcile((ARCHIVE, "shop", "kept")) is GONE
+    assert world.status() == {}
+
+
+# -- its end
+
+
+async def test_deleted_while_its_job_runs_it_goes_after_the_job(world: ArchivesWorld) -> None:
+    world.declare(compaction={"number": 1})
+    world.bury()
+    await world.turns()
+    # As Kubernetes does it: the Job is there until its pods have ended.
+    world.cluster.set_finalizers(BATCH, "Job", "shop", "kept-1", "foregroundDeletion")
+    world.cluster.remove(KNAFKA, ARCHIVE, "shop", "kept")
+    await world.turn()
+    assert "deletionTimestamp" in world.job()["metadata"]
+    assert world.leases() != [], "nobody else may begin yet"
+    world.cluster.set_finalizers(BATCH, "Job", "shop", "kept-1")
+    await world.turns(2)
+    assert world.jobs() == []
+    assert world.leases() == []
+    assert not any(each.startswith("knafka-archive-") for each in world.inner.log.groups)
+    assert (KNAFKA, ARCHIVE, "shop", "kept") not in world.cluster.objects
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("number", range(1, 13))
+async def test_whatever_effect_kills_the_operator_no_job_is_made_or_counted_twice(
+    when: str, number: int
+) -> None:
+    crashing = Crashing(lambda: None)
+    world = await ready_world(crashing)
+    world.declare(storage=BUCKET, compaction={"number": 1}, executors=2)
+    world.bury(7)
+    crashing.at = when, number
+
+    async def turns() -> None:
+        for _ in range(4):
+            try:
+                await world.turn()
+            except Crash:
+                await world.start()
+
+    await turns()
+    assert world.job()["metadata"]["name"] == "kept-1"
+    world.end(records=7)
+    await turns()
+    await turns()
+    assert (world.jobs(), world.leases(), world.most_jobs) == ([], [], 1)
+    assert world.status()["archived"] == 7
+    assert world.status()["run"] == 1
+    world.cluster.remove(KNAFKA, ARCHIVE, "shop", "kept")
+    await turns()
+    assert (KNAFKA, ARCHIVE, "shop", "kept") not in world.cluster.objects
+    await world.inner.operator.close()
+
+
+async def test_a_thousand_archives_cost_a_look_at_kafka_and_no_more(world: ArchivesWorld) -> None:
+    called: list[str] = []
+    for number in range(1_000):
+        world.declare(f"kept-{number}", storage={"url": f"s3a://bucket/{number}"}, **NEVER)
+    world.bury()
+    for number in range(1_000):
+        await world.controller.reconcile((ARCHIVE, "shop", f"kept-{number}"))
+    before, world.inner._seen = dict(world.cluster.requests), lambda when, call: called.append(call)
+    for number in range(1_000):
+        await world.controller.reconcile((ARCHIVE, "shop", f"kept-{number}"))
+    assert world.jobs() == []
+    assert world.cluster.requests["list"] == before["list"]
+    assert world.cluster.requests["write_status"] == before["write_status"]
+    assert called == [], "one look at Kafka serves all"

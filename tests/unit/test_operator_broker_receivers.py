@@ -1,0 +1,294 @@
+"""A Broker's receiver follows a contract's topic (docs/decisions/0024-broker-receivers.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support.operator_world import INSTALLATION, OperatorWorld, condition, running_operator
+
+from knafka.core.contract import Receiver
+from knafka.core.documents import parse_json
+from knafka.core.errors import LogError
+from knafka_operator.model.resources import CORE, EVENTING, EXTERNAL_TOPIC, SERVING
+from knafka_operator.reconcile import receivers
+from knafka_operator.reconcile.receivers import PodPositions
+from knafka_operator.runtime.memory_cluster import MemoryCluster
+
+SHOP, RECEIVER, PATH = "shop", "default-kn-receiver", "/shop/default"
+TOPIC = "knative-broker-shop-default"
+CONTRACT = "knafka.dev/receiver-contract"
+MINE = {"apiVersion": CORE, "kind": "ConfigMap", "name": "mine"}
+INSTALLED = {"installation": "c0ffee00-0000-4000-8000-000000000000"}
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OperatorWorld]:
+    monkeypatch.setattr(receivers, "READ_TIMEOUT", 0.05)
+    monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.01)
+    async with running_operator() as world:
+        yield world
+
+
+async def ready(world: OperatorWorld, namespace: str = SHOP, **spec: Any) -> Mapping[str, Any]:
+    world.declare_broker(namespace, **spec)
+    status = await world.reconcile_broker(namespace)
+    assert condition(status, "Ready")["status"] == "True", status["conditions"]
+    return status
+
+
+def service(world: OperatorWorld, namespace: str = SHOP) -> dict[str, Any]:
+    return world.cluster.objects[SERVING, "Service", namespace, RECEIVER]
+
+
+def environment(of: Mapping[str, Any]) -> dict[str, str]:
+    container = of["spec"]["template"]["spec"]["containers"][0]
+    return {each["name"]: each["value"] for each in container["env"]}
+
+
+def followed(world: OperatorWorld, namespace: str = SHOP) -> Receiver:
+    return parse_json(Receiver, environment(service(world, namespace))["KNAFKA_RECEIVER"])
+
+
+@pytest.mark.conformance("KN-BRK-21")
+async def test_what_an_ingress_says_changes_without_a_new_revision(world: OperatorWorld) -> None:
+    await ready(world)
+    before = service(world)["metadata"]["generation"]
+    world.log.create("theirs", 3, 1, {"max.message.bytes": "2000000"})
+    world.configure(
+        *INSTALLATION,
+        **{
+            "bootstrap.servers": "kafka:9092",
+            "external.topics": "theirs",
+            "producer.compression.type": "zstd",
+        },
+    )
+    world.declare_broker(SHOP, annotations={EXTERNAL_TOPIC: "theirs"})
+    status = await world.reconcile_broker(SHOP)
+    assert condition(status, "Ready")["status"] == "True", status["conditions"]
+    entry = world.entries()[PATH]
+    assert (entry.topic, entry.max_batch_bytes) == ("theirs", 2_000_000)
+    assert entry.kafka.producer == {"compression.type": "zstd"}
+    assert service(world)["metadata"]["generation"] == before
+
+
+@pytest.mark.conformance("KN-BRK-21")
+async def test_a_broker_is_ready_once_every_replica_has_read_its_entry(
+    world: OperatorWorld,
+) -> None:
+    world.behind = {"pod-1": 1, "pod-2": 0}
+    world.declare_broker(SHOP)
+    status = await world.reconcile_broker(SHOP)
+    contract = condition(status, "ContractUpdated")
+    assert (contract["status"], contract["reason"]) == ("Unknown", "ReceiverBehind")
+    assert "pod-2" in contract["message"]
+    assert "pod-1" not in contract["message"]
+    assert condition(status, "Ready")["status"] != "True"
+    world.behind["pod-2"] = 1
+    status = await world.reconcile_broker(SHOP)
+    assert condition(status, "Ready")["status"] == "True"
+
+
+async def test_another_operator_asks_no_replica_and_writes_nothing(world: OperatorWorld) -> None:
+    """Its start must wake no receiver, and leave no trace."""
+    before = await ready(world)
+    records = {name: len(each[0]) for name, each in world.log.topics.items()}
+    await world.restart()
+    world.asked, world.behind = 0, {"pod-1": None}
+    status = await world.reconcile_broker(SHOP)
+    assert status["conditions"] == before["conditions"]
+    assert world.asked == 0
+    assert {name: len(each[0]) for name, each in world.log.topics.items()} == records
+
+
+async def test_brokers_of_one_secret_share_a_topic_that_is_read_once(world: OperatorWorld) -> None:
+    for namespace in ("a", "b", "c"):
+        await ready(world, namespace)
+    (topic,) = {followed(world, each).contract_topic for each in ("a", "b", "c")}
+    assert world.log.descriptions[topic].config["cleanup.policy"] == "compact"
+    assert [followed(world, each).path for each in ("a", "b")] == ["/a/default", "/b/default"]
+    (contract,) = world.operator.brokers.receivers.contracts.values()
+    assert contract.readings == 1
+    assert len(world.operator.brokers.receivers.records) == 3
+
+
+async def test_a_secret_of_its_own_means_a_contract_of_its_own(world: OperatorWorld) -> None:
+    """Nobody else's credentials read it, and its own read no other."""
+    login = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "x"}
+    world.declare_secret(SHOP, "kafka", **login)
+    given = {"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "kafka"}
+    world.configure(SHOP, "mine", **given)
+    await ready(world, "other")
+    await ready(world, config=MINE)
+    own, others = followed(world), followed(world, "other")
+    assert own.contract_topic != others.contract_topic
+    assert own.kafka.secret_path is not None
+    assert "password" not in json.dumps(service(world))
+    assert {key[2] for key in world.cluster.objects if key[1] == "Secret"} == {SHOP}
+    for topic, paths in ((own.contract_topic, {PATH}), (others.contract_topic, {"/other/default"})):
+        assert world.entries(topic).keys() == paths
+
+
+async def test_two_installations_with_one_kafka_keep_their_entries_apart(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receivers, "CHECK_AGAIN", 0.0)
+    await world.restart(installation="11111111-0000-4000-8000-000000000000")
+    await ready(world, "theirs")
+    first = followed(world, "theirs").contract_topic
+    world.cluster.remove(EVENTING, "Broker", "theirs", "default")  # it is in another cluster
+    await world.restart(**INSTALLED)
+    await ready(world)
+    await world.reconcile_broker(SHOP)
+    assert followed(world).contract_topic != first
+    assert world.entries(first).keys() == {"/theirs/default"}
+
+
+async def test_the_entry_of_a_broker_that_went_without_us_is_withdrawn(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receivers, "CHECK_AGAIN", 0.0)
+    await world.restart(**INSTALLED)
+    await ready(world)
+    await ready(world, "gone")
+    world.cluster.remove(EVENTING, "Broker", "gone", "default")
+    await world.restart(**INSTALLED)
+    await world.reconcile_broker(SHOP)
+    assert world.entries().keys() == {PATH}
+
+
+async def test_a_contract_that_somebody_deleted_is_written_anew(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receivers, "CHECK_AGAIN", 0.0)
+    await ready(world)
+    await ready(world, "other")
+    topic = followed(world).contract_topic
+    del world.log.topics[topic], world.log.descriptions[topic]
+    await world.reconcile_broker(SHOP)
+    assert world.entries().keys() == {PATH}
+    assert ("Broker", "other", "default") in world.operator.queue._items, "it writes its own, too"
+    await world.reconcile_broker("other")
+    assert world.entries().keys() == {PATH, "/other/default"}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("without", [None, "config", "service"])
+async def test_a_broker_that_is_deleted_leaves_no_entry(
+    world: OperatorWorld, restarted: bool, without: str | None
+) -> None:
+    """KN-BRK-22: whatever went before it, by `kubectl delete -f`."""
+    await ready(world, "other")
+    world.configure(SHOP, "mine", **{"bootstrap.servers": "kafka:9092"})
+    await ready(world, config=MINE)
+    if without == "config":
+        world.cluster.remove(CORE, "ConfigMap", SHOP, "mine")
+    elif without == "service":
+        world.cluster.remove(SERVING, "Service", SHOP, RECEIVER)
+    if restarted:
+        await world.restart()
+    await world.delete_broker(SHOP)
+    assert world.entries().keys() == {"/other/default"}
+    assert TOPIC not in world.log.topics
+    if not restarted:
+        await world.delete_broker("other")
+        found = world.operator.brokers.receivers
+        assert (found.records, found.contracts) == ({}, {}), "nothing only grows"
+
+
+async def test_an_entry_that_cannot_be_written_is_a_condition_and_what_serves_goes_on(
+    world: OperatorWorld,
+) -> None:
+    address = (await ready(world))["address"]
+    found = world.log.descriptions[TOPIC]
+    world.log.descriptions[TOPIC] = replace(found, config={"max.message.bytes": "500000"})
+    world.kafka_failures["append"] = LogError("not authorized to write")
+    status = await world.reconcile_broker(SHOP)
+    contract = condition(status, "ContractUpdated")
+    assert (contract["status"], contract["reason"]) == ("False", "KafkaNotAuthorized")
+    assert status["address"] == address
+    assert world.entries()[PATH].max_batch_bytes is None
+    world.kafka_failures.clear()
+    status = await world.reconcile_broker(SHOP)
+    assert condition(status, "Ready")["status"] == "True"
+    assert world.entries()[PATH].max_batch_bytes == 500_000
+
+
+# Pods, asked for their position.
+
+
+class Pod:
+    """A pod's `/contract` on this machine."""
+
+    def __init__(self, answer: web.Response | None) -> None:
+        self.answer = answer
+        self.asked = 0
+
+    async def __aenter__(self) -> Pod:
+        async def contract(_: web.Request) -> web.Response:
+            self.asked += 1
+            assert self.answer is not None
+            return self.answer
+
+        app = web.Application()
+        app.router.add_get("/contract", contract)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = int(self._runner.addresses[0][1])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+
+def cluster_with_pod(namespace: str = SHOP) -> MemoryCluster:
+    cluster = MemoryCluster()
+    for where in (namespace, "another"):
+        labels = {"serving.knative.dev/service": RECEIVER}
+        metadata = {"namespace": where, "name": f"{where}-pod", "labels": labels}
+        status = {"podIP": "127.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
+        cluster.put({"apiVersion": CORE, "kind": "Pod", "metadata": metadata, "status": status})
+    return cluster
+
+
+async def test_pods_are_asked_for_their_position_unless_they_follow_no_topic() -> None:
+    """Those of a Revision with KNAFKA_INGRESSES have no `/contract`; they end soon."""
+    async with Pod(web.json_response({"position": 7})) as pod:
+        asked = PodPositions(cluster_with_pod(), port=pod.port)
+        assert await asked(SHOP, RECEIVER) == {"shop-pod": 7}
+    async with Pod(web.Response(status=404)) as pod:
+        asked = PodPositions(cluster_with_pod(), port=pod.port)
+        assert await asked(SHOP, RECEIVER) == {}
+    async with Pod(web.Response(status=503)) as pod:
+        asked = PodPositions(cluster_with_pod(), port=pod.port)
+        assert await asked(SHOP, RECEIVER) == {"shop-pod": None}
+
+
+async def test_where_no_pod_can_be_asked_the_receivers_address_is(
+    unused_tcp_port: int,
+) -> None:
+    """A mesh with strict mTLS, or a NetworkPolicy: a Broker must not wait for ever."""
+    async with Pod(web.json_response({"position": 7})) as through:
+        url = f"http://127.0.0.1:{through.port}"
+        asked = PodPositions(cluster_with_pod(), lambda name, namespace: url, unused_tcp_port)
+        assert await asked(SHOP, RECEIVER) == {url: 7}
+        nobody = PodPositions(MemoryCluster(), lambda name, namespace: url, unused_tcp_port)
+        assert await nobody(SHOP, RECEIVER) == {}
+        assert through.asked == 1, "one that sleeps is not woken"
+
+
+async def test_fifty_brokers_at_once_have_one_contract(world: OperatorWorld) -> None:
+    names = [f"shop-{number}" for number in range(50)]
+    for each in names:
+        world.declare_broker(each)
+    statuses = await asyncio.gather(*map(world.reconcile_broker, names))
+    assert {condition(each, "Ready")["status"] for each in statuses} == {"True"}
+    assert len(world.entries()) == 50
+    assert len(world.operator.brokers.receivers.contracts) == 1

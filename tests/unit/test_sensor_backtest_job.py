@@ -1,0 +1,145 @@
+"""`knafka sensor test` on topics and archives: what the Spark job is asked, and what is printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from knafka.core.contract import Ingress, Kafka
+from knafka_jobs.options import moment_or_ago, parser
+from knafka_local import dead_letter_jobs
+from knafka_local.cli import app
+from knafka_local.installation import Installation, State
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sensor"
+FOUND: Mapping[str, Any] = {
+    "events": 100,
+    "matched": 90,
+    "undecodable": 1,
+    "undated": 2,
+    "errors": {"cast": 3},
+    "firings": {"ship": 41, "remind": 0},
+    "waiting": {"ship": 7},
+    "shown": [
+        {
+            "trigger": "ship",
+            "correlation": "2",
+            "at": "2026-11-23T09:04:00.000Z",
+            "events": [
+                {"dependency": "order", "source": "/s", "id": "o-2"},
+                {"dependency": "payment", "source": "/s", "id": "p-2"},
+            ],
+        }
+    ],
+}
+
+
+class Job:
+    """In the place of Spark: remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.given: Any = None
+        self.sensor: Any = None
+
+    def run(self, arguments: list[str], _: object) -> str:
+        self.given = parser().parse_args(arguments)
+        self.sensor = json.loads(self.given.sensor.read_text())
+        return json.dumps(FOUND)
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+    made = Job()
+    monkeypatch.setattr(dead_letter_jobs, "run", made.run)
+    kafka = Kafka(bootstrap_servers="k:1")
+    ingress = Ingress(namespace="default", broker="default", kafka=kafka, topic="bus")
+    running = State(pid=1, url="http://a", bootstrap_servers="k:1", ingresses=(ingress,))
+    monkeypatch.setattr(Installation, "running", lambda _: running)
+    return made
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    given = ["sensor", "test", str(EXAMPLE / "sensor.yaml"), *map(str, arguments)]
+    result = CliRunner().invoke(app, given)
+    return result.exit_code, result.output
+
+
+def test_since_reads_the_topic_of_the_sensors_broker(job: Job) -> None:
+    code, output = run("--since", "30d")
+    assert code == 0, output
+    assert (job.given.topic, job.given.bootstrap_servers) == ("bus", "k:1")
+    since = datetime.now(UTC) - timedelta(days=30)
+    assert abs(job.given.events_since - since) < timedelta(minutes=5)
+    assert [each["name"] for each in job.sensor["triggers"]] == ["ship", "remind"]
+    assert "subscriber" not in str(job.sensor)
+    assert output.splitlines() == [
+        "2026-11-23T09:04:00.000Z ship/2 fires with order o-2, payment p-2",
+        "and 40 more",
+        "100 events: 41 firings, 7 wait",
+        "  ship: 41 firings, 7 wait",
+        "  remind: 0 firings, 0 wait",
+        "  1 are no events",
+        "  2 have no time, and were left out",
+        "  3 filters or correlations ended with an error: cast",
+    ]
+
+
+def test_json_is_what_the_job_has_found(job: Job) -> None:
+    code, output = run("--archive", "s3a://events", "--json", "--output", "firings")
+    assert (code, json.loads(output)) == (0, FOUND)
+    assert (job.given.archive, job.given.output, job.given.topic) == (
+        "s3a://events", "firings", None
+    )  # fmt: skip
+
+
+def test_json_of_a_file_has_the_same_names() -> None:
+    code, output = run("--events", EXAMPLE / "events.ndjson", "--json")
+    assert code == 0
+    found = json.loads(output)
+    assert found["firings"] == {"ship": 1, "remind": 1}
+    assert found["waiting"] == {"remind": 1, "ship": 2}
+    assert [each["id"] for each in found["shown"][0]["events"]] == ["o-2", "p-2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "want --events FILE, --since TIME, or --archive FOLDER"),
+        (["--since", "last week"], "'last week' is no time"),
+        (["--since", "30d", "--events", "e"], "--events has no --since"),
+        (["--archive", "a", "--events", "e"], "--events has no --archive"),
+        (["--archive", "a", "--topic", "t"], "--archive has no --topic"),
+        (["--since", "1d", "--bootstrap-servers", "k:1"], "wants the --topic with the events"),
+        (["--since", "1d", "--secret", "s"], "--secret is for a Kafka that is named"),
+    ],
+)
+def test_what_can_not_be_asked_is_refused(job: Job, arguments: list[str], problem: str) -> None:
+    code, output = run(*arguments)
+    assert (code, problem in output) == (2, True), output
+
+
+@pytest.mark.parametrize(
+    ("text", "ago"),
+    [("90s", 90), ("1.5m", 90), ("12h", 43_200), ("30d", 2_592_000), ("1w", 604_800)],
+)
+def test_a_time_may_be_how_long_ago(text: str, ago: float) -> None:
+    found = datetime.now(UTC) - moment_or_ago(text)
+    assert abs(found.total_seconds() - ago) < 60
+
+
+def test_a_time_without_a_zone_is_utc() -> None:
+    assert moment_or_ago("2026-01-31T12:00") == datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("text", ["", "30", "d", "-3d", "30 d", "1e9d", "9999999999d", "soon"])
+def test_what_is_no_time_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["backtest", "--sensor", "s", f"--events-since={text}"]
+    with pytest.raises(SystemExit):
+        parser().parse_args(given)
+    assert "is no time: want how long ago, such as 30d" in capsys.readouterr().err

@@ -1,0 +1,194 @@
+"""A Sensor's processor: what it does at the edges of a transaction and of time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from support.memory_sensors import ACTION, BUS, CHANGELOG, GROUP, TRIGGER, WAIT, MemorySensor, Send
+
+from knafka.clients.memory_transactions import Interruption
+from knafka.ports.transactions import RecordTooLarge
+from knafka.sensor.processor import BATCH
+
+
+def test_what_did_not_come_fires_only_when_all_before_was_read_by_everybody() -> None:
+    """The unwanted event lies unread where another process reads."""
+    world = MemorySensor(2)
+    for _ in range(2):  # both join, and share the partitions
+        world.run(0)
+        world.run(1)
+    world.send(Send("a", "x", 0))
+    for _ in range(4):
+        world.run(0)
+        world.run(1)
+    world.send(Send("b", "x", 1))
+    world.now += (WAIT + 60) * 1000
+    reads_b = next(each for each in (0, 1) if world.unread(each))
+    other = 1 - reads_b
+    for _ in range(10):
+        world.now += 1000
+        world.run(other)
+    assert world.actions() == {}
+    world.rest()
+    assert world.actions() == {"two: a0 b1": 1}
+
+
+def test_what_is_due_fires_though_its_transaction_was_aborted_before() -> None:
+    world = MemorySensor(1)
+    world.send(Send("a", "x", 0))
+    for _ in range(4):
+        world.run(0)
+    world.now += (WAIT + 60) * 1000
+    world.opened(0)[1].interrupt(Interruption.ABORT)
+    for _ in range(10):
+        world.now += 1000
+        world.run(0)
+    assert world.actions() == {"late/x: a0": 1}
+
+
+def test_an_action_that_is_too_large_is_said_and_nothing_is_lost() -> None:
+    """Its topic's limit has to be raised: then it goes on where it was."""
+    world = MemorySensor(1)
+    before = world.memory.descriptions[ACTION]
+    limited = replace(before, config={"max.message.bytes": "100"})
+    world.memory.descriptions[ACTION] = limited
+    world.send(Send("a", "x", 0))
+    world.send(Send("b", "x", 0))
+    for _ in range(2):
+        world.run(0)  # they are routed
+    with pytest.raises(RecordTooLarge, match="too large for action"):
+        world.opened(0)[0].step(world.now)
+    world.end(0, expelled=False)
+    world.memory.descriptions[ACTION] = before
+    world.rest()
+    assert world.actions() == {"two: a0 b1": 1}
+
+
+def test_what_a_removed_trigger_held_is_removed_from_the_changelog() -> None:
+    world = MemorySensor(1)
+    world.send(Send("a", "x", 0))
+    for _ in range(4):
+        world.run(0)
+    assert {key.partition("/")[2] for key in world.changelog()} == {"two", "three/x", "late/x"}
+    world.end(0, expelled=False)
+    world.without = ("three", "late")
+    for _ in range(4):
+        world.run(0)
+    assert {key.partition("/")[2] for key in world.changelog()} == {"two"}
+
+
+@pytest.mark.conformance("BUS-S4")
+def test_what_was_held_is_removed_from_the_changelog_when_it_has_fired() -> None:
+    """BUS-S4: so a start costs what is held, however much has fired."""
+    world = MemorySensor(1)
+    for order in "xy":
+        for dependency in "abc":
+            world.send(Send(dependency, order, 0))
+    world.rest()
+    assert world.read(ACTION) != []
+    assert world.read(TRIGGER) != []
+    assert world.read(CHANGELOG) != []
+    assert world.changelog() == {}
+
+
+@pytest.mark.conformance("BUS-18", "BUS-S6")
+def test_records_say_their_trigger_dependency_and_events() -> None:
+    """BUS-18, BUS-S6: a key lies in one partition, the changelog's in that of the same number."""
+    world = MemorySensor(3)
+    for order in "wxyz":
+        world.send(Send("a", order, 0))
+    world.send(Send("b", "w", 0))
+    for _ in range(8):
+        world.run(0)
+    places: dict[str, set[int]] = {}
+    for record in world.read(TRIGGER):
+        event = json.loads(record.value() or b"")
+        headers = dict(record.headers() or ())
+        assert headers["dependency"] == event["type"].encode()
+        places.setdefault((record.key() or b"").decode(), set()).add(record.partition())
+    assert places.keys() == {
+        "two",
+        *(f"{name}/{each}" for name in ("three", "late") for each in "wxyz"),
+    }
+    assert all(len(each) == 1 for each in places.values())
+    for record in world.read(CHANGELOG):
+        key = (record.key() or b"").decode().partition("/")[2]
+        assert {record.partition()} == places[key]
+    (action,) = world.read(ACTION)
+    assert action.key() == b"two"
+    assert [each["type"] for each in json.loads(action.value() or b"")] == ["a", "b"]
+
+
+@pytest.mark.conformance("BUS-23", "BUS-S9")
+def test_a_transaction_has_as_many_records_as_are_there_up_to_its_limit() -> None:
+    """BUS-23, BUS-S9."""
+    world = MemorySensor(1)
+    for _ in range(BATCH + 500):
+        world.send(Send("c", "x", 0))
+    processor, _ = world.opened(0)
+    read = [processor.step(world.now) for _ in range(2)]
+    assert read[0] == BATCH
+    assert processor.counts.transactions == 2
+
+
+@pytest.mark.conformance("BUS-S10")
+def test_a_partition_that_goes_takes_what_was_held_with_it() -> None:
+    """BUS-S10: what another process holds now would fire here, too (argo-events#2611)."""
+    world = MemorySensor(1)
+    world.send(Send("a", "x", 0))
+    for _ in range(4):
+        world.run(0)
+    processor, _ = world.opened(0)
+    assert processor.held() != {}
+    other, _ = world.opened(1)
+    for _ in range(4):  # both are members
+        world.run(1)
+        world.run(0)
+    holding = [each for each in (processor, other) if each.held()]
+    assert len(holding) == 1
+    number = (processor, other).index(holding[0])
+    world.end(number, expelled=True)
+    world.run(1 - number)  # it gets the partition, and the one that lost it joins again
+    world.run(number)
+    world.run(1 - number)
+    assert holding[0].held() == {}
+    world.send(Send("b", "x", 0))
+    world.rest()
+    assert world.actions() == {"two: a0 b1": 1}
+
+
+@pytest.mark.conformance("BUS-S11")
+def test_what_is_no_event_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    """BUS-S11: on the bus and on the trigger topic; it is logged, and the offset moves on."""
+    world = MemorySensor(1)
+    for topic in (BUS, TRIGGER):
+        world.memory.store(topic, b"k", b"{", [], timestamp=world.now)
+    world.send(Send("c", "x", 0))
+    processor, _ = world.opened(0)
+    for _ in range(4):
+        world.run(0)
+    assert world.actions() == {"one: c0": 1}
+    assert processor.counts.undecodable == 2
+    (said,) = (each.getMessage() for each in caplog.records if "is no event" in each.message)
+    assert said.startswith("the record at 0 of "), "and seldom, however many there are"
+
+
+@pytest.mark.conformance("BUS-S8")
+def test_metadata_that_is_none_of_ours_changes_nothing() -> None:
+    """BUS-S8: what is committed beside the trigger topic's offset isn't needed to go on."""
+    world = MemorySensor(1)
+    world.send(Send("a", "x", 0))
+    for _ in range(4):
+        world.run(0)
+    world.end(0, expelled=False)
+    committed = world.memory.group(GROUP).committed
+    assert [json.loads(each.metadata) for each in committed.values() if each.metadata] != []
+    for place, each in committed.items():
+        committed[place] = each._replace(metadata='{"two": ')
+    world.send(Send("b", "x", 0))
+    world.rest()
+    assert world.actions() == {"two: a0 b1": 1}
+    metadata = {place[0]: each.metadata for place, each in committed.items()}
+    assert metadata[BUS] == "", "only the trigger topic has any"
