@@ -17,7 +17,7 @@ PURE := tests/unit tests/property tests/behaviour
 COVERED := 99
 
 .PHONY: help run jobs test test-fast lint types unit docs bench bench-backtest bench-jobs chaos lock clean \
-	collector image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
+	collector s3-gateway image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -84,6 +84,9 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 
 collector: $(VENV)/.dev ## Compile the OTLP collector that a test of traces needs (a minute; needs Go)
 	PYTHONPATH=tests $(BIN)/python -m support.otlp
+
+s3-gateway: $(VENV)/.dev ## Compile the S3 that tests of tables in a bucket need (a minute; needs Go)
+	PYTHONPATH=tests $(BIN)/python -m support.s3
 
 image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest)
 	$(BUILD_IMAGES) --tag $(TAG)

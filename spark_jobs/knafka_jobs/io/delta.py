@@ -301,4 +301,10 @@ def explained(what: str) -> Iterator[None]:
 def first_line(error: PySparkException | Py4JError) -> str:
     """What Spark says, without its stack."""
     said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+    if "org.apache.hadoop.fs.s3a.S3AFileSystem not found" in said:
+        return (
+            "Spark has no jars for s3a://. `knafka dead-letters` fetches them and the image "
+            "knafka-jobs has them; elsewhere name them in PYSPARK_SUBMIT_ARGS "
+            "(docs/how-to/archive-dead-letters.md)"
+        )
     return str(said).strip().partition("\n")[0]
