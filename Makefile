@@ -30,7 +30,7 @@ RUN_OPTIONS = $(strip $(call given,PORT,--port) $(call given,KAFKA_PORT,--kafka-
 run: $(VENV)/.local ## Start the quickstart and send it events (PORT=8080 KAFKA_PORT=9092 DATA=.knafka)
 	$(BIN)/knafka up -f examples/quickstart --send examples/quickstart/events.ndjson $(RUN_OPTIONS)
 
-jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark (430 MB)
+jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark and a reader of tables (500 MB)
 
 test: lint types unit ## Check style, types and imports, and run all tests (most of an hour)
 
@@ -114,14 +114,14 @@ cluster-purge: ## Stop the test cluster and forget what was in it
 
 lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra local --group build -o requirements/local.lock
-	$(LOCK) --extra local --extra jobs --group build -o requirements/jobs.lock
+	$(LOCK) --extra local --extra jobs --extra tables --group build -o requirements/jobs.lock
 	$(LOCK) --extra jobs -o requirements/spark_jobs.lock
 	$(LOCK) --extra operator -o requirements/operator.lock
 	$(LOCK) --extra functions --extra tracing -o requirements/functions.lock
 	$(LOCK) --extra functions --extra tracing --extra aws -o requirements/functions-aws.lock
 	$(LOCK) --extra functions --extra tracing-grpc -o requirements/functions-grpc.lock
 	$(LOCK) --extra operator --extra aws -o requirements/operator-aws.lock
-	$(LOCK) --extra local --extra jobs --extra operator --extra tracing-grpc --group dev \
+	$(LOCK) --extra local --extra jobs --extra tables --extra operator --extra tracing-grpc --group dev \
 		-o requirements/dev.lock
 
 clean: ## Remove the virtual environment, caches and local data
@@ -141,7 +141,7 @@ $(VENV)/.local: requirements/local.lock pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.jobs: requirements/jobs.lock $(VENV)/.local
-	@echo "installing PySpark and Delta (430 MB)"
+	@echo "installing PySpark and Delta (500 MB)"
 	@$(PIP) install --require-hashes -r requirements/jobs.lock
 	@touch $@
 

@@ -22,6 +22,7 @@ from knafka_jobs.compact.run import fold_all, forget_expired
 from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.lookup.run import TableFiles, preview
 from knafka_jobs.options import CompactOptions, Selection
 from knafka_jobs.replay.run import purge, replay
 from knafka_jobs.report.page import render
@@ -102,6 +103,8 @@ def test_tables_in_a_bucket_have_each_dead_letter_once_and_none_that_is_forgotte
     stored = bucket.folder / dead.namespace
     assert "<html" in (stored / "reports" / "report.html").read_text()
 
+    without_spark = preview(TableFiles(tables.root), []).count
+    assert without_spark == len(rows)
     one = Selection(trigger="mail", id="3")
     assert replay(tables, client, one, "again", "me", None, lambda line: None) == 1
     assert replay(tables, client, one, "twice", "me", None, lambda line: None) == 0, "on its way"
