@@ -37,7 +37,7 @@ EMPTY = {"value": None, "data_bytes": None}
 def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
     """Failures of every kind, of two days, in two compactions."""
     later = {"appended": NOW + timedelta(days=1), "last_attempt": NOW + timedelta(days=1)}
-    first = [
+    first: list[dict[str, Any]] = [
         {"word": "one"},
         {"word": "it's"},
         {"word": "two", "trigger": "bill", "type": "order", "source": "/s"},
@@ -51,7 +51,10 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
         {"word": "failed again"},
         {"word": "resolved"},
     ]
-    second = [{"word": "one", **later}, {"word": "late", "partition": 1, **later}]
+    second: list[dict[str, Any]] = [
+        {"word": "one", **later},
+        {"word": "late", "partition": 1, **later},
+    ]
     for number, each in enumerate([*first, *second]):
         each["offset"] = number
     made = tabled(spark, tmp_path_factory.mktemp("tables"), first, second)
