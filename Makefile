@@ -79,7 +79,8 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/chaos tests/integration/test_knative_eventing.py \
 		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
 		tests/cluster/test_changes.py tests/cluster/test_dead_letter_jobs.py \
-		tests/integration/test_dead_letter_pipeline.py tests/unit/test_jobs_purge.py \
+		tests/integration/test_dead_letter_pipeline.py tests/integration/test_dead_letters_on_s3.py \
+		tests/unit/test_jobs_purge.py \
 		-s $(ARGS)
 
 collector: $(VENV)/.dev ## Compile the OTLP collector that a test of traces needs (a minute; needs Go)

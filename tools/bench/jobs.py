@@ -5,8 +5,8 @@
 A Kafka is started for what is new; what is stored is made of numbers (`synthetic_tables`): a dead
 letter of `--bytes` for each failure, over 30 days. `--first` dead letters are compacted into empty
 tables beside a plain copy of the same topic to Parquet. Then on each size: `--new` are compacted
-and copied, of which 1 in 100 is of an event of the last day; the same with repetitions of all days;
-a report; a replay of 1,000, sent to Kafka; and, as processes of their own without Spark, a dry run
+and copied; the same where 1 in 100 is of an event that failed in the last day, and in all days; a
+report; a replay of 1,000, sent to Kafka; and, as processes of their own without Spark, a dry run
 of it, a dry run of everything, `list` and `show`. Prints a table in Markdown; `MiB read` is what
 Spark's tasks read of files.
 """
@@ -48,6 +48,11 @@ from knafka_local.kafka_server import KafkaServer
 REPLAYED: Final = 1000
 ONCE_MORE: Final = 100
 """One of so many new dead letters is of a failure that is there."""
+REPEATED: Final = {
+    0: "none of them repeated",
+    1: "1 % of them repeated from the last day",
+    DAYS: "1 % of them repeated from all days",
+}
 WARM_UP: Final = 20_000
 MEBIBYTE: Final = 1 << 20
 
@@ -106,14 +111,13 @@ class Bench:
             disk = sum(tables.size(name)[1] for name in ("records", "failures", "failure_days"))
             of = f"{stored:,} stored, {stored_size} bytes each, {disk / MEBIBYTE:,.0f} MiB"
             print(f"{of}, in {took:.0f} s", file=sys.stderr, flush=True)
-            for span, days in (("the last day", 1), ("all days", DAYS)):
+            for turn, (days, of_them) in enumerate(REPEATED.items()):
                 with self._topic():
-                    first = stored if days == 1 else stored + new
-                    numbers = _numbers(first, new, stored, days)
+                    numbers = _numbers(stored + turn * new, new, stored, days)
                     produce(self._servers, numbers, lambda n: stored_size if n < stored else size)
-                    name = f"compact {new:,} new, 1 % of them repeated from {span}"
+                    name = f"compact {new:,} new, {of_them}"
                     self._measure(stored, name, lambda: self._compact(tables, new))
-                    if days == 1:
+                    if not days:
                         copy = partial(self._copy, f"{folder}/copy")
                         self._measure(stored, f"plain copy of {new:,}", copy)
             self._measure(stored, "report", lambda: report(tables, None, today()))
@@ -200,10 +204,10 @@ def _kafka(folder: Path) -> Iterator[str]:
 
 
 def _numbers(first: int, new: int, stored: int, days: int) -> Iterator[int]:
-    """Events from `first` on; one in `ONCE_MORE` is one of the last `days`."""
+    """Events from `first` on; one in `ONCE_MORE` is one of the last `days`, if any."""
     late = stored * days // DAYS
     for each in range(new):
-        again = each % ONCE_MORE == 0
+        again = bool(days) and each % ONCE_MORE == 0
         yield stored - 1 - each * 7919 % late if again else first + each
 
 
