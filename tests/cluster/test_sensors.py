@@ -87,8 +87,8 @@ def test_a_sensor_acts_once_and_has_no_pod_while_it_waits(
     slept = sensors.until_zero(namespace, function, ASLEEP)
 
     def waiting() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = sensors.status("sensor", SENSOR, namespace).get("waiting")
-        return found or []
+        status = sensors.status("sensor", SENSOR, namespace)
+        return list(status.get("waiting") or ())
 
     (shown,) = cluster.wait_for(waiting, READY, "the status says what it waits for")
     assert (shown["trigger"], shown["keys"]) == ("both", 1)
