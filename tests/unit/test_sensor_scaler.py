@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
-from support.drains import until
 from support.memory_sensors import BUS, GROUP, TRIGGER
 from support.memory_sensors import sensor as sensor_at
 
