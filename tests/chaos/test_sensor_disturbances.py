@@ -27,6 +27,9 @@ from support.sensors import Routed, SensorWorld
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import contract
 from knafka.core.drain import DrainRequest
+from knafka.core.sensor.conditions import parse
+from knafka.core.sensor.rules import Rule
+from knafka_jobs.backtest.model import Came, Model
 
 pytestmark = pytest.mark.kafka
 
@@ -75,6 +78,19 @@ def expected(routed: Mapping[str, Sequence[Routed]]) -> Counter[str]:
                 used = " ".join(each.identity for each in sorted(latest.values()))
                 firings[f"{trigger}: {used}"] += 1
                 latest.clear()
+    return firings
+
+
+def backtested(
+    conditions: Mapping[str, str], routed: Mapping[str, Sequence[Routed]]
+) -> Counter[str]:
+    """The same by the model of `knafka sensor test`, which takes events in the order of time."""
+    firings: Counter[str] = Counter()
+    for trigger, events in routed.items():
+        model = Model(Rule(trigger, parse(conditions[trigger])))
+        for at, offset, identity in events:
+            for fired in model.add(Came(identity[0], identity, at, "trigger", 0, offset)):
+                firings[f"{trigger}: {' '.join(each.identity for each in fired.events)}"] += 1
     return firings
 
 
@@ -224,6 +240,8 @@ async def test_whatever_is_killed_each_condition_fires_exactly_once(
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
     assert fired.total() > 0
+    in_time = {name: events for name, events in routed.items() if list(events) == sorted(events)}
+    assert backtested(conditions, in_time) == expected(in_time)
     ids = set(await asyncio.to_thread(world.action_ids))
     assert len(ids) == fired.total()
     assert set(at_least_once.begun) == ids, "at least once misses none"
