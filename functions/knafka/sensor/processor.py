@@ -112,8 +112,9 @@ class Processor:
 
     def step(self, now: int, patience: float = GATHERING) -> int:
         """Handle what comes within so many seconds, and what is due at `now` (ms since the Unix
-        epoch); gives how many records and keys. Raises `LogError` for a log that can't be gone on
-        with."""
+        epoch). Gives how much there was: records, and keys whose time has come where more of them
+        wait; the last of these are no reason to stay awake. Raises `LogError` for a log that can't
+        be gone on with."""
         first = self._state.first_timer
         if self._is_known(first):
             patience = 0
@@ -139,7 +140,7 @@ class Processor:
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
-        return len(found) + expired + batch.tidied
+        return len(found) + (expired if expired == BATCH else 0) + batch.tidied
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
         """What has come, and what was read to its end with it: the first record, and those that
