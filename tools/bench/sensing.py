@@ -51,7 +51,7 @@ COMMITTED: Final = "knafka_sensor_transactions_total{outcome=committed}"
 
 async def sensors_case(world: World, results: Results, externals: Sequence[External]) -> None:
     """A backlog through each kind of condition, and restored keys by their number."""
-    count = int(world.sized(40_000, 4_000))
+    count = int(world.sized(100_000, 30_000))
     async with world.topic(PARTITIONS) as bus:
         await asyncio.to_thread(_fill, world, bus, count)
         for _ in range(world.options.runs):
@@ -82,7 +82,8 @@ async def _fire(
         done = MATCHED if trigger == TRIGGERS["a && b"] else FIRED
         await _until(url, done, count if done == MATCHED else firings)
         took, found, after = time.monotonic() - began, usage.end(), await _counts(url)
-    measured = count - before[READ]
+    if (measured := count - before[READ]) <= 0:
+        raise BenchError(f"{count} events were read between two looks: want more of them")
     return {
         "cpu_us": found["cpu_s"]["target"] * 1e6 / measured,
         "per_s": measured / took,
