@@ -1,11 +1,14 @@
-"""The jobs in a pod of the image knafka-jobs: `python3 -m knafka_jobs.pod archive|executor`.
+"""The jobs in a pod of the image knafka-jobs: `python3 -m knafka_jobs.pod
+archive|backtest|executor`.
 
     archive     compact, report and purge for one DeadLetterArchive, in one Spark session
+    backtest    what a Sensor would have fired, as `knafka_jobs backtest` has it
     executor    what Spark's Kubernetes scheduler starts in the pods that it makes
 
-The image has Java and all jars, so nothing is fetched at a start. What an archive's run has done is
-its container's termination message, one line of JSON, or what went wrong: the operator reads it
-there. Exit codes are those of `__main__`. Not here: when a run is due, which the operator decides.
+The image has Java and all jars, so nothing is fetched at a start. What a run has done is a line of
+JSON on stdout; an archive's is its container's termination message, too, or what went wrong: the
+operator reads it there. Exit codes are those of `__main__`. Not here: when a run is due, which the
+operator decides.
 """
 
 from __future__ import annotations
@@ -62,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["executor"]:
         command = executor_command(os.environ)
         os.execv(command[0], command)
-    given = _parser().parse_args(words)
+    is_backtest = words[:1] == ["backtest"]
+    given = (parser() if is_backtest else _parser()).parse_args(words)
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     alone = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
@@ -71,12 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         TEMPLATE.write_text(template)
     try:
         with explained_faults():
-            found = archive(given, lambda line: print(PREFIX + line, file=sys.stderr, flush=True))
+            found = (backtest if is_backtest else archive)(given, _progress)
     except KnafkaError as error:
         print(f"{PREFIX}error: {error}", file=sys.stderr, flush=True)
         _tell({"error": str(error)[:MAX_MESSAGE]})
         return FAILED
-    _tell(found)
+    if not is_backtest:  # whose firings have no room in a termination message
+        _tell(found)
     print(json.dumps(found), flush=True)
     return 0
 
@@ -95,6 +100,17 @@ def _parser() -> argparse.ArgumentParser:
         text = f"hours for which {name} failures are kept; for ever if not given"
         added.add_argument(f"--{name}-hours", type=float, help=text)
     return made
+
+
+def _progress(line: str) -> None:
+    print(PREFIX + line, file=sys.stderr, flush=True)
+
+
+def backtest(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
+    """As by its command; raises `KnafkaError`."""
+    from knafka_jobs import commands
+
+    return commands.run(given, progress)
 
 
 def archive(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:

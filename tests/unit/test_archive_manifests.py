@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
+import os
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
+import yaml
 from support.operator_world import SETTINGS
 
 from knafka.core.documents import parse
@@ -18,6 +22,7 @@ from knafka_operator.decide.archive_runs import message_of
 from knafka_operator.model.archives import ARCHIVE, DeadLetterArchive
 from knafka_operator.model.sensors import KNAFKA
 
+ROOT: Final = Path(__file__).parents[2]
 WITH_IMAGE = replace(SETTINGS, jobs_image="knafka-jobs:1")
 CLAIM: dict[str, Any] = {"storage": {"claim": {"name": "tables"}}}
 BUCKET: dict[str, Any] = {
@@ -247,3 +252,32 @@ def test_what_is_wrong_is_told_by_its_field(spec: dict[str, Any], told: str) -> 
 )
 def test_a_termination_message_is_a_result_or_the_end_of_a_log(text: str, found: Any) -> None:
     assert message_of(text) == found
+
+
+def test_the_example_of_a_backtest_says_what_its_pod_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may do no more than an archive's Job, and Spark has its share of the container."""
+    example = yaml.safe_load((ROOT / "examples/sensor-backtest/job.yaml").read_text())
+    made, ours = container(example), container(job(**CLAIM))
+    assert made["securityContext"] == ours["securityContext"]
+    wanted = {"name": "KNAFKA_MEMORY", **made["env"][0]}
+    divisor = wanted["valueFrom"]["resourceFieldRef"]
+    assert divisor == {"containerName": "backtest", "resource": "limits.memory", "divisor": "1Mi"}
+    mounted = {each["mountPath"]: each["name"] for each in made["volumeMounts"]}
+    assert mounted.keys() == {"/sensor", pod.WRITABLE}
+    volumes = {each["name"] for each in example["spec"]["template"]["spec"]["volumes"]}
+    assert volumes == set(mounted.values())
+
+    given: list[argparse.Namespace] = []
+
+    def run(parsed: argparse.Namespace, progress: object) -> dict[str, Any]:
+        given.append(parsed)
+        return {"events": 0}
+
+    monkeypatch.setattr(pod, "backtest", run)
+    monkeypatch.setattr(os, "environ", {"KNAFKA_MEMORY": "2048"})
+    monkeypatch.chdir("/")
+    assert pod.main(made["args"]) == 0
+    assert (str(given[0].sensor), given[0].topic) == (
+        "/sensor/sensor.json",
+        "knative-broker-default-default",
+    )
