@@ -69,18 +69,21 @@ REFUSED = "refused"
 
 
 class Reported(QuietDrains):
-    """Drains that report a dead letter when they are asked to."""
+    """Drains that report a dead letter when they are asked to, and another one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.dead_lettered = asyncio.Event()
+        self.another = asyncio.Event()
 
     async def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         self.held[trigger_id] += 1
         await self.dead_lettered.wait()
-        yield DrainProgress(dead_lettered=1)
+        yield DrainProgress(dead_lettered=1, dead_letters={"status 500": 1})
+        await self.another.wait()
+        yield DrainProgress(dead_lettered=1, dead_letters={"status 500": 1})
         async for line in super().hold(trigger_id, egress, request, stop):
             yield line
 
@@ -118,6 +121,14 @@ class Operated:
         topic = self.world.operator.triggers.watched[Identity("shop", trigger)].egress.topic
         for _ in range(events):
             self.world.log.store(topic, None, b"", [])
+
+    async def dead_letter(self) -> None:
+        """Have its dispatcher report a dead letter, which is in its topic."""
+        watched = self.world.operator.triggers.watched[Identity("shop", "one")]
+        topic = watched.egress.dead_letter_topic
+        await watched.kafka.topics.ensure_topic(topic, 1, 1, {"retention.ms": "86400000"})
+        self.world.log.store(topic, None, b"", [])
+        self.drains.dead_lettered.set()
 
     @property
     def lag(self) -> int | None:
@@ -196,6 +207,7 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
             operator.store(3)
             await operator.declare_shared()
             operator.store(4, "shared")
+            await operator.dead_letter()
 
             ours = '{namespace="ns",broker="broker"'
             await prometheus.until(f'knafka_receiver_events_total{ours},code="202"}}', 6)
@@ -209,6 +221,9 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
                 f'kn_eventing_dispatch_latency_seconds_bucket{ours},le="+Inf"}}': 6,
                 f"kn_eventing_process_latency_seconds_count{ours}}}": 5,
                 'knafka_trigger_lag{namespace="shop",broker="default",trigger="one"}': 3,
+                'knafka_dead_lettered_total{trigger="one",reason="status",code="500"}': 1,
+                'knafka_dead_letters{namespace="shop",broker="default",trigger="one"}': 1,
+                'sum(eventing_kafka_consumed_msg_count{job=~".*functions"})': 6,
                 'knafka_channel_ready{namespace="shop",channel="orders"}': 1,
                 'sum(eventing_kafka_produced_msg_count{producer="all"})': 7,
                 'knafka_trigger_desired_replicas{namespace="shop",trigger="one"}': 1,
@@ -221,6 +236,9 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
             }.items():
                 await prometheus.until(name, value)
 
+            # What a counter begins with is no increase of it.
+            operator.drains.another.set()
+
             targets = await prometheus.targets()
             assert [(each["health"], each["lastError"]) for each in targets] == [("up", "")] * 3
 
@@ -230,9 +248,12 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
             assert (asked | SHOWN_NOWHERE) - set(await prometheus.ask(NAMES)) == set()
             # `rate` wants two samples, and some come into being with the first failure.
             for expression in shown:
-                async with asyncio.timeout(20):
-                    while not await prometheus.query(expression):  # noqa: ASYNC110
-                        await asyncio.sleep(0.1)
+                try:
+                    async with asyncio.timeout(20):
+                        while not await prometheus.query(expression):  # noqa: ASYNC110
+                            await asyncio.sleep(0.1)
+                except TimeoutError:
+                    pytest.fail(f"nothing is shown by {expression}")
 
             found = [
                 await asyncio.to_thread(objections, prometheus_programs, each["scrapeUrl"])

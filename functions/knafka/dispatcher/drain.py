@@ -374,10 +374,11 @@ class Drain:
         self._active_at = self._loop.time()
         self.counts.rebalances += 1
         for number, committed in partitions.items():
-            progress = None
+            progress, began = None, 0
             if committed is not None:
-                progress = decode(committed.offset, committed.metadata, self._policy)
-            self._partitions[number] = Partition(number, progress)
+                began = committed.offset
+                progress = decode(began, committed.metadata, self._policy)
+            self._partitions[number] = Partition(number, progress, began)
 
     async def revoked(self, partitions: Sequence[int]) -> Commits:
         going = [self._partitions[each] for each in partitions if each in self._partitions]
