@@ -102,7 +102,7 @@ def test_channels_come_while_others_are_used_and_none_that_was_ready_is_not_foun
     with posting(channels, namespace) as poster:
         began = time.monotonic()
         many = [channel(namespace, f"channel-{number}") for number in range(CHANNELS)]
-        cluster.apply({"apiVersion": "v1", "kind": "List", "items": many})
+        cluster.create_all("kafkachannel", namespace, many)
         made = time.monotonic() - began
         cluster.wait_for(
             lambda: poster.find_ready() == CHANNELS + 1, WITHIN, "all channels are Ready"
@@ -132,7 +132,7 @@ def test_many_subscriptions_of_a_channel_share_a_dispatcher(
         subscription(namespace, f"sub-{number}", "orders", subscriber.ref)
         for number in range(SUBSCRIPTIONS)
     ]
-    cluster.apply({"apiVersion": "v1", "kind": "List", "items": many})
+    cluster.create_all("subscription.messaging.knative.dev", namespace, many)
     made = time.monotonic() - began
 
     def operational() -> bool:
