@@ -267,9 +267,10 @@ class Drain:
                 if passes(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                     self._sender.encode(event, envelope)
-                    event.trace = trace
                 if trace is not None:
                     trace.filtered(passes=event is not None)
+                    if event is not None:
+                        event.trace = trace
             except Exception as error:  # it concerns this record, and the others go on
                 event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                 event.size = len(record.value() or b"")
