@@ -83,7 +83,7 @@ class Reported(QuietDrains):
         await self.dead_lettered.wait()
         yield DrainProgress(dead_lettered=1, dead_letters={"status 500": 1})
         await self.another.wait()
-        yield DrainProgress(dead_lettered=1, dead_letters={"status 500": 1})
+        yield DrainProgress(dead_lettered=2, dead_letters={"status 500": 2})
         async for line in super().hold(trigger_id, egress, request, stop):
             yield line
 
