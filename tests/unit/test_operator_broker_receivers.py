@@ -94,6 +94,29 @@ async def test_a_broker_is_ready_once_every_replica_has_read_its_entry(
     assert condition(status, "Ready")["status"] == "True"
 
 
+async def test_a_replica_that_has_read_more_than_we_have_written_has_read_ours(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else writes there, too: an operator that is being replaced, or this one by another
+    Broker, whose ConfigMap writes the same servers in another way."""
+    monkeypatch.setattr(receivers, "READ_TIMEOUT", 30.0)
+    await ready(world, "other")
+    topic = followed(world, "other").contract_topic
+    (others,) = (each.value() for each in world.log.topics[topic][0])
+    asked: list[int] = []
+
+    async def positions(namespace: str, name: str) -> Mapping[str, int | None]:
+        if not asked:
+            world.log.store(topic, b"/other/default", others, [])
+        asked.append(len(world.log.topics[topic][0]))
+        return {"pod-1": asked[-1]}
+
+    world.operator.brokers.receivers.positions = positions
+    await ready(world)
+    assert asked == [3, 3], "it is found out at once"
+    assert world.entries().keys() == {PATH, "/other/default"}
+
+
 async def test_another_operator_asks_no_replica_and_writes_nothing(world: OperatorWorld) -> None:
     """Its start must wake no receiver, and leave no trace."""
     before = await ready(world)

@@ -200,7 +200,8 @@ class Receivers:
         return record.revision is not None and (there is None or not is_ready(there))
 
     async def until_read(self, record: ReceiverRecord, path: str) -> None:
-        """Returns when every replica has read what was written of `path`; raises `NotReady`.
+        """Returns when every replica has read what was written of `path`; raises `NotReady`,
+        `LogError` and `ClusterError`.
 
         However many channels wait, replicas are asked once in `LOOK_INTERVAL`.
         """
@@ -211,6 +212,8 @@ class Receivers:
                     async with record.looking:
                         if _now() - record.looked >= LOOK_INTERVAL and record.read < wanted:
                             await self._look(record)
+                    if record.contract.checked == -math.inf:  # others may have written there
+                        await self.check(record, identity_of(path))
                     if record.read < wanted:
                         await asyncio.sleep(LOOK_INTERVAL)
         except TimeoutError:
