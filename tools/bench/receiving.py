@@ -20,7 +20,7 @@ FIXED_RATE: Final = 2000
 MANY_EVENTS: Final = 1_000_000
 """After so many the receiver's memory is judged."""
 
-SHARE: Final = 0.2
+SHARE: Final = 0.1
 """Cores that a receiver may use where several are compared with one: few enough that four, Kafka
 and the load generator leave some of two cores idle."""
 
