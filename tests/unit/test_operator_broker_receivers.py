@@ -200,6 +200,28 @@ async def test_a_contract_that_somebody_deleted_is_written_anew(
     assert world.entries().keys() == {PATH, "/other/default"}
 
 
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_contract_that_somebody_made_is_kept_for_ever(
+    world: OperatorWorld, refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kafka would drop what is older than a week, and receivers that start later serve nothing."""
+    await ready(world)
+    topic = followed(world).contract_topic
+    found = world.log.descriptions[topic]
+    world.log.descriptions[topic] = replace(found, config={"min.insync.replicas": "1"})
+    if refused:
+        world.kafka_failures["set_topic_config"] = LogError("not authorized")
+    await world.restart()
+    status = await world.reconcile_broker(SHOP)
+    assert condition(status, "Ready")["status"] == "True"
+    compacted = world.log.descriptions[topic].config.get("cleanup.policy")
+    assert compacted == (None if refused else "compact")
+    assert f"topic {topic} " in caplog.text
+    asked = len(caplog.records)
+    await world.reconcile_broker(SHOP)
+    assert len(caplog.records) == asked
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("without", [None, "config", "service"])
 async def test_a_broker_that_is_deleted_leaves_no_entry(
