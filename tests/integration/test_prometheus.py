@@ -219,6 +219,9 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
                 f'kn_eventing_dispatch_latency_seconds_bucket{ours},le="+Inf"}}': 6,
                 f"kn_eventing_process_latency_seconds_count{ours}}}": 5,
                 'knafka_trigger_lag{namespace="shop",broker="default",trigger="one"}': 3,
+                'knafka_dead_lettered_total{trigger="one",reason="status",code="500"}': 1,
+                'knafka_dead_letters{namespace="shop",broker="default",trigger="one"}': 1,
+                'sum(eventing_kafka_consumed_msg_count{job=~".*functions"})': 6,
                 'knafka_channel_ready{namespace="shop",channel="orders"}': 1,
                 'sum(eventing_kafka_produced_msg_count{producer="all"})': 7,
                 'knafka_trigger_desired_replicas{namespace="shop",trigger="one"}': 1,
@@ -233,6 +236,8 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
             }.items():
                 await prometheus.until(name, value)
 
+            # What a counter begins with is no increase of it.
+
             targets = await prometheus.targets()
             assert [(each["health"], each["lastError"]) for each in targets] == [("up", "")] * 3
 
@@ -243,9 +248,12 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
             # `rate` wants two samples, and some come into being with the first failure.
             operator.dead_letter(days=0)
             for expression in shown:
-                async with asyncio.timeout(20):
-                    while not await prometheus.query(expression):  # noqa: ASYNC110
-                        await asyncio.sleep(0.1)
+                try:
+                    async with asyncio.timeout(20):
+                        while not await prometheus.query(expression):  # noqa: ASYNC110
+                            await asyncio.sleep(0.1)
+                except TimeoutError:
+                    pytest.fail(f"nothing is shown by {expression}")
 
             found = [
                 await asyncio.to_thread(objections, prometheus_programs, each["scrapeUrl"])
