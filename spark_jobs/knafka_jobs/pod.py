@@ -16,21 +16,28 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from knafka.core.documents import explained_faults
 from knafka.core.errors import KnafkaError
 from knafka_jobs.__main__ import FAILED, PREFIX
 from knafka_jobs.options import OPTIONS, parser
 
+if TYPE_CHECKING:
+    from knafka_jobs.io.kafka import KafkaClient
+    from knafka_jobs.report.document import Report
+
 JARS: Final = "/app/jars/*"
 """Class path of what Spark lacks to read Kafka and keep Delta tables, as the image has it."""
 TERMINATION_LOG: Final = Path("/dev/termination-log")
 MAX_MESSAGE: Final = 3_500
 """Characters of a termination message: Kubernetes keeps 4,096 bytes."""
+MAX_PROBLEM: Final = 400
+"""Characters of what is wrong with a report's way to people."""
 TOKENS: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 WRITABLE: Final = "/tmp"
 TEMPLATE: Final = Path(WRITABLE, "executor.json")
@@ -86,11 +93,17 @@ def _parser() -> argparse.ArgumentParser:
     added = made.add_subparsers(dest="command", required=True).add_parser("archive")
     for name in ("tables", "bootstrap-servers", "broker"):
         added.add_argument(f"--{name}", **{**OPTIONS[name], "required": True})
-    for name in ("secret", "keep-hours", "days"):
+    for name in ("secret", "keep-hours", "days", "trace-url"):
         added.add_argument(f"--{name}", **OPTIONS[name])
     group = "consumer group whose offsets say what is compacted"
     added.add_argument("--group", required=True, help=group)
     added.add_argument("--report", action="store_true", help="write a report, too")
+    for name, text in (
+        ("archive", "name of the DeadLetterArchive, under which its report is served"),
+        ("announce", "the Broker's address: it is told of a report"),
+        ("console-url", "address of the console that serves it"),
+    ):
+        added.add_argument(f"--{name}", default="", help=text)
     for name in ("resolved", "unresolved"):
         text = f"hours for which {name} failures are kept; for ever if not given"
         added.add_argument(f"--{name}-hours", type=float, help=text)
@@ -102,6 +115,7 @@ def archive(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[
     # Only now, as importing Spark takes a second, and an executor needs none of it.
     from knafka_jobs import commands
     from knafka_jobs.io import session
+    from knafka_jobs.report.document import Report
 
     started = datetime.now(UTC)
     progress(f"dead letters of {given.broker} into {given.tables}")
@@ -133,15 +147,49 @@ def archive(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[
             folder = Path("/tmp/report")
             files = {each: folder / f"report.{each}" for each in ("json", "html")}
             named = [word for each, path in files.items() for word in (f"--{each}", path)]
-            made = run("report", *tables, *of_kafka, "--days", given.days, *named)
-            found["report"] = made
+            named += ["--trace-url", given.trace_url]
+            found["report"] = run("report", *tables, *of_kafka, "--days", given.days, *named)
             for path in files.values():
                 commands.store(spark, given.tables, path, f"reports/{path.name}")
                 kept = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
                 commands.store(spark, given.tables, path, kept)
+            made = Report.model_validate_json(files["json"].read_bytes())
+            replication = max((each.replication for each in waiting.values()), default=-1)
+            found["report"] |= _published(given, kafka, made, replication, progress)
     finally:
         spark.stop()
     return found
+
+
+def _published(
+    given: argparse.Namespace,
+    kafka: KafkaClient,
+    report: Report,
+    replication: int,
+    progress: Callable[[str], None],
+) -> dict[str, str]:
+    """Have it served, and its Broker told; gives what failed. The report is made all the same: it
+    is in the tables' folder, and another run would make another."""
+    from knafka_jobs.report import announce, served
+
+    problems: dict[str, str] = {}
+
+    @contextmanager
+    def noted(name: str) -> Iterator[None]:
+        try:
+            yield
+        except KnafkaError as error:
+            progress(f"{name}: {error}")
+            problems[name] = str(error)[:MAX_PROBLEM]
+
+    if given.archive:
+        with noted("notServed"):
+            served.write(kafka, report, given.archive, replication)
+        if given.announce:
+            console = "" if problems else given.console_url
+            with noted("notAnnounced"):
+                announce.send(given.announce, announce.event_of(report, given.archive, console))
+    return problems
 
 
 def _tell(found: Mapping[str, Any]) -> None:
