@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from knafka.core.delivery import Reason
-from knafka.core.trace_url import WANTED_OF_TRACE_URL, is_trace_url
+from knafka.core.trace_url import WANTED, is_trace_url
 from knafka_jobs.topics import BrokerName
 
 KEEP_HOURS: Final = 24.0
@@ -100,7 +100,7 @@ def _replay_id(text: str) -> str:
 
 def _trace_url(text: str) -> str:
     if not is_trace_url(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: {WANTED_OF_TRACE_URL}")
+        raise argparse.ArgumentTypeError(f"{text!r}: {WANTED}")
     return text
 
 

@@ -248,7 +248,7 @@ def test_a_change_is_told_against_the_last_report(
 def test_the_history_of_a_group_is_of_the_last_reports_and_tells_when_it_was_first(
     spark: SparkSession,
 ) -> None:
-    rows = [(f"r{n}", ago(60 - n), "shop", "main", "g", n, n, 0) for n in range(50)]
+    rows: list[Any] = [(f"r{n}", ago(60 - n), "shop", "main", "g", n, n, 0) for n in range(50)]
     rows.append(("r50", ago(1), "shop", "main", None, 0, 0, 0))
     reports = spark.createDataFrame(rows, ddl(REPORTS))
     known = known_of(past(reports, ["g", "other"], ago(60 - 45)).collect())

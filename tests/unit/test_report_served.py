@@ -16,7 +16,6 @@ from support.reports import MADE, sample_group, sample_groups, sample_report
 
 from knafka.core import json_format
 from knafka_jobs.errors import JobError
-from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.report import announce, served
 from knafka_jobs.report.document import Group, Report
 
@@ -58,7 +57,7 @@ def test_the_json_is_bounded_however_well_it_compresses(monkeypatch: pytest.Monk
 
 
 class Kafka:
-    """A Kafka that has a topic or makes it, and takes records up to its limit."""
+    """A `KafkaClient` whose topic is there once it was made, and has this limit."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
@@ -78,7 +77,6 @@ class Kafka:
 
 def write(kafka: Kafka, made: Report) -> None:
     client: Any = kafka
-    assert KafkaClient  # whose methods these are
     served.write(client, made, "kept", 3)
 
 

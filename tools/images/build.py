@@ -89,7 +89,10 @@ def main(arguments: Sequence[str]) -> None:
     _source("knafka", chosen.tag, functions, ["functions/knafka", "functions/main.py"], "knafka")
     _source(
         "knafka-operator", chosen.tag, _dependencies("operator"),
-        ["functions/knafka", "operator/knafka_operator", "local/knafka_local"],
+        [
+            "functions/knafka", "operator/knafka_operator", "local/knafka_local",
+            "spark_jobs/knafka_jobs",
+        ],
         "knafka_operator",
     )  # fmt: skip
     for name, example in EXAMPLES.items():

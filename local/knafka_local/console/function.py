@@ -74,6 +74,7 @@ class Viewers:
             self._settings.name,
             viewer.namespaces,
             reviews_kafka=True,
+            traces=self._settings.trace_url,
             clock=self._clock,
         )
 

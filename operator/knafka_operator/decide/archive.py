@@ -140,6 +140,8 @@ class ObservedArchive(Generic[K]):
     lease: Mapping[str, Any] | None = None
     holder_is_gone: bool = False
     """Whether nobody has a Job any more of those who hold the Lease, if it isn't ours."""
+    address: str = ""
+    """The Broker's; empty: it has none."""
     account: bool = False
     """Whether that has been applied."""
     failure: KnafkaError | None = None
@@ -235,7 +237,9 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
         return decided(ApplyAccount(manifests.account(archive)), phase="Queued", again=LOOK_AT_JOB)
     servers = seen.broker.defaults.kafka.bootstrap_servers
     secret, run = seen.broker.secret, status["run"] + 1
-    job = manifests.job(archive, run, seen.group, servers, secret, settings, report=report)
+    job = manifests.job(
+        archive, run, seen.group, servers, secret, settings, report=report, address=seen.address
+    )
     return decided(CreateJob(job), phase="Queued", again=LOOK_AT_JOB)
 
 

@@ -6,6 +6,7 @@ in its arguments, how Spark runs in its environment (`knafka_jobs.pod`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -41,6 +42,9 @@ _SECURITY: Final[Mapping[str, Any]] = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+_ADDRESS: Final = re.compile(r"https?://[A-Za-z0-9.:-]+(?:/[A-Za-z0-9._~-]*)*").fullmatch
+"""What is told of reports: of a status, which others may write. In an argument Kubernetes would put
+a variable's value, a key of the store's, in the place of a `$(NAME)`."""
 _PASSED_ON: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")
 """Fields of KNAFKA_POD that these pods have too."""
 
@@ -75,8 +79,10 @@ def job(
     settings: Settings,
     *,
     report: bool,
+    address: str = "",
 ) -> Manifest:
-    """Run number `run`; `secret` is the name and version of Kafka's Secret."""
+    """Run number `run`; `secret` is the name and version of Kafka's Secret, `address` the Broker's,
+    which is told of a report."""
     spec, metadata = archive.spec, archive.metadata
     return {
         "apiVersion": BATCH,
@@ -109,7 +115,10 @@ def job(
                 "metadata": {"labels": _labels(archive)},
                 "spec": _pod(
                     archive,
-                    _arguments(archive, group, bootstrap_servers, secret, report=report),
+                    [
+                        *_arguments(archive, group, bootstrap_servers, secret),
+                        *(_of_report(archive, address, settings) if report else ()),
+                    ],
                     secret,
                     settings,
                 ),
@@ -123,8 +132,6 @@ def _arguments(
     group: str,
     bootstrap_servers: str,
     secret: tuple[str, str] | None,
-    *,
-    report: bool,
 ) -> list[str]:
     spec = archive.spec
     words = {
@@ -139,10 +146,17 @@ def _arguments(
     for name in ("resolved", "unresolved"):
         if (kept := getattr(spec.retention, name)) is not None:
             words[f"{name}-hours"] = f"{kept / 3600:g}"
-    if report and spec.report is not None:
-        words["days"] = str(spec.report.days)
-    found = ["archive", *(f"--{key}={value}" for key, value in words.items())]
-    return [*found, "--report"] if report else found
+    return ["archive", *(f"--{key}={value}" for key, value in words.items())]
+
+
+def _of_report(archive: DeadLetterArchive, address: str, settings: Settings) -> list[str]:
+    """A report, who is told of it, and where it is found."""
+    words = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
+    if (declared := archive.spec.report) is not None:
+        words["days"] = str(declared.days)
+        if declared.announce and _ADDRESS(address):
+            words |= {"announce": address, "console-url": settings.console_url}
+    return ["--report", *(f"--{key}={value}" for key, value in words.items() if value)]
 
 
 def _pod(

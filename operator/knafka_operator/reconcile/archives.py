@@ -241,7 +241,19 @@ class Archives:
         gone = lease is not None and await self._is_gone(
             str(lease["spec"].get("holderIdentity") or "")
         )
-        return replace(seen, jobs=tuple(jobs), pods=pods, lease=lease, holder_is_gone=gone)
+        address = await self._address(seen)
+        return replace(
+            seen, jobs=tuple(jobs), pods=pods, lease=lease, holder_is_gone=gone, address=address
+        )
+
+    async def _address(self, seen: Observed) -> str:
+        """Of its Broker, as that says."""
+        if not isinstance(seen.archive, DeadLetterArchive):
+            return ""
+        broker = seen.archive.metadata.namespace, seen.archive.spec.broker
+        stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
+        address = ((stored or {}).get("status") or {}).get("address") or {}
+        return str(address.get("url") or "")
 
     async def _jobs(self, document: Document) -> list[Document]:
         labels = {OF_ARCHIVE: document["metadata"].get("uid", "")}
