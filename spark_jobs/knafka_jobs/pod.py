@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from knafka.core.documents import explained_faults
+from knafka.core.documents import explained_faults, parse_json
 from knafka.core.errors import KnafkaError
 from knafka_jobs.__main__ import FAILED, PREFIX
 from knafka_jobs.options import OPTIONS, parser
@@ -153,7 +153,7 @@ def archive(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[
                 commands.store(spark, given.tables, path, f"reports/{path.name}")
                 kept = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
                 commands.store(spark, given.tables, path, kept)
-            made = Report.model_validate_json(files["json"].read_bytes())
+            made = parse_json(Report, files["json"].read_text())
             replication = max((each.replication for each in waiting.values()), default=-1)
             found["report"] |= _published(given, kafka, made, replication, progress)
     finally:

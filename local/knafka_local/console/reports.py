@@ -19,12 +19,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from pydantic import ValidationError
-
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_client import Connection
 from knafka.core import documents, names
-from knafka.core.errors import LogError
+from knafka.core.errors import InvalidDocument, LogError
 from knafka.ports.log import LogAdmin
 from knafka_local.console.document import (
     ArchiveReplay,
@@ -163,11 +161,11 @@ class ClusterReports:
 
         with _RENDERING:
             try:
-                report = Report.model_validate_json(text)
-            except ValidationError as error:
+                report = documents.parse_json(Report, text.decode(errors="replace"))
+            except InvalidDocument as error:
                 raise NotFound(
                     f"the report of {archive} can't be read here: another version of Knafka has "
-                    f"made it, or somebody else ({error.errors()[0]['msg']:.200})"
+                    f"made it, or somebody else ({error!s:.300})"
                 ) from error
             path = f"api/reports/{archive.namespace}/{archive.name}"
             made = render_served(report, self._traces, path)

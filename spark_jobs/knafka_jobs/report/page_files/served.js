@@ -85,11 +85,12 @@ function sendAgain(group, each = null) {
 }
 
 function replayItem(each) {
-  const sent = each.selected == null ? "" : ` · ${number(each.sent ?? 0)} of ${counted(each.selected, "event")} sent`;
+  const of = each.selected == null ? "" : ` of ${number(each.selected)}`;
+  const sent = each.sent == null && of === "" ? "" : ` · ${number(each.sent ?? 0)}${of} ${each.sent === 1 ? "event" : "events"} sent`;
   return make("li", {},
     make("span", { class: `badge ${PHASES[each.phase] ?? "growing"}` }, visible(each.phase || "Pending")), " ",
     make("code", {}, visible(each.name)),
-    make("span", { class: "muted" }, visible(`${sent} · ${moment(each.created)}${each.ids ? ` · ${counted(each.ids, "event")} by id` : ""}`)),
+    make("span", { class: "muted" }, visible(`${sent}${each.created ? ` · ${moment(each.created)}` : ""}${each.ids ? ` · ${counted(each.ids, "event")} by id` : ""}`)),
     each.message ? make("p", { class: "muted" }, visible(each.message)) : null);
 }
 
