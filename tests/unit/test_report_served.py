@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
+import importlib.util
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from cloudevents.http import CloudEvent
 from hypothesis import given
 from hypothesis import strategies as st
 from support.reports import MADE, sample_group, sample_groups, sample_report
 
 from knafka.core import json_format
+from knafka_jobs import pod
 from knafka_jobs.errors import JobError
 from knafka_jobs.report import announce, served
 from knafka_jobs.report.document import Group, Report
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "report-to-chat"
 NAMED = {"namespace": "shop", "broker": "main"}
 
 
@@ -182,3 +189,65 @@ def test_a_broker_that_is_away_is_a_sentence(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_moment_is_the_reports() -> None:
     assert EVENT["time"] == MADE.isoformat()
+
+
+def arguments(**given: str) -> argparse.Namespace:
+    usual = {"archive": "kept", "announce": "", "console_url": "https://console.test"}
+    return argparse.Namespace(**{**usual, **given})
+
+
+def published(kafka: Kafka, made: Report, **given: str) -> dict[str, str]:
+    client: Any = kafka
+    return pod._published(arguments(**given), client, made, 1, lambda _: None)
+
+
+def test_a_report_is_served_and_its_broker_told(broker: Receiver) -> None:
+    kafka, made = Kafka(), report_of(sample_groups(2))
+    assert published(kafka, made, announce=broker.url) == {}
+    assert len(kafka.written) == 1
+    assert json.loads(broker.bodies[0])["data"]["url"] == (
+        "https://console.test/report?of=shop/kept"
+    )
+
+
+def test_what_keeps_a_report_from_people_is_noted_and_fails_nothing(
+    broker: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run would make another report, and no better one."""
+    kafka, made = Kafka(), report_of(sample_groups(2))
+    monkeypatch.setattr(kafka, "write", Mock(side_effect=JobError("Kafka: no ACL " + "x" * 2000)))
+    found = published(kafka, made, announce=broker.url)
+    assert found.keys() == {"notServed"}
+    assert len(found["notServed"]) <= pod.MAX_PROBLEM
+    assert "url" not in json.loads(broker.bodies[0])["data"], "there is nothing to see"
+    broker.answers = [401]
+    assert published(Kafka(), made, announce=broker.url).keys() == {"notAnnounced"}
+    assert published(Kafka(), made) == {}, "nobody is to be told"
+
+
+def test_the_examples_chat_is_told_what_the_event_says(
+    broker: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """examples/report-to-chat: what it is tried with is what is sent."""
+    spec = importlib.util.spec_from_file_location("chat", EXAMPLE / "subscriber" / "main.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    (line,) = (EXAMPLE / "events.ndjson").read_text().splitlines()
+    tried, sent = (
+        json.loads(line),
+        announce.event_of(report_of(sample_groups(3)), "kept", "https://c"),
+    )
+    assert tried.keys() == sent.keys()
+    assert tried["data"].keys() == sent["data"].keys()
+
+    monkeypatch.setenv("CHAT_WEBHOOK", broker.url)
+    attributes = {key: value for key, value in tried.items() if key != "data"}
+    example.chat.__wrapped__(CloudEvent(attributes, tried["data"]))
+    told = json.loads(broker.bodies[0])["text"]
+    assert told == capsys.readouterr().out.strip()
+    assert "25 events of default/default could not be delivered" in told
+    assert told.endswith("https://console.example.com/report?of=default/kept")
+    tried["data"]["totals"]["unresolved"] = 0
+    assert example.sentence_of(tried["data"]).startswith("No event of default/default waits")
