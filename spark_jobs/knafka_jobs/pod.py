@@ -22,12 +22,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from knafka.core.documents import explained_faults
 from knafka.core.errors import KnafkaError
 from knafka_jobs.__main__ import FAILED, PREFIX
 from knafka_jobs.options import OPTIONS, parser
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from knafka_jobs.io.kafka import KafkaClient
 
 JARS: Final = "/app/jars/*"
 """Class path of what Spark lacks to read Kafka and keep Delta tables, as the image has it."""
@@ -125,35 +130,48 @@ def run(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str,
     from knafka_jobs import commands
     from knafka_jobs.io import session
 
-    started = datetime.now(UTC)
     progress(f"dead letters of {given.broker} into {given.tables}")
     kafka = commands.connect(given)
-    waiting = kafka.dead_letter_topics(given.broker)
     spark = session.start(given.command)
     try:
-
-        def ask(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
-            of = ("--tables", given.tables, "--broker", given.broker)
-            parsed = parser().parse_args([command, *(str(word) for word in (*of, *words))])
-            parsed.ids = tuple(ids) or None
-            return commands.run_in(spark, parsed, progress)
-
-        found = ask("compact", *_of_kafka(given), f"--keep-hours={given.keep_hours}")
-        # What the topics had before this is in the tables now; what came since waits.
-        kafka.commit(given.group, waiting)
-        match given.command:
-            case "archive":
-                found |= _archive(given, started, spark, ask)
-            case "replay" if (sent := commands.sent_by(spark, given)) is not None:
-                found |= {"replay": given.replay_id, "sent": sent}  # it was done before it told
-            case _:
-                found |= _operation(given, ask)
+        return run_in(spark, kafka, given, progress)
     finally:
         spark.stop()
-    return found
 
 
-def _archive(given: argparse.Namespace, started: datetime, spark: Any, ask: Ask) -> dict[str, Any]:
+def run_in(
+    spark: SparkSession,
+    kafka: KafkaClient,
+    given: argparse.Namespace,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """`run` in a session that somebody else ends. Raises `KnafkaError`."""
+    from knafka_jobs import commands
+
+    started = datetime.now(UTC)
+    waiting = kafka.dead_letter_topics(given.broker)
+
+    def ask(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
+        of = ("--tables", given.tables, "--broker", given.broker)
+        parsed = parser().parse_args([command, *(str(word) for word in (*of, *words))])
+        parsed.ids = tuple(ids) or None
+        return commands.run_in(spark, parsed, progress)
+
+    found = ask("compact", *_of_kafka(given), f"--keep-hours={given.keep_hours}")
+    # What the topics had before this is in the tables now; what came since waits.
+    kafka.commit(given.group, waiting)
+    match given.command:
+        case "archive":
+            return found | _archive(given, started, spark, ask)
+        case "replay" if (sent := commands.sent_by(spark, given)) is not None:
+            # An earlier run of it ended before it could tell.
+            return found | {"replay": given.replay_id, "sent": sent}
+    return found | _operation(given, ask)
+
+
+def _archive(
+    given: argparse.Namespace, started: datetime, spark: SparkSession, ask: Ask
+) -> dict[str, Any]:
     from knafka_jobs import commands
 
     found: dict[str, Any] = {}
