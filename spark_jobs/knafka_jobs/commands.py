@@ -23,7 +23,7 @@ from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import Connection, KafkaClient
 from knafka_jobs.options import CompactOptions, Selection
-from knafka_jobs.replay.run import preview, purge, purgeable, replay
+from knafka_jobs.replay.run import finished, preview, purge, purgeable, replay
 from knafka_jobs.report.page import render
 from knafka_jobs.report.run import report, settled_spans
 
@@ -57,6 +57,12 @@ def store(spark: SparkSession, root: str, file: Path, name: str) -> None:
         stream = system.create(target, True)
         stream.write(bytearray(file.read_bytes()))
         stream.close()
+
+
+def sent_by(spark: SparkSession, given: Namespace) -> int | None:
+    """How many events the replay of this id has sent, if it is finished."""
+    with explained("Spark"):
+        return finished(Tables(spark, given.tables), given.replay_id)
 
 
 def _compact(given: Namespace, tables: Tables, progress: Progress) -> Found:

@@ -52,21 +52,24 @@ class Selection:
     type: str | None = None
     source: str | None = None
     id: str | None = None
+    ids: tuple[str, ...] | None = None
+    """Any of them; no option has it."""
     since: datetime | None = None
     until: datetime | None = None
     where: str | None = None
 
     @classmethod
     def given(cls, arguments: argparse.Namespace) -> Selection:
-        return cls(**{each.name: getattr(arguments, each.name) for each in fields(cls)})
+        return cls(**{each.name: getattr(arguments, each.name, None) for each in fields(cls)})
 
     def __str__(self) -> str:
         """As the command line says it; `everything` if nothing is left out."""
         said = [
             f"--{each.name} {value}"
             for each in fields(self)
-            if (value := getattr(self, each.name)) is not None
+            if (value := getattr(self, each.name)) is not None and each.name != "ids"
         ]
+        said += [f"--id {each}" for each in self.ids or ()]
         return " ".join(said) or "everything"
 
 
@@ -228,7 +231,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Every option of any command, as `add_argument` takes it."""
 
-SELECTION: Final = tuple(each.name for each in fields(Selection))
+SELECTION: Final = tuple(each.name for each in fields(Selection) if each.name != "ids")
 """The options that select failures."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {

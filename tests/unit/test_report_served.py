@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import importlib.util
 import json
@@ -20,12 +19,12 @@ from hypothesis import strategies as st
 from support.reports import MADE, sample_group, sample_groups, sample_report
 
 from knafka.core import json_format
-from knafka_jobs import pod
 from knafka_jobs.errors import JobError
 from knafka_jobs.report import announce, served
 from knafka_jobs.report.document import Group, Report
+from knafka_jobs.report.publish import MAX_PROBLEM, publish
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "report-to-chat"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "chat"
 NAMED = {"namespace": "shop", "broker": "main"}
 
 
@@ -191,19 +190,14 @@ def test_the_moment_is_the_reports() -> None:
     assert EVENT["time"] == MADE.isoformat()
 
 
-def arguments(**given: str) -> argparse.Namespace:
-    usual = {"archive": "kept", "announce": "", "console_url": "https://console.test"}
-    return argparse.Namespace(**{**usual, **given})
-
-
-def published(kafka: Kafka, made: Report, **given: str) -> dict[str, str]:
+def published(kafka: Kafka, made: Report, broker: str = "") -> dict[str, str]:
     client: Any = kafka
-    return pod._published(arguments(**given), client, made, 1, lambda _: None)
+    return publish(client, made, "kept", 1, broker, "https://console.test", lambda _: None)
 
 
 def test_a_report_is_served_and_its_broker_told(broker: Receiver) -> None:
     kafka, made = Kafka(), report_of(sample_groups(2))
-    assert published(kafka, made, announce=broker.url) == {}
+    assert published(kafka, made, broker.url) == {}
     assert len(kafka.written) == 1
     assert json.loads(broker.bodies[0])["data"]["url"] == (
         "https://console.test/report?of=shop/kept"
@@ -216,19 +210,19 @@ def test_what_keeps_a_report_from_people_is_noted_and_fails_nothing(
     """Another run would make another report, and no better one."""
     kafka, made = Kafka(), report_of(sample_groups(2))
     monkeypatch.setattr(kafka, "write", Mock(side_effect=JobError("Kafka: no ACL " + "x" * 2000)))
-    found = published(kafka, made, announce=broker.url)
+    found = published(kafka, made, broker.url)
     assert found.keys() == {"notServed"}
-    assert len(found["notServed"]) <= pod.MAX_PROBLEM
+    assert len(found["notServed"]) <= MAX_PROBLEM
     assert "url" not in json.loads(broker.bodies[0])["data"], "there is nothing to see"
     broker.answers = [401]
-    assert published(Kafka(), made, announce=broker.url).keys() == {"notAnnounced"}
+    assert published(Kafka(), made, broker.url).keys() == {"notAnnounced"}
     assert published(Kafka(), made) == {}, "nobody is to be told"
 
 
 def test_the_examples_chat_is_told_what_the_event_says(
     broker: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """examples/report-to-chat: what it is tried with is what is sent."""
+    """examples/chat: what it is tried with is what is sent."""
     spec = importlib.util.spec_from_file_location("chat", EXAMPLE / "subscriber" / "main.py")
     assert spec is not None
     assert spec.loader is not None

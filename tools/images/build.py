@@ -57,7 +57,7 @@ EXAMPLES: Final = {
     "knafka-quickstart": "quickstart",
     "knafka-channel-example": "channel",
     "knafka-sensor-example": "sensor",
-    "knafka-chat-example": "report-to-chat",
+    "knafka-chat-example": "chat",
 }
 """Images of subscribers, by the folder of their example."""
 FUNC_RUNTIME: Final = "func-python==0.8.1"

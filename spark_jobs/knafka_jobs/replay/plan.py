@@ -32,6 +32,8 @@ def select(failures: DataFrame, selection: Selection) -> DataFrame:
     for name in ("trigger", "destination", "reason", "code", "summary", "type", "source", "id"):
         if (wanted := getattr(selection, name)) is not None:
             rows = rows.where(F.col(name) == wanted)
+    if selection.ids is not None:
+        rows = rows.where(F.col("id").isin(*selection.ids))
     if selection.since is not None:
         rows = rows.where(F.col("last_failed") >= F.lit(selection.since))
     if selection.until is not None:
