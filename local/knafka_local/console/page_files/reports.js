@@ -6,7 +6,7 @@ function reportItem(each) {
     `Broker ${each.broker}`,
     each.made ? `report of ${each.made.slice(0, 16).replace("T", " ")} UTC` : "no report yet",
     each.unresolved == null ? null : `${counted(each.unresolved, "unresolved event")} in ${counted(each.groups ?? 0, "failure")}`,
-    each.waiting ? `${counted(each.waiting, "dead letter")} not in it yet` : null,
+    each.waiting ? `${counted(each.waiting, "dead letter")} for the next run` : null,
   ];
   const name = visible(nameOf(each));
   return make("li", {},
