@@ -124,6 +124,22 @@ async def test_a_report_is_made_when_it_is_due_once_there_is_anything(
     assert world.status()["report"] == made
 
 
+async def test_what_kept_a_report_from_people_is_told_until_one_reaches_them(
+    world: ArchivesWorld,
+) -> None:
+    """A status is merged, so what isn't any more has to be taken away."""
+    world.declare(report=AT_SIX, **NEVER)
+    world.bury()
+    await world.turns()
+    for day, found in enumerate(({"notServed": "no ACL"}, {})):
+        await world.turn(after=24 * 3_600)
+        await world.turns(2)
+        world.end(records=1, report={"report": f"r{day}", **found})
+        await world.turns()
+        told = world.status()["report"]
+        assert (told["report"], told.get("notServed")) == (f"r{day}", found.get("notServed"))
+
+
 async def test_an_annotation_has_it_run_once(world: ArchivesWorld) -> None:
     world.declare(annotations={RUN: "now"}, **NEVER)
     await world.turns()
