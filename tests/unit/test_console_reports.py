@@ -98,8 +98,7 @@ def console_of(
         ClusterKafka(viewer, "knafka", system=client),
         "dev",
         namespaces,
-        reviews_kafka=True,
-        **options,
+        **{"reviews_kafka": True, **options},
     )
 
 
@@ -140,6 +139,15 @@ async def test_what_a_report_holds_needs_a_right_of_its_own(
     assert await reports_of(cluster[1], memory, "bob").json(KEPT)
     with pytest.raises(NotSignedIn):
         await reports_of(cluster[1], memory, "nobody").json(KEPT)
+
+
+async def test_who_reads_kafka_by_own_rights_needs_no_other(
+    cluster: tuple[ApiServer, Any], memory: MemoryLog
+) -> None:
+    """`knafka console`: its Secret is read as the viewer, or not at all."""
+    report_in(memory, KEPT, sample_report())
+    console = console_of(cluster[1], memory, "eve", "shop", reviews_kafka=False)
+    assert await console.reports.json(KEPT)
 
 
 async def test_a_viewer_of_another_namespace_sees_nothing_of_it(
