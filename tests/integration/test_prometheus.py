@@ -219,8 +219,6 @@ async def test_prometheus_scrapes_all_that_rules_and_dashboard_ask_for(
                 f'kn_eventing_dispatch_latency_seconds_bucket{ours},le="+Inf"}}': 6,
                 f"kn_eventing_process_latency_seconds_count{ours}}}": 5,
                 'knafka_trigger_lag{namespace="shop",broker="default",trigger="one"}': 3,
-                'knafka_dead_lettered_total{trigger="one",reason="status",code="500"}': 1,
-                'knafka_dead_letters{namespace="shop",broker="default",trigger="one"}': 1,
                 'sum(eventing_kafka_consumed_msg_count{job=~".*functions"})': 6,
                 'knafka_channel_ready{namespace="shop",channel="orders"}': 1,
                 'sum(eventing_kafka_produced_msg_count{producer="all"})': 7,

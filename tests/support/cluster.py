@@ -52,8 +52,10 @@ class Cluster:
         self.kubeconfig = kubeconfig
         self._objects = Objects(kubeconfig)
         self._images = os.environ.get("KNAFKA_TEST_IMAGES", settings.REGISTRY)
-        public = os.environ.get("KNAFKA_TEST_INGRESS", f"{settings.NODE_IP}:80")
-        self._public = httpx.Client(base_url=f"http://{public}", timeout=60, trust_env=False)
+        self.ingress = os.environ.get("KNAFKA_TEST_INGRESS", f"{settings.NODE_IP}:80")
+        """Host and port of what leads to Routes, by their hosts."""
+        public = f"http://{self.ingress}"
+        self._public = httpx.Client(base_url=public, timeout=60, trust_env=False)
         private = os.environ.get("KNAFKA_TEST_PRIVATE_INGRESS", f"{settings.NODE_IP}:81")
         self._private = httpx.Client(base_url=f"http://{private}", timeout=60, trust_env=False)
 

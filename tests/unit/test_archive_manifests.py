@@ -82,6 +82,40 @@ def test_the_job_says_all_that_its_pod_has_to_do() -> None:
     assert container(made)["image"] == "knafka-jobs:1"
 
 
+def report_arguments(address: str, **report: Any) -> dict[str, str]:
+    made = manifests.job(
+        archive(**CLAIM, report={"schedule": "0 6 * * *", **report}), 7, "group", "kafka:9092",
+        None, replace(WITH_IMAGE, console_url="https://console.test", trace_url="http://z/{trace}"),
+        report=True, address=address,
+    )  # fmt: skip
+    given = pod._parser().parse_args(container(dict(made))["args"])
+    return {each: getattr(given, each) for each in ("archive", "announce", "console_url")}
+
+
+def test_a_report_is_told_to_the_broker_unless_that_is_not_wanted() -> None:
+    broker = "http://default-kn-receiver.shop.svc.cluster.local/shop/default"
+    told = {"archive": "kept", "announce": broker, "console_url": "https://console.test"}
+    assert report_arguments(broker) == told
+    untold = {"archive": "kept", "announce": "", "console_url": ""}
+    assert report_arguments(broker, announce=False) == untold
+    assert report_arguments("") == untold, "it has no address"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://here.test/$(AWS_SECRET_ACCESS_KEY)",
+        "file:///etc/passwd",
+        "http://user@here.test/",
+        "http://here.test/ --tables=/",
+    ],
+)
+def test_an_address_that_somebody_wrote_into_a_status_puts_no_key_into_a_request(
+    address: str,
+) -> None:
+    assert report_arguments(address)["announce"] == ""
+
+
 def full() -> dict[str, Any]:
     spec = {
         **CLAIM,
