@@ -11,13 +11,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from support.browser import chromium_of, every, one, wait
 from support.cluster import OPERATOR_NAMESPACE, testcluster
 from support.gate import only_chaos
 from support.installation import ROOT, Installation
 
+from knafka_jobs.lookup.run import TableFiles
 from knafka_operator.model.resources import TOPIC_STATUS
 
 IMAGE: Final = "knafka-jobs"
@@ -157,11 +160,14 @@ def test_dead_letters_are_archived_by_a_job_that_starts_by_itself(
     assert report["totals"]["failures"] == COUNT
 
 
-def test_a_job_that_is_killed_is_made_good_by_the_next(
-    archiving: Installation, namespace: str, claim: Path
+@pytest.mark.parametrize(("role", "executors"), [("driver", 0), ("driver", 2), ("executor", 2)])
+def test_a_job_whose_pod_is_killed_leaves_each_dead_letter_tabled_once(
+    archiving: Installation, namespace: str, claim: Path, role: str, executors: int
 ) -> None:
+    """By SIGKILL, whichever pod it is: without a driver the next Job makes it good, without an
+    executor Spark makes another."""
     cluster = archiving.cluster
-    declare(archiving, namespace)
+    declare(archiving, namespace, executors=executors)
     bury(archiving, namespace)
     pod = cluster.wait_for(
         lambda: next(
@@ -169,15 +175,108 @@ def test_a_job_that_is_killed_is_made_good_by_the_next(
                 each["metadata"]["name"]
                 for each in pods_of_archives(archiving, namespace)
                 if each["status"]["phase"] == "Running"
+                and each["metadata"]["labels"].get("spark-role", "driver") == role
             ),
             "",
         ),
         WITHIN,
-        "its Job runs",
+        f"its {role} runs",
     )
     cluster.kubectl("delete", "pod", pod, "-n", namespace, "--grace-period=0", "--force")
-    status = until_archived(archiving, namespace)
-    assert status["waiting"] == 0 or status["phase"] != "Idle"
+    until_archived(archiving, namespace)
+    files = TableFiles(str(claim / "dead-letters"))
+    rows = files.query('SELECT DISTINCT topic_id, "partition", "offset" FROM records', "records")
+    assert len(rows) == COUNT
+    for table in ("records", "failures"):
+        (counted,) = files.query(f"SELECT count(*) AS number FROM {table}", table)
+        assert counted["number"] == COUNT
+    (summed,) = files.query("SELECT sum(failures) AS number FROM failures", "failures")
+    assert summed["number"] == COUNT
+
+
+CONSOLE: Final = "knafka-console"
+
+
+@pytest.fixture
+def console(archiving: Installation) -> Iterator[str]:
+    """The host of the console's function, which takes tokens without TLS; reports link to it."""
+    cluster = archiving.cluster
+    for file in ("rbac.yaml", "service.yaml"):
+        manifests = (ROOT / "operator" / "deploy" / "console" / file).read_text()
+        manifests = manifests.replace(
+            ": knafka-operator:latest", f": {cluster.image('knafka-operator')}"
+        ).replace(
+            "KNAFKA_CONSOLE_NAME, value: cluster}",
+            "KNAFKA_CONSOLE_NAME, value: cluster}\n"
+            '            - {name: KNAFKA_CONSOLE_PLAIN_HTTP, value: "true"}',
+        )
+        cluster.apply(manifests)
+    archiving.until_ready("ksvc", CONSOLE, OPERATOR_NAMESPACE)
+    url = archiving.status("ksvc", CONSOLE, OPERATOR_NAMESPACE)["url"]
+    with archiving.settings(KNAFKA_CONSOLE_URL=url):
+        yield urlsplit(url).netloc
+
+
+def test_a_served_report_is_read_in_a_browser_and_its_button_replays(
+    archiving: Installation, namespace: str, claim: Path, console: str, tmp_path: Path
+) -> None:
+    """From the dead letter to what a person sees, is told of and does about it."""
+    from selenium.webdriver import Keys
+
+    cluster = archiving.cluster
+    told = archiving.subscriber(namespace, "told")
+    declare(archiving, namespace)
+    bury(archiving, namespace)
+    reported = [{"exact": {"type": "dev.knafka.deadletters.reported"}}]
+    archiving.trigger(namespace, "tells", told.ref, filters=reported)
+    until_archived(archiving, namespace)
+
+    def report(run: str) -> dict[str, Any]:
+        before = archiving.status("deadletterarchive", "kept", namespace).get("report") or {}
+        requested = f"knafka.dev/run={run}"
+        cluster.kubectl(
+            "annotate", "--overwrite", "deadletterarchive", "kept", "-n", namespace, requested
+        )
+
+        def made() -> dict[str, Any]:
+            found = archiving.status("deadletterarchive", "kept", namespace).get("report") or {}
+            return dict(found) if found.get("report") != before.get("report") else {}
+
+        found = cluster.wait_for(made, WITHIN, "a report is made")
+        assert found.keys().isdisjoint({"notServed", "notAnnounced"}), found
+        return found
+
+    first = report("first")
+    told.wait_for(1)
+    assert told.ids() == [first["report"]]
+
+    cluster.kubectl("create", "serviceaccount", "ada", "-n", namespace)
+    for role in ("view", "knafka-console-viewer", "knafka-console-editor"):
+        cluster.kubectl(
+            "create", "rolebinding", f"ada-{role}", f"--clusterrole={role}",
+            f"--serviceaccount={namespace}:ada", "-n", namespace,
+        )  # fmt: skip
+    token = cluster.kubectl("create", "token", "ada", "-n", namespace).strip()
+    subscriber = archiving.subscriber(namespace, "mended")
+    archiving.trigger(namespace, "fails", subscriber.ref, delivery={"retry": 0})
+    every_host = f"--host-resolver-rules=MAP * {cluster.ingress}"
+    with chromium_of(tmp_path, every_host) as chromium:
+        chromium.get(f"http://{console}/report?of={namespace}/kept")
+        wait(chromium, lambda: every(chromium, "#token"), 120)
+        one(chromium, "#namespaces").send_keys(namespace)
+        one(chromium, "#token").send_keys(token, Keys.ENTER)
+        wait(chromium, lambda: every(chromium, ".opener"), 120)
+        assert f"{COUNT}\nof {COUNT} that failed" in one(chromium, ".tiles").text
+        one(chromium, ".opener").send_keys(Keys.ENTER)
+        wait(chromium, lambda: one(chromium, ".send").is_displayed(), 60)
+        one(chromium, ".send").send_keys(Keys.ENTER)
+        one(chromium, "#ask .copy").send_keys(Keys.ENTER)
+        wait(chromium, lambda: "Succeeded" in one(chromium, ".replays").text, WITHIN)
+    subscriber.wait_for(COUNT, 120)
+    assert sorted(subscriber.ids(), key=int) == [str(each) for each in range(COUNT)]
+    # What is resolved a compaction finds out by what was settled of the replay.
+    assert report("second")["unresolved"] == 0
+    told.wait_for(2)
 
 
 def test_a_backtest_of_a_sensor_runs_as_a_job(archiving: Installation, namespace: str) -> None:

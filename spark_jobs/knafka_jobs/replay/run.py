@@ -7,7 +7,6 @@ event goes to the Trigger that failed it, never to a whole Broker.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby, islice
 from typing import Any, Final, TypeAlias
@@ -33,34 +32,13 @@ from knafka_jobs.replay.plan import (
 )
 from knafka_jobs.replay.send import FailedEvent, Sent, already_sent, send
 from knafka_jobs.schema import REPLAYS, SENT, TRIGGER
+from knafka_jobs.selecting import SHOWN, SHOWN_COLUMNS, SHOWN_ORDER, Preview, TriggerName
 from knafka_jobs.topics import Topic
 
 ROWS_AT_ONCE: Final = 50_000
 """Rows of `sent` that are written at once: some megabytes."""
 
-SHOWN: Final = 20
-"""Events that a dry run names."""
-
 Progress: TypeAlias = Callable[[str], None]
-
-TriggerName: TypeAlias = tuple[str, str, str]
-"""Namespace, Broker, name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What would be sent."""
-
-    triggers: dict[TriggerName, int]
-    """Events by Trigger."""
-    left_out: int
-    """Events that were selected, but are undecodable, without data, resolved or pending."""
-    events: list[dict[str, Any]]
-    """The first of them."""
-
-    @property
-    def count(self) -> int:
-        return sum(self.triggers.values())
 
 
 def preview(tables: Tables, selection: Selection) -> Preview:
@@ -68,9 +46,8 @@ def preview(tables: Tables, selection: Selection) -> Preview:
     wanted = tables.read("failures").transform(select, selection)
     sendable = _sendable(tables, wanted)
     triggers = _by_trigger(sendable)
-    shown = sendable.orderBy("first_failed", "failure_id").limit(SHOWN)
-    columns = (*TRIGGER, "id", "source", "type", "reason", "code")
-    events = [row.asDict() for row in shown.select(*columns).collect()]
+    shown = sendable.orderBy(*SHOWN_ORDER).limit(SHOWN)
+    events = [row.asDict() for row in shown.select(*SHOWN_COLUMNS).collect()]
     return Preview(triggers, wanted.count() - sum(triggers.values()), events)
 
 
@@ -171,9 +148,19 @@ def _by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:
     return {(row["namespace"], row["broker"], row["trigger"]): row["count"] for row in rows}
 
 
+def finished(tables: Tables, replay_id: str) -> int | None:
+    """How many events a replay has sent that is finished; None: it isn't."""
+    run = _run_of(tables, replay_id)
+    return None if run is None or run["finished"] is None else int(run["events"])
+
+
+def _run_of(tables: Tables, replay_id: str) -> Row | None:
+    return tables.read("replays").where(F.col("replay_id") == replay_id).first()
+
+
 def _begin(tables: Tables, replay_id: str, by: str, selection: Selection) -> None:
     """Note a replay that is new; raises `JobError` for one that can't go on so."""
-    run = tables.read("replays").where(F.col("replay_id") == replay_id).first()
+    run = _run_of(tables, replay_id)
     if run is None:
         started = (replay_id, by, str(selection), datetime.now(UTC), None, None)
         tables.append(tables.rows([started], REPLAYS), "replays")
