@@ -23,7 +23,7 @@ from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import Connection, KafkaClient
 from knafka_jobs.options import CompactOptions, Selection
-from knafka_jobs.replay.run import preview, purge, purgeable, replay
+from knafka_jobs.replay.run import finished, preview, purge, purgeable, replay
 from knafka_jobs.report.page import render
 from knafka_jobs.report.run import report, settled_spans
 
@@ -59,6 +59,12 @@ def store(spark: SparkSession, root: str, file: Path, name: str) -> None:
         stream.close()
 
 
+def sent_by(spark: SparkSession, given: Namespace) -> int | None:
+    """How many events the replay of this id has sent, if it is finished."""
+    with explained("Spark"):
+        return finished(Tables(spark, given.tables), given.replay_id)
+
+
 def _compact(given: Namespace, tables: Tables, progress: Progress) -> Found:
     options = replace(_compaction(given), batch_records=given.batch_records)
     return asdict(compact(tables, connect(given), options, progress))
@@ -73,7 +79,7 @@ def _report(given: Namespace, tables: Tables, progress: Progress) -> Found:
     if given.json is not None:
         _write(given.json, made.model_dump_json(by_alias=True, indent=1) + "\n", progress)
     if given.html is not None:
-        _write(given.html, render(made), progress)
+        _write(given.html, render(made, given.trace_url), progress)
     return {
         "report": made.id,
         **made.totals.model_dump(mode="json"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from knafka.core.delivery import Reason
+from knafka.core.trace_url import WANTED, is_trace_url
 from knafka_jobs.topics import BrokerName
 
 KEEP_HOURS: Final = 24.0
@@ -51,21 +52,24 @@ class Selection:
     type: str | None = None
     source: str | None = None
     id: str | None = None
+    ids: tuple[str, ...] | None = None
+    """Any of them; no option has it."""
     since: datetime | None = None
     until: datetime | None = None
     where: str | None = None
 
     @classmethod
     def given(cls, arguments: argparse.Namespace) -> Selection:
-        return cls(**{each.name: getattr(arguments, each.name) for each in fields(cls)})
+        return cls(**{each.name: getattr(arguments, each.name, None) for each in fields(cls)})
 
     def __str__(self) -> str:
         """As the command line says it; `everything` if nothing is left out."""
         said = [
             f"--{each.name} {value}"
             for each in fields(self)
-            if (value := getattr(self, each.name)) is not None
+            if (value := getattr(self, each.name)) is not None and each.name != "ids"
         ]
+        said += [f"--id {each}" for each in self.ids or ()]
         return " ".join(said) or "everything"
 
 
@@ -94,6 +98,12 @@ def _broker(text: str) -> BrokerName:
 def _replay_id(text: str) -> str:
     if re.fullmatch("[A-Za-z0-9._-]{1,64}", text) is None:
         raise argparse.ArgumentTypeError("want at most 64 of A-Z, a-z, 0-9, '.', '_' and '-'")
+    return text
+
+
+def _trace_url(text: str) -> str:
+    if not is_trace_url(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: {WANTED}")
     return text
 
 
@@ -169,6 +179,11 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "json": {"help": "file for the report as JSON", "type": Path},
     "html": {"help": "file for the report as a page", "type": Path},
+    "trace-url": {
+        "help": "address of a trace, for links; {trace} stands for its id",
+        "type": _trace_url,
+        "default": "",
+    },
     "compact": {"help": "compact first (needs --bootstrap-servers)", "action": "store_true"},
     "dry-run": {"help": "only say what would be done", "action": "store_true"},
     "replay-id": {
@@ -216,7 +231,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Every option of any command, as `add_argument` takes it."""
 
-SELECTION: Final = tuple(each.name for each in fields(Selection))
+SELECTION: Final = tuple(each.name for each in fields(Selection) if each.name != "ids")
 """The options that select failures."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
@@ -227,7 +242,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "report": (
         "Tell what failed, and what changed since the last report.",
-        "tables! broker days json html compact bootstrap-servers secret keep-hours "
+        "tables! broker days json html trace-url compact bootstrap-servers secret keep-hours "
         "forget-resolved-days forget-unresolved-days",
     ),
     "replay": (

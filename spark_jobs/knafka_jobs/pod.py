@@ -1,11 +1,15 @@
-"""The jobs in a pod of the image knafka-jobs: `python3 -m knafka_jobs.pod archive|executor`.
+"""The jobs in a pod of the image knafka-jobs: `python3 -m knafka_jobs.pod archive|replay|...`.
 
-    archive     compact, report and purge for one DeadLetterArchive, in one Spark session
+    archive     compact, apply the retention and report, for one DeadLetterArchive
+    replay      compact, then send again what a DeadLetterReplay selects
+    purge       compact, then forget what a DeadLetterPurge selects
+    backtest    what a Sensor would have fired, as `knafka_jobs backtest` has it
     executor    what Spark's Kubernetes scheduler starts in the pods that it makes
 
-The image has Java and all jars, so nothing is fetched at a start. What an archive's run has done is
-its container's termination message, one line of JSON, or what went wrong: the operator reads it
-there. Exit codes are those of `__main__`. Not here: when a run is due, which the operator decides.
+Each in one Spark session. The image has Java and all jars, so nothing is fetched at a start. What a
+run has done is a line of JSON on stdout; but for a backtest's it is its container's termination
+message, too, or what went wrong: the operator reads it there. Exit codes are those of `__main__`.
+Any run can be repeated. Not here: when one is due, which the operator decides.
 """
 
 from __future__ import annotations
@@ -19,12 +23,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from knafka.core.documents import explained_faults
+from knafka.core.documents import explained_faults, parse_json
 from knafka.core.errors import KnafkaError
 from knafka_jobs.__main__ import FAILED, PREFIX
 from knafka_jobs.options import OPTIONS, parser
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from knafka_jobs.io.kafka import KafkaClient
+    from knafka_jobs.topics import Topic
 
 JARS: Final = "/app/jars/*"
 """Class path of what Spark lacks to read Kafka and keep Delta tables, as the image has it."""
@@ -34,6 +44,8 @@ MAX_MESSAGE: Final = 3_500
 TOKENS: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 WRITABLE: Final = "/tmp"
 TEMPLATE: Final = Path(WRITABLE, "executor.json")
+FOLDER: Final = Path(WRITABLE, "report")
+"""Where a report is before it is stored."""
 HEAP_SHARE: Final = 0.6
 """Of a container's memory: the rest is for threads, code, buffers outside the heap and Python."""
 MIN_HEAP: Final = 512
@@ -51,8 +63,21 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.dynamicAllocation.enabled": "false",
 }
 
+COMMANDS: Final[Mapping[str, Sequence[str]]] = {
+    "archive": ("days", "trace-url"),
+    "replay": ("replay-id", "by", "rate", "dry-run"),
+    "purge": ("unresolved", "dry-run"),
+}
+"""Each with its options, beside those that all have."""
+
 EXECUTOR: Final = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)").fullmatch
+
+
+class Ask(Protocol):
+    """Runs a command of `python -m knafka_jobs` on the tables, in the session that there is."""
+
+    def __call__(self, command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]: ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["executor"]:
         command = executor_command(os.environ)
         os.execv(command[0], command)
-    given = _parser().parse_args(words)
+    is_backtest = words[:1] == ["backtest"]
+    given = (parser() if is_backtest else _parser()).parse_args(words)
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     alone = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
@@ -71,83 +97,186 @@ def main(arguments: Sequence[str] | None = None) -> int:
         TEMPLATE.write_text(template)
     try:
         with explained_faults():
-            found = archive(given, lambda line: print(PREFIX + line, file=sys.stderr, flush=True))
+            found = (backtest if is_backtest else run)(given, _progress)
     except KnafkaError as error:
         print(f"{PREFIX}error: {error}", file=sys.stderr, flush=True)
-        _tell({"error": str(error)[:MAX_MESSAGE]})
+        _tell({"error": str(error)[: MAX_MESSAGE // 2]})
         return FAILED
-    _tell(found)
+    if not is_backtest:  # whose firings have no room in a termination message
+        _tell(found)
     print(json.dumps(found), flush=True)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="knafka_jobs.pod")
-    added = made.add_subparsers(dest="command", required=True).add_parser("archive")
-    for name in ("tables", "bootstrap-servers", "broker"):
-        added.add_argument(f"--{name}", **{**OPTIONS[name], "required": True})
-    for name in ("secret", "keep-hours", "days"):
-        added.add_argument(f"--{name}", **OPTIONS[name])
-    group = "consumer group whose offsets say what is compacted"
-    added.add_argument("--group", required=True, help=group)
-    added.add_argument("--report", action="store_true", help="write a report, too")
-    for name in ("resolved", "unresolved"):
-        text = f"hours for which {name} failures are kept; for ever if not given"
-        added.add_argument(f"--{name}-hours", type=float, help=text)
+    commands = made.add_subparsers(dest="command", required=True)
+    for command, options in COMMANDS.items():
+        added = commands.add_parser(command)
+        for name in ("tables", "bootstrap-servers", "broker"):
+            added.add_argument(f"--{name}", **{**OPTIONS[name], "required": True})
+        for name in ("secret", "keep-hours", *options):
+            added.add_argument(f"--{name}", **OPTIONS[name])
+        group = "consumer group whose offsets say what is compacted"
+        added.add_argument("--group", required=True, help=group)
+        if command == "archive":
+            added.add_argument("--report", action="store_true", help="write a report, too")
+            for name, text in (
+                ("archive", "name of the DeadLetterArchive, under which its report is served"),
+                ("announce", "the Broker's address: it is told of a report"),
+                ("console-url", "address of the console that serves it"),
+            ):
+                added.add_argument(f"--{name}", default="", help=text)
+            for name in ("resolved", "unresolved"):
+                text = f"hours for which {name} failures are kept; for ever if not given"
+                added.add_argument(f"--{name}-hours", type=float, help=text)
+        else:
+            text = "which failures, a JSON object: options that select, and `ids`"
+            added.add_argument("--select", type=json.loads, default={}, help=text)
     return made
 
 
-def archive(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
+def _progress(line: str) -> None:
+    print(PREFIX + line, file=sys.stderr, flush=True)
+
+
+def backtest(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
+    """As by its command; raises `KnafkaError`."""
+    from knafka_jobs import commands
+
+    return commands.run(given, progress)
+
+
+def run(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
     """One run. Raises `KnafkaError`; another run then goes on where this ended."""
     # Only now, as importing Spark takes a second, and an executor needs none of it.
     from knafka_jobs import commands
     from knafka_jobs.io import session
 
-    started = datetime.now(UTC)
     progress(f"dead letters of {given.broker} into {given.tables}")
     kafka = commands.connect(given)
-    waiting = kafka.dead_letter_topics(given.broker)
-    spark = session.start("archive")
+    spark = session.start(given.command)
     try:
-
-        def run(*words: object) -> dict[str, Any]:
-            parsed = parser().parse_args([str(word) for word in words])
-            return commands.run_in(spark, parsed, progress)
-
-        tables = ("--tables", given.tables, "--broker", given.broker)
-        of_kafka: list[object] = ["--bootstrap-servers", given.bootstrap_servers]
-        if given.secret is not None:
-            of_kafka += ["--secret", given.secret]
-        found = run("compact", *tables, *of_kafka, "--keep-hours", given.keep_hours)
-        # What the topics had before this is in the tables now; what came since waits.
-        kafka.commit(given.group, waiting)
-        for hours, more in (
-            (given.resolved_hours, ()),
-            (given.unresolved_hours, ("--unresolved",)),
-        ):
-            if hours is not None:
-                until = (started - timedelta(hours=hours)).isoformat()
-                purged = run("purge", *tables, "--until", until, *more)["purged"]
-                found["purged"] = found.get("purged", 0) + purged
-        if given.report:
-            folder = Path("/tmp/report")
-            files = {each: folder / f"report.{each}" for each in ("json", "html")}
-            named = [word for each, path in files.items() for word in (f"--{each}", path)]
-            made = run("report", *tables, *of_kafka, "--days", given.days, *named)
-            found["report"] = made
-            for path in files.values():
-                commands.store(spark, given.tables, path, f"reports/{path.name}")
-                kept = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
-                commands.store(spark, given.tables, path, kept)
+        return run_in(spark, kafka, given, progress)
     finally:
         spark.stop()
+
+
+def run_in(
+    spark: SparkSession,
+    kafka: KafkaClient,
+    given: argparse.Namespace,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """`run` in a session that somebody else ends. Raises `KnafkaError`."""
+    from knafka_jobs import commands
+
+    started = datetime.now(UTC)
+    waiting = kafka.dead_letter_topics(given.broker)
+
+    def ask(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
+        of = ("--tables", given.tables, "--broker", given.broker)
+        parsed = parser().parse_args([command, *(str(word) for word in (*of, *words))])
+        parsed.ids = tuple(ids) or None
+        return commands.run_in(spark, parsed, progress)
+
+    found = ask("compact", *_of_kafka(given), f"--keep-hours={given.keep_hours}")
+    # What the topics had before this is in the tables now; what came since waits.
+    kafka.commit(given.group, waiting)
+    match given.command:
+        case "archive":
+            found |= _archive(given, started, spark, ask)
+            if given.report and given.archive:
+                found["report"] |= _published(given, kafka, waiting, progress)
+            return found
+        case "replay" if (sent := commands.sent_by(spark, given)) is not None:
+            # An earlier run of it ended before it could tell.
+            return found | {"replay": given.replay_id, "sent": sent}
+    return found | _operation(given, ask)
+
+
+def _archive(
+    given: argparse.Namespace, started: datetime, spark: SparkSession, ask: Ask
+) -> dict[str, Any]:
+    from knafka_jobs import commands
+
+    found: dict[str, Any] = {}
+    for hours, more in (
+        (given.resolved_hours, ()),
+        (given.unresolved_hours, ("--unresolved",)),
+    ):
+        if hours is not None:
+            until = (started - timedelta(hours=hours)).isoformat()
+            purged = ask("purge", "--until", until, *more)["purged"]
+            found["purged"] = found.get("purged", 0) + purged
+    if given.report:
+        files = {each: FOLDER / f"report.{each}" for each in ("json", "html")}
+        named = [word for each, path in files.items() for word in (f"--{each}", path)]
+        named += ["--trace-url", given.trace_url]
+        found["report"] = ask("report", *_of_kafka(given), "--days", given.days, *named)
+        for path in files.values():
+            commands.store(spark, given.tables, path, f"reports/{path.name}")
+            kept = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
+            commands.store(spark, given.tables, path, kept)
     return found
+
+
+def _published(
+    given: argparse.Namespace,
+    kafka: KafkaClient,
+    topics: Mapping[str, Topic],
+    progress: Callable[[str], None],
+) -> dict[str, str]:
+    """Have the report that was made served, and its Broker told; gives what failed."""
+    from knafka_jobs.report.document import Report
+    from knafka_jobs.report.publish import publish
+
+    made = parse_json(Report, (FOLDER / "report.json").read_text())
+    replication = max((each.replication for each in topics.values()), default=-1)
+    return publish(
+        kafka, made, given.archive, replication, given.announce, given.console_url, progress
+    )
+
+
+def _operation(given: argparse.Namespace, ask: Ask) -> dict[str, Any]:
+    """A replay or a purge, as `python -m knafka_jobs` has them."""
+    select = dict(given.select)
+    ids = select.pop("ids", ())
+    words = [f"--{name}={value}" for name, value in select.items()]
+    if given.command == "replay":
+        words += _of_kafka(given)
+        named = {"replay-id": given.replay_id, "by": given.by, "rate": given.rate}
+        words += [f"--{name}={value}" for name, value in named.items() if value is not None]
+    words += [f"--{name}" for name in ("dry-run", "unresolved") if _has(given, name)]
+    return ask(given.command, *words, ids=ids)
+
+
+def _has(given: argparse.Namespace, flag: str) -> bool:
+    return bool(getattr(given, flag.replace("-", "_"), False))
+
+
+def _of_kafka(given: argparse.Namespace) -> list[str]:
+    secret = [] if given.secret is None else [f"--secret={given.secret}"]
+    return [f"--bootstrap-servers={given.bootstrap_servers}", *secret]
 
 
 def _tell(found: Mapping[str, Any]) -> None:
     """Leave what was found for the operator; elsewhere than in a pod there is no such file."""
     if TERMINATION_LOG.exists():
-        TERMINATION_LOG.write_text(json.dumps(found)[: MAX_MESSAGE + 100])
+        TERMINATION_LOG.write_text(message_of(found))
+
+
+def message_of(found: Mapping[str, Any]) -> str:
+    """What fits into a termination message: of a dry run's events and Triggers as many as do."""
+    fits = dict(found)
+    while len(message := json.dumps(fits)) > MAX_MESSAGE:
+        if events := fits.get("events"):
+            fits["events"] = events[:-1]
+        elif triggers := fits.get("triggers"):
+            fits["triggers"] = dict(list(triggers.items())[: len(triggers) // 2])
+        else:
+            return message[: MAX_MESSAGE + 100]
+    return message
 
 
 def submit_arguments(environment: Mapping[str, str]) -> list[str]:

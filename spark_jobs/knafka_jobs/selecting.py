@@ -37,6 +37,8 @@ def conditions(selection: Selection) -> list[Condition]:
     if selection.reason is not None:
         wanted["reason"] = selection.reason.value
     found = [Condition(name, "=", value) for name, value in wanted.items() if value is not None]
+    if selection.ids is not None:
+        found.append(Condition("id", "in", selection.ids))
     if selection.since is not None:
         found.append(Condition("last_failed", ">=", selection.since))
     if selection.until is not None:

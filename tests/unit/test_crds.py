@@ -18,6 +18,7 @@ from knafka_operator.model.channels import (
     KafkaChannelSpec,
     SubscriptionSpec,
 )
+from knafka_operator.model.operations import PurgeSpec, ReplaySpec
 from knafka_operator.model.resources import BrokerSpec, TriggerSpec
 from knafka_operator.model.sensors import SensorSpec
 
@@ -27,11 +28,15 @@ RESOLVED = {"deadLetterSinkUri", "deadLetterSinkCACerts", "deadLetterSinkAudienc
 STATUS = {"annotations", "conditions", "observedGeneration"}
 EVENTING = ("broker", "trigger")
 MESSAGING = ("kafkachannel", "subscription")
+DEAD_LETTERS = ("deadletterarchive", "deadletterreplay", "deadletterpurge")
 
 
 def crd(kind: str) -> dict[str, Any]:
-    own = {"sensor": CRDS / "sensors", "deadletterarchive": CRDS / "dead-letters"}
-    folders = {**own, **dict.fromkeys(MESSAGING, CRDS / "messaging")}
+    folders = {
+        "sensor": CRDS / "sensors",
+        **dict.fromkeys(DEAD_LETTERS, CRDS / "dead-letters"),
+        **dict.fromkeys(MESSAGING, CRDS / "messaging"),
+    }
     folder = folders.get(kind, CRDS)
     document = yaml.safe_load((folder / f"{kind}.yaml").read_text())
     assert isinstance(document, dict)
@@ -101,8 +106,10 @@ def drift(ours: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iter
         ("subscription", SubscriptionSpec),
         ("sensor", SensorSpec),
         ("deadletterarchive", ArchiveSpec),
+        ("deadletterreplay", ReplaySpec),
+        ("deadletterpurge", PurgeSpec),
     ],
-    ids=[*EVENTING, *MESSAGING, "sensor", "archive"],
+    ids=[*EVENTING, *MESSAGING, "sensor", "archive", "replay", "purge"],
 )
 def test_the_schema_has_the_fields_that_we_read_and_no_other(kind: str, model: type[Model]) -> None:
     assert list(drift(read(model), schema(kind)["spec"], "spec")) == []

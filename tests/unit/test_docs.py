@@ -35,7 +35,8 @@ NO_REASONS = {
     *("PartialObjectMetadata", "PartialObjectMetadataList", "KafkaChannel", "KafkaChannels"),
     *("ExternalName", "ClusterLocal"),
     # Of a DeadLetterArchive's Job and its pods.
-    *("DeadLetterArchive", "PersistentVolumeClaim", "ServiceAccount", "RoleBinding"),
+    *("DeadLetterArchive", "DeadLetterReplay", "DeadLetterPurge", "PersistentVolumeClaim"),
+    *("ServiceAccount", "RoleBinding"),
     *("ClusterRole", "DisruptionTarget", "FallbackToLogsOnError", "OnRootMismatch"),
     *("ContainerCreating", "PodInitializing", "PodScheduled", "ReadWriteMany"),
 }

@@ -186,7 +186,12 @@ def test_archives_are_asked_for_by_a_component_and_only_jobs_may_make_pods(tmp_p
     found, base = built(tmp_path), built("operator/deploy")
     assert found.keys() - base.keys() == {
         ("CustomResourceDefinition", "deadletterarchives.knafka.dev"),
+        ("CustomResourceDefinition", "deadletterreplays.knafka.dev"),
+        ("CustomResourceDefinition", "deadletterpurges.knafka.dev"),
         ("ClusterRole", "knafka-dead-letters"),
+        ("ClusterRole", "knafka-dead-letters-viewer"),
+        ("ClusterRole", "knafka-dead-letters-replayer"),
+        ("ClusterRole", "knafka-dead-letters-editor"),
         ("ClusterRole", "knafka-dead-letter-driver"),
         ("ClusterRoleBinding", "knafka-dead-letters"),
         ("Role", "knafka-dead-letters"),
@@ -199,6 +204,17 @@ def test_archives_are_asked_for_by_a_component_and_only_jobs_may_make_pods(tmp_p
     assert bound["resourceNames"] == [DRIVER_ROLE]
     (driver,) = found["ClusterRole", DRIVER_ROLE]["rules"]
     assert driver["resources"] == ["pods"]
+
+
+def test_who_may_replay_may_neither_purge_nor_make_archives() -> None:
+    """Issue 18: an archive's pods have the Secrets that it names."""
+    documents = yaml.safe_load_all((ROOT / "operator/deploy/dead-letters/rbac.yaml").read_text())
+    (role,) = (
+        each for each in documents if each["metadata"]["name"] == "knafka-dead-letters-replayer"
+    )
+    reading, making = role["rules"]
+    assert reading["verbs"] == ["get", "list", "watch"]
+    assert making["resources"] == ["deadletterreplays"]
 
 
 def pod_labels(manifests: Manifests) -> dict[str, str]:

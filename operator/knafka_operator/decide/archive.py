@@ -1,16 +1,21 @@
 """Archive: what was observed of a DeadLetterArchive -> its status, and what is to be done. Pure.
 
-    dead letters wait, or a report is due -> a Lease for its tables -> one Job -> its outcome
+    dead letters wait, a report is due     } -> a Lease for its tables -> one Job -> its outcome
+    an operation on the tables is queued   }
 
 A Job's name has the number of its run, which the status counts up: so an operator that dies between
 two effects leaves nothing that the next one makes again. What is compacted is what the Jobs have
 committed for a consumer group of the archive's own; what waits is that group's lag.
+
+An operation (`decide.operation`) keeps its own status: its Job stays until that has the outcome.
+Where the archive and an operation both want a Job, they take turns, and the oldest operation first.
 
 Effects are few at a time: `decide` is asked again with what they brought about.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -22,8 +27,10 @@ from cronsim import CronSim
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import archive_manifests as manifests
 from knafka_operator.decide.archive_runs import (
+    is_recorded,
     moment,
     name_of,
+    number_in,
     outcome,
     recorded,
     run_of,
@@ -34,7 +41,6 @@ from knafka_operator.decide.effects import Manifest
 from knafka_operator.decide.status import (
     BROKER_READY,
     STORAGE_READY,
-    SUCCEEDED,
     TOPICS_READ,
     ConditionSet,
     NotReady,
@@ -42,6 +48,8 @@ from knafka_operator.decide.status import (
 from knafka_operator.decide.trigger import BrokerState
 from knafka_operator.decide.trigger_checks import check_broker
 from knafka_operator.model.archives import RUN, DeadLetterArchive
+from knafka_operator.model.conditions import SUCCEEDED
+from knafka_operator.model.operations import Operation
 from knafka_operator.model.settings import Settings
 
 ARCHIVE_CONDITIONS: Final = (BROKER_READY, STORAGE_READY, TOPICS_READ, SUCCEEDED)
@@ -134,12 +142,22 @@ class ObservedArchive(Generic[K]):
     waiting: int | KnafkaError | None = None
     """None: that isn't known."""
     jobs: tuple[Mapping[str, Any], ...] = ()
-    """Its own, by their UIDs."""
+    """Its own and its operations', in the order of their runs."""
+    next_operation: Operation | None = None
+    """Of those that are queued the oldest that may be tried now."""
+    operations_again: float = math.inf
+    """Seconds until another one may be."""
+    unrecorded: frozenset[str] = frozenset()
+    """Jobs of operations whose status doesn't say yet how these ended."""
+    unwanted: frozenset[str] = frozenset()
+    """Jobs of operations that are no more."""
     pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The last pod of each of these Jobs, by the Job's name."""
     lease: Mapping[str, Any] | None = None
     holder_is_gone: bool = False
     """Whether nobody has a Job any more of those who hold the Lease, if it isn't ours."""
+    address: str = ""
+    """The Broker's; empty: it has none."""
     account: bool = False
     """Whether that has been applied."""
     failure: KnafkaError | None = None
@@ -197,15 +215,15 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
 
     # What was begun comes to its end, whatever else is wrong.
     for each in seen.jobs:
+        name, going = name_of(each), "deletionTimestamp" in each["metadata"]
         if not (ended := outcome(each)):
-            return decided(phase="Running", again=LOOK_AT_JOB)
-        name = name_of(each)
-        if (before.get("lastRun") or {}).get("job") != name:
+            ending = (DeleteJob(name),) if name in seen.unwanted and not going else ()
+            return decided(*ending, phase="Running", again=LOOK_AT_JOB)
+        if not is_recorded(each, before):
             generation = seen.document["metadata"].get("generation", 0)
             news = recorded(each, ended, seen.pods.get(name), before, generation, now)
             return decided(RecordRun(name, news), phase="Ending", again=LOOK_AT_JOB)
-        going = "deletionTimestamp" in each["metadata"]
-        effects = () if going else (DeleteJob(name),)
+        effects = () if going or name in seen.unrecorded else (DeleteJob(name),)
         return decided(*effects, phase="Ending", again=LOOK_AT_JOB)
 
     idle = "Failing" if status["failures"] else "Idle"
@@ -218,7 +236,10 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
         return decided(*releasing, phase=idle)
     assert seen.broker is not None
     wanted, report, again = _due(archive, {**before, **status}, now)
-    if not wanted:
+    operation, again = seen.next_operation, min(again, seen.operations_again)
+    if operation is not None and wanted and not _was_last(before):
+        operation = None
+    if not wanted and operation is None:
         return decided(*releasing, phase=idle, again=again)
 
     of = manifests.root(archive.metadata.namespace, archive.spec.storage)
@@ -235,7 +256,17 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
         return decided(ApplyAccount(manifests.account(archive)), phase="Queued", again=LOOK_AT_JOB)
     servers = seen.broker.defaults.kafka.bootstrap_servers
     secret, run = seen.broker.secret, status["run"] + 1
-    job = manifests.job(archive, run, seen.group, servers, secret, settings, report=report)
+    job = manifests.job(
+        archive,
+        run,
+        seen.group,
+        servers,
+        secret,
+        settings,
+        report=report,
+        address=seen.address,
+        operation=operation,
+    )
     return decided(CreateJob(job), phase="Queued", again=LOOK_AT_JOB)
 
 
@@ -270,6 +301,14 @@ def _due(
         return False, False, min(LOOK, max(1.0, (retry - now).total_seconds()))
     wanted = many or old or scheduled or requested
     return wanted, report and (scheduled or requested), again
+
+
+def _was_last(status: Mapping[str, Any]) -> bool:
+    """Whether the last Job was the archive's own, and not an operation's."""
+    own, other = (
+        number_in((status.get(each) or {}).get("job", "")) for each in ("lastRun", "lastOperation")
+    )
+    return own > other
 
 
 def _next_report(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime:

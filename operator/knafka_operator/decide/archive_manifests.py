@@ -1,19 +1,23 @@
 """Archive manifests: the Job of one run, what it needs to make executors, and its Lease. Pure.
 
+A run is the archive's own, or that of an operation on its tables.
+
 The pod fetches nothing at its start: Java, Spark and all jars are in its image. What it is to do is
 in its arguments, how Spark runs in its environment (`knafka_jobs.pod`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from knafka.core import names
 from knafka_operator.decide import services
 from knafka_operator.decide.effects import Manifest
 from knafka_operator.model.archives import OF_ARCHIVE, RUN, DeadLetterArchive, Storage
+from knafka_operator.model.operations import OF_OPERATION, OPERATION, Operation, Replay
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.settings import Settings
 
@@ -42,6 +46,9 @@ _SECURITY: Final[Mapping[str, Any]] = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+_ADDRESS: Final = re.compile(r"https?://[A-Za-z0-9.:-]+(?:/[A-Za-z0-9._~-]*)*").fullmatch
+"""What is told of reports: of a status, which others may write. In an argument Kubernetes would put
+a variable's value, a key of the store's, in the place of a `$(NAME)`."""
 _PASSED_ON: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")
 """Fields of KNAFKA_POD that these pods have too."""
 
@@ -75,20 +82,36 @@ def job(
     secret: tuple[str, str] | None,
     settings: Settings,
     *,
-    report: bool,
+    report: bool = False,
+    address: str = "",
+    operation: Operation | None = None,
 ) -> Manifest:
-    """Run number `run`; `secret` is the name and version of Kafka's Secret."""
+    """Run number `run`; `secret` is the name and version of Kafka's Secret, `address` the Broker's,
+    which is told of a report."""
     spec, metadata = archive.spec, archive.metadata
+    words = _words(archive, group, bootstrap_servers, secret)
+    labels = _labels(archive)
+    if operation is None:
+        arguments: Sequence[str] = [
+            *_arguments(archive, words),
+            *(_of_report(archive, address, settings) if report else ()),
+        ]
+        # What it was asked for by, so that it is known when that is done.
+        annotations = {RUN: metadata.annotations.get(RUN, "")}
+    else:
+        arguments = operation_arguments(operation, words)
+        labels = {**labels, OF_OPERATION: operation.metadata.uid}
+        annotations = {OPERATION: f"{operation.kind}/{operation.metadata.name}"}
     return {
         "apiVersion": BATCH,
         "kind": "Job",
         "metadata": {
             "namespace": metadata.namespace,
             "name": job_name(metadata.name, run),
-            "labels": _labels(archive),
-            # What it was asked for by, so that it is known when that is done.
-            "annotations": {RUN: archive.metadata.annotations.get(RUN, "")},
-            "ownerReferences": [services.owner_reference(archive)],
+            "labels": labels,
+            "annotations": annotations,
+            # With an operation its Job goes; with an archive all go (`Archives.delete`).
+            "ownerReferences": [services.owner_reference(operation or archive)],
         },
         "spec": {
             # A failure is the operator's to see, and to try again after a while.
@@ -107,26 +130,17 @@ def job(
                 ]
             },
             "template": {
-                "metadata": {"labels": _labels(archive)},
-                "spec": _pod(
-                    archive,
-                    _arguments(archive, group, bootstrap_servers, secret, report=report),
-                    secret,
-                    settings,
-                ),
+                "metadata": {"labels": labels},
+                "spec": _pod(archive, arguments, secret, settings),
             },
         },
     }
 
 
-def _arguments(
-    archive: DeadLetterArchive,
-    group: str,
-    bootstrap_servers: str,
-    secret: tuple[str, str] | None,
-    *,
-    report: bool,
-) -> list[str]:
+def _words(
+    archive: DeadLetterArchive, group: str, bootstrap_servers: str, secret: tuple[str, str] | None
+) -> Mapping[str, str]:
+    """What every run is told."""
     spec = archive.spec
     words = {
         "tables": tables(spec.storage),
@@ -135,15 +149,48 @@ def _arguments(
         "group": group,
         "keep-hours": f"{spec.compaction.keep / 3600:g}",
     }
-    if secret is not None:
-        words["secret"] = services.SECRET_PATH
+    return words if secret is None else {**words, "secret": services.SECRET_PATH}
+
+
+def _arguments(archive: DeadLetterArchive, words: Mapping[str, str]) -> Sequence[str]:
+    spec, more = archive.spec, dict[str, str]()
     for name in ("resolved", "unresolved"):
         if (kept := getattr(spec.retention, name)) is not None:
-            words[f"{name}-hours"] = f"{kept / 3600:g}"
-    if report and spec.report is not None:
-        words["days"] = str(spec.report.days)
-    found = ["archive", *(f"--{key}={value}" for key, value in words.items())]
-    return [*found, "--report"] if report else found
+            more[f"{name}-hours"] = f"{kept / 3600:g}"
+    return ["archive", *_options({**words, **more})]
+
+
+def _of_report(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
+    """A report, who is told of it, and where it is found."""
+    words = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
+    if (declared := archive.spec.report) is not None:
+        words["days"] = str(declared.days)
+        if declared.announce and _ADDRESS(address):
+            words |= {"announce": address, "console-url": settings.console_url}
+    return ["--report", *_options({key: value for key, value in words.items() if value})]
+
+
+def operation_arguments(operation: Operation, words: Mapping[str, str]) -> Sequence[str]:
+    """Of `knafka_jobs.pod`: the same however often it is tried, so that a later attempt is about
+    nothing that failed since it was asked for."""
+    spec, metadata = operation.spec, operation.metadata
+    asked = spec.select.model_dump(mode="json", exclude_defaults=True)
+    # Of a second the API server keeps no part.
+    created = datetime.fromisoformat(metadata.creation_timestamp) + timedelta(seconds=1)
+    asked["until"] = min(asked.get("until", created.isoformat()), created.isoformat())
+    more = {"select": services.one_line(asked)}
+    flags = ["--dry-run"] if spec.dry_run else []
+    if not isinstance(operation, Replay):
+        flags += ["--unresolved"] if operation.spec.unresolved else []
+        return ["purge", *_options({**words, **more}), *flags]
+    more |= {"replay-id": metadata.uid, "by": operation.id}
+    if operation.spec.rate is not None:
+        more["rate"] = f"{operation.spec.rate:g}"
+    return ["replay", *_options({**words, **more}), *flags]
+
+
+def _options(words: Mapping[str, str]) -> Sequence[str]:
+    return [f"--{key}={value}" for key, value in words.items()]
 
 
 def _pod(

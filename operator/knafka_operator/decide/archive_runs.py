@@ -1,4 +1,7 @@
-"""Archive runs: how a Job of a DeadLetterArchive has ended, or why it doesn't start. Pure."""
+"""Archive runs: how a Job of a DeadLetterArchive has ended, or why it doesn't start. Pure.
+
+A Job is the archive's own run, or an operation's (`model.operations`) on its tables.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from knafka_operator.model.archives import RUN
+from knafka_operator.model.operations import OF_OPERATION, OPERATION
 
 
 def message_of(text: str) -> Mapping[str, Any]:
@@ -30,12 +34,28 @@ def outcome(job: Mapping[str, Any]) -> str:
 
 
 def run_of(job: Mapping[str, Any]) -> int:
-    number = name_of(job).rpartition("-")[2]
+    return number_in(name_of(job))
+
+
+def number_in(name: str) -> int:
+    """The number of a Job's run, which ends its name; 0: it has none."""
+    number = name.rpartition("-")[2]
     return int(number) if number.isdecimal() else 0
 
 
 def name_of(job: Mapping[str, Any]) -> str:
     return str(job["metadata"]["name"])
+
+
+def operation_uid(job: Mapping[str, Any]) -> str:
+    """Of the operation that a Job is for; empty: it is the archive's own."""
+    return str((job["metadata"].get("labels") or {}).get(OF_OPERATION, ""))
+
+
+def is_recorded(job: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """Whether the archive's status has how this Job ended."""
+    last = status.get("lastOperation" if operation_uid(job) else "lastRun") or {}
+    return bool(last.get("job") == name_of(job))
 
 
 def recorded(
@@ -50,37 +70,51 @@ def recorded(
 
     `before` is the archive's status, `generation` that of what it is declared as.
     """
-    name = name_of(job)
-    reported = job.get("status") or {}
     found = message_of(terminated(pod).get("message") or "")
     succeeded = ended == "Complete"
-    started = str(reported.get("startTime") or job["metadata"].get("creationTimestamp") or "")
     run = {
-        "job": name,
+        "job": name_of(job),
         "outcome": "Succeeded" if succeeded else "Failed",
-        "started": started or written(now),
+        "started": started(job) or written(now),
         "finished": written(now),
-        "generation": generation,
         **{each: found[each] for each in ("records", "missed", "purged") if each in found},
     }
+    annotations = job["metadata"].get("annotations") or {}
     patch: dict[str, Any] = {"run": max(before.get("run", 0), run_of(job))}
-    if asked := (job["metadata"].get("annotations") or {}).get(RUN):
+    if succeeded:
+        records = found.get("records", 0)
+        patch |= {
+            "archived": before.get("archived", 0) + (records if isinstance(records, int) else 0),
+            # What waits came while it ran.
+            "waitingSince": run["started"],
+            "firstRun": before.get("firstRun") or run["started"],
+        }
+    if operation_uid(job):  # whose failures are its own
+        of = {**run, "of": annotations.get(OPERATION, "")}
+        return {**patch, "lastOperation": _in_place_of(before.get("lastOperation"), of)}
+    run["generation"] = generation
+    if asked := annotations.get(RUN):
         patch["requested"] = asked
     if not succeeded:
         run["message"] = why(job, pod, found)
-        return {**patch, "lastRun": run, "failures": before.get("failures", 0) + 1}
-    records = found.get("records", 0)
-    patch |= {
-        "failures": 0,
-        "archived": before.get("archived", 0) + (records if isinstance(records, int) else 0),
-        # What waits came while it ran.
-        "waitingSince": run["started"],
-        "firstRun": before.get("firstRun") or run["started"],
-    }
+        last = _in_place_of(before.get("lastRun"), run)
+        return {**patch, "lastRun": last, "failures": before.get("failures", 0) + 1}
+    patch["failures"] = 0
     if isinstance(report := found.get("report"), Mapping):
         plain = {key: value for key, value in report.items() if isinstance(value, int | str)}
-        patch["report"] = {"made": run["started"], **plain}
-    return {**patch, "lastRun": run}
+        patch["report"] = _in_place_of(before.get("report"), {"made": run["started"], **plain})
+    return {**patch, "lastRun": _in_place_of(before.get("lastRun"), run)}
+
+
+def _in_place_of(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What has `now` stand in a status, into which it is merged, and nothing else of `before`."""
+    return {**dict.fromkeys(before or ()), **now}
+
+
+def started(job: Mapping[str, Any]) -> str:
+    """When a Job was; empty: that isn't known."""
+    reported = job.get("status") or {}
+    return str(reported.get("startTime") or job["metadata"].get("creationTimestamp") or "")
 
 
 def terminated(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:

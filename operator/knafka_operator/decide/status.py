@@ -39,7 +39,8 @@ TRIGGERS_READY: Final = "TriggersReady"
 FUNCTION_READY: Final = "FunctionReady"
 STORAGE_READY: Final = "StorageReady"
 TOPICS_READ: Final = "TopicsRead"
-SUCCEEDED: Final = "Succeeded"
+ARCHIVE_READY: Final = "ArchiveReady"
+JOB_SUCCEEDED: Final = "JobSucceeded"
 
 BROKER_CONDITIONS: Final = (
     CONFIG_PARSED,
@@ -79,6 +80,9 @@ SUBSCRIPTION_CONDITIONS: Final = (CHANNEL_READY, REFERENCES_RESOLVED, ADDED_TO_C
 SENSOR_CONDITIONS: Final = (BROKER_READY, TOPICS_READY, FUNCTION_READY, TRIGGERS_READY)
 """Ours: Argo's Sensors say only that they are deployed."""
 
+OPERATION_CONDITIONS: Final = (ARCHIVE_READY, JOB_SUCCEEDED)
+"""Of what runs to its end: `Succeeded` sums them up and not `Ready`, as Knative has it."""
+
 INTERNAL_ERROR: Final = "InternalError"
 """Reason for what nobody foresaw: a bug of ours."""
 
@@ -109,7 +113,9 @@ def value(of: T | KnafkaError) -> T:
 class ConditionSet:
     """The conditions of one object while it is reconciled."""
 
-    def __init__(self, types: Sequence[str]) -> None:
+    def __init__(self, types: Sequence[str], of: str = READY) -> None:
+        """`of` is their summary."""
+        self._of = of
         self._found = {
             each: Condition(each, Status.UNKNOWN, "Waiting", f"{each} is not looked at yet")
             for each in types
@@ -140,6 +146,10 @@ class ConditionSet:
             case _:
                 self.set(Condition(type_, Status.FALSE, "Invalid", str(error)))
 
+    def find(self, type_: str) -> None:
+        """This condition is True."""
+        self.set(Condition(type_, Status.TRUE))
+
     def set(self, condition: Condition) -> None:
         self._found[condition.type] = condition
 
@@ -152,8 +162,8 @@ class ConditionSet:
         return self._found
 
     def conditions(self, before: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
-        """With `Ready`, over those the object has; `at` is the time (RFC 3339)."""
-        return merged(before, list(self._found.values()), at)
+        """With their summary, over those the object has; `at` is the time (RFC 3339)."""
+        return merged(before, list(self._found.values()), at, self._of)
 
 
 def no_dead_letter_sink() -> Condition:

@@ -1,6 +1,6 @@
 """Conditions: what a document's status says of it, kept the way Knative keeps it (KN-CON).
 
-    what was found now, what stands in the status -> the new list, `Ready` included
+    what was found now, what stands in the status -> the new list, its summary included
 
 Pure: the time comes in. Not here: finding anything out, and conditions that nobody can act on.
 """
@@ -15,6 +15,8 @@ from typing import Any, Final
 
 READY: Final = "Ready"
 """The summary; computed here and never given."""
+SUCCEEDED: Final = "Succeeded"
+"""The same of what runs to its end."""
 
 _CAMEL_CASE = re.compile(r"[A-Z][A-Za-z0-9]*").fullmatch
 _RFC3339 = re.compile(
@@ -60,33 +62,33 @@ class Condition:
             raise ValueError(f"{self.type}: what is {self.status} has a reason and a message")
 
 
-def summary(conditions: Sequence[Condition]) -> Condition:
-    """`Ready`: the first that is False, else the first that is Unknown, else True (KN-CON-02).
+def summary(conditions: Sequence[Condition], of: str = READY) -> Condition:
+    """`of`: the first that is False, else the first that is Unknown, else True (KN-CON-02).
 
     Only those of error severity count. Their order is the caller's: causes before consequences.
     """
     for status in (Status.FALSE, Status.UNKNOWN):
         for each in conditions:
             if each.severity is Severity.ERROR and each.status is status:
-                return Condition(READY, status, each.reason, each.message)
-    return Condition(READY, Status.TRUE)
+                return Condition(of, status, each.reason, each.message)
+    return Condition(of, Status.TRUE)
 
 
 def merged(
-    previous: Sequence[Mapping[str, Any]], now: Sequence[Condition], at: str
+    previous: Sequence[Mapping[str, Any]], now: Sequence[Condition], at: str, of: str = READY
 ) -> list[dict[str, str]]:
     """`status.conditions`: all of `now` and their summary, sorted by type.
 
     `previous` is the list that stands there; what isn't in `now` any more goes. `at` is RFC 3339;
     `lastTransitionTime` moves to it only where the status is another one than before.
-    Raises `ValueError` for a type given twice, or `Ready`.
+    Raises `ValueError` for a type given twice, or that of the summary.
     """
     if _RFC3339(at) is None:
         raise ValueError(f"{at!r} is no RFC 3339 time")
-    conditions = sorted([*now, summary(now)], key=lambda each: each.type)
+    conditions = sorted([*now, summary(now, of)], key=lambda each: each.type)
     types = [each.type for each in conditions]
     if len(set(types)) < len(types):
-        raise ValueError(f"a condition is given once, and Ready not at all: {', '.join(types)}")
+        raise ValueError(f"a condition is given once, and {of} not at all: {', '.join(types)}")
     since = {
         (each.get("type"), each.get("status")): each.get("lastTransitionTime") for each in previous
     }

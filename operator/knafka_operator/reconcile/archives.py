@@ -33,15 +33,18 @@ from knafka_operator.decide.archive import (
     ReplaceLease,
     TakeLease,
 )
-from knafka_operator.decide.archive_manifests import BATCH, COORDINATION, JOB_NAME
+from knafka_operator.decide.archive_manifests import BATCH, COORDINATION
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE, DeadLetterArchive, Storage
 from knafka_operator.model.cluster import Cluster, Conflict, Document, NotAllowed, Rejected
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.operations import OF_OPERATION
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.jobs import jobs_of, last_pods
+from knafka_operator.reconcile.operations import Operations
 from knafka_operator.reconcile.state import States
 from knafka_operator.scale.dead_letters import DeadLetters, Waiting
 from knafka_operator.scale.kafka_clusters import KafkaCluster
@@ -61,6 +64,7 @@ def _now() -> datetime:
 class _Record:
     """One archive, beyond what is stored of it."""
 
+    of: Identity
     waiting: Waiting = field(default_factory=Waiting)
     kafka: KafkaCluster | None = None
     """Where its group is: its Broker may go before it does."""
@@ -83,6 +87,11 @@ class Archives:
     _dead_letters: DeadLetters = field(default_factory=DeadLetters)
     _records: dict[str, _Record] = field(default_factory=dict)
     """By UID."""
+    operations: Operations = field(init=False)
+    """What else is asked of their tables."""
+
+    def __post_init__(self) -> None:
+        self.operations = Operations(self.cluster, lambda: self.now())
 
     def remember(self, document: Document) -> None:
         self._record(document)
@@ -90,10 +99,12 @@ class Archives:
     async def forget(self, document: Document) -> None:
         self._records.pop(document["metadata"].get("uid", ""), None)
 
-    def on_job(self, uid: str) -> None:
-        """A Job of this archive has changed."""
-        if (record := self._records.get(uid)) is not None:
-            record.at_rest = False
+    def on_job(self, uid: str) -> Identity | None:
+        """The archive of this UID, a Job of which has changed."""
+        if (record := self._records.get(uid)) is None:
+            return None
+        record.at_rest = False
+        return record.of
 
     def again(self, document: Document) -> float:
         """Seconds after which an archive that was reconciled is looked at again."""
@@ -151,7 +162,10 @@ class Archives:
     # Observe.
 
     def _record(self, document: Document) -> _Record:
-        return self._records.setdefault(document["metadata"].get("uid", ""), _Record())
+        uid = document["metadata"].get("uid", "")
+        if (record := self._records.get(uid)) is None:
+            record = self._records[uid] = _Record(Identity.of(document))
+        return record
 
     async def _observe(self, document: Document, record: _Record) -> Observed:
         """Raises `ClusterError`."""
@@ -178,7 +192,12 @@ class Archives:
             storage=storage,
             group=group,
         )
-        return await self._counted(seen, record)
+        return await self._with_operations(await self._counted(seen, record))
+
+    async def _with_operations(self, seen: Observed) -> Observed:
+        """The operation whose turn is next. Raises `ClusterError`."""
+        operation, again = await self.operations.next(Identity.of(seen.document))
+        return replace(seen, next_operation=operation, operations_again=again)
 
     async def _counted(self, seen: Observed, record: _Record) -> Observed:
         """With how many dead letters wait."""
@@ -229,23 +248,39 @@ class Archives:
     async def _with_jobs(self, seen: Observed, record: _Record) -> Observed:
         """Its Jobs, their pods, and the Lease for its tables. Raises `ClusterError`."""
         document = seen.document
-        jobs = sorted(await self._jobs(document), key=archive_runs.run_of)
-        namespace, pods = document["metadata"]["namespace"], {}
-        for each in jobs:
-            name = each["metadata"]["name"]
-            found = await self.cluster.list(CORE, "Pod", {JOB_NAME: name}, namespace)
-            if found:
-                pods[name] = max(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        jobs = await self._jobs(document)
+        pods, judged = await last_pods(self.cluster, jobs), await self.operations.judge(jobs)
         lease = await self._lease(document)
         record.at_rest = not jobs and lease is None
         gone = lease is not None and await self._is_gone(
             str(lease["spec"].get("holderIdentity") or "")
         )
-        return replace(seen, jobs=tuple(jobs), pods=pods, lease=lease, holder_is_gone=gone)
+        seen = replace(
+            seen,
+            jobs=tuple(jobs),
+            pods=pods,
+            unrecorded=judged.unrecorded,
+            unwanted=judged.unwanted,
+            lease=lease,
+            holder_is_gone=gone,
+            address=await self._address(seen),
+        )
+        return await self._with_operations(seen)
+
+    async def _address(self, seen: Observed) -> str:
+        """Of its Broker, as that says."""
+        if not isinstance(seen.archive, DeadLetterArchive):
+            return ""
+        broker = seen.archive.metadata.namespace, seen.archive.spec.broker
+        stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
+        address = ((stored or {}).get("status") or {}).get("address") or {}
+        return str(address.get("url") or "")
 
     async def _jobs(self, document: Document) -> list[Document]:
-        labels = {OF_ARCHIVE: document["metadata"].get("uid", "")}
-        return await self.cluster.list(BATCH, "Job", labels, document["metadata"]["namespace"])
+        metadata = document["metadata"]
+        return await jobs_of(
+            self.cluster, OF_ARCHIVE, metadata.get("uid", ""), metadata["namespace"]
+        )
 
     async def _lease(self, document: Document) -> Document | None:
         storage = (document.get("spec") or {}).get("storage") or {}
@@ -296,6 +331,7 @@ class Archives:
                 return replace(seen, account=True)
             case CreateJob(manifest):
                 await self._create(manifest)
+                self.operations.on_job(manifest["metadata"]["labels"].get(OF_OPERATION, ""))
         return await self._with_jobs(seen, record)
 
     async def _apply(self, manifest: Mapping[str, Any], document: Document) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE
 from knafka_operator.model.cluster import Document
+from knafka_operator.model.operations import OF_OPERATION
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.archives import Archives
 from knafka_operator.reconcile.work_queue import BACK_OFF, Verdict
@@ -39,15 +40,14 @@ class ArchiveController(SensorController):
         return self.archives
 
     def heard_jobs(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Jobs as they are now, and those that went: their archives are looked at."""
+        """Jobs as they are now, and those that went: whose they are is looked at."""
         assert self.archives is not None
         for each in (*changed, *gone):
-            metadata = each["metadata"]
-            self.archives.on_job((metadata.get("labels") or {}).get(OF_ARCHIVE, ""))
-            for owner in metadata.get("ownerReferences") or ():
-                if owner["kind"] == ARCHIVE:
-                    key = ARCHIVE, metadata["namespace"], owner["name"]
-                    self._operator.queue.enqueue(key)
+            labels = each["metadata"].get("labels") or {}
+            if (archive := self.archives.on_job(labels.get(OF_ARCHIVE, ""))) is not None:
+                self._operator.queue.enqueue((ARCHIVE, *archive))
+            if (key := self.archives.operations.on_job(labels.get(OF_OPERATION, ""))) is not None:
+                self._operator.queue.enqueue(key)
 
     def _looked_at_again(
         self, document: Document, now: Mapping[str, Any]

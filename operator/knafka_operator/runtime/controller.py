@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, Protocol
 
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import entries, services, status
+from knafka_operator.model import operations
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.family import CHANNELS, family_of
@@ -36,6 +37,7 @@ from knafka_operator.runtime.cluster import Selection
 from knafka_operator.runtime.definitions import Definitions
 from knafka_operator.runtime.events import Events
 from knafka_operator.runtime.kinds import Kinds
+from knafka_operator.runtime.operations import OperationController
 from knafka_operator.runtime.selections import (
     ALWAYS,
     ARCHIVES,
@@ -43,6 +45,7 @@ from knafka_operator.runtime.selections import (
     DEFINITIONS,
     JOBS,
     KAFKA_CHANNELS,
+    OPERATIONS,
     OWN,
     PODS,
     SENSORS,
@@ -100,8 +103,9 @@ class Controller:
         self._sensors = SensorController(operator, cluster, api, self._after, self._events)
         of = operator, cluster, api, self._after, self._events
         self.archives = ArchiveController(*of)
+        self.operations = OperationController(*of[:3], self._events, self.archives)
         if self.archives.archives is not None:
-            self._always = (*self._always, ARCHIVES, JOBS)
+            self._always = (*self._always, ARCHIVES, *OPERATIONS, JOBS)
         for each in self._operators.values():
             each.moves.on_move = self._on_move
             each.dead_letters.on_first = self._on_dead_letters
@@ -159,6 +163,8 @@ class Controller:
             self._sensors.heard(changed, gone)
         elif of is ARCHIVES:
             self.archives.heard(changed, gone)
+        elif of in OPERATIONS:
+            self.operations.heard(changed, gone)
         elif of is JOBS:
             self.archives.heard_jobs(changed, gone)
         elif of is PODS:
@@ -230,6 +236,8 @@ class Controller:
             return await self._sensors.reconcile(key)
         if kind == ARCHIVE:
             return await self.archives.reconcile(key)
+        if kind in operations.OPERATIONS:
+            return await self.operations.reconcile(key)
         family = family_of(kind)
         if kind not in (family.broker, family.trigger) or family not in self._operators:
             return GONE  # something else that owns a Knative Service

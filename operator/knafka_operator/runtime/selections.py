@@ -6,6 +6,7 @@ from typing import Final
 
 from knafka_operator.decide import services
 from knafka_operator.decide.archive_manifests import BATCH
+from knafka_operator.model import operations
 from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import CHANNELS
@@ -20,8 +21,9 @@ KAFKA_CHANNELS: Final = Selection(CHANNELS.broker_version, CHANNELS.broker)
 SUBSCRIPTIONS: Final = Selection(CHANNELS.trigger_version, CHANNELS.trigger)
 SENSORS: Final = Selection(KNAFKA, SENSOR)
 ARCHIVES: Final = Selection(KNAFKA, ARCHIVE)
+OPERATIONS: Final = tuple(Selection(KNAFKA, each) for each in operations.OPERATIONS)
 JOBS: Final = Selection(BATCH, "Job", labels=OF_ARCHIVE)
-"""Of DeadLetterArchives."""
+"""Of DeadLetterArchives and operations."""
 OWN: Final = (BROKERS, TRIGGERS, KAFKA_CHANNELS, SUBSCRIPTIONS)
 FUNCTIONS: Final = Selection(SERVING, "Service", labels=services.ROLE)
 """Our own Knative Services."""

@@ -148,9 +148,19 @@ def _by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:
     return {(row["namespace"], row["broker"], row["trigger"]): row["count"] for row in rows}
 
 
+def finished(tables: Tables, replay_id: str) -> int | None:
+    """How many events a replay has sent that is finished; None: it isn't."""
+    run = _run_of(tables, replay_id)
+    return None if run is None or run["finished"] is None else int(run["events"])
+
+
+def _run_of(tables: Tables, replay_id: str) -> Row | None:
+    return tables.read("replays").where(F.col("replay_id") == replay_id).first()
+
+
 def _begin(tables: Tables, replay_id: str, by: str, selection: Selection) -> None:
     """Note a replay that is new; raises `JobError` for one that can't go on so."""
-    run = tables.read("replays").where(F.col("replay_id") == replay_id).first()
+    run = _run_of(tables, replay_id)
     if run is None:
         started = (replay_id, by, str(selection), datetime.now(UTC), None, None)
         tables.append(tables.rows([started], REPLAYS), "replays")

@@ -1,0 +1,239 @@
+"""Operation: what was observed of a DeadLetterReplay or DeadLetterPurge -> its status. Pure.
+
+    Pending (its archive isn't fit) -> Queued -> Running -> Succeeded
+                                         ^          |-----> Failed, after so many attempts
+                                         '- again --'
+
+Its archive makes the Job, deletes it once this status has the outcome, and takes those that are
+`is_queued` one by one (`decide.archive`). Trying again is safe: a replay sends each event once for
+its id, which is this object's UID; a purge forgets what is left; and neither is about what failed
+after it was asked for (`archive_manifests.operation_arguments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from knafka.core.errors import InvalidDocument
+from knafka_operator.decide.archive_runs import (
+    message_of,
+    moment,
+    name_of,
+    outcome,
+    started,
+    terminated,
+    waits_for,
+    why,
+    written,
+)
+from knafka_operator.decide.status import (
+    ARCHIVE_READY,
+    BROKER_READY,
+    JOB_SUCCEEDED,
+    OPERATION_CONDITIONS,
+    STORAGE_READY,
+    TOPICS_READ,
+    ConditionSet,
+    NotReady,
+    holds,
+    why_not_ready,
+)
+from knafka_operator.model.archives import ARCHIVE
+from knafka_operator.model.conditions import SUCCEEDED
+from knafka_operator.model.operations import Operation, Replay
+from knafka_operator.model.resources import FINALIZER
+
+MAX_ATTEMPTS: Final = 4
+FIRST_RETRY: Final = 60.0
+"""Seconds after the first attempt that failed until the next; doubled each time."""
+LOOK: Final = 30.0
+"""Seconds between two looks while it isn't finished: changes are heard of besides."""
+SELDOM: Final = 86_400.0
+"""The same of one that is."""
+
+FINISHED: Final = ("Succeeded", "Failed")
+QUEUED: Final = "Queued"
+
+COUNTS: Final = {"would_send": "selected", "sent": "sent", "left_out": "leftOut"}
+PURGE_COUNTS: Final = {"would_purge": "selected", "purged": "purged"}
+"""What a Job counts, and the field of the status that has it."""
+
+
+@dataclass(frozen=True)
+class ObservedOperation:
+    document: Mapping[str, Any]
+    operation: Operation | InvalidDocument
+    archive: Mapping[str, Any] | None = None
+    """As it is stored; None: there is none."""
+    jobs: Sequence[Mapping[str, Any]] = ()
+    """Its own."""
+    pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The last pod of each of these Jobs, by the Job's name."""
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        return self.document.get("status") or {}
+
+
+@dataclass(frozen=True, slots=True)
+class OperationDecision:
+    status: Mapping[str, Any]
+    """All of it; empty: as it stands."""
+    again: float
+    """Seconds until it is looked at again, should nothing change."""
+    expired: bool = False
+    """It has ended so long ago that it is to be deleted."""
+
+
+def decide(seen: ObservedOperation, now: datetime) -> OperationDecision:
+    if is_finished(seen.status):
+        return _kept(seen.operation, seen.status.get("completionTime") or written(now), now)
+    conditions = ConditionSet(OPERATION_CONDITIONS, of=SUCCEEDED)
+    status: dict[str, Any] = {
+        "observedGeneration": seen.document["metadata"].get("generation", 0),
+        "attempts": seen.status.get("attempts", 0),
+        "job": "",
+    }
+    if isinstance(seen.operation, Replay):
+        status["replayID"] = seen.operation.metadata.uid
+
+    def decided(phase: str, message: str = "") -> OperationDecision:
+        status.update(phase=phase, message=message)
+        before = seen.status.get("conditions") or ()
+        status["conditions"] = conditions.conditions(before, written(now))
+        if phase not in FINISHED:
+            return OperationDecision(status, LOOK)
+        status["completionTime"] = written(now)
+        return OperationDecision(status, _kept(seen.operation, written(now), now).again)
+
+    def waits(reason: str, message: str) -> None:
+        conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
+
+    operation = seen.operation
+    if isinstance(operation, InvalidDocument):  # and never will be valid, as it can't change
+        conditions.fail(JOB_SUCCEEDED, operation)
+        return decided("Failed", str(operation))
+    # What was begun comes to its end, whatever has become of its archive.
+    for job in sorted(seen.jobs, key=lambda each: str(each["metadata"]["creationTimestamp"])):
+        name, pod = name_of(job), seen.pods.get(name_of(job))
+        status["startTime"] = seen.status.get("startTime") or started(job) or written(now)
+        conditions.find(ARCHIVE_READY)
+        if not (ended := outcome(job)):
+            status["job"] = name
+            unstarted = waits_for(pod) if pod is not None else ""
+            message = f"Job {name} doesn't start: {unstarted:.500}" if unstarted else ""
+            waits("JobNotStarted" if message else "Running", message or f"Job {name} runs")
+            return decided("Running", message)
+        if seen.status.get("lastJob") == name:
+            continue
+        status["lastJob"] = name
+        found = message_of(terminated(pod).get("message") or "")
+        if ended == "Complete":
+            conditions.find(JOB_SUCCEEDED)
+            status |= _counted(operation, found)
+            return decided("Succeeded")
+        status["attempts"] += 1
+        status["lastFailure"] = {"time": written(now), "message": why(job, pod, found)}
+        break
+    failure = status.get("lastFailure") or seen.status.get("lastFailure") or {}
+    if status["attempts"] >= MAX_ATTEMPTS:
+        message = f"{status['attempts']} attempts failed, the last with: {failure.get('message')}"
+        conditions.find(ARCHIVE_READY)
+        conditions.fail(JOB_SUCCEEDED, NotReady("JobFailed", message))
+        return decided("Failed", message)
+    with conditions.step(ARCHIVE_READY):
+        _check_archive(operation, seen.archive)
+    if not conditions.holds(ARCHIVE_READY):
+        waits("ArchiveNotReady", "it begins once its archive is ready")
+        return decided("Pending", conditions.found()[ARCHIVE_READY].message)
+    assert seen.archive is not None
+    message = _turn(seen, failure.get("message", ""), {**seen.status, **status})
+    waits("Retrying" if failure else "Queued", message)
+    return decided(QUEUED, message)
+
+
+def is_finished(status: Mapping[str, Any]) -> bool:
+    return status.get("phase") in FINISHED
+
+
+def is_queued(document: Mapping[str, Any]) -> bool:
+    """Whether its archive may make a Job for it: now, or when `retry_at` says."""
+    metadata, status = document["metadata"], document.get("status") or {}
+    return (
+        status.get("phase") == QUEUED
+        and status.get("observedGeneration") == metadata.get("generation", 0)
+        and FINALIZER in (metadata.get("finalizers") or ())
+        and "deletionTimestamp" not in metadata
+    )
+
+
+def retry_at(status: Mapping[str, Any]) -> datetime | None:
+    """Until when it waits after an attempt that failed; None: none has."""
+    attempts, last = status.get("attempts", 0), status.get("lastFailure") or {}
+    if not attempts or not last.get("time"):
+        return None
+    return moment(last["time"]) + timedelta(seconds=FIRST_RETRY * 2.0 ** (attempts - 1))
+
+
+def has_outcome_of(job: str, status: Mapping[str, Any]) -> bool:
+    """Whether a status has how this Job ended."""
+    return bool(status.get("lastJob") == job)
+
+
+def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> None:
+    """Raises `NotReady`."""
+    name = operation.spec.archive
+    if archive is None or "deletionTimestamp" in archive["metadata"]:
+        message = (
+            f"{ARCHIVE} {name} does not exist in {operation.metadata.namespace}: make it, or "
+            f"delete this {operation.kind} and make one that names another"
+        )
+        raise NotReady("ArchiveDoesNotExist", message, transient=True)
+    status = archive.get("status") or {}
+    # What stands in the way of any Job; that its own last one has failed doesn't.
+    needed = (BROKER_READY, STORAGE_READY, TOPICS_READ)
+    if not all(holds(status, each) for each in needed):
+        message = f"{ARCHIVE} {name} is not ready: {why_not_ready(archive)}"
+        raise NotReady("ArchiveNotReady", message, transient=True)
+
+
+def _turn(seen: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
+    """What one that is queued waits for."""
+    archive = (seen.archive or {}).get("status") or {}
+    told = "its turn comes next"
+    if job := archive.get("job"):
+        told = f"Job {job} of its archive runs"
+    elif archive.get("phase") == QUEUED:
+        told = "the tables of its archive are in use"
+    again = retry_at(status)
+    if again is None:
+        return told
+    times = f"attempt {status['attempts']} of {MAX_ATTEMPTS} failed: {failure}"
+    return f"{times}; the next begins after {written(again)}"
+
+
+def _counted(operation: Operation, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What its Job did, as the status has it."""
+    fields = COUNTS if isinstance(operation, Replay) else PURGE_COUNTS
+    counts = {
+        name: found[each] for each, name in fields.items() if isinstance(found.get(each), int)
+    }
+    if isinstance(triggers := found.get("triggers"), Mapping):
+        counts["triggers"] = dict(triggers)
+    if isinstance(events := found.get("events"), list):
+        counts["events"] = events
+    return counts
+
+
+def _kept(operation: Operation | InvalidDocument, ended: str, now: datetime) -> OperationDecision:
+    """What becomes of one that has ended then: it stays, unless it says for how long."""
+    if isinstance(operation, InvalidDocument):
+        return OperationDecision({}, SELDOM)
+    seconds = operation.spec.ttl_seconds_after_finished
+    if seconds is None:
+        return OperationDecision({}, SELDOM)
+    left = (moment(ended) + timedelta(seconds=seconds) - now).total_seconds()
+    return OperationDecision({}, max(1.0, left), expired=left <= 0)

@@ -1,0 +1,112 @@
+"""Operations as declared: what a person has done with an archive's failures, once (issue 18).
+
+A DeadLetterReplay sends events again, a DeadLetterPurge forgets them. Which ones is selected by
+fields alone, never by SQL: who may create one must run nothing of his own beside the credentials of
+the store. As strict as `resources`; `operation_of` reads one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, TypeAlias
+
+from pydantic import AfterValidator, Field, model_validator
+
+from knafka.core.delivery import Reason
+from knafka.core.documents import parse, problem
+from knafka_operator.model.resources import Declared, Given, Metadata, Resource
+
+REPLAY: Final = "DeadLetterReplay"
+PURGE: Final = "DeadLetterPurge"
+OPERATIONS: Final = (REPLAY, PURGE)
+OF_OPERATION: Final = "knafka.dev/operation"
+"""Label of the Job that runs one: its UID."""
+OPERATION: Final = "knafka.dev/operation-name"
+"""Annotation of that Job: kind, a slash and the name."""
+
+MAX_IDS: Final = 500
+MAX_SELECT: Final = 50_000
+"""Characters of a selection: it becomes one argument of a process."""
+
+
+def _moment(text: str) -> str:
+    """As the jobs read it: UTC unless it says otherwise."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise problem(
+            f"invalid value: {text:.80}: want a time such as 2026-01-31T12:00:00Z"
+        ) from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+
+
+Moment: TypeAlias = Annotated[str, AfterValidator(_moment)]
+"""ISO 8601, in UTC."""
+
+
+class Select(Declared):
+    """Which failures; every field that is set must fit. Named as the options of the jobs."""
+
+    trigger: Given | None = None
+    destination: Given | None = None
+    reason: Reason | None = None
+    code: Annotated[int, Field(ge=100, le=999)] | None = None
+    summary: Given | None = None
+    type: Given | None = None
+    source: Given | None = None
+    ids: Annotated[tuple[Given, ...], Field(max_length=MAX_IDS)] = ()
+    """Of events: any of them; none means all."""
+    since: Moment | None = None
+    until: Moment | None = None
+    """By when they last failed: since then or later, and before then."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Select:
+        if len(self.model_dump_json()) > MAX_SELECT:
+            raise problem(f"is longer than {MAX_SELECT} characters: make several")
+        return self
+
+
+class OperationSpec(Declared):
+    archive: Given
+    """A DeadLetterArchive of the same namespace."""
+    select: Select = Select()
+    dry_run: bool = False
+    """Only say what would be done."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
+    """Seconds after which it is deleted, once it has ended; never if not given."""
+
+
+class ReplaySpec(OperationSpec):
+    rate: Annotated[float, Field(gt=0)] | None = None
+    """Events a second, at most."""
+
+
+class PurgeSpec(OperationSpec):
+    unresolved: bool = False
+    """Also what is not resolved: it is given up."""
+
+
+class Created(Metadata):
+    creation_timestamp: Moment
+
+
+class Replay(Resource):
+    metadata: Created
+    spec: ReplaySpec
+
+
+class Purge(Resource):
+    metadata: Created
+    spec: PurgeSpec
+
+
+Operation: TypeAlias = Replay | Purge
+
+
+def operation_of(document: Mapping[str, Any]) -> Operation:
+    """Raises `InvalidDocument`."""
+    if document["kind"] == REPLAY:
+        return parse(Replay, document)
+    return parse(Purge, document)

@@ -1,0 +1,204 @@
+"""Operations: the status of DeadLetterReplays and DeadLetterPurges, and which are next.
+
+    observe (its archive, its Job) -> decide (`decide.operation`) -> write the status
+
+Their Jobs are made and deleted by their archive (`reconcile.archives`), which asks here whose turn
+it is: what is known in memory says only whom to look at, the decision is about what is stored.
+
+Not here: hearing of changes (`runtime.operations`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from knafka.core.errors import InvalidDocument
+from knafka_operator.decide import operation as deciding
+from knafka_operator.decide import status as statuses
+from knafka_operator.decide.archive_manifests import BATCH
+from knafka_operator.decide.archive_runs import name_of, operation_uid
+from knafka_operator.decide.operation import ObservedOperation
+from knafka_operator.decide.status import NotReady
+from knafka_operator.model.archives import ARCHIVE
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.operations import (
+    OF_OPERATION,
+    OPERATION,
+    OPERATIONS,
+    Operation,
+    operation_of,
+)
+from knafka_operator.model.sensors import KNAFKA
+from knafka_operator.reconcile.jobs import jobs_of, last_pods
+from knafka_operator.reconcile.work_queue import Key
+
+Turn: TypeAlias = tuple[str, str]
+"""When one was made, and its UID: the order in which they have their turns."""
+
+
+@dataclass(eq=False, slots=True)
+class _Record:
+    """One that has not ended, beyond what is stored of it."""
+
+    key: Key
+    archive: Identity
+    turn: Turn
+    at_rest: bool = False
+    """Whether there was no Job of its own when that was last asked."""
+    again: float = deciding.LOOK
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An archive's Jobs that are operations', by what these say."""
+
+    unrecorded: frozenset[str]
+    unwanted: frozenset[str]
+
+
+@dataclass(eq=False)
+class Operations:
+    """All DeadLetterReplays and DeadLetterPurges."""
+
+    cluster: Cluster
+    now: Callable[[], datetime]
+    _records: dict[str, _Record] = field(default_factory=dict)
+    """By UID."""
+    _again: dict[str, float] = field(default_factory=dict)
+    """Seconds, by UID, of those that have ended."""
+
+    # What is heard.
+
+    def remember(self, document: Document) -> None:
+        metadata = document["metadata"]
+        uid = metadata.get("uid", "")
+        if deciding.is_finished(document.get("status") or {}):
+            self._records.pop(uid, None)
+        elif uid not in self._records:
+            key = document["kind"], metadata["namespace"], metadata["name"]
+            turn = str(metadata.get("creationTimestamp", "")), uid
+            self._records[uid] = _Record(key, archive_of(document), turn)
+
+    async def forget(self, document: Document) -> None:
+        uid = document["metadata"].get("uid", "")
+        self._records.pop(uid, None)
+        self._again.pop(uid, None)
+
+    def on_job(self, uid: str) -> Key | None:
+        """The operation of this UID, whose Job has changed."""
+        if (record := self._records.get(uid)) is None:
+            return None
+        record.at_rest = False
+        return record.key
+
+    def again(self, document: Document) -> float:
+        """Seconds after which one that was reconciled is looked at again."""
+        return self._again.get(document["metadata"].get("uid", ""), deciding.LOOK)
+
+    # What an archive asks.
+
+    async def next(self, archive: Identity) -> tuple[Operation | None, float]:
+        """The oldest that is queued and may be tried now; seconds until another one may be.
+
+        Raises `ClusterError`.
+        """
+        again = math.inf
+        its = (each for each in self._records.items() if each[1].archive == archive)
+        for uid, record in sorted(its, key=lambda each: each[1].turn):
+            document = await self.cluster.get(KNAFKA, *record.key)
+            if document is None or document["metadata"].get("uid") != uid:
+                continue
+            if not deciding.is_queued(document):
+                continue
+            at = deciding.retry_at(document["status"])
+            if at is not None and (left := (at - self.now()).total_seconds()) > 0:
+                again = min(again, left)
+                continue
+            found = _parsed(document)
+            if not isinstance(found, InvalidDocument):
+                return found, again
+        return None, again
+
+    async def judge(self, jobs: Sequence[Document]) -> Judged:
+        """What operations say of their Jobs. Raises `ClusterError`."""
+        unrecorded, unwanted = set[str](), set[str]()
+        for each in jobs:
+            if not (uid := operation_uid(each)):
+                continue
+            metadata = each["metadata"]
+            kind, _, name = (metadata.get("annotations") or {}).get(OPERATION, "").partition("/")
+            document = None
+            if kind in OPERATIONS and name:
+                document = await self.cluster.get(KNAFKA, kind, metadata["namespace"], name)
+            if (
+                document is None
+                or document["metadata"].get("uid") != uid
+                or "deletionTimestamp" in document["metadata"]
+            ):
+                unwanted.add(name_of(each))
+            elif not deciding.has_outcome_of(name_of(each), document.get("status") or {}):
+                unrecorded.add(name_of(each))
+        return Judged(frozenset(unrecorded), frozenset(unwanted))
+
+    # Reconciling.
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any]:
+        """Reconcile one; return its new status. Raises `ClusterError`."""
+        self.remember(document)
+        uid = document["metadata"].get("uid", "")
+        seen = ObservedOperation(document, _parsed(document))
+        if (record := self._records.get(uid)) is not None:
+            seen = await self._observe(seen, record)
+        decision = deciding.decide(seen, self.now())
+        self._again[uid] = decision.again
+        if decision.expired:
+            await self.cluster.delete(KNAFKA, document["kind"], *Identity.of(document))
+        elif patch := statuses.changes(seen.status, decision.status):
+            await self.cluster.write_status(document, patch)
+        status = {**seen.status, **decision.status}
+        self.remember({**document, "status": status})
+        return status
+
+    async def delete(self, document: Document) -> None:
+        """End its Job. Raises `NotReady` while a pod of that is there still, and `ClusterError`."""
+        jobs = await self._jobs(document)
+        for each in jobs:
+            if "deletionTimestamp" not in each["metadata"]:
+                await self.cluster.delete(BATCH, "Job", *Identity.of(each))
+        if jobs and (left := await self._jobs(document)):
+            message = f"Job {name_of(left[0])} is being ended"
+            raise NotReady("Waiting", message, transient=True)
+
+    async def _observe(self, seen: ObservedOperation, record: _Record) -> ObservedOperation:
+        if not isinstance(seen.operation, InvalidDocument):
+            archive = await self.cluster.get(KNAFKA, ARCHIVE, *record.archive)
+            seen = replace(seen, archive=archive)
+        if record.at_rest:
+            return seen
+        jobs = await self._jobs(seen.document)
+        record.at_rest = not jobs
+        return replace(seen, jobs=jobs, pods=await last_pods(self.cluster, jobs))
+
+    async def _jobs(self, document: Document) -> list[Document]:
+        metadata = document["metadata"]
+        return await jobs_of(
+            self.cluster, OF_OPERATION, metadata.get("uid", ""), metadata["namespace"]
+        )
+
+
+def archive_of(document: Document) -> Identity:
+    """The archive that one names, whatever else is wrong with it."""
+    name = (document.get("spec") or {}).get("archive")
+    return Identity(document["metadata"]["namespace"], name if isinstance(name, str) else "")
+
+
+def _parsed(document: Document) -> Operation | InvalidDocument:
+    try:
+        return operation_of(document)
+    except InvalidDocument as error:
+        return error
