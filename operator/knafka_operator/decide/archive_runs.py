@@ -90,6 +90,8 @@ def recorded(
             "firstRun": before.get("firstRun") or run["started"],
         }
     if operation_uid(job):  # whose failures are its own
+        if succeeded:
+            patch["failures"] = 0  # it has compacted
         return {**patch, "lastOperation": {**run, "of": annotations.get(OPERATION, "")}}
     run["generation"] = generation
     if asked := annotations.get(RUN):
