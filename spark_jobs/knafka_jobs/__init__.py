@@ -6,9 +6,11 @@ purge. Sensors: backtest.
     compact/     dead letters from their topics into the tables
     report/      what failed, as a document and as a page
     replay/      failed events sent again to the Trigger that failed them, or forgotten
+    lookup/      what the tables have, told in a moment: without Spark, by Delta's files
     backtest/    what a Sensor would have fired for events of the past
     io/          Spark's session, the tables (Delta) and Kafka
     schema.py    the tables' columns
+    selecting.py which failures are meant, said once for Spark and for `lookup`
     positions.py rows of `records` by position, from few files
     topics.py    topics and offsets, as values
 

@@ -99,13 +99,7 @@ def _compaction(given: Namespace) -> CompactOptions:
 def _replay(given: Namespace, tables: Tables, progress: Progress) -> Found:
     selection = Selection.given(given)
     if given.dry_run:
-        planned = preview(tables, selection)
-        return {
-            "would_send": planned.count,
-            "left_out": planned.left_out,
-            "triggers": {"/".join(name): count for name, count in planned.triggers.items()},
-            "events": planned.events,
-        }
+        return preview(tables, selection).document()
     replay_id = given.replay_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     progress(f"replay {replay_id} (should it be cut short: --replay-id {replay_id} continues it)")
     by = given.by or _user()

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from knafka_jobs.days import renoted
 from knafka_jobs.io.delta import Tables, in_days
-from knafka_jobs.positions import KEY
+from knafka_jobs.schema import KEY
 
 FORGOTTEN: Final = ("failure_id", "first_day", "last_day", "day")
 """Columns of `failures` that say what is forgotten, and where it is."""

@@ -15,9 +15,6 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-KEY: Final = ("topic_id", "partition", "offset")
-"""What no two dead letters share."""
-
 MAX_BOUNDS: Final = 200
 """Partitions that a predicate names one by one: planning one of thousands takes longer than reading
 some files too many."""

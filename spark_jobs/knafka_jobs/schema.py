@@ -27,7 +27,10 @@ POSITION: Final[Columns] = {
     "partition": "int",
     "offset": "bigint",
 }
-"""Of a dead letter in its topic; `topic_id`, `partition` and `offset` never mean another one."""
+"""Of a dead letter in its topic."""
+
+KEY: Final = ("topic_id", "partition", "offset")
+"""What no two dead letters share."""
 
 EVENT: Final[Columns] = {
     "id": "string",
@@ -170,6 +173,8 @@ BY_DAY: Final = ("records", "failures", "failure_days")
 LAYOUT: Final[Mapping[str, int]] = {"records": 2, "failures": 3}
 """Of tables whose columns have changed: the number of their layout, a property of the table; 1 has
 none. `compact.upgrade` brings tables of an older layout to this one."""
+
+LAYOUT_PROPERTY: Final = "knafka.layout"
 
 BOUNDED: Final[Mapping[str, tuple[str, ...]]] = {
     "records": ("topic_id", "partition", "offset", "appended"),

@@ -17,6 +17,8 @@ from support.cluster import OPERATOR_NAMESPACE, testcluster
 from support.gate import only_chaos
 from support.installation import ROOT, Installation
 
+from knafka_jobs.lookup.run import TableFiles
+
 IMAGE: Final = "knafka-jobs"
 WITHIN: Final = 300.0
 """Seconds for a Job: its image is pulled, and Spark starts."""
@@ -154,11 +156,14 @@ def test_dead_letters_are_archived_by_a_job_that_starts_by_itself(
     assert report["totals"]["failures"] == COUNT
 
 
-def test_a_job_that_is_killed_is_made_good_by_the_next(
-    archiving: Installation, namespace: str, claim: Path
+@pytest.mark.parametrize(("role", "executors"), [("driver", 0), ("driver", 2), ("executor", 2)])
+def test_a_job_whose_pod_is_killed_leaves_each_dead_letter_tabled_once(
+    archiving: Installation, namespace: str, claim: Path, role: str, executors: int
 ) -> None:
+    """By SIGKILL, whichever pod it is: without a driver the next Job makes it good, without an
+    executor Spark makes another."""
     cluster = archiving.cluster
-    declare(archiving, namespace)
+    declare(archiving, namespace, executors=executors)
     bury(archiving, namespace)
     pod = cluster.wait_for(
         lambda: next(
@@ -166,12 +171,20 @@ def test_a_job_that_is_killed_is_made_good_by_the_next(
                 each["metadata"]["name"]
                 for each in pods_of_archives(archiving, namespace)
                 if each["status"]["phase"] == "Running"
+                and each["metadata"]["labels"].get("spark-role", "driver") == role
             ),
             "",
         ),
         WITHIN,
-        "its Job runs",
+        f"its {role} runs",
     )
     cluster.kubectl("delete", "pod", pod, "-n", namespace, "--grace-period=0", "--force")
-    status = until_archived(archiving, namespace)
-    assert status["waiting"] == 0 or status["phase"] != "Idle"
+    until_archived(archiving, namespace)
+    files = TableFiles(str(claim / "dead-letters"))
+    rows = files.query('SELECT DISTINCT topic_id, "partition", "offset" FROM records', "records")
+    assert len(rows) == COUNT
+    for table in ("records", "failures"):
+        (counted,) = files.query(f"SELECT count(*) AS number FROM {table}", table)
+        assert counted["number"] == COUNT
+    (summed,) = files.query("SELECT sum(failures) AS number FROM failures", "failures")
+    assert summed["number"] == COUNT

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -19,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 from support.gate import only_chaos
 from support.kafka import Kafka
+from support.killed_jobs import STAGES, run_and_kill
 from support.letters import REASONS, TRIGGERS, DeadLetters, compacted, held
 
 from knafka.core import names
@@ -50,14 +47,6 @@ def files(folder: Path) -> dict[Path, float]:
     return {each: each.stat().st_mtime for each in folder.rglob("*") if each.is_file()}
 
 
-def wait_for(log: Path, run: str, line: str, job: subprocess.Popen[bytes]) -> None:
-    """Until a run has said something, or has ended by itself."""
-    while line not in log.read_text().rpartition(run)[2].partition("\n")[2]:
-        if job.poll() is not None:
-            return
-        time.sleep(0.05)
-
-
 def test_kills_lose_nothing_and_count_nothing_twice(
     kafka: Kafka,
     dead: DeadLetters,
@@ -76,7 +65,6 @@ def test_kills_lose_nothing_and_count_nothing_twice(
     root = tmp_path / "tables"
     expected: Counter[tuple[str, str]] = Counter()
     log = tmp_path / "log"
-    stages = ["3 dead-letter topics", "new dead letters", "folded into failures"]
     for run in range(KILLS):
         for number in range(run * 2000, (run + 1) * 2000):
             event = number % events
@@ -84,26 +72,9 @@ def test_kills_lose_nothing_and_count_nothing_twice(
             dead.add(trigger, event, REASONS[number % len(REASONS)])
             expected[trigger, str(event)] += 1
         dead.flush()
-        after, delay = stages[run % 3], dice.uniform(0, 2.5)
-        with log.open("a") as output:
-            output.write(f"run {run}: SIGKILL {delay:.1f} s after {after!r}\n")
-            output.flush()
-            job = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "knafka_jobs", "compact", "--tables", str(root)),
-                    *("--bootstrap-servers", kafka.bootstrap_servers),
-                    *("--broker", f"{dead.namespace}/main", "--keep-hours", "0"),
-                ],
-                env={**os.environ, **spark_environment},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        wait_for(log, f"run {run}", after, job)
-        time.sleep(delay)
-        with contextlib.suppress(ProcessLookupError):  # the last stage may be over by now
-            os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
+        command = ["compact", "--tables", str(root), "--broker", f"{dead.namespace}/main"]
+        command += ["--bootstrap-servers", kafka.bootstrap_servers, "--keep-hours", "0"]
+        run_and_kill(command, spark_environment, log, STAGES[run % 3], dice.uniform(0, 2.5))
 
     tables = Tables(spark, str(root))
     compacted(tables, client, dead)

@@ -54,9 +54,12 @@ class World(ArchivesWorld):
             if operation and each["metadata"]["uid"] not in self.ended:
                 assert not self.succeeded[operation], "it had been done"
 
-    async def step(self, after: float) -> None:
+    async def step(self, after: float, *, archive_first: bool = False) -> None:
         try:
-            await self.round(after)
+            if archive_first:
+                await self.turn(after=after)
+            else:
+                await self.round(after)
         except Crash:
             await self.restart()
 
@@ -85,11 +88,13 @@ class World(ArchivesWorld):
     def is_quiet(self) -> bool:
         there = [each for kind in (REPLAY, PURGE) for each in self.cluster.of(kind)]
         ended = all(is_finished(each.get("status") or {}) for each in there)
-        return ended and not self.jobs() and not self.leases()
+        idle = self.status().get("phase") == "Idle"
+        return ended and idle and not self.jobs() and not self.leases()
 
 
 STEPS = st.one_of(
     st.tuples(st.just("turn"), st.floats(1, 400)),
+    st.tuples(st.just("archive"), st.floats(1, 400)),
     st.tuples(st.just("crash"), st.tuples(st.sampled_from(["before", "after"]), st.integers(1, 9))),
     st.tuples(st.just("end"), st.booleans()),
     st.tuples(st.just("bury"), st.integers(1, 3)),
@@ -114,12 +119,13 @@ async def _each_is_done_once(steps: Sequence[tuple[str, Any]]) -> None:
         match name:
             case "turn":
                 await world.step(value)
+            case "archive":
+                await world.step(value, archive_first=True)
             case "crash":
                 world.crashing.at = value
                 await world.step(11)
             case "end":
                 world.end_job(failed=value)
-                await world.step(1)
             case "bury":
                 world.bury(value)
             case "lose":

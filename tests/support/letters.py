@@ -75,10 +75,14 @@ class DeadLetters:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
-    def add(self, trigger: str, number: int, reason: Reason = Reason.STATUS) -> None:
+    def add(
+        self, trigger: str, number: int, reason: Reason = Reason.STATUS, word: str = ""
+    ) -> None:
+        """One of the event of that number; a `word` is its id, and in its data."""
+        id_ = word.encode() or b"%d" % number
         headers = [
             ("ce_specversion", b"1.0"),
-            ("ce_id", b"%d" % number),
+            ("ce_id", id_),
             ("ce_source", b"/test"),
             ("ce_type", b"test"),
         ]
@@ -86,7 +90,7 @@ class DeadLetters:
         code = 503 if reason is Reason.STATUS else None
         failure = Failure(f"http://{trigger}/", reason, 3, now - 1, now, code, b"no")
         origin = Origin(self.namespace, "main", trigger, "broker", 0, number)
-        headers, value = dead_letter_of(headers, b"data of %d" % number, failure, origin)
+        headers, value = dead_letter_of(headers, b"data of " + id_, failure, origin)
         self.append(trigger, headers, value, key=b"%d" % (number % 100))
 
     def append(

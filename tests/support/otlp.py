@@ -1,38 +1,23 @@
 """A real OTLP collector for the tests: the OpenTelemetry collector's receiver, by HTTP and gRPC.
 
-`otlp_collector/` is compiled once, into the user's cache directory for Knafka: by `make collector`,
-and by the tests in CI (`CI=true`). It takes most of a minute, so elsewhere the tests that need it
-are skipped until it is there.
+`make collector` compiles it: see `go_programs`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import platformdirs
-import pytest
-from support.gate import IN_CI
+from support.go_programs import obtain, obtain_or_skip
 
 from knafka_local.children import free_port
 
 SOURCE: Final = Path(__file__).with_name("otlp_collector")
-OPTIONS: Final = ("-trimpath", "-tags=grpcnotrace", "-gcflags=all=-dwarf=false", "-ldflags=-s -w")
-FASTER: Final = {"CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false", "GOGC": "off"}
-"""As the test cluster's programs are compiled: a third of the time less."""
-
-
-class NoCollectorError(Exception):
-    """It can't be had on this machine; the text says why."""
+TARGET: Final = "collector"
 
 
 class OtlpCollector:
@@ -97,12 +82,7 @@ def _tags(of: Mapping[str, Any]) -> dict[str, Any]:
 @asynccontextmanager
 async def otlp_collector(folder: Path) -> AsyncIterator[OtlpCollector]:
     """Started, and ended with it; skips the test where it can't be had."""
-    try:
-        program = await asyncio.to_thread(obtain, build=IN_CI)
-    except NoCollectorError as error:
-        if IN_CI:
-            raise
-        pytest.skip(f"no OTLP collector: {error}")
+    program = await asyncio.to_thread(obtain_or_skip, SOURCE, TARGET)
     collector = OtlpCollector(folder / "spans.ndjson")
     with (
         (folder / "spans.ndjson").open("wb") as taken,
@@ -128,27 +108,5 @@ async def otlp_collector(folder: Path) -> AsyncIterator[OtlpCollector]:
         await process.wait()
 
 
-def obtain(*, build: bool) -> Path:
-    """The compiled collector; raises `NoCollectorError`."""
-    sources = [SOURCE / name for name in ("go.mod", "go.sum", "main.go")]
-    digest = hashlib.sha256(b"\0".join(each.read_bytes() for each in sources)).hexdigest()[:16]
-    folder = platformdirs.user_cache_path("knafka") / "otlp-collector"
-    program = folder / f"collector-{sys.platform}-{digest}"
-    if program.exists():
-        return program
-    if not build:
-        raise NoCollectorError("`make collector` compiles it (a minute; needs Go)")
-    if shutil.which("go") is None:
-        raise NoCollectorError("there is no `go` here")
-    folder.mkdir(parents=True, exist_ok=True)
-    new = folder / f".{program.name}"
-    command: list[str | Path] = ["go", "-C", SOURCE, "build", *OPTIONS, "-o", new, "."]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **FASTER})
-    if done.returncode:
-        raise NoCollectorError(done.stderr[-2000:])
-    new.replace(program)
-    return program
-
-
 if __name__ == "__main__":
-    print(obtain(build=True))
+    print(obtain(SOURCE, TARGET))

@@ -25,7 +25,7 @@ def spark_environment() -> dict[str, str]:
     try:
         import pyspark  # noqa: F401 - asks whether it is there
 
-        return dead_letter_jobs.environment(lambda _: None)
+        return dead_letter_jobs.environment(lambda _: None, s3=True)
     except (ImportError, LocalKafkaError) as error:
         if IN_CI:
             raise

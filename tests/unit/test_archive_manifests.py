@@ -125,10 +125,21 @@ def test_an_object_store_gets_its_endpoint_and_only_its_keys_of_the_secret() -> 
     made = job(**BUCKET)
     of_spark = json.loads(environment(made)["KNAFKA_SPARK"])
     assert of_spark["spark.hadoop.fs.s3a.endpoint"] == "http://s3:9000"
+    assert of_spark["spark.hadoop.fs.s3a.endpoint.region"] == "us-east-1"
     assert "s3a://bucket/shop" in " ".join(container(made)["args"])
     keys = [each["name"] for each in container(made)["env"] if "secretKeyRef" in str(each)]
     assert keys == ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
     assert "envFrom" not in container(made)
+
+
+def test_a_bucket_of_aws_needs_neither_endpoint_nor_region() -> None:
+    def of_spark(**storage: Any) -> Any:
+        made = environment(job(storage={"url": "s3a://bucket/shop", **storage}))
+        return json.loads(made.get("KNAFKA_SPARK", "{}"))
+
+    assert of_spark() == {}
+    named = {"spark.hadoop.fs.s3a.endpoint.region": "eu-central-1"}
+    assert of_spark(region="eu-central-1") == named
 
 
 def test_executors_are_pods_of_the_same_image_that_may_not_make_pods() -> None:
@@ -212,6 +223,8 @@ def test_what_no_two_places_share_tells_them_apart() -> None:
         ({"storage": {"url": "s3a://b/../x"}}, "want one of s3a://, abfss://, gs://"),
         ({"storage": {"url": "s3a://b/$(x)"}}, "want one of s3a://, abfss://, gs://"),
         ({"storage": {"claim": {"name": "a", "path": "../b"}}}, "want a folder below the claim"),
+        ({"storage": {**CLAIM["storage"], "region": "eu"}}, "spec.storage.region"),
+        ({"storage": {"url": "s3a://b/x", "region": "a b"}}, "want a name such as eu-central-1"),
         ({**CLAIM, "compaction": {"number": 0}}, "spec.compaction.number"),
         ({**CLAIM, "compaction": {"age": "PT0S"}}, "want a duration that is longer than 0"),
         ({**CLAIM, "compaction": {"age": "1h"}}, "want an ISO-8601 duration"),

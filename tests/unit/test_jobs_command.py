@@ -9,12 +9,14 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from knafka.core.delivery import Reason
 from knafka_jobs import __main__ as program
 from knafka_jobs import commands, options
 from knafka_jobs.errors import JobError
 from knafka_jobs.io import session
+from knafka_jobs.io.delta import explained
 from knafka_jobs.report.document import Change, ChangeKind
 from knafka_jobs.topics import BrokerName
 
@@ -107,3 +109,11 @@ def test_a_selection_is_read_as_it_was_said() -> None:
     assert str(selection) == (
         "--broker shop/main --reason status --code 503 --since 2026-11-21 00:00:00+00:00"
     )
+
+
+def test_without_jars_for_s3_it_says_where_they_are() -> None:
+    class_name = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+    missing = Py4JError(f"java.lang.ClassNotFoundException: Class {class_name} not found")
+    with pytest.raises(JobError, match=r"^Spark: Spark has no jars for s3a://.*archive-dead"):
+        with explained("Spark"):
+            raise missing

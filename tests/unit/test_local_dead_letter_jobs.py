@@ -47,9 +47,10 @@ def test_a_java_without_the_vector_module_is_not_asked_for_it(tmp_path: Path) ->
     assert said.stdout == "-Xmx1g|-D|a b|"
 
 
-def test_spark_gets_six_jars_and_none_of_kafkas() -> None:
-    jars = pinned_jars("spark")
-    assert len(jars) == 6
+def test_spark_gets_six_jars_and_none_of_kafkas_and_for_s3_few_modules_of_the_sdk() -> None:
+    jars = pinned_jars("spark") + pinned_jars("s3")
+    assert len(pinned_jars("spark")) == 6
+    assert not any("bundle" in each.file_name for each in jars), "600 MB"
     assert not {each.file_name for each in jars} & {each.file_name for each in pinned_jars()}
 
 
@@ -67,7 +68,7 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "pyspark.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(
-        dead_letter_jobs, "environment", lambda progress: {"PYTHONPATH": str(tmp_path)}
+        dead_letter_jobs, "environment", lambda progress, s3: {"PYTHONPATH": str(tmp_path)}
     )
     return package / "__main__.py"
 
@@ -83,6 +84,36 @@ def test_the_answer_is_the_last_line_and_progress_is_what_the_job_says(job: Path
     lines: list[str] = []
     assert run(["compact", "--x"], lines.append) == "['compact', '--x']"
     assert lines == ["starting Spark", "half done"]
+
+
+def test_only_a_job_on_tables_in_a_bucket_gets_the_jars_for_s3(
+    job: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[bool] = []
+
+    def environment(progress: object, *, s3: bool) -> dict[str, str]:
+        asked.append(s3)
+        return {"PYTHONPATH": str(tmp_path)}
+
+    monkeypatch.setattr(dead_letter_jobs, "environment", environment)
+    job.touch()
+    run(["compact", "--tables=/tables"], lambda line: None)
+    run(["compact", "--tables=s3a://bucket/shop"], lambda line: None)
+    assert asked == [False, True]
+
+
+def test_tables_in_a_bucket_are_found_by_the_usual_variables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(dead_letter_jobs, "find_java", lambda: tmp_path)
+    monkeypatch.setattr(dead_letter_jobs, "java_home", lambda *_: tmp_path)
+    monkeypatch.setattr(dead_letter_jobs, "obtain_for_spark", lambda **_: ())
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:7070")
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    words = dead_letter_jobs.environment(print, s3=True)["PYSPARK_SUBMIT_ARGS"]
+    assert "spark.hadoop.fs.s3a.endpoint=http://127.0.0.1:7070 " in words
+    assert "spark.hadoop.fs.s3a.endpoint.region=us-east-1 " in words
+    assert "s3a" not in dead_letter_jobs.environment(print)["PYSPARK_SUBMIT_ARGS"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from knafka.core.errors import LogError
 from knafka.core.event import Event
 from knafka.core.kafka_binding import Draft, RecordHeaders, to_record
 from knafka.core.names import replay_topic
-from knafka_local.dead_letters import PREVIEW, letter, letters, overview, shown
+from knafka_local.dead_letters import PREVIEW, Overview, letter, letters, overview, shown
 from knafka_local.replaying import NotSent, choose, send
 
 ORIGIN = Origin("default", "shop", "orders", "topic", 2, 42)
@@ -114,6 +114,25 @@ async def replayed(memory: MemoryLog, *ids: str) -> list[str]:
     found = await choose(admin, [EGRESS], ids, {})
     await send(admin, writer, [each for each in found if not each.obstacle])
     return [each.obstacle for each in found]
+
+
+async def test_what_the_tables_have_is_left_out_of_the_topic_and_both_add_up() -> None:
+    memory = MemoryLog()
+    admin = MemoryAdmin(memory)
+    for id_ in ("1", "2", "3"):
+        failed(memory, id_)
+    described = await admin.describe_topic("dead")
+    assert described is not None
+    tabled = {(described.id, 0): 2}
+    assert [each.id for each in await letters(admin, EGRESS, 10, tabled)] == ["3"]
+    assert len(await letters(admin, EGRESS, 10, {("another topic", 0): 2})) == 3
+    in_topic = await overview(admin, EGRESS, tabled)
+    in_tables = Overview("shop/mail", 2, "1970", "1971", {"status 500": 1, "timeout": 1})
+    both = in_topic + in_tables
+    assert (both.counted, both.oldest) == ("3", "1970")
+    assert both.newest == "1971"
+    assert both.reasons == {"status 500": 2, "timeout": 1}
+    assert in_topic + Overview("shop/mail", 0, "", "", {}) == in_topic
 
 
 async def test_what_was_sent_again_is_said_and_not_counted_until_it_fails_again() -> None:

@@ -129,6 +129,19 @@ async def test_what_its_job_compacts_counts_as_archived(world: ArchivesWorld) ->
     assert "lastRun" not in status
 
 
+async def test_its_job_stays_until_it_has_told_how_that_ended(world: ArchivesWorld) -> None:
+    """Nothing else knows."""
+    world.ask(REPLAY, "again")
+    await world.rounds()
+    world.end(records=0, sent=3)
+    await world.turns()
+    assert world.status()["lastOperation"]["outcome"] == "Succeeded"
+    assert len(world.jobs()) == 1
+    await world.rounds()
+    assert world.told(REPLAY, "again")["sent"] == 3
+    assert world.jobs() == []
+
+
 # -- what it waits for
 
 

@@ -2,134 +2,222 @@
 
     make bench-jobs ARGS="--stored 1000000 5000000 --new 100000"
 
-The tables are made of numbers, without a Kafka: one dead letter of `--bytes` for each failure, over
-30 days. On each size are measured: folding what is new (one in a hundred failed before), a report,
-a dry run of a replay, and reading the 1,000 dead letters that a replay sends. Prints a table in
-Markdown; `MiB read` is what Spark's tasks read of files.
+A Kafka is started for what is new; what is stored is made of numbers (`synthetic_tables`): a dead
+letter of `--bytes` for each failure, over 30 days. `--first` dead letters are compacted into empty
+tables beside a plain copy of the same topic to Parquet. Then on each size: `--new` are compacted
+and copied; the same where 1 in 100 is of an event that failed in the last day, and in all days; a
+report; a replay of 1,000, sent to Kafka; and, as processes of their own without Spark, a dry run
+of it, a dry run of everything, `list` and `show`. Prints a table in Markdown; `MiB read` is what
+Spark's tasks read of files.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import SparkSession
 
-from knafka_jobs.compact import plan
-from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.run import fold
-from knafka_jobs.days import known_days
+from bench.synthetic_tables import BROKER, DAYS, TOPIC, TRIGGER, fill, moment_of, produce, today
+from knafka.core import names
+from knafka_jobs.compact.run import compact
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables
-from knafka_jobs.options import Selection
-from knafka_jobs.positions import bounds, within
-from knafka_jobs.replay.plan import dead_letters, select
-from knafka_jobs.replay.run import preview
+from knafka_jobs.io.kafka import Connection, KafkaClient
+from knafka_jobs.options import CompactOptions, Selection
+from knafka_jobs.replay.run import replay
 from knafka_jobs.report.run import report
-from knafka_jobs.schema import RECORDS
+from knafka_jobs.topics import BrokerName
 from knafka_local import dead_letter_jobs
+from knafka_local.kafka_distribution import obtain
+from knafka_local.kafka_server import KafkaServer
 
-DAYS: Final = 30
 REPLAYED: Final = 1000
 ONCE_MORE: Final = 100
 """One of so many new dead letters is of a failure that is there."""
+REPEATED: Final = {
+    0: "none of them repeated",
+    1: "1 % of them repeated from the last day",
+    DAYS: "1 % of them repeated from all days",
+}
+WARM_UP: Final = 20_000
+MEBIBYTE: Final = 1 << 20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--stored", type=int, nargs="+", default=[1_000_000, 5_000_000])
+    parser.add_argument("--first", type=int, default=1_000_000)
+    parser.add_argument("--stored", type=int, nargs="+", default=[1_000_000, 5_000_000, 50_000_000])
     parser.add_argument("--new", type=int, default=100_000)
     parser.add_argument("--bytes", type=int, default=1024)
+    parser.add_argument(
+        "--small-from",
+        type=int,
+        default=20_000_000,
+        help="events of 32 bytes where so many are stored",
+    )
     parser.add_argument("--folder", type=Path, help="for the tables; a temporary one if not given")
     given = parser.parse_args()
     os.environ.update(dead_letter_jobs.environment(print))
     spark = session.start("bench")
-    print("| stored | job | s | MiB read |\n| ---: | --- | ---: | ---: |", flush=True)
-    for stored in given.stored:
-        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-            tables = Tables(spark, folder)
-            _fill(tables, stored, given.bytes)
-            _measure(tables, stored, given.new, given.bytes)
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder, _kafka(Path(folder)) as servers:
+        bench = Bench(spark, Path(folder), servers)
+        bench.on_empty_tables(WARM_UP, given.bytes, told=False)
+        print("| stored | job | s | MiB read |\n| ---: | --- | ---: | ---: |", flush=True)
+        bench.on_empty_tables(given.first, given.bytes)
+        for stored in given.stored:
+            small = stored >= given.small_from
+            bench.on_tables(stored, given.new, given.bytes, 32 if small else given.bytes)
     spark.stop()
 
 
-def _measure(tables: Tables, stored: int, new: int, size: int) -> None:
-    again = F.when(F.col("id") % ONCE_MORE == 0, F.col("id") * 7 % stored)
-    number = F.coalesce(again, F.col("id") + stored)
-    rows = tables.spark.range(new).withColumn("number", number)
-    tables.append(_records(rows, stored, F.lit(datetime.now(UTC)), size), "records")
-    wanted = Selection(where=f"offset BETWEEN {stored // 2} AND {stored // 2 + REPLAYED - 1}")
+class Bench:
+    def __init__(self, spark: SparkSession, folder: Path, servers: str) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._servers = servers
+        self._client = KafkaClient(Connection(servers))
+        self._admin = AdminClient({"bootstrap.servers": servers})
 
-    def read_replayed() -> None:
-        failures = tables.read("failures").transform(select, wanted).localCheckpoint()
-        records = tables.read("records").where(within(bounds(failures)))
-        assert sum(1 for _ in dead_letters(failures, records).toLocalIterator()) >= REPLAYED - 9
+    def on_empty_tables(self, new: int, size: int, *, told: bool = True) -> None:
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder, self._topic():
+            produce(self._servers, range(new), lambda _: size)
+            tables = Tables(self._spark, f"{folder}/tables")
+            for name, job in (
+                (f"compact {new:,} new", lambda: self._compact(tables, new)),
+                (f"plain copy of {new:,}", lambda: self._copy(f"{folder}/copy")),
+            ):
+                self._measure(0, name, job, told=told)
 
-    jobs: dict[str, Callable[[], Any]] = {
-        f"fold {new:,} new": lambda: fold(Checkpoints(tables)),
-        "report": lambda: report(tables, None, datetime.now(UTC)),
-        f"dry run of {REPLAYED:,}": lambda: preview(tables, wanted),
-        f"read {REPLAYED:,} to replay": read_replayed,
-    }
-    for name, job in jobs.items():
-        before, begun = _bytes_read(tables), time.monotonic()
+    def on_tables(self, stored: int, new: int, size: int, stored_size: int) -> None:
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            tables, now = Tables(self._spark, f"{folder}/tables"), today()
+            begun = time.monotonic()
+            fill(tables, stored, stored_size, now)
+            took = time.monotonic() - begun
+            disk = sum(tables.size(name)[1] for name in ("records", "failures", "failure_days"))
+            of = f"{stored:,} stored, {stored_size} bytes each, {disk / MEBIBYTE:,.0f} MiB"
+            print(f"{of}, in {took:.0f} s", file=sys.stderr, flush=True)
+            for turn, (days, of_them) in enumerate(REPEATED.items()):
+                with self._topic():
+                    numbers = _numbers(stored + turn * new, new, stored, days)
+                    produce(self._servers, numbers, lambda n: stored_size if n < stored else size)
+                    name = f"compact {new:,} new, {of_them}"
+                    self._measure(stored, name, lambda: self._compact(tables, new))
+                    if not days:
+                        copy = partial(self._copy, f"{folder}/copy")
+                        self._measure(stored, f"plain copy of {new:,}", copy)
+            self._measure(stored, "report", lambda: report(tables, None, today()))
+            self._ask(stored, tables, now)
+
+    def _ask(self, stored: int, tables: Tables, now: datetime) -> None:
+        """Of 1,000 events in the middle, and of all."""
+        since, until = (
+            moment_of(stored // 2 + more, stored, now) - timedelta(microseconds=500)
+            for more in (0, REPLAYED)
+        )
+        some = (f"--since={since.isoformat()}", f"--until={until.isoformat()}")
+        for words in (
+            ("replay", "--dry-run", *some),
+            ("replay", "--dry-run"),
+            ("list",),
+            ("show", f"{BROKER[0]}/{TRIGGER}"),
+        ):
+            command = [sys.executable, "-m", "knafka_local", "dead-letters", *words]
+            begun = time.monotonic()
+            said = subprocess.run(
+                [*command, f"--tables={tables.root}"], check=True, capture_output=True, text=True
+            )
+            name = " ".join(words[:2]) + (" of 1,000" if some[0] in words else "")
+            _tell(stored, f"{name}, without Spark", time.monotonic() - begun, None)
+            if some[0] in words:
+                assert f"{REPLAYED} would be sent" in said.stdout, said.stdout[-500:]
+        selection = Selection(since=since, until=until)
+
+        def send() -> None:
+            sent = replay(tables, self._client, selection, f"r{stored}", "bench", None, _silent)
+            assert sent == REPLAYED, sent
+
+        with self._topic():  # or there would be nobody to replay to
+            self._measure(stored, "replay of 1,000", send)
+
+    def _compact(self, tables: Tables, new: int) -> None:
+        done = compact(tables, self._client, CompactOptions(BrokerName(*BROKER)), _silent)
+        assert done.records == new, done
+
+    def _copy(self, path: str) -> None:
+        kafka = self._spark.read.format("kafka").option("subscribe", TOPIC)
+        kafka = kafka.options(**self._client.connection.for_spark()).option(
+            "includeHeaders", "true"
+        )
+        kafka.load().write.parquet(path)
+
+    def _measure(
+        self, stored: int, name: str, job: Callable[[], Any], *, told: bool = True
+    ) -> None:
+        before, begun = self._bytes_read(), time.monotonic()
         job()
-        seconds, read = time.monotonic() - begun, _bytes_read(tables) - before
-        print(f"| {stored:,} | {name} | {seconds:.1f} | {read / 2**20:,.1f} |", flush=True)
+        if told:
+            _tell(stored, name, time.monotonic() - begun, self._bytes_read() - before)
+
+    def _bytes_read(self) -> int:
+        """Of all stages so far."""
+        executors = self._spark.sparkContext._jsc.sc().statusStore().executorList(False)
+        return sum(int(executors.apply(n).totalInputBytes()) for n in range(executors.size()))
+
+    @contextmanager
+    def _topic(self) -> Iterator[None]:
+        """The Trigger's dead-letter topic, as its dispatcher makes it."""
+        self._admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result()
+        try:
+            yield
+        finally:
+            replays = names.replay_topic(*BROKER, TRIGGER)
+            for deleted in self._admin.delete_topics([TOPIC, replays]).values():
+                deleted.exception()
+            while TOPIC in self._admin.list_topics(timeout=10).topics:
+                time.sleep(0.1)
 
 
-def _fill(tables: Tables, stored: int, size: int) -> None:
-    """Tables as compactions of `DAYS` days leave them."""
-    begun = datetime.now(UTC) - timedelta(days=DAYS)
-    rows = tables.spark.range(stored).withColumn("number", F.col("id"))
-    appended = F.timestamp_seconds(
-        F.lit(begun.timestamp()) + F.col("id") * (DAYS * 86_400.0 / stored)
-    )
-    tables.append(_records(rows, 0, appended, size), "records")
-    failures = tables.read("records").select(*plan.FOLDED).transform(plan.failures_of)
-    tables.append(failures.withColumn("day", F.col("first_day")), "failures")
-    known_days(tables, tables.read("failures").limit(1))
-    query = (
-        tables.spark.readStream.format("delta")
-        .load(tables.path("records"))
-        .select("offset")
-        .writeStream.foreachBatch(lambda *_: None)
-        .option("checkpointLocation", tables.path(Checkpoints(tables)._fold_checkpoint()))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+@contextmanager
+def _kafka(folder: Path) -> Iterator[str]:
+    with asyncio.Runner() as runner:
+        kafka = KafkaServer(obtain(), folder / "kafka")
+        runner.run(kafka.start())
+        try:
+            yield kafka.bootstrap_servers
+        finally:
+            runner.run(kafka.stop())
 
 
-def _records(rows: DataFrame, first: int, appended: Any, size: int) -> DataFrame:
-    """Dead letters of the events of these `number`s, at offsets from `first` on."""
-    text = {"topic": "dead-letters", "topic_id": "id", "namespace": "shop", "broker": "main"}
-    text |= {"trigger": "mail", "source": "/bench", "type": "bench", "destination": "http://mail/"}
-    text |= {"reason": "status", "error": "ZGIgZG93bg=="}
-    number = F.col("number").cast("string")
-    made = {name: F.lit(value) for name, value in text.items()}
-    made |= {"failure_id": F.md5(number), "id": number, "offset": F.col("id") + first}
-    made |= {"partition": F.lit(0), "code": F.lit(503), "attempts": F.lit(3)}
-    made |= dict.fromkeys(("appended", "first_attempt", "last_attempt"), appended)
-    made |= {"value": F.to_binary(F.repeat(F.md5(number), size // 32), F.lit("utf-8"))}
-    made |= {"data_bytes": F.lit(size), "day": F.to_date(appended)}
-    return rows.select(
-        *(made.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in RECORDS.items())
-    )
+def _numbers(first: int, new: int, stored: int, days: int) -> Iterator[int]:
+    """Events from `first` on; one in `ONCE_MORE` is one of the last `days`, if any."""
+    late = stored * days // DAYS
+    for each in range(new):
+        again = bool(days) and each % ONCE_MORE == 0
+        yield stored - 1 - each * 7919 % late if again else first + each
 
 
-def _bytes_read(tables: Tables) -> int:
-    """Of all stages so far."""
-    status = tables.spark.sparkContext._jsc.sc().statusStore()
-    executors = status.executorList(False)
-    return sum(int(executors.apply(n).totalInputBytes()) for n in range(executors.size()))
+def _tell(stored: int, name: str, seconds: float, read: int | None) -> None:
+    amount = "" if read is None else f"{read / MEBIBYTE:,.1f}"
+    print(f"| {stored:,} | {name} | {seconds:.1f} | {amount} |", flush=True)
+
+
+def _silent(line: str) -> None:
+    """What a job says of its progress is not looked at."""
 
 
 if __name__ == "__main__":

@@ -190,9 +190,10 @@ def _java() -> Path:
     sys.path[:0] = [str(ROOT / each) for each in ("functions", "local")]
     from knafka_local.kafka_distribution import obtain_for_spark  # needs requirements/local.lock
 
-    python, pins = _python(), ROOT / "local" / "knafka_local" / "spark.sha256"
+    python, jars_of = _python(), ROOT / "local" / "knafka_local"
+    pins = b"".join((jars_of / f"{name}.sha256").read_bytes() for name in ("spark", "s3"))
     recipe = (inspect.getsource(_unpack_java), *JAVA_PACKAGES, *UNUSED, python.name)
-    digest = _digest(*(part.encode() for part in recipe), pins.read_bytes())
+    digest = _digest(*(part.encode() for part in recipe), pins)
     archive = CACHE / f"java-{digest}.tar"
     if not archive.exists():
         print("unpacking Java from Debian's packages, and fetching jars", flush=True)
@@ -200,7 +201,7 @@ def _java() -> Path:
             root, jars = Path(directory) / "root", Path(directory) / "jars"
             _unpack_java(root, Path(directory))
             jars.mkdir()
-            for jar in obtain_for_spark(progress=print):
+            for jar in obtain_for_spark(s3=True, progress=print):
                 shutil.copy(jar, jars)
             _build("knafka/java", archive, python, {root: "/", jars: "/app/jars"})
     return archive

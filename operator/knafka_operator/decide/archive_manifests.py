@@ -34,6 +34,7 @@ FORGOTTEN: Final = 86_400
 """Seconds after which Kubernetes deletes a finished Job that no operator has looked at."""
 USER: Final = 65_532
 
+DEFAULT_REGION: Final = "us-east-1"
 MOUNT: Final = "/archive"
 TOKENS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
@@ -231,12 +232,7 @@ def _pod(
 
 def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifest]:
     spec = archive.spec
-    of_spark: dict[str, str] = {}
-    if spec.storage.endpoint:
-        of_spark = {
-            "spark.hadoop.fs.s3a.endpoint": spec.storage.endpoint,
-            "spark.hadoop.fs.s3a.path.style.access": "true",
-        }
+    of_spark = s3_settings(spec.storage.endpoint, spec.storage.region)
     found = {"KNAFKA_EXECUTORS": str(spec.executors)}
     if of_spark:
         found["KNAFKA_SPARK"] = services.one_line(of_spark)
@@ -245,6 +241,15 @@ def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifes
         found["KNAFKA_EXECUTOR_CPU"] = str(spec.resources.requests.get("cpu", "1"))
         found["KNAFKA_EXECUTOR_TEMPLATE"] = services.one_line(executor(archive, settings))
     return [{"name": name, "value": value} for name, value in found.items()]
+
+
+def s3_settings(endpoint: str, region: str) -> dict[str, str]:
+    """Spark's, of an S3: AWS's unless there is an endpoint, which then has no hosts of buckets."""
+    found = {"endpoint": endpoint, "path.style.access": "true"} if endpoint else {}
+    # Requests are signed for a region; what isn't AWS usually has its first one's name.
+    if region or endpoint:
+        found["endpoint.region"] = region or DEFAULT_REGION
+    return {f"spark.hadoop.fs.s3a.{key}": value for key, value in found.items()}
 
 
 def executor(archive: DeadLetterArchive, settings: Settings) -> Manifest:

@@ -73,6 +73,8 @@ class Storage(Declared):
     url: Annotated[str, AfterValidator(_url)] | None = None
     endpoint: str = ""
     """Of an S3 that isn't AWS's."""
+    region: str = ""
+    """Of an S3; empty: AWS finds it, elsewhere us-east-1."""
     credentials: Credentials | None = None
 
     @model_validator(mode="after")
@@ -80,11 +82,15 @@ class Storage(Declared):
         if (self.claim is None) == (self.url is None):
             found = "none" if self.claim is None else "both"
             raise problem(f"expected exactly one, got {found}", "claim", "url")
-        if self.claim is not None and (self.endpoint or self.credentials):
-            raise problem("a claim needs none", "endpoint" if self.endpoint else "credentials")
+        for name in ("endpoint", "region", "credentials"):
+            if self.claim is not None and getattr(self, name):
+                raise problem("a claim needs none", name)
         if self.endpoint and not re.fullmatch(r"https?://[^\s/?#@]+/?", self.endpoint):
             wanted = "want http:// or https://, a host and maybe a port"
             raise problem(f"invalid value: {self.endpoint:.200}: {wanted}", "endpoint")
+        if self.region and not re.fullmatch(r"[A-Za-z0-9_-]{1,50}", self.region):
+            wanted = "want a name such as eu-central-1"
+            raise problem(f"invalid value: {self.region:.200}: {wanted}", "region")
         return self
 
     @property

@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 from knafka.core.dead_letter import ATTRIBUTE_PREFIX
 from knafka.core.delivery import Reason
 from knafka_jobs.fingerprint import fingerprint_of
-from knafka_jobs.positions import KEY
 from knafka_jobs.schema import (
     EVENT,
     FAILURES,
@@ -26,6 +25,7 @@ from knafka_jobs.schema import (
     HEAD_BYTES,
     HEADS,
     HEADS_OF_KIND,
+    KEY,
     KIND,
     LAST_ATTEMPT,
     POSITION,

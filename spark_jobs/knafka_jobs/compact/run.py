@@ -29,8 +29,8 @@ from knafka_jobs.forget import expired, forget
 from knafka_jobs.io.delta import Tables, explained, in_days
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.options import CompactOptions
-from knafka_jobs.positions import KEY, Bounds, bounds, within
-from knafka_jobs.schema import BY_DAY, PURGED, RECORDS
+from knafka_jobs.positions import Bounds, bounds, within
+from knafka_jobs.schema import BY_DAY, KEY, PURGED, RECORDS
 from knafka_jobs.topics import Partition, Position, Span, Topic, spans_of
 
 Progress = Callable[[str], None]

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from knafka_jobs.errors import JobError
-from knafka_jobs.schema import BOUNDED, BY_DAY, LAYOUT, TABLES, Columns, ddl
+from knafka_jobs.schema import BOUNDED, BY_DAY, LAYOUT, LAYOUT_PROPERTY, TABLES, Columns, ddl
 
 CLOCK_INTERVAL: Final = timedelta(days=1)
 """Between two times of what is done daily."""
@@ -34,7 +34,6 @@ ORPHAN_AGE: Final = timedelta(days=1)
 """Longer than any run of the compaction takes from its first file to its commit."""
 
 _STATISTICS: Final = "delta.dataSkippingStatsColumns"
-_LAYOUT: Final = "knafka.layout"
 
 
 class Tables:
@@ -198,12 +197,12 @@ class Tables:
 
     def layout(self, name: str) -> int:
         """The number of a table's layout, 1 if none is noted: see `schema.LAYOUT`."""
-        noted = self._snapshot(name).metadata().configuration().get(_LAYOUT)
+        noted = self._snapshot(name).metadata().configuration().get(LAYOUT_PROPERTY)
         return int(noted.get()) if noted.isDefined() else 1
 
     def set_layout(self, name: str) -> None:
         """Note that a table has the layout of `schema.LAYOUT` now."""
-        to = f"SET TBLPROPERTIES ('{_LAYOUT}' = '{LAYOUT[name]}')"
+        to = f"SET TBLPROPERTIES ('{LAYOUT_PROPERTY}' = '{LAYOUT[name]}')"
         self.spark.sql(f"ALTER TABLE delta.`{self.path(name)}` {to}")
 
     def add_column(self, name: str, column: str) -> None:
@@ -257,7 +256,7 @@ class Tables:
                     made += " PARTITIONED BY (day)"
                 properties = {_STATISTICS: ",".join(BOUNDED[name])} if name in BOUNDED else {}
                 if name in LAYOUT:
-                    properties[_LAYOUT] = str(LAYOUT[name])
+                    properties[LAYOUT_PROPERTY] = str(LAYOUT[name])
                 if properties:
                     listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
                     made += f" TBLPROPERTIES ({listed})"
@@ -301,4 +300,10 @@ def explained(what: str) -> Iterator[None]:
 def first_line(error: PySparkException | Py4JError) -> str:
     """What Spark says, without its stack."""
     said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+    if "org.apache.hadoop.fs.s3a.S3AFileSystem not found" in said:
+        return (
+            "Spark has no jars for s3a://. `knafka dead-letters` fetches them and the image "
+            "knafka-jobs has them; elsewhere name them in PYSPARK_SUBMIT_ARGS "
+            "(docs/how-to/archive-dead-letters.md)"
+        )
     return str(said).strip().partition("\n")[0]

@@ -5,39 +5,35 @@ Pure: DataFrames in and out. What became of it: `compact.outcomes`.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from knafka.core.dead_letter import OMITTED
-from knafka.core.delivery import Reason
 from knafka_jobs.errors import JobError
 from knafka_jobs.options import Selection
-from knafka_jobs.positions import KEY
-from knafka_jobs.schema import FAILURES, TRIGGER
+from knafka_jobs.schema import FAILURES, KEY, TRIGGER
+from knafka_jobs.selecting import LIKELY_STUB, PENDING, REPLAYABLE, STUB_HEADER, conditions
 
 BROADCAST_ROWS: Final = 200_000
 """Failures whose positions every task may hold, some tens of megabytes: with more, all payloads in
 the files that may have theirs are shuffled."""
 
+_COMPARED: Final[Mapping[str, Callable[[Column, Any], Column]]] = {
+    "=": Column.__eq__,
+    ">=": Column.__ge__,
+    "<": Column.__lt__,
+    "in": lambda column, values: column.isin(list(values)),
+}
+
 
 def select(failures: DataFrame, selection: Selection) -> DataFrame:
     """The failures that are meant. Raises `JobError` for a predicate that is no SQL."""
     rows = failures.select(*FAILURES)
-    if (broker := selection.broker) is not None:
-        is_its = (F.col("namespace") == broker.namespace) & (F.col("broker") == broker.name)
-        rows = rows.where(is_its)
-    for name in ("trigger", "destination", "reason", "code", "summary", "type", "source", "id"):
-        if (wanted := getattr(selection, name)) is not None:
-            rows = rows.where(F.col(name) == wanted)
-    if selection.ids is not None:
-        rows = rows.where(F.col("id").isin(*selection.ids))
-    if selection.since is not None:
-        rows = rows.where(F.col("last_failed") >= F.lit(selection.since))
-    if selection.until is not None:
-        rows = rows.where(F.col("last_failed") < F.lit(selection.until))
+    for column, how, value in conditions(selection):
+        rows = rows.where(_COMPARED[how](F.col(column), value))
     if selection.where is None:
         return rows
     try:
@@ -49,21 +45,18 @@ def select(failures: DataFrame, selection: Selection) -> DataFrame:
 
 def likely_stubs(failures: DataFrame) -> DataFrame:
     """Failures that may be stubs, by what the table says of them; only their headers say it."""
-    return failures.where("data_bytes IS NULL")
+    return failures.where(LIKELY_STUB)
 
 
 def replayable(failures: DataFrame, sent: DataFrame, records: DataFrame) -> DataFrame:
     """Failures that can be sent: events with their data, unresolved, of a known Trigger, and not
     pending from another replay. Of `records` those of `likely_stubs` suffice."""
-    is_event = F.col("reason") != Reason.UNDECODABLE.value
-    stubs = records.where(
-        F.exists("headers", lambda header: header["key"] == f"ce_{OMITTED}")
-    ).select(*KEY)
-    pending = sent.where("outcome IS NULL").select("failure_id").distinct()
+    stubs = records.where(F.exists("headers", lambda header: header["key"] == STUB_HEADER))
+    pending = sent.where(PENDING).select("failure_id").distinct()
     return (
-        failures.where(is_event & F.col("resolved").isNull() & (F.col("namespace") != ""))
+        failures.where(REPLAYABLE)
         .join(pending, "failure_id", "left_anti")
-        .join(stubs, [*KEY], "left_anti")
+        .join(stubs.select(*KEY), [*KEY], "left_anti")
     )
 
 

@@ -7,7 +7,6 @@ event goes to the Trigger that failed it, never to a whole Broker.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby, islice
 from typing import Any, Final, TypeAlias
@@ -33,34 +32,13 @@ from knafka_jobs.replay.plan import (
 )
 from knafka_jobs.replay.send import FailedEvent, Sent, already_sent, send
 from knafka_jobs.schema import REPLAYS, SENT, TRIGGER
+from knafka_jobs.selecting import SHOWN, SHOWN_COLUMNS, SHOWN_ORDER, Preview, TriggerName
 from knafka_jobs.topics import Topic
 
 ROWS_AT_ONCE: Final = 50_000
 """Rows of `sent` that are written at once: some megabytes."""
 
-SHOWN: Final = 20
-"""Events that a dry run names."""
-
 Progress: TypeAlias = Callable[[str], None]
-
-TriggerName: TypeAlias = tuple[str, str, str]
-"""Namespace, Broker, name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What would be sent."""
-
-    triggers: dict[TriggerName, int]
-    """Events by Trigger."""
-    left_out: int
-    """Events that were selected, but are undecodable, without data, resolved or pending."""
-    events: list[dict[str, Any]]
-    """The first of them."""
-
-    @property
-    def count(self) -> int:
-        return sum(self.triggers.values())
 
 
 def preview(tables: Tables, selection: Selection) -> Preview:
@@ -68,9 +46,8 @@ def preview(tables: Tables, selection: Selection) -> Preview:
     wanted = tables.read("failures").transform(select, selection)
     sendable = _sendable(tables, wanted)
     triggers = _by_trigger(sendable)
-    shown = sendable.orderBy("first_failed", "failure_id").limit(SHOWN)
-    columns = (*TRIGGER, "id", "source", "type", "reason", "code")
-    events = [row.asDict() for row in shown.select(*columns).collect()]
+    shown = sendable.orderBy(*SHOWN_ORDER).limit(SHOWN)
+    events = [row.asDict() for row in shown.select(*SHOWN_COLUMNS).collect()]
     return Preview(triggers, wanted.count() - sum(triggers.values()), events)
 
 

@@ -1,0 +1,152 @@
+"""What is asked of the tables' files, as SQL of DataFusion; what it means stands in `selecting`.
+
+Pure. Names of columns are quoted, as `offset` is a word of SQL's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, date, datetime
+from typing import Final
+
+from knafka_jobs.schema import KEY, TRIGGER
+from knafka_jobs.selecting import (
+    LIKELY_STUB,
+    PENDING,
+    REPLAYABLE,
+    SHOWN,
+    SHOWN_COLUMNS,
+    SHOWN_ORDER,
+    STUB_HEADER,
+    Condition,
+)
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def columns(names: Iterable[str], of: str = "") -> str:
+    return ", ".join(f'{of}"{name}"' for name in names)
+
+
+def predicate(conditions: Iterable[Condition]) -> str:
+    """Whether a row of `failures` fits all of them."""
+    each = (f'"{column}" {how} {literal(value)}' for column, how, value in conditions)
+    return " AND ".join(each) or "true"
+
+
+def literal(value: str | int | datetime | tuple[str, ...]) -> str:
+    """A value as SQL; in a string a quote is doubled, and nothing else means anything."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(literal, value))})"
+    if isinstance(value, datetime):
+        microseconds = (value - _EPOCH) // _EPOCH.resolution
+        return f"to_timestamp_micros({microseconds})"
+    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
+
+
+ANY_PENDING: Final = f"SELECT 1 FROM sent WHERE {PENDING} LIMIT 1"
+
+
+def likely_stubs(fits: str) -> str:
+    """How many failures may be stubs, and between which days their records are."""
+    return (
+        "SELECT count(*) AS number, min(first_day) AS first, max(last_day) AS last FROM failures "
+        f"WHERE {fits} AND {REPLAYABLE} AND {LIKELY_STUB}"
+    )
+
+
+def sendable(fits: str, stubs_in: tuple[object, object] | None, *, pending: bool) -> str:
+    """The failures that a replay would send. `stubs_in`: between which days stubs may be, if there
+    may be any; `pending`: whether any event is on its way."""
+    joined = ""
+    if pending:
+        on_their_way = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
+        joined += f" LEFT ANTI JOIN ({on_their_way}) AS p ON f.failure_id = p.failure_id"
+    if stubs_in is not None:
+        headers = (
+            f"SELECT {columns(KEY)}, unnest(headers) AS header FROM records "
+            f"WHERE {_within(*stubs_in)} AND {LIKELY_STUB}"
+        )
+        stubs = f"SELECT {columns(KEY)} FROM ({headers}) WHERE header['key'] = '{STUB_HEADER}'"
+        on = " AND ".join(f'f."{name}" = s."{name}"' for name in KEY)
+        joined += f" LEFT ANTI JOIN ({stubs}) AS s ON {on}"
+    chosen = f"SELECT * FROM failures WHERE {fits} AND {REPLAYABLE}"
+    return f"SELECT f.* FROM ({chosen}) AS f{joined}"
+
+
+def by_trigger(rows: str) -> str:
+    return (
+        f"SELECT {columns(TRIGGER)}, count(*) AS number FROM ({rows}) "
+        f"GROUP BY {columns(TRIGGER)} ORDER BY {columns(TRIGGER)}"
+    )
+
+
+def first_shown(rows: str) -> str:
+    """What a dry run names: `SHOWN_COLUMNS`."""
+    return (
+        f"SELECT {columns(SHOWN_COLUMNS)} FROM ({rows}) "
+        f"ORDER BY {columns(SHOWN_ORDER)} LIMIT {SHOWN}"
+    )
+
+
+def count(fits: str) -> str:
+    return f"SELECT count(*) AS number FROM failures WHERE {fits}"
+
+
+def unresolved(fits: str) -> str:
+    """Unresolved failures by Trigger, reason and code: how many and from when to when."""
+    group = columns((*TRIGGER, "reason", "code"))
+    return (
+        f"SELECT {group}, count(*) AS number, min(last_failed) AS oldest, "
+        f"max(last_failed) AS newest FROM failures WHERE {fits} AND resolved IS NULL "
+        f"GROUP BY {group} ORDER BY number DESC"
+    )
+
+
+def on_their_way(fits: str) -> str:
+    """Those of them that a replay has sent and that aren't settled: how many of each Trigger."""
+    sent = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
+    return (
+        f"SELECT {columns(TRIGGER)}, count(*) AS number FROM failures AS f "
+        f"LEFT SEMI JOIN ({sent}) AS p ON f.failure_id = p.failure_id "
+        f"WHERE {fits} AND resolved IS NULL GROUP BY {columns(TRIGGER)}"
+    )
+
+
+def next_offsets(tables: Iterable[str]) -> str:
+    """Where these tables with positions end in each partition: `topic_id`, `partition`, `next`."""
+    positions = " UNION ALL ".join(f"SELECT {columns(KEY)} FROM {each}" for each in tables)
+    partition = columns(KEY[:2])
+    return f'SELECT {partition}, max("offset") + 1 AS next FROM ({positions}) GROUP BY {partition}'
+
+
+def latest(fits: str, limit: int) -> str:
+    """The latest failures, with the places of their last dead letters."""
+    return (
+        f"SELECT failure_id, {columns(KEY)}, first_day, last_day, resolved FROM failures "
+        f"WHERE {fits} ORDER BY last_failed DESC LIMIT {limit}"
+    )
+
+
+def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Iterable[int]) -> str:
+    """Rows of `records`, some too many, from these days that have these topics and offsets."""
+    topics, numbers = (", ".join(map(literal, each)) for each in (topic_ids, offsets))
+    return (
+        f'SELECT topic, {columns(KEY)}, "key", "value", headers, appended FROM records '
+        f"WHERE {_within(first, last)} AND topic_id IN ({topics}) AND "
+        f'"offset" IN ({numbers})'
+    )
+
+
+def sent_at(failure_ids: Iterable[str]) -> str:
+    """When those of them were sent that are on their way."""
+    listed = ", ".join(map(literal, failure_ids))
+    return (
+        f"SELECT failure_id, max(sent) AS at FROM sent WHERE {PENDING} "
+        f"AND failure_id IN ({listed}) GROUP BY failure_id"
+    )
+
+
+def _within(first: object, last: object) -> str:
+    """Days by which Delta leaves files out."""
+    return f"day BETWEEN DATE '{first}' AND DATE '{last}'"

@@ -1,0 +1,207 @@
+"""Lookups: a dry run, counts and single dead letters, by the files that the tables consist of.
+
+Delta's log and Parquet are read by delta-rs, in this process: no Java, and an answer in a second
+where Spark alone takes ten to start. Nothing is ever written. An S3 is found by the usual
+variables (AWS_ENDPOINT_URL, AWS_REGION and the keys).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import TableNotFoundError
+
+from knafka.core.kafka_binding import RecordHeaders
+from knafka_jobs.errors import JobError, NeedsSpark
+from knafka_jobs.lookup import plan
+from knafka_jobs.schema import KEY, LAYOUT, LAYOUT_PROPERTY, TRIGGER
+from knafka_jobs.selecting import Condition, Preview, TriggerName
+from knafka_jobs.topics import Offsets
+
+
+class TableFiles:
+    """The tables below `root`, each as it was when it was first asked for."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root.rstrip("/")
+        self._opened: dict[str, bool] = {}
+        self._session = QueryBuilder()
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a table. Raises `JobError`, and `NeedsSpark` for another layout."""
+        if name not in self._opened:
+            path = f"{self._root}/{name}"
+            try:
+                table = DeltaTable(path, storage_options=_storage(path))
+            except TableNotFoundError:
+                self._opened[name] = False
+                return False
+            except Exception as error:  # delta-rs raises what it likes here
+                raise JobError(f"the table {path} can't be read: {_said(error)}") from error
+            _check_layout(name, path, table.metadata().configuration)
+            self._session.register(name, table)
+            self._opened[name] = True
+        return self._opened[name]
+
+    def query(self, sql: str, *tables: str) -> list[dict[str, Any]]:
+        """Rows by column. Raises `JobError` if one of these tables isn't there."""
+        for name in tables:
+            if not self.has(name):
+                raise JobError(f"there is no table {self._root}/{name}")
+        try:
+            rows: list[dict[str, Any]] = (
+                self._session.execute(sql).read_all().to_struct_array().to_pylist()
+            )
+        except Exception as error:  # as above
+            raise JobError(f"the tables in {self._root} can't be read: {_said(error)}") from error
+        return rows
+
+
+def preview(files: TableFiles, conditions: Sequence[Condition]) -> Preview:
+    """What a replay would send. Raises `JobError`."""
+    fits = plan.predicate(conditions)
+    (selected,) = files.query(plan.count(fits), "failures")
+    pending = files.has("sent") and bool(files.query(plan.ANY_PENDING, "sent"))
+    (likely,) = files.query(plan.likely_stubs(fits), "failures")
+    stubs_in = (likely["first"], likely["last"]) if likely["number"] else None
+    tables = ["failures", *(["sent"] if pending else []), *(["records"] if stubs_in else [])]
+    rows = plan.sendable(fits, stubs_in, pending=pending)
+    counted = files.query(plan.by_trigger(rows), *tables)
+    triggers = {_trigger(row): int(row["number"]) for row in counted}
+    events = files.query(plan.first_shown(rows), *tables) if triggers else []
+    return Preview(triggers, selected["number"] - sum(triggers.values()), events)
+
+
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """What a Trigger's unresolved failures have in common."""
+
+    trigger: TriggerName
+    reason: str
+    code: int | None
+    number: int
+    oldest: datetime
+    newest: datetime
+
+
+def unresolved(files: TableFiles, conditions: Sequence[Condition]) -> Sequence[Unresolved]:
+    """By Trigger, reason and code, the most frequent first. Raises `JobError`."""
+    rows = files.query(plan.unresolved(plan.predicate(conditions)), "failures")
+    return [
+        Unresolved(
+            _trigger(row), row["reason"], row["code"], row["number"], row["oldest"], row["newest"]
+        )
+        for row in rows
+    ]
+
+
+def on_their_way(files: TableFiles, conditions: Sequence[Condition]) -> dict[TriggerName, int]:
+    """How many of them were sent again and aren't settled. Raises `JobError`."""
+    if not files.has("sent"):
+        return {}
+    rows = files.query(plan.on_their_way(plan.predicate(conditions)), "failures", "sent")
+    return {_trigger(row): row["number"] for row in rows}
+
+
+def tabled_until(files: TableFiles) -> Offsets:
+    """The first offset of each partition that the tables don't know. Raises `JobError`."""
+    tables = [each for each in ("records", "purged") if files.has(each)]
+    rows = files.query(plan.next_offsets(tables), *tables) if tables else []
+    return {(row["topic_id"], row["partition"]): row["next"] for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class TabledRecord:
+    """A dead letter as it lay in its topic: a `Record`."""
+
+    row: dict[str, Any]
+
+    def topic(self) -> str:
+        return str(self.row["topic"])
+
+    def partition(self) -> int:
+        return int(self.row["partition"])
+
+    def offset(self) -> int:
+        return int(self.row["offset"])
+
+    def key(self) -> bytes | None:
+        key: bytes | None = self.row["key"]
+        return key
+
+    def value(self) -> bytes | None:
+        value: bytes | None = self.row["value"]
+        return value
+
+    def headers(self) -> RecordHeaders | None:
+        return [(each["key"], each["value"]) for each in self.row["headers"] or ()]
+
+    def timestamp(self) -> tuple[int, int]:
+        return APPENDED, round(self.row["appended"].timestamp() * 1000)
+
+
+APPENDED: Final = 2
+"""Which time a timestamp is, in Kafka's numbers."""
+
+
+def latest(
+    files: TableFiles, conditions: Sequence[Condition], limit: int
+) -> Sequence[tuple[TabledRecord, datetime | None]]:
+    """The last dead letters of the latest failures, and when each was resolved or sent again.
+
+    Raises `JobError`.
+    """
+    found = files.query(plan.latest(plan.predicate(conditions), limit), "failures")
+    if not found:
+        return []
+    sent = {}
+    if files.has("sent"):
+        ids = (row["failure_id"] for row in found)
+        sent = {row["failure_id"]: row["at"] for row in files.query(plan.sent_at(ids), "sent")}
+    topics, offsets = (_distinct(row[name] for row in found) for name in ("topic_id", "offset"))
+    first, last = min(row["first_day"] for row in found), max(row["last_day"] for row in found)
+    rows = files.query(plan.records_at(first, last, topics, offsets), "records")
+    records = {_key(row): row for row in rows}
+    return [
+        (TabledRecord(records[_key(row)]), row["resolved"] or sent.get(row["failure_id"]))
+        for row in found
+        if _key(row) in records
+    ]
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    return sorted(set(values))
+
+
+def _trigger(row: dict[str, Any]) -> TriggerName:
+    namespace, broker, trigger = (row[name] for name in TRIGGER)
+    return namespace, broker, trigger
+
+
+def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
+    wanted = LAYOUT.get(name)
+    if wanted is not None and int(properties.get(LAYOUT_PROPERTY, "1")) != wanted:
+        raise NeedsSpark(f"{path} was made by another version of Knafka")
+
+
+def _storage(path: str) -> dict[str, str] | None:
+    """What delta-rs doesn't find out by itself: it reads the AWS_* variables."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+    if not path.startswith("s3") or not endpoint:
+        return None
+    usual = {} if "AWS_REGION" in os.environ else {"AWS_REGION": "us-east-1"}
+    return {**usual, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
+
+
+def _said(error: Exception) -> str:
+    """All of it on one line: the reason comes last."""
+    return " ".join(str(error).split())[:500]

@@ -1,0 +1,174 @@
+"""Lookups by the tables' files say what Spark says of the same tables, without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import QueryBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from support.tabled import NOW, tabled
+
+from knafka.core.delivery import Reason
+from knafka_jobs.errors import JobError, NeedsSpark
+from knafka_jobs.io.delta import Tables
+from knafka_jobs.lookup import plan
+from knafka_jobs.lookup.run import TableFiles, latest, on_their_way, preview, tabled_until
+from knafka_jobs.options import Selection
+from knafka_jobs.replay.run import preview as preview_by_spark
+from knafka_jobs.schema import LAYOUT_PROPERTY, SENT
+from knafka_jobs.selecting import Condition, conditions
+from knafka_jobs.topics import BrokerName
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
+
+STUB = [("ce_id", b"stub"), ("ce_knafkaomitted", b"data")]
+EMPTY = {"value": None, "data_bytes": None}
+
+
+@pytest.fixture(scope="module")
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Failures of every kind, of two days, in two compactions."""
+    later = {"appended": NOW + timedelta(days=1), "last_attempt": NOW + timedelta(days=1)}
+    first: list[dict[str, Any]] = [
+        {"word": "one"},
+        {"word": "it's"},
+        {"word": "two", "trigger": "bill", "type": "order", "source": "/s"},
+        {"word": "three", "broker": "other", "reason": "timeout", "code": None},
+        {"word": "four", "destination": "http://else/", "error": "bm8gbW9uZXk="},
+        {"word": "stub", "headers": STUB, **EMPTY},
+        {"word": "no data", **EMPTY},
+        {"word": "no event", "reason": "undecodable-record"},
+        {"word": "nobody's", "namespace": ""},
+        {"word": "sent", "trigger": "bill"},
+        {"word": "failed again"},
+        {"word": "resolved"},
+    ]
+    second: list[dict[str, Any]] = [
+        {"word": "one", **later},
+        {"word": "late", "partition": 1, **later},
+    ]
+    for number, each in enumerate([*first, *second]):
+        each["offset"] = number
+    made = tabled(spark, tmp_path_factory.mktemp("tables"), first, second)
+    resolved = made.read("failures").where("failure_id = 'resolved'").localCheckpoint()
+    on = "failures.failure_id = more.failure_id"
+    made.update(resolved, "failures", on, {"resolved": f"timestamp '{NOW}'"})
+    sent = [
+        tuple({**dict.fromkeys(SENT), "failure_id": name, "sent": NOW, "outcome": outcome}.values())
+        for name, outcome in (("sent", None), ("failed again", "failed-again"))
+    ]
+    made.append(made.rows(sent, SENT), "sent")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("selection", "sends", "leaves_out"),
+    [
+        (Selection(), 8, 5),
+        (Selection(BrokerName("shop", "main"), since=NOW, until=NOW + timedelta(days=2)), 7, 4),
+        (Selection(trigger="bill", type="order", source="/s"), 1, 0),
+        (Selection(trigger="bill"), 1, 1),
+        (Selection(destination="http://else/", code=503, summary="no money"), 1, 0),
+        (Selection(reason=Reason.TIMEOUT), 1, 0),
+        (Selection(id="it's"), 1, 0),
+        (Selection(id="no' OR true --"), 0, 0),
+        (Selection(since=NOW + timedelta(microseconds=1)), 2, 0),
+        (Selection(until=NOW), 0, 0),
+    ],
+    ids=str,
+)
+def test_a_dry_run_without_spark_says_what_one_with_spark_says(
+    tables: Tables, selection: Selection, sends: int, leaves_out: int
+) -> None:
+    told = preview(TableFiles(tables.root), conditions(selection))
+    assert told.document() == preview_by_spark(tables, selection).document()
+    assert (told.count, told.left_out) == (sends, leaves_out)
+
+
+def test_any_of_several_ids_are_meant_without_spark_too(tables: Tables) -> None:
+    told = preview(TableFiles(tables.root), [Condition("id", "in", ("one", "it's", "stub"))])
+    assert [each["id"] for each in told.events] == ["it's", "one"]
+    assert told.left_out == 1
+
+
+def test_the_latest_dead_letters_come_as_they_lay_in_their_topics(tables: Tables) -> None:
+    found = latest(TableFiles(tables.root), [Condition("trigger", "=", "mail")], 2)
+    assert {record.value() for record, _ in found} == {b"one", b"late"}
+    record = next(record for record, _ in found if record.value() == b"late")
+    assert (record.topic(), record.partition(), record.offset()) == ("dead-letters", 1, 13)
+    assert record.headers() == [("ce_id", b"late")]
+    assert record.timestamp()[1] == (NOW + timedelta(days=1)).timestamp() * 1000
+
+
+def test_what_was_sent_again_or_resolved_is_told_by_when(tables: Tables) -> None:
+    files = TableFiles(tables.root)
+    told = {record.value(): at for record, at in latest(files, [], 100)}
+    assert told[b"sent"] == told[b"resolved"] == NOW
+    assert [told[each] for each in (b"failed again", b"one")] == [None, None]
+    assert on_their_way(files, []) == {("shop", "main", "bill"): 1}
+
+
+def test_the_tables_end_in_each_partition_is_known_also_after_a_purge(tables: Tables) -> None:
+    assert tabled_until(TableFiles(tables.root)) == {("id-1", 0): 13, ("id-1", 1): 14}
+
+
+def test_tables_of_another_layout_are_left_to_spark(tables: Tables, tmp_path: Path) -> None:
+    log = tmp_path / "failures" / "_delta_log"
+    log.mkdir(parents=True)
+    source = Path(tables.root) / "failures" / "_delta_log" / f"{0:020}.json"
+    old = source.read_text().replace(f'"{LAYOUT_PROPERTY}":"3"', f'"{LAYOUT_PROPERTY}":"2"')
+    (log / source.name).write_text(old)
+    with pytest.raises(NeedsSpark, match="another version"):
+        TableFiles(str(tmp_path)).has("failures")
+
+
+def test_what_is_no_table_is_said_by_its_place(tmp_path: Path) -> None:
+    files = TableFiles(str(tmp_path))
+    assert not files.has("sent")
+    with pytest.raises(JobError, match=f"there is no table {tmp_path}/failures"):
+        preview(files, [])
+
+
+@given(st.text())
+def test_no_text_ends_the_string_that_it_is_in(text: str) -> None:
+    if "\0" in text:
+        return  # no column has it
+    (row,) = (
+        QueryBuilder()
+        .execute(f"SELECT {plan.literal(text)} AS said")
+        .read_all()
+        .to_struct_array()
+        .to_pylist()
+    )
+    assert row["said"] == text
+
+
+def test_the_command_line_answers_without_java_or_pyspark(tables: Tables, tmp_path: Path) -> None:
+    script = "import sys; sys.modules['pyspark'] = None; from knafka_local.cli import main; main()"
+
+    def ask(*words: str) -> str:
+        said = subprocess.run(
+            [sys.executable, "-c", script, "dead-letters", *words, f"--tables={tables.root}"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": "", "JAVA_HOME": ""},
+        )
+        assert said.stderr == ""
+        return said.stdout
+
+    listed = [line.split()[:3] for line in ask("list").splitlines()[1:]]
+    assert ["shop/bill", "1", "1"] in listed
+    shown = ask("show", "shop/mail", "--limit=1", "--json")
+    assert json.loads(shown)["id"] in ("one", "late")
+    assert "8 would be sent" in ask("replay", "--dry-run")
+    assert "2 would be sent" in ask("replay", "--dry-run", "--id=one", "--id=it's")

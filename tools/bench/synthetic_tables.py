@@ -1,0 +1,150 @@
+"""Tables as compactions of `DAYS` days leave them, and dead letters in Kafka, made of numbers.
+
+An event has the number `n` wherever it comes from: a dead letter in Kafka is of the failure that
+the tables keep for that number, so what is new can be what failed before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from confluent_kafka import Producer
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from knafka.core import names
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of
+from knafka.core.delivery import Reason
+from knafka_jobs.compact import plan
+from knafka_jobs.compact.checkpoints import _WRITER, Checkpoints
+from knafka_jobs.days import known_days
+from knafka_jobs.fingerprint import fingerprint_of
+from knafka_jobs.io.delta import Tables
+from knafka_jobs.schema import FAILURES, RECORDS
+
+DAYS: Final = 30
+BROKER: Final = ("shop", "main")
+TRIGGER: Final = "mail"
+TOPIC: Final = names.dead_letter_topic(*BROKER, TRIGGER)
+BLOCK: Final = 64
+"""Bytes that one digest fills: payloads that no compression makes smaller."""
+_ERROR: Final = b"db down"
+
+
+def fill(tables: Tables, stored: int, size: int, now: datetime) -> None:
+    """One dead letter of `size` bytes for each event from 0 to `stored`, in the order of time."""
+    spark, per_day = tables.spark, -(-stored // DAYS)
+    # Tasks of a day or less: none has more than one day's files open.
+    tasks = DAYS * max(1, per_day // 500_000)
+    rows = spark.range(0, stored, 1, tasks).withColumn("number", F.col("id"))
+    begun = (now - timedelta(days=DAYS)).timestamp()
+    appended = F.timestamp_seconds(F.lit(begun) + F.col("id") * (DAYS * 86_400.0 / stored))
+    records = _records(rows, appended, size)
+    checkpoints = Checkpoints(tables)
+    # As if they had been read from a topic that is no more.
+    tables.append(records, "records", txnAppId=_WRITER, txnVersion="1")
+    checkpoints.save_offsets(1, {("id", 0): stored})
+    tables.append(_failures(tables.read("records").select(*plan.FOLDED)), "failures")
+    known_days(tables, tables.read("failures").limit(1))
+    query = (
+        spark.readStream.format("delta")
+        .load(tables.path("records"))
+        .select("offset")
+        .writeStream.foreachBatch(lambda *_: None)
+        .option("checkpointLocation", tables.path(checkpoints._fold_checkpoint()))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def moment_of(number: int, stored: int, now: datetime) -> datetime:
+    """When the event of this number failed."""
+    return now - timedelta(days=DAYS) + timedelta(days=DAYS) * number / stored
+
+
+def produce(servers: str, numbers: Iterable[int], size: Callable[[int], int]) -> None:
+    """Dead letters of these events, as a dispatcher writes them; `size` is each one's."""
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "compression.type": "lz4"})
+    at = time.time()
+    for number in numbers:
+        headers = [
+            ("ce_specversion", b"1.0"),
+            ("ce_id", b"%d" % number),
+            ("ce_source", b"/bench"),
+            ("ce_type", b"bench"),
+        ]
+        failure = Failure("http://mail/", Reason.STATUS, 3, at, at + 1, 503, _ERROR)
+        origin = Origin(*BROKER, TRIGGER, "broker", 0, number)
+        told, value = dead_letter_of(headers, payload(number, size(number)), failure, origin)
+        while True:
+            try:
+                producer.produce(TOPIC, value, b"%d" % (number % 1000), headers=told)  # type: ignore[arg-type]
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    producer.flush()
+
+
+def payload(number: int, size: int) -> bytes:
+    """The event's data; `_payload` in Spark."""
+    blocks = (
+        hashlib.sha512(b"%d/%d" % (number, each)).digest() for each in range(-(-size // BLOCK))
+    )
+    return b"".join(blocks)[:size]
+
+
+def _payload(number: Column, size: int) -> Column:
+    blocks = (
+        F.unhex(F.sha2(F.concat(number, F.lit(f"/{each}")), 512))
+        for each in range(-(-size // BLOCK))
+    )
+    return F.substring(F.concat(*blocks), 1, size)
+
+
+def _records(rows: DataFrame, appended: Column, size: int) -> DataFrame:
+    text = {"topic": TOPIC, "topic_id": "id", "namespace": BROKER[0], "broker": BROKER[1]}
+    text |= {"trigger": TRIGGER, "source": "/bench", "type": "bench"}
+    text |= {"destination": "http://mail/", "reason": "status", "error": "ZGIgZG93bg=="}
+    number = F.col("number").cast("string")
+    made: dict[str, Any] = {name: F.lit(value) for name, value in text.items()}
+    parts = [made[name] for name in ("namespace", "broker", "trigger", "source")]
+    made |= {"id": number, "offset": F.col("id"), "value": F.col("data")}
+    made |= {"failure_id": plan._digest(*parts, number, F.hex(F.xxhash64("data")))}
+    made |= {"partition": F.lit(0), "code": F.lit(503), "attempts": F.lit(3)}
+    made |= dict.fromkeys(("appended", "first_attempt", "last_attempt"), appended)
+    made |= {"data_bytes": F.lit(size), "day": F.to_date(appended)}
+    return rows.withColumn("data", _payload(number, size)).select(
+        *(made.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in RECORDS.items())
+    )
+
+
+def _failures(records: DataFrame) -> DataFrame:
+    """What `plan.failures_of` makes of records that are each of another failure."""
+    once = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
+    day = F.to_date("appended")
+    made: dict[str, Column] = {
+        "summary": fingerprint_of(F.col("error")),
+        "failures": F.lit(1),
+        "retries": F.lit(2),
+        "first_failed": F.col("first_attempt"),
+        "last_failed": F.col("last_attempt"),
+        "history": F.array(once),
+        **dict.fromkeys(("first_day", "last_day", "day"), day),
+    }
+    there = set(records.columns)
+    return records.select(
+        *(
+            made.get(name, F.col(name) if name in there else F.lit(None)).cast(kind).alias(name)
+            for name, kind in FAILURES.items()
+        )
+    )
+
+
+def today() -> datetime:
+    return datetime.now(UTC)
