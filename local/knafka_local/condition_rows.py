@@ -8,7 +8,7 @@ from typing import Any
 
 from knafka_local.snapshot import BrokerRow, ConditionRow, TriggerRow
 from knafka_operator.decide import sensor_waiting
-from knafka_operator.decide.delivery_status import PAUSED
+from knafka_operator.decide.delivery_status import LAG, PAUSED, REPLICAS
 from knafka_operator.decide.status import DELIVERING
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import READY, Severity
@@ -38,6 +38,17 @@ def trigger_row(document: Document) -> TriggerRow:
         paused=condition(document, DELIVERING).get("reason") == PAUSED.reason,
         waiting=tuple(sensor_waiting.lines((document.get("status") or {}).get("waiting") or ())),
         **_observed(document),
+    )
+
+
+def sensor_row(document: Document) -> TriggerRow:
+    """A Sensor's row, with the lag and the processes that its status says it had last."""
+    found = (document.get("status") or {}).get("annotations") or {}
+    lag, replicas = found.get(LAG, ""), found.get(REPLICAS, "")
+    return replace(
+        trigger_row(document),
+        lag=int(lag) if lag.isdecimal() else None,
+        replicas=int(replicas) if replicas.isdecimal() else 0,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from knafka.core.trace_url import WANTED, is_trace_url
 from knafka_local.console import opening
 from knafka_local.declared_source import SYSTEM_NAMESPACE
 from knafka_local.options import refuse
@@ -43,6 +44,14 @@ def console(
     ] = None,
     bootstrap_servers: BootstrapServers = None,
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
+    traces: Annotated[
+        str,
+        typer.Option(
+            "--trace-url",
+            envvar="KNAFKA_TRACE_URL",
+            help="Where you look at a trace, {trace} in the place of its id: reports lead there.",
+        ),
+    ] = "",
     port: Annotated[
         int | None,
         typer.Option("--port", help="Where to serve it; 8090, or the next that is free."),
@@ -51,7 +60,8 @@ def console(
 ) -> None:
     """Serve the console of a cluster on this machine, with the rights of your kubeconfig.
 
-    Brokers, channels, Triggers and Subscriptions as a page that follows what happens, until Ctrl-C.
+    Brokers, channels, Triggers and Subscriptions as a page that follows what happens, until Ctrl-C,
+    and the reports of DeadLetterArchives.
     The console of `knafka up` is served by that.
     """
     from knafka_local import cluster_source
@@ -60,6 +70,8 @@ def console(
     from knafka_local.console.metrics import ProxiedMetrics, SharedFigures
     from knafka_local.kubernetes_api import KubernetesApi
 
+    if not is_trace_url(traces):
+        raise refuse(f"--trace-url {traces}: {WANTED}")
     client, _ = cluster_source.client_of(context, kubeconfig)
     api = KubernetesApi(client)
     place = context or client.configuration.host
@@ -74,6 +86,7 @@ def console(
                 ClusterKafka(client, system_namespace, bootstrap_servers=bootstrap_servers),
                 place,
                 tuple(namespaces or ()),
+                traces=traces,
                 unreached=cluster_source.UNREACHED,
             )
             stop = asyncio.Event()

@@ -181,7 +181,7 @@ def compact(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DAT
         typer.echo(f"{done['missed']} were deleted by somebody else before they were read")
 
 
-@taking("broker", "days")
+@taking("broker", "days", "trace-url")
 def report(
     asked: Asked,
     html: Annotated[Path | None, typer.Option(help="The page; report.html in the tables.")] = None,

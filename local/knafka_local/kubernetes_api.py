@@ -16,7 +16,7 @@ import kubernetes
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from knafka_operator.model.cluster import ClusterError, Document, NotAllowed
+from knafka_operator.model.cluster import ClusterError, Conflict, Document, NotAllowed
 
 TIMEOUT: Final = 15.0
 """Seconds for one request."""
@@ -64,6 +64,14 @@ class KubernetesApi:
         if _NAME(namespace) is None or _NAME(name) is None:
             return None
         found = self.ask(f"get {of.plural} {namespace}/{name}", "GET", _path(of, namespace, name))
+        return None if found is None else json.loads(found)
+
+    def create(self, of: Objects, namespace: str, body: Mapping[str, Any]) -> Document | None:
+        """None: there is no such kind. Raises `Conflict` if the object is there already."""
+        if _NAME(namespace) is None:
+            return None
+        what = f"create {of.plural} {namespace}/{body['metadata']['name']}"
+        found = self.ask(what, "POST", _path(of, namespace), body)
         return None if found is None else json.loads(found)
 
     def annotate(self, of: Objects, namespace: str, name: str, key: str, value: str) -> bool:
@@ -134,7 +142,8 @@ def answered(what: str, ask: Callable[[], Any]) -> bytes | None:
                 f"can't {what}: {_message(error)}: ask for a role that may {verb} "
                 f"{plural.lower()}, or name another --context"
             ) from error
-        raise ClusterError(f"can't {what}: {_message(error)}") from error
+        other = Conflict if error.status == 409 else ClusterError
+        raise other(f"can't {what}: {_message(error)}") from error
     except (HTTPError, OSError, ValueError) as error:
         raise ClusterError(
             f"can't {what}: the API server does not answer ({error}): is the --context right, "

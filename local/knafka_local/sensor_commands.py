@@ -19,9 +19,12 @@ from knafka.core import json_format
 from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidDocument
 from knafka_local import rewinding, sending, status
+from knafka_local.declared_source import namespace_in
 from knafka_local.installation import DEFAULT_DATA, Installation
 from knafka_local.job_options import Asked, run_job, taking
 from knafka_local.options import FAILED, DataDir, add, refuse, usage
+from knafka_local.snapshot import TriggerRow
+from knafka_local.source_options import ContextName, Kubeconfig, NamespaceName
 
 if TYPE_CHECKING:
     from knafka.core.sensor.backtest import Fired, PastEvent
@@ -45,25 +48,52 @@ def show_status(
     name: Annotated[
         str | None, typer.Argument(help="A Sensor's [NAMESPACE/]NAME; all of them.")
     ] = None,
+    namespace: NamespaceName = None,
+    context: ContextName = None,
+    kubeconfig: Kubeconfig = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """What Sensors have fired, and what their triggers hold and wait for.
 
-    Of what `knafka up` runs; on a cluster, kubectl get sensors -o yaml shows it. Exit code 0: all
-    are ready, 1: one isn't, or there is none of that name.
+    Of what `knafka up` runs, or of a namespace of a cluster, whose operator writes it into their
+    status, where firings aren't counted. Exit code 0: all are ready, 1: one isn't, 2: there is
+    none of that name.
     """
-    rows = status.read(Installation(data_dir)).sensors
+    on_cluster = context is not None or kubeconfig is not None
+    if on_cluster:
+        of = namespace_in(name) if name else None
+        rows = _of_cluster(context, kubeconfig, of or namespace)
+    else:
+        rows = status.read(Installation(data_dir)).sensors
     shown = [each for each in rows if name in (None, each.name, each.name.partition("/")[2])]
     if not shown:
         raise refuse(f"no Sensor {name} runs" if name else "no Sensor runs")
     for each in shown:
         lag = "?" if each.lag is None else each.lag
-        state = each.refused or each.error or f"{lag} events unread, {each.delivered} firings"
+        fired = "" if on_cluster else f", {each.delivered} firings"
+        state = each.refused or each.error or f"{lag} events unread{fired}"
         typer.echo(f"{each.name}: {'paused, ' if each.paused else ''}{state}")
         for line in each.waiting:
             typer.echo(f"  {line}")
     if any(each.refused for each in shown):
         raise typer.Exit(FAILED)
+
+
+def _of_cluster(
+    context: str | None, kubeconfig: Path | None, namespace: str | None
+) -> Sequence[TriggerRow]:
+    """Raises `ClusterError`."""
+    # Kubernetes' client takes half a second to import: only who asks a cluster pays for it.
+    from knafka_local import cluster_source
+    from knafka_local.condition_rows import sensor_row
+    from knafka_operator.model.sensors import KNAFKA, SENSOR
+
+    client, own = cluster_source.client_of(context, kubeconfig)
+    source = cluster_source.ClusterSource(client, namespace or own)
+    found = source.list(KNAFKA, SENSOR, namespace or own)
+    if found is None:
+        raise refuse("this cluster has no Sensors: Knafka's component of them isn't installed")
+    return [sensor_row(each) for each in found]
 
 
 @taking("topic", "archive", "bootstrap-servers", "secret", "limit", "output")

@@ -79,7 +79,7 @@ def _report(given: Namespace, tables: Tables, progress: Progress) -> Found:
     if given.json is not None:
         _write(given.json, made.model_dump_json(by_alias=True, indent=1) + "\n", progress)
     if given.html is not None:
-        _write(given.html, render(made), progress)
+        _write(given.html, render(made, given.trace_url), progress)
     return {
         "report": made.id,
         **made.totals.model_dump(mode="json"),

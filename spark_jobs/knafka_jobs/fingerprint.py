@@ -10,10 +10,10 @@ Pure.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 LINE_CHARACTERS: Final = 400
 """Of the line that is looked at; what failed is said at its beginning."""
@@ -63,6 +63,10 @@ def fingerprint(error: str | None) -> str:
 
 def fingerprint_of(error_data: Column) -> Column:
     """`fingerprint` of `knativeerrordata`; what is no base64 is taken as it stands."""
+    # Only now, so that the document of a report, which names the bound of a fingerprint, is read
+    # where there is no Spark: the console has none.
+    from pyspark.sql import functions as F
+
     decoded = F.make_valid_utf8(F.try_to_binary(error_data, F.lit("base64")).cast("string"))
     text = F.coalesce(decoded, error_data, F.lit(""))
     text = F.substring(F.regexp_extract(text, _FIRST_LINE, 0), 1, LINE_CHARACTERS)

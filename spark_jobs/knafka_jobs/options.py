@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from knafka.core.delivery import Reason
+from knafka.core.trace_url import WANTED, is_trace_url
 from knafka_jobs.topics import BrokerName
 
 KEEP_HOURS: Final = 24.0
@@ -100,6 +101,12 @@ def _replay_id(text: str) -> str:
     return text
 
 
+def _trace_url(text: str) -> str:
+    if not is_trace_url(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: {WANTED}")
+    return text
+
+
 def _positive(kind: Callable[[str], N]) -> Callable[[str], N]:
     def number(text: str) -> N:
         if not (found := kind(text)) > 0:
@@ -172,6 +179,11 @@ OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "json": {"help": "file for the report as JSON", "type": Path},
     "html": {"help": "file for the report as a page", "type": Path},
+    "trace-url": {
+        "help": "address of a trace, for links; {trace} stands for its id",
+        "type": _trace_url,
+        "default": "",
+    },
     "compact": {"help": "compact first (needs --bootstrap-servers)", "action": "store_true"},
     "dry-run": {"help": "only say what would be done", "action": "store_true"},
     "replay-id": {
@@ -230,7 +242,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "report": (
         "Tell what failed, and what changed since the last report.",
-        "tables! broker days json html compact bootstrap-servers secret keep-hours "
+        "tables! broker days json html trace-url compact bootstrap-servers secret keep-hours "
         "forget-resolved-days forget-unresolved-days",
     ),
     "replay": (

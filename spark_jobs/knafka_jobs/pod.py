@@ -3,12 +3,13 @@
     archive     compact, apply the retention and report, for one DeadLetterArchive
     replay      compact, then send again what a DeadLetterReplay selects
     purge       compact, then forget what a DeadLetterPurge selects
+    backtest    what a Sensor would have fired, as `knafka_jobs backtest` has it
     executor    what Spark's Kubernetes scheduler starts in the pods that it makes
 
 Each in one Spark session. The image has Java and all jars, so nothing is fetched at a start. What a
-run has done is its container's termination message, one line of JSON, or what went wrong: the
-operator reads it there. Exit codes are those of `__main__`. Any run can be repeated. Not here: when
-one is due, which the operator decides.
+run has done is a line of JSON on stdout; but for a backtest's it is its container's termination
+message, too, or what went wrong: the operator reads it there. Exit codes are those of `__main__`.
+Any run can be repeated. Not here: when one is due, which the operator decides.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from knafka.core.documents import explained_faults
+from knafka.core.documents import explained_faults, parse_json
 from knafka.core.errors import KnafkaError
 from knafka_jobs.__main__ import FAILED, PREFIX
 from knafka_jobs.options import OPTIONS, parser
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from knafka_jobs.io.kafka import KafkaClient
+    from knafka_jobs.topics import Topic
 
 JARS: Final = "/app/jars/*"
 """Class path of what Spark lacks to read Kafka and keep Delta tables, as the image has it."""
@@ -42,6 +44,8 @@ MAX_MESSAGE: Final = 3_500
 TOKENS: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 WRITABLE: Final = "/tmp"
 TEMPLATE: Final = Path(WRITABLE, "executor.json")
+FOLDER: Final = Path(WRITABLE, "report")
+"""Where a report is before it is stored."""
 HEAP_SHARE: Final = 0.6
 """Of a container's memory: the rest is for threads, code, buffers outside the heap and Python."""
 MIN_HEAP: Final = 512
@@ -60,7 +64,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 }
 
 COMMANDS: Final[Mapping[str, Sequence[str]]] = {
-    "archive": ("days",),
+    "archive": ("days", "trace-url"),
     "replay": ("replay-id", "by", "rate", "dry-run"),
     "purge": ("unresolved", "dry-run"),
 }
@@ -83,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["executor"]:
         command = executor_command(os.environ)
         os.execv(command[0], command)
-    given = _parser().parse_args(words)
+    is_backtest = words[:1] == ["backtest"]
+    given = (parser() if is_backtest else _parser()).parse_args(words)
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     alone = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
@@ -92,12 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         TEMPLATE.write_text(template)
     try:
         with explained_faults():
-            found = run(given, lambda line: print(PREFIX + line, file=sys.stderr, flush=True))
+            found = (backtest if is_backtest else run)(given, _progress)
     except KnafkaError as error:
         print(f"{PREFIX}error: {error}", file=sys.stderr, flush=True)
         _tell({"error": str(error)[: MAX_MESSAGE // 2]})
         return FAILED
-    _tell(found)
+    if not is_backtest:  # whose firings have no room in a termination message
+        _tell(found)
     print(json.dumps(found), flush=True)
     return 0
 
@@ -115,6 +121,12 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--group", required=True, help=group)
         if command == "archive":
             added.add_argument("--report", action="store_true", help="write a report, too")
+            for name, text in (
+                ("archive", "name of the DeadLetterArchive, under which its report is served"),
+                ("announce", "the Broker's address: it is told of a report"),
+                ("console-url", "address of the console that serves it"),
+            ):
+                added.add_argument(f"--{name}", default="", help=text)
             for name in ("resolved", "unresolved"):
                 text = f"hours for which {name} failures are kept; for ever if not given"
                 added.add_argument(f"--{name}-hours", type=float, help=text)
@@ -122,6 +134,17 @@ def _parser() -> argparse.ArgumentParser:
             text = "which failures, a JSON object: options that select, and `ids`"
             added.add_argument("--select", type=json.loads, default={}, help=text)
     return made
+
+
+def _progress(line: str) -> None:
+    print(PREFIX + line, file=sys.stderr, flush=True)
+
+
+def backtest(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
+    """As by its command; raises `KnafkaError`."""
+    from knafka_jobs import commands
+
+    return commands.run(given, progress)
 
 
 def run(given: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -162,7 +185,10 @@ def run_in(
     kafka.commit(given.group, waiting)
     match given.command:
         case "archive":
-            return found | _archive(given, started, spark, ask)
+            found |= _archive(given, started, spark, ask)
+            if given.report and given.archive:
+                found["report"] |= _published(given, kafka, waiting, progress)
+            return found
         case "replay" if (sent := commands.sent_by(spark, given)) is not None:
             # An earlier run of it ended before it could tell.
             return found | {"replay": given.replay_id, "sent": sent}
@@ -184,15 +210,32 @@ def _archive(
             purged = ask("purge", "--until", until, *more)["purged"]
             found["purged"] = found.get("purged", 0) + purged
     if given.report:
-        folder = Path("/tmp/report")
-        files = {each: folder / f"report.{each}" for each in ("json", "html")}
+        files = {each: FOLDER / f"report.{each}" for each in ("json", "html")}
         named = [word for each, path in files.items() for word in (f"--{each}", path)]
+        named += ["--trace-url", given.trace_url]
         found["report"] = ask("report", *_of_kafka(given), "--days", given.days, *named)
         for path in files.values():
             commands.store(spark, given.tables, path, f"reports/{path.name}")
             kept = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
             commands.store(spark, given.tables, path, kept)
     return found
+
+
+def _published(
+    given: argparse.Namespace,
+    kafka: KafkaClient,
+    topics: Mapping[str, Topic],
+    progress: Callable[[str], None],
+) -> dict[str, str]:
+    """Have the report that was made served, and its Broker told; gives what failed."""
+    from knafka_jobs.report.document import Report
+    from knafka_jobs.report.publish import publish
+
+    made = parse_json(Report, (FOLDER / "report.json").read_text())
+    replication = max((each.replication for each in topics.values()), default=-1)
+    return publish(
+        kafka, made, given.archive, replication, given.announce, given.console_url, progress
+    )
 
 
 def _operation(given: argparse.Namespace, ask: Ask) -> dict[str, Any]:

@@ -43,6 +43,7 @@ EVENT: Final[Columns] = {
     "origin_topic": "string",
     "origin_partition": "int",
     "origin_offset": "bigint",
+    "trace": "string",  # the id of its trace: 32 hexadecimal digits
 }
 """What failed. Null is what the event does not have; without data, `data_bytes` is null (CE-K3)."""
 
@@ -170,7 +171,7 @@ TABLES: Final[Mapping[str, Columns]] = {
 BY_DAY: Final = ("records", "failures", "failure_days")
 """Tables that are partitioned by `day`."""
 
-LAYOUT: Final[Mapping[str, int]] = {"records": 2, "failures": 3}
+LAYOUT: Final[Mapping[str, int]] = {"records": 3, "failures": 4}
 """Of tables whose columns have changed: the number of their layout, a property of the table; 1 has
 none. `compact.upgrade` brings tables of an older layout to this one."""
 

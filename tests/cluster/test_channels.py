@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -20,9 +22,19 @@ import pytest
 from support.channels import RECEIVER, Channels, channel, subscription
 from support.cluster import OPERATOR_NAMESPACE, Cluster
 
+from testcluster import settings
+
 CHANNELS: Final = int(os.environ.get("KNAFKA_CHANNEL_COUNT", "20"))
 SUBSCRIPTIONS: Final = int(os.environ.get("KNAFKA_SUBSCRIPTIONS", "20"))
 WITHIN: Final = 300.0
+SMOKE_TEST: Final = {
+    "ce-id": "123",
+    "ce-source": "/testsource",
+    "ce-specversion": "1.0",
+    "ce-type": "test.type.v1",
+    "content-type": "application/json",
+}
+"""The headers of DSP-19's request."""
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("channels_go")]
 
@@ -31,7 +43,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("channels_go")]
 @pytest.mark.conformance("CHN-22", "CHN-29", "CHN-31", "CHN-32", "DSP-1", "DSP-10", "DSP-19")
 @pytest.mark.conformance("DSP-15", "DSP-16", "DSP-17", "DSP-18", "DSP-20", "DSP-21")
 def test_a_channels_events_reach_each_subscription_and_replies_their_address(
-    channels: Channels, namespace: str
+    channels: Channels, namespace: str, tmp_path: Path
 ) -> None:
     """DSP-1, CHN-29, CHN-31, KN-CHN-01, KN-CHN-02, KN-CHN-11, KN-SUB-02: by the channel's own host;
     one that fails is dead-lettered, and holds nobody up (CHN-32); what was consumed is counted
@@ -50,17 +62,10 @@ def test_a_channels_events_reach_each_subscription_and_replies_their_address(
     )
     # By now its address is routed to: right after the roll-out it may be refused.
     failing.behave(status=500)
-    headers = {
-        "ce-id": "123",
-        "ce-source": "/testsource",
-        "ce-specversion": "1.0",
-        "ce-type": "test.type.v1",
-        "content-type": "application/json",
-    }
     for number in range(19):
-        sent = {**headers, "ce-id": str(number), "ce-partitionkey": "k"}
+        sent = {**SMOKE_TEST, "ce-id": str(number), "ce-partitionkey": "k"}
         assert installed.post(f"{address}/", sent, b'{"test":"hello"}').status_code == 202
-    last = {**headers, "ce-id": "19", "ce-partitionkey": "k"}
+    last = {**SMOKE_TEST, "ce-id": "19", "ce-partitionkey": "k"}
     assert posted_in_a_pod(channels, f"{address}/", last) == "202"
     assert [each["id"] for each in audit.wait_for(20)] == [str(n) for n in range(20)]
     asked.wait_for(20)
@@ -83,10 +88,17 @@ def test_a_channels_events_reach_each_subscription_and_replies_their_address(
     )
     assert sorted(counted[0]) == [0, 20], "a series for each partition, zeros included"
 
+    assert by_curl(tmp_path, f"{address}/") == "HTTP/1.1 202 Accepted"
+    audit.wait_for(21)
+    counted = cluster.wait_for(
+        lambda: [each for each in consumed(cluster, group) if sum(each) == 21], 120, "one more"
+    )
+    assert sorted(counted[0]) in ([0, 21], [1, 20]), "one more on one of the partitions"
+
     services = channels.cluster.kubectl("get", "ksvc", "-n", namespace, "-oname").split()
     assert services == [], "the data plane of channels is in the operator's namespace (CHN-22)"
     unknown = f"http://nobody-kn-channel.{namespace}.svc.cluster.local/"
-    assert installed.post(unknown, headers, b"{}").status_code == 404
+    assert installed.post(unknown, SMOKE_TEST, b"{}").status_code == 404
 
 
 @pytest.mark.conformance("KN-CHN-01", "CHN-2", "CHN-6", "CHN-23")
@@ -102,7 +114,7 @@ def test_channels_come_while_others_are_used_and_none_that_was_ready_is_not_foun
     with posting(channels, namespace) as poster:
         began = time.monotonic()
         many = [channel(namespace, f"channel-{number}") for number in range(CHANNELS)]
-        cluster.apply({"apiVersion": "v1", "kind": "List", "items": many})
+        cluster.create_all("kafkachannel", namespace, many)
         made = time.monotonic() - began
         cluster.wait_for(
             lambda: poster.find_ready() == CHANNELS + 1, WITHIN, "all channels are Ready"
@@ -132,7 +144,7 @@ def test_many_subscriptions_of_a_channel_share_a_dispatcher(
         subscription(namespace, f"sub-{number}", "orders", subscriber.ref)
         for number in range(SUBSCRIPTIONS)
     ]
-    cluster.apply({"apiVersion": "v1", "kind": "List", "items": many})
+    cluster.create_all("subscription.messaging.knative.dev", namespace, many)
     made = time.monotonic() - began
 
     def operational() -> bool:
@@ -222,6 +234,22 @@ def posted_in_a_pod(channels: Channels, url: str, headers: Mapping[str, str]) ->
         "exec", "-n", OPERATOR_NAMESPACE, pod, "-c", "function", "--",
         "python3", "-c", send, url, json.dumps(dict(headers)),
     ).strip()  # fmt: skip
+
+
+def by_curl(folder: Path, url: str) -> str:
+    """DSP-19's request as its page has it, by curl and the cluster's own DNS: the first line of the
+    answer. This machine reaches Services, and a mount of its own has the cluster's resolver."""
+    resolver = folder / "resolv.conf"
+    resolver.write_text(f"nameserver {settings.DNS_IP}\n")
+    headers = [f"-H{name}: {value}" for name, value in SMOKE_TEST.items()]
+    curl = ["curl", "-si", "--noproxy", "*", "-XPOST", *headers, '-d{"test":"hello"}', url]
+    inside = 'mount --bind "$0" "$(readlink -f /etc/resolv.conf)" && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", inside, resolver, *curl],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[0].strip()
 
 
 def uid(channels: Channels, namespace: str, subscription: str) -> str:

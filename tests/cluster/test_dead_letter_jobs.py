@@ -11,8 +11,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import pytest
+from support.browser import chromium_of, every, one, wait
 from support.cluster import OPERATOR_NAMESPACE, testcluster
 from support.gate import only_chaos
 from support.installation import ROOT, Installation
@@ -188,3 +190,88 @@ def test_a_job_whose_pod_is_killed_leaves_each_dead_letter_tabled_once(
         assert counted["number"] == COUNT
     (summed,) = files.query("SELECT sum(failures) AS number FROM failures", "failures")
     assert summed["number"] == COUNT
+
+
+CONSOLE: Final = "knafka-console"
+
+
+@pytest.fixture
+def console(archiving: Installation) -> Iterator[str]:
+    """The host of the console's function, which takes tokens without TLS; reports link to it."""
+    cluster = archiving.cluster
+    for file in ("rbac.yaml", "service.yaml"):
+        manifests = (ROOT / "operator" / "deploy" / "console" / file).read_text()
+        manifests = manifests.replace(
+            ": knafka-operator:latest", f": {cluster.image('knafka-operator')}"
+        ).replace(
+            "KNAFKA_CONSOLE_NAME, value: cluster}",
+            "KNAFKA_CONSOLE_NAME, value: cluster}\n"
+            '            - {name: KNAFKA_CONSOLE_PLAIN_HTTP, value: "true"}',
+        )
+        cluster.apply(manifests)
+    archiving.until_ready("ksvc", CONSOLE, OPERATOR_NAMESPACE)
+    url = archiving.status("ksvc", CONSOLE, OPERATOR_NAMESPACE)["url"]
+    with archiving.settings(KNAFKA_CONSOLE_URL=url):
+        yield urlsplit(url).netloc
+
+
+def test_a_served_report_is_read_in_a_browser_and_its_button_replays(
+    archiving: Installation, namespace: str, claim: Path, console: str, tmp_path: Path
+) -> None:
+    """From the dead letter to what a person sees, is told of and does about it."""
+    from selenium.webdriver import Keys
+
+    cluster = archiving.cluster
+    told = archiving.subscriber(namespace, "told")
+    declare(archiving, namespace)
+    bury(archiving, namespace)
+    reported = [{"exact": {"type": "dev.knafka.deadletters.reported"}}]
+    archiving.trigger(namespace, "tells", told.ref, filters=reported)
+    until_archived(archiving, namespace)
+
+    def report(run: str) -> dict[str, Any]:
+        before = archiving.status("deadletterarchive", "kept", namespace).get("report") or {}
+        requested = f"knafka.dev/run={run}"
+        cluster.kubectl(
+            "annotate", "--overwrite", "deadletterarchive", "kept", "-n", namespace, requested
+        )
+
+        def made() -> dict[str, Any]:
+            found = archiving.status("deadletterarchive", "kept", namespace).get("report") or {}
+            return dict(found) if found.get("report") != before.get("report") else {}
+
+        found = cluster.wait_for(made, WITHIN, "a report is made")
+        assert found.keys().isdisjoint({"notServed", "notAnnounced"}), found
+        return found
+
+    first = report("first")
+    told.wait_for(1)
+    assert told.ids() == [first["report"]]
+
+    cluster.kubectl("create", "serviceaccount", "ada", "-n", namespace)
+    for role in ("view", "knafka-console-viewer", "knafka-console-editor"):
+        cluster.kubectl(
+            "create", "rolebinding", f"ada-{role}", f"--clusterrole={role}",
+            f"--serviceaccount={namespace}:ada", "-n", namespace,
+        )  # fmt: skip
+    token = cluster.kubectl("create", "token", "ada", "-n", namespace).strip()
+    subscriber = archiving.subscriber(namespace, "mended")
+    archiving.trigger(namespace, "fails", subscriber.ref, delivery={"retry": 0})
+    every_host = f"--host-resolver-rules=MAP * {cluster.ingress}"
+    with chromium_of(tmp_path, every_host) as chromium:
+        chromium.get(f"http://{console}/report?of={namespace}/kept")
+        wait(chromium, lambda: every(chromium, "#token"), 120)
+        one(chromium, "#namespaces").send_keys(namespace)
+        one(chromium, "#token").send_keys(token, Keys.ENTER)
+        wait(chromium, lambda: every(chromium, ".opener"), 120)
+        assert f"{COUNT}\nof {COUNT} that failed" in one(chromium, ".tiles").text
+        one(chromium, ".opener").send_keys(Keys.ENTER)
+        wait(chromium, lambda: one(chromium, ".send").is_displayed(), 60)
+        one(chromium, ".send").send_keys(Keys.ENTER)
+        one(chromium, "#ask .copy").send_keys(Keys.ENTER)
+        wait(chromium, lambda: "Succeeded" in one(chromium, ".replays").text, WITHIN)
+    subscriber.wait_for(COUNT, 120)
+    assert sorted(subscriber.ids(), key=int) == [str(each) for each in range(COUNT)]
+    # What is resolved a compaction finds out by what was settled of the replay.
+    assert report("second")["unresolved"] == 0
+    told.wait_for(2)

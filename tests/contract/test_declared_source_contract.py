@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api_server import ApiServer, api_server
+from support.api_server import ApiServer, api_server, kubeconfig
 
 from knafka.core.contract import AttributesFilter, Egress, Ingress, Kafka, Sink
 from knafka.core.errors import LogError
@@ -405,33 +404,15 @@ def test_a_kafka_that_is_not_reached_says_how_to_name_another_address(
         raise LogError("no answer")
 
 
-def _kubeconfig(folder: Path) -> Path:
-    contexts = [
-        {"name": "dev", "context": {"cluster": "c", "user": "u", "namespace": "shop"}},
-        {"name": "plain", "context": {"cluster": "c", "user": "u"}},
-    ]
-    file = folder / "config"
-    file.write_text(
-        json.dumps(
-            {
-                "apiVersion": "v1", "kind": "Config", "current-context": "plain",
-                "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-                "users": [{"name": "u", "user": {}}], "contexts": contexts,
-            }
-        )
-    )  # fmt: skip
-    return file
-
-
 def test_a_context_gives_the_namespace(tmp_path: Path) -> None:
-    file = _kubeconfig(tmp_path)
+    file = kubeconfig(tmp_path)
     assert client_of("dev", file)[1] == "shop"
     assert client_of(None, file)[1] == "default"
 
 
 def test_a_context_that_is_not_there_is_said_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no context other: there is dev, plain"):
-        client_of("other", _kubeconfig(tmp_path))
+        client_of("other", kubeconfig(tmp_path))
 
 
 def test_no_kubeconfig_says_how_to_name_one(tmp_path: Path) -> None:
@@ -440,6 +421,6 @@ def test_no_kubeconfig_says_how_to_name_one(tmp_path: Path) -> None:
 
 
 def test_an_api_server_that_does_not_answer_is_said(tmp_path: Path) -> None:
-    client, namespace = client_of("dev", _kubeconfig(tmp_path))
+    client, namespace = client_of("dev", kubeconfig(tmp_path))
     with pytest.raises(ClusterError, match="the API server does not answer"):
         ClusterSource(client, namespace).read()

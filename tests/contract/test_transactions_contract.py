@@ -391,6 +391,17 @@ def test_the_end_that_is_reached_lies_behind_markers(
     assert member.committed(source) == member.ends(source) == {0: 3}
 
 
+def test_what_was_aborted_counts_towards_no_limit(transactions: Transactions) -> None:
+    source = transactions.topic()
+    holder = Holder()
+    member = transactions.member(source, claims=holder)
+    wait_until(lambda: holder.held, member)
+    for _ in range(3):
+        transactions.begin(source, b"1", b"2", b"3").end(False)
+    transactions.append(source, b"4")
+    assert values(member.read(1, SOON)) == [b"4"]
+
+
 def test_an_end_is_given_again_behind_an_aborted_commit(transactions: Transactions) -> None:
     source, other, out = transactions.topic(), transactions.topic(), transactions.topic()
     transactions.append(source, b"1")

@@ -21,14 +21,19 @@ from selenium.webdriver import Chrome, Keys
 from selenium.webdriver.remote.webelement import WebElement
 from support.api_server import ApiServer
 from support.browser import every, look_as, one, script, wait
-from support.console_cluster import PODS, console_cluster
+from support.console_cluster import PODS, console_cluster, put_archives, report_in
+from support.reports import sample_example, sample_group, sample_report
 
+from knafka.clients.memory_admin import MemoryAdmin
+from knafka.clients.memory_log import MemoryLog
 from knafka_local.children import HOST, listen, port_of
 from knafka_local.console.function import Viewers
 from knafka_local.console.metrics import ProxiedMetrics, SharedFigures
+from knafka_local.console.reports import ReportTopics
 from knafka_local.console.server import ConsoleServer
 from knafka_local.console.settings import Settings
 from knafka_local.console.sign_in import SignIn
+from knafka_local.console.source import ArchiveName
 from knafka_local.kubernetes_api import KubernetesApi
 from knafka_operator.model.resources import EVENTING
 
@@ -74,7 +79,7 @@ def test_knafka_console_serves_a_clusters_flow_until_it_is_stopped(tmp_path: Pat
 
 
 @contextmanager
-def function(client: object) -> Iterator[str]:
+def function(client: object, topics: ReportTopics | None = None) -> Iterator[str]:
     """The function on a thread, reading the operator's metrics through the API server."""
     listener = listen()
     url = f"http://{HOST}:{port_of(listener)}/"
@@ -83,7 +88,8 @@ def function(client: object) -> Iterator[str]:
 
     async def run() -> None:
         figures = SharedFigures(ProxiedMetrics(KubernetesApi(client), "knafka"))  # type: ignore[arg-type]
-        viewers = Viewers(client, figures, Settings("knafka", "dev"))  # type: ignore[arg-type]
+        settings = Settings("knafka", "dev", trace_url="https://traces.test/{trace}")
+        viewers = Viewers(client, figures, settings, topics=topics)  # type: ignore[arg-type]
         sign_in = SignIn(viewers.source, plain_http=True)
         server = await ConsoleServer.start_signed_in(listener, sign_in)
         started.set()
@@ -181,6 +187,67 @@ def test_somebody_signs_in_sees_what_the_token_may_see_and_signs_out(chromium: C
             chromium.get("about:blank")
             chromium.get_log("browser")  # type: ignore[no-untyped-call]
         assert PODS in server.asked
+
+
+def test_a_report_is_opened_by_a_link_and_a_button_sends_its_failures_again(
+    chromium: Chrome, tmp_path: Path
+) -> None:
+    traced = sample_example(1, trace="0af7651916cd43dd8448eb211c80319c")
+    group = sample_group(1, examples=(traced,), unresolved=3)
+    memory, version = MemoryLog(), "knafka.dev/v1alpha1"
+    report_in(memory, ArchiveName("shop", "kept"), sample_report(group, sample_group(2)))
+    with console_cluster() as (server, client):
+        client.configuration.api_key = {"authorization": "Bearer function"}
+        put_archives(server)
+        server.users = {"function": lambda _: True, TOKEN: lambda each: each["namespace"] == "shop"}
+        with function(client, ReportTopics(lambda _: MemoryAdmin(memory))) as url:
+            look_as(chromium, 390, 844, dark=True)
+            chromium.get(url)
+            sign_in(chromium, TOKEN, "shop")
+            wait(chromium, lambda: every(chromium, ".trigger"))
+            one(chromium, "#reports summary").send_keys(Keys.ENTER)
+            wait(chromium, lambda: every(chromium, "#reports li"))
+            assert "7 unresolved events in 2 failures" in one(chromium, "#reports").text
+            link = one(chromium, "#reports a").get_attribute("href")
+
+            chat = tmp_path / "chat.html"  # another site: its links carry no cookie of ours
+            chat.write_text(f'<a href="{link}">Report</a>')
+            chromium.get(chat.as_uri())
+            one(chromium, "a").click()
+            wait(chromium, lambda: every(chromium, ".opener"))
+            assert chromium.current_url == f"{url}report?of=shop/kept"
+            row = one(chromium, f'[id="{group.id}"] .opener')
+            row.send_keys(Keys.ENTER)
+            wait(chromium, lambda: one(chromium, ".send").is_displayed())
+            assert script(chromium, "document.documentElement.scrollWidth") == 390
+            trace = one(chromium, ".examples a").get_attribute("href")
+            assert trace == f"https://traces.test/{traced.trace}"
+            assert one(chromium, ".send").text == "Send 3 events again…"
+            assert one(chromium, ".send-one").is_displayed()
+            one(chromium, ".send").send_keys(Keys.ENTER)
+            one(chromium, "#ask .copy").send_keys(Keys.ENTER)
+            wait(chromium, lambda: every(chromium, ".replays li"))
+            (path,) = [each for each in server.objects if "/deadletterreplays/" in each]
+            made = server.objects[path]
+            select = made["spec"]["select"]
+            assert (made["spec"]["archive"], select["trigger"]) == ("kept", group.trigger)
+            assert select["summary"] == group.summary
+            assert "Pending" in one(chromium, ".replays").text
+            server.put(
+                version, "DeadLetterReplay", "shop", made["metadata"]["name"],
+                metadata=made["metadata"], spec=made["spec"],
+                status={"phase": "Succeeded", "sent": 3},
+            )  # fmt: skip
+            wait(chromium, lambda: "Succeeded" in one(chromium, ".replays").text)
+            assert "3 events sent" in one(chromium, ".replays").text
+            assert TOKEN not in chromium.page_source
+            chromium.delete_all_cookies()
+            chromium.get("about:blank")
+            assert [
+                each
+                for each in chromium.get_log("browser")  # type: ignore[no-untyped-call]
+                if "401" not in each["message"]
+            ] == []
 
 
 def test_a_token_that_has_expired_leads_back_to_the_sign_in_page(chromium: Chrome) -> None:

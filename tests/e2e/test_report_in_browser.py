@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,6 +19,7 @@ from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.support.ui import Select
 from support.browser import every, look_as, one, picture, script, wait
 from support.reports import (
+    MADE,
     sample_example,
     sample_group,
     sample_groups,
@@ -25,7 +28,7 @@ from support.reports import (
 )
 
 from knafka.core.delivery import Reason
-from knafka_jobs.report.document import Change, ChangeKind, Report
+from knafka_jobs.report.document import Change, ChangeKind, Past, Report, bucket_seconds
 from knafka_jobs.report.page import render
 
 READY = "document.documentElement.dataset.ready"
@@ -258,6 +261,69 @@ def test_the_timeline_is_told_by_a_table_and_by_a_tip_too(open_page: Open) -> No
     wait(chromium, lambda: one(chromium, "#tip").is_displayed())
     assert one(chromium, "#tip").text.startswith(start)
     assert one(chromium, "#tip b").text == str(first.failures)
+
+
+DRAWN = """
+drawn = [];
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...where) {
+  drawn.push(text);
+  return fillText.call(this, text, ...where);
+};
+"""
+
+
+def test_no_two_ticks_of_the_time_axis_have_the_same_label(open_page: Open) -> None:
+    command = "Page.addScriptToEvaluateOnNewDocument"
+    chromium = open_page(sample_report())
+    added = chromium.execute_cdp_cmd(command, {"source": DRAWN})
+    try:
+        for span in (1, 50, 540, 25_200, 2 * 86_400, 30 * 86_400, 800 * 86_400):
+            since = MADE - timedelta(seconds=span)
+            about = {"since": since, "bucket_seconds": bucket_seconds(since, MADE)}
+            open_page(sample_report(sample_group()).model_copy(update=about))
+            wait(chromium, lambda: script(chromium, "drawn.length"))
+            drawn = script(chromium, "drawn.filter((each) => /[ :]/.test(each))")
+            assert isinstance(drawn, list)
+            assert all(tick != other for tick, other in itertools.pairwise(drawn))
+            if span < 86_400 or span > 30 * 86_400:  # else hours of several days
+                assert len(set(drawn)) == len(drawn) > 1, span
+    finally:
+        chromium.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
+def test_the_head_of_the_list_is_whole_on_a_phone(open_page: Open) -> None:
+    chromium = open_page(sample_report(*sample_groups(3)), width=320)
+    for each in every(chromium, "[data-sort]"):
+        if each.is_displayed():
+            assert each.rect["x"] >= 0
+            assert each.rect["x"] + each.rect["width"] <= 320, each.text
+
+
+def test_a_failure_tells_what_the_last_reports_said_of_it(open_page: Open) -> None:
+    days = [MADE - timedelta(days=each) for each in (3, 2, 1)]
+    past = tuple(Past(made=day, failures=n + 1, unresolved=n) for n, day in enumerate(days))
+    group = sample_group(1, history=past, first_reported=days[0], failures=7, unresolved=2)
+    chromium = open_page(sample_report(group, sample_group(2)), f"#{group.id}")
+    chart = one(chromium, ".past")
+    assert chart.accessible_name.startswith("4 reports: 1 failures and 0 unresolved")
+    assert chart.accessible_name.endswith("7 and 2 now")
+    one(chromium, ".history summary").send_keys(Keys.ENTER)
+    told = [each.text.split()[-2:] for each in every(chromium, ".history tbody tr")]
+    assert told == [["7", "2"], ["3", "2"], ["2", "1"], ["1", "0"]]
+    one(chromium, f'[id="{sample_group(2).id}"] .opener').send_keys(Keys.ENTER)
+    assert "No report had it before" in one(chromium, f'[id="details-{sample_group(2).id}"]').text
+
+
+def test_an_example_leads_to_its_trace(chromium: Chrome, tmp_path: Path) -> None:
+    traced = sample_example(1, trace="0af7651916cd43dd8448eb211c80319c")
+    group = sample_group(1, examples=(traced, sample_example(2)))
+    path = tmp_path / "report.html"
+    path.write_text(render(sample_report(group), "https://traces.test/of/{trace}?full"))
+    chromium.get(f"{path.as_uri()}#{group.id}")
+    wait(chromium, lambda: every(chromium, ".examples"))
+    (link,) = every(chromium, ".examples a")
+    assert link.get_attribute("href") == f"https://traces.test/of/{traced.trace}?full"
 
 
 def test_what_events_carry_is_shown_as_text_and_never_run(open_page: Open) -> None:

@@ -52,6 +52,7 @@ FIRING: Final[list[tuple[str, str, dict[str, str]]]] = [
     ("KnafkaOperatorDown", "", {OPERATOR % 1: "1x10 0x90", OPERATOR % 2: "0x100"}),
     ("KnafkaOperatorDown", "", {"up": "0x100"}),
     ("KnafkaBrokerNotReady", BROKER, {f"knafka_broker_ready{BROKER}": "0x90"}),
+    ("KnafkaBrokerNotReady", CHANNEL, {f"knafka_channel_ready{CHANNEL}": "0x90"}),
     ("KnafkaKafkaAway", BROKER, {f"knafka_receiver_kafka_away{BROKER}": "1x90"}),
     ("KnafkaKafkaAway", CHANNEL, {f"knafka_receiver_kafka_away{CHANNEL}": "1x90"}),
     ("KnafkaReceiverRefuses", BROKER, refused(BROKER)),
@@ -76,6 +77,7 @@ FIRING: Final[list[tuple[str, str, dict[str, str]]]] = [
 RESTING: Final[list[tuple[str, dict[str, str]]]] = [
     ("KnafkaOperatorDown", {OPERATOR % 1: "1x10 0x90", OPERATOR % 2: "0x10 1x90"}),
     ("KnafkaBrokerNotReady", {f"knafka_broker_ready{BROKER}": "1x90"}),
+    ("KnafkaBrokerNotReady", {f"knafka_channel_ready{CHANNEL}": "1x90"}),
     ("KnafkaKafkaAway", {f"knafka_receiver_kafka_away{BROKER}": "0x90"}),
     ("KnafkaReceiverRefuses", accepted(BROKER)),
     ("KnafkaLagGrows", {f"knafka_trigger_lag{TRIGGER}": "900-10x90"}),

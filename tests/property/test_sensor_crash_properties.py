@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.memory_sensors import PROCESSES, WAIT, MemorySensor, Send
 from support.sensors import Routed
@@ -87,6 +87,14 @@ def late(events: Sequence[Routed]) -> list[str]:
 @pytest.mark.conformance("BUS-14", "BUS-15", "BUS-17", "BUS-19", "BUS-24", "BUS-38")
 @settings(deadline=None)
 @given(st.integers(1, 3), schedules)
+@example(
+    partitions=1,
+    schedule=[
+        *[Interrupt(0, Interruption.ABORT)] * 3,
+        Send("a", "x", 0),
+        Send("a", "x", 0),
+    ],
+)
 def test_whatever_ends_when_each_condition_fires_exactly_once(
     partitions: int, schedule: list[Send | Run | Interrupt | End | Change]
 ) -> None:

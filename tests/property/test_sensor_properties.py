@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.sensors import event
 
@@ -91,6 +91,10 @@ def _brute_force(
             if (within is None or newest - events[each].at <= within)
             and events[each].at > last_reset
         ]
+        if not counting:
+            # The newest is of the very moment of a reset: it is held nowhere, so nothing says to
+            # what comes late that the reset has been.
+            history = []
         latest = sorted(counting, key=lambda each: (events[each].at, each))
         used = []
         for name in NAMES:
@@ -103,6 +107,7 @@ def _brute_force(
 
 
 @given(conditions, windows, st.booleans(), came)
+@example(_wanted("a", 1), None, True, [Came("a", 180), Came("a", 1)])
 def test_the_reducer_fires_what_the_whole_history_says(
     drawn: Drawn, within: int | None, resets: bool, events: list[Came]
 ) -> None:
@@ -123,6 +128,29 @@ def test_the_reducer_fires_what_the_whole_history_says(
         assert all(one.last.offset == number for one in fired)
         assert len(held) <= sum(condition.wanted.values())
     assert firings == _brute_force(condition, drawn.means, within, resets, events)
+
+
+@given(conditions, windows, st.booleans(), came, st.sets(st.integers(0, 29)))
+def test_what_is_dropped_in_time_makes_no_difference(
+    drawn: Drawn, within: int | None, resets: bool, events: list[Came], asked: set[int]
+) -> None:
+    """And it is known when there is something to drop."""
+    span = None if within is None else within * SECOND
+    rule = Rule("t", parse(drawn.text), span, (EVERY_MINUTE,) if resets else ())
+    events.sort(key=lambda each: each.at)
+    held: Held = ()
+    patient: Held = ()
+    for number, each in enumerate(events):
+        if number in asked:
+            changes = expires(rule, held)
+            left = expire(rule, held, each.at * SECOND)
+            assert left.firings == ()
+            assert (left.held != held) is (changes is not None and changes <= each.at * SECOND)
+            held = left.held
+        came_now = _event(number, each, SECOND)
+        after, patiently = step(rule, held, came_now), step(rule, patient, came_now)
+        assert after.firings == patiently.firings
+        held, patient = after.held, patiently.held
 
 
 ABSENCES = ["a && !b", "a && c && !b", "(a || c) && !b && !d", "2 of a && !b"]

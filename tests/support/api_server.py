@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -388,3 +389,22 @@ def api_server() -> Iterator[tuple[ApiServer, kubernetes.client.ApiClient]]:
 def _group(name: str, version: str) -> dict[str, Any]:
     preferred = {"groupVersion": f"{name}/{version}", "version": version}
     return {"name": name, "versions": [preferred], "preferredVersion": preferred}
+
+
+def kubeconfig(folder: Path, server: str = "http://127.0.0.1:1") -> Path:
+    """A file of two contexts: `dev`, whose namespace is shop, and `plain`, the current one."""
+    contexts = [
+        {"name": "dev", "context": {"cluster": "c", "user": "u", "namespace": "shop"}},
+        {"name": "plain", "context": {"cluster": "c", "user": "u"}},
+    ]
+    found = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "plain",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": contexts,
+    }
+    file = folder / "config"
+    file.write_text(json.dumps(found))
+    return file

@@ -11,6 +11,7 @@ import base64
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,13 @@ CSS = "css selector"
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    with chromium_of(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@contextmanager
+def chromium_of(profile: Path, *flags: str) -> Iterator[Chrome]:
+    """With its profile in this folder, and more flags."""
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 
@@ -43,7 +51,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
         pytest.skip(reason)
     options = ChromeOptions()
     options.binary_location = browser
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+    for flag in (*FLAGS, f"--user-data-dir={profile}", *flags):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     chrome = Chrome(options, Service(driver))

@@ -18,7 +18,9 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -38,6 +40,7 @@ KUBECTL_TIMEOUT: Final = 120.0  # seconds; what waits longer does so by `wait_fo
 PAUSE: Final = 0.4  # seconds between two looks, which may be by kubectl: 0.1 s of a core
 OPERATOR_NAMESPACE: Final = "knafka"
 PATIENCE: Final = 3.0  # the other tests want the same two cores
+CREATED_AT_ONCE: Final = 8  # requests; each waits for two webhooks of ours
 LAST_LINES: Final = 60  # of each log in a report
 FOLDER: Final = settings.ROOT / "tests" / "cluster"
 
@@ -49,8 +52,10 @@ class Cluster:
         self.kubeconfig = kubeconfig
         self._objects = Objects(kubeconfig)
         self._images = os.environ.get("KNAFKA_TEST_IMAGES", settings.REGISTRY)
-        public = os.environ.get("KNAFKA_TEST_INGRESS", f"{settings.NODE_IP}:80")
-        self._public = httpx.Client(base_url=f"http://{public}", timeout=60, trust_env=False)
+        self.ingress = os.environ.get("KNAFKA_TEST_INGRESS", f"{settings.NODE_IP}:80")
+        """Host and port of what leads to Routes, by their hosts."""
+        public = f"http://{self.ingress}"
+        self._public = httpx.Client(base_url=public, timeout=60, trust_env=False)
         private = os.environ.get("KNAFKA_TEST_PRIVATE_INGRESS", f"{settings.NODE_IP}:81")
         self._private = httpx.Client(base_url=f"http://{private}", timeout=60, trust_env=False)
 
@@ -93,6 +98,12 @@ class Cluster:
                 self.kubectl("apply", *where, "-f-", text=manifests)
             case _:
                 self.kubectl("apply", *where, "-f-", text=json.dumps(manifests))
+
+    def create_all(self, kind: str, namespace: str, documents: Sequence[Mapping[str, Any]]) -> None:
+        """Create many at a time: `kubectl apply` takes two requests each, one after another."""
+        with ThreadPoolExecutor(CREATED_AT_ONCE) as pool:
+            for _ in pool.map(partial(self._objects.create, kind, namespace), documents):
+                pass
 
     def get(self, kind: str, name: str, namespace: str = "") -> dict[str, Any] | None:
         """The object, or None while there is none; kinds are named as kubectl has them."""

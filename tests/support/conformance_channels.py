@@ -186,7 +186,8 @@ _CHANNEL: Final = (
         "CHN-33",
         _U,
         "Knative Eventing's duck types",
-        note="its own kinds above channels (Channel, Sequence, Parallel) were not tried with them",
+        note="Knative Eventing's own controller makes Channels and Sequences of ours "
+        "(tests/integration/test_knative_eventing.py)",
     ),
     Line(
         "CHN-34",
@@ -252,7 +253,12 @@ _DISPATCHER: Final = (
         "Service `zipkin` in the operator's namespace",
     ),
     Line("DSP-14", _U, "profiles at localhost:8008/debug/pprof"),
-    Line("DSP-15", _U, "metrics at port 8081, `/metrics`", note="the operator's"),
+    Line(
+        "DSP-15",
+        _U,
+        "metrics at port 8081, `/metrics`",
+        note="the operator's; those of a pod that lives are at its port 8080",
+    ),
     Line("DSP-16", _U, "`eventing_kafka_consumed_msg_count`, a gauge", note="by Kafka's offsets"),
     Line(
         "DSP-17",

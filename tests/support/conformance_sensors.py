@@ -29,7 +29,7 @@ _PROPOSAL: Final = (
         "BUS-6",
         _U,
         "Sensors scale out, and all replicas are active",
-        note="the operator gives a Sensor one pod",
+        note="as many as the lag asks for, one for a partition at most",
     ),
     Line(
         "BUS-7",

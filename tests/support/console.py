@@ -23,7 +23,7 @@ from knafka_local.console.document import (
     Verdict,
 )
 from knafka_local.console.server import ConsoleServer
-from knafka_local.console.source import Forbidden, NotFound, TriggerName
+from knafka_local.console.source import ArchiveReports, Forbidden, NotFound, TriggerName
 from knafka_local.dead_letters import DeadLetter
 from knafka_local.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
@@ -94,6 +94,7 @@ class MemorySource:
         """How often for the state."""
         self.replayed: list[tuple[str, tuple[EventName, ...]]] = []
         self.page: bytes | None = None
+        self.reports: ArchiveReports | None = None
 
     def set(self, name: str, kind: str = "Trigger", **values: Any) -> None:
         """Have a Trigger's or Subscription's row changed."""
@@ -104,7 +105,8 @@ class MemorySource:
     async def state(self) -> ConsoleState:
         self.asked += 1
         snapshot = Snapshot("127.0.0.1:9092", tuple(self.brokers), tuple(self.rows), self.problems)
-        return snapshot_document.state(snapshot, self.triggers, "/work/.knafka")
+        found = snapshot_document.state(snapshot, self.triggers, "/work/.knafka")
+        return found.model_copy(update={"archives": self.reports is not None})
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
         found = self._find(trigger)

@@ -8,10 +8,14 @@ from typing import Any
 
 from support.api_server import ApiServer, api_server
 
+from knafka.clients.memory_log import MemoryLog
 from knafka.core.drain import Counts
-from knafka.core.names import channel_topic
+from knafka.core.names import channel_topic, report_key, reports_topic
 from knafka.observability import Metric, produced, prometheus_text
+from knafka_jobs.report.document import Report
+from knafka_local.console.source import ArchiveName
 from knafka_operator.model.resources import CORE, EVENTING
+from knafka_operator.model.sensors import KNAFKA
 
 MESSAGING = "messaging.knative.dev/v1beta1"
 OURS = {"eventing.knative.dev/broker.class": "Kafka"}
@@ -45,6 +49,31 @@ def metrics(leads: bool, delivered: int = 7) -> str:
 
 def ready(**more: Any) -> dict[str, Any]:
     return {"conditions": [{"type": "Ready", "status": "True"}], **more}
+
+
+def put_archives(server: ApiServer) -> None:
+    """Archives of two namespaces: in `shop`, one that has a report and one that has none yet."""
+    server.kinds[KNAFKA] = {
+        "DeadLetterArchive": "deadletterarchives",
+        "DeadLetterReplay": "deadletterreplays",
+    }
+    report = {"made": "2026-01-31T06:00:00Z", "unresolved": 7, "groups": 2, "report": "r1"}
+    scheduled = {"broker": "main", "report": {"schedule": "0 6 * * *"}}
+    for namespace, name, status in (
+        ("shop", "kept", {"report": report, "waiting": 0}),
+        ("shop", "new", {"waiting": 5}),
+        ("bank", "kept", {}),
+    ):
+        server.put(KNAFKA, "DeadLetterArchive", namespace, name, spec=scheduled, status=status)
+    server.put(EVENTING, "Broker", "bank", "main", metadata={"annotations": OURS}, spec={},
+               status=ready())  # fmt: skip
+
+
+def report_in(memory: MemoryLog, archive: ArchiveName, report: Report) -> None:
+    """The record of a Job that has reported."""
+    topic = reports_topic(archive.namespace, "main")
+    memory.create(topic)
+    memory.store(topic, report_key(*archive), report.model_dump_json(by_alias=True).encode(), [])
 
 
 @contextmanager

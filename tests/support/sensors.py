@@ -135,6 +135,11 @@ class SensorWorld:
         """What has fired: `t1: a1 b1`, in the order of each partition."""
         return [action_in(record) for record in self.read(self.action_topic)]
 
+    def action_ids(self) -> list[str]:
+        """Of the events that have fired."""
+        found = (cast(Record, each) for each in self.read(self.action_topic))
+        return [read(each.headers(), each.value()).event.attributes["id"] for each in found]
+
     def read(self, topic: str) -> list[Message]:
         """All committed records of a topic."""
         consumer = Consumer(

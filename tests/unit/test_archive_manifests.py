@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
+import os
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
+import yaml
 from support.operator_world import SETTINGS
 
 from knafka.core.documents import parse
@@ -18,6 +22,7 @@ from knafka_operator.decide.archive_runs import message_of
 from knafka_operator.model.archives import ARCHIVE, DeadLetterArchive
 from knafka_operator.model.sensors import KNAFKA
 
+ROOT: Final = Path(__file__).parents[2]
 WITH_IMAGE = replace(SETTINGS, jobs_image="knafka-jobs:1")
 CLAIM: dict[str, Any] = {"storage": {"claim": {"name": "tables"}}}
 BUCKET: dict[str, Any] = {
@@ -75,6 +80,40 @@ def test_the_job_says_all_that_its_pod_has_to_do() -> None:
     assert (given.keep_hours, given.days, given.report) == (48, 7, True)
     assert (given.resolved_hours, given.unresolved_hours) == (720, None)
     assert container(made)["image"] == "knafka-jobs:1"
+
+
+def report_arguments(address: str, **report: Any) -> dict[str, str]:
+    made = manifests.job(
+        archive(**CLAIM, report={"schedule": "0 6 * * *", **report}), 7, "group", "kafka:9092",
+        None, replace(WITH_IMAGE, console_url="https://console.test", trace_url="http://z/{trace}"),
+        report=True, address=address,
+    )  # fmt: skip
+    given = pod._parser().parse_args(container(dict(made))["args"])
+    return {each: getattr(given, each) for each in ("archive", "announce", "console_url")}
+
+
+def test_a_report_is_told_to_the_broker_unless_that_is_not_wanted() -> None:
+    broker = "http://default-kn-receiver.shop.svc.cluster.local/shop/default"
+    told = {"archive": "kept", "announce": broker, "console_url": "https://console.test"}
+    assert report_arguments(broker) == told
+    untold = {"archive": "kept", "announce": "", "console_url": ""}
+    assert report_arguments(broker, announce=False) == untold
+    assert report_arguments("") == untold, "it has no address"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://here.test/$(AWS_SECRET_ACCESS_KEY)",
+        "file:///etc/passwd",
+        "http://user@here.test/",
+        "http://here.test/ --tables=/",
+    ],
+)
+def test_an_address_that_somebody_wrote_into_a_status_puts_no_key_into_a_request(
+    address: str,
+) -> None:
+    assert report_arguments(address)["announce"] == ""
 
 
 def full() -> dict[str, Any]:
@@ -260,3 +299,32 @@ def test_what_is_wrong_is_told_by_its_field(spec: dict[str, Any], told: str) -> 
 )
 def test_a_termination_message_is_a_result_or_the_end_of_a_log(text: str, found: Any) -> None:
     assert message_of(text) == found
+
+
+def test_the_example_of_a_backtest_says_what_its_pod_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may do no more than an archive's Job, and Spark has its share of the container."""
+    example = yaml.safe_load((ROOT / "examples/sensor-backtest/job.yaml").read_text())
+    made, ours = container(example), container(job(**CLAIM))
+    assert made["securityContext"] == ours["securityContext"]
+    wanted = {"name": "KNAFKA_MEMORY", **made["env"][0]}
+    divisor = wanted["valueFrom"]["resourceFieldRef"]
+    assert divisor == {"containerName": "backtest", "resource": "limits.memory", "divisor": "1Mi"}
+    mounted = {each["mountPath"]: each["name"] for each in made["volumeMounts"]}
+    assert mounted.keys() == {"/sensor", pod.WRITABLE}
+    volumes = {each["name"] for each in example["spec"]["template"]["spec"]["volumes"]}
+    assert volumes == set(mounted.values())
+
+    given: list[argparse.Namespace] = []
+
+    def run(parsed: argparse.Namespace, progress: object) -> dict[str, Any]:
+        given.append(parsed)
+        return {"events": 0}
+
+    monkeypatch.setattr(pod, "backtest", run)
+    monkeypatch.setattr(os, "environ", {"KNAFKA_MEMORY": "2048"})
+    monkeypatch.chdir("/")
+    assert pod.main(made["args"]) == 0
+    assert (str(given[0].sensor), given[0].topic) == (
+        "/sensor/sensor.json",
+        "knative-broker-default-default",
+    )

@@ -212,6 +212,26 @@ def test_what_is_right_is_let_pass(document: dict[str, Any]) -> None:
             id="channel-isolation",
         ),
         pytest.param(
+            channel({"knafka.dev/producer.acks": "0"}),
+            "can't be set: an event is answered with success once all replicas in sync have it "
+            "(acks=all): "
+            "metadata.annotations[knafka.dev/producer.acks]",
+            id="channel-producer",
+        ),
+        pytest.param(
+            channel({"knafka.dev/topic.cleanup.policy": "compact"}),
+            "can't be compact: compaction keeps the last event of each key only, and takes one "
+            "without data for a tombstone, so events would be lost before they are delivered: "
+            "metadata.annotations[knafka.dev/topic.cleanup.policy]\nwant delete",
+            id="channel-topic",
+        ),
+        pytest.param(
+            channel({"knafka.dev/topic.retention.ms": "1"}),
+            "can't be set: how long a channel keeps events is its spec.retentionDuration: "
+            "metadata.annotations[knafka.dev/topic.retention.ms]",
+            id="channel-retention",
+        ),
+        pytest.param(
             channel(delivery={"deadLetterSink": {"uri": "http://d/", "CACerts": "no PEM"}}),
             "invalid value: CA Cert provided is invalid: spec.delivery.deadLetterSink.CACerts",
             id="channel-certificate",

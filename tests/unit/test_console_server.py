@@ -231,7 +231,10 @@ async def test_what_is_not_there_and_what_is_not_allowed_say_so(source: MemorySo
 async def test_a_report_is_served_apart_from_the_consoles_origin(source: MemorySource) -> None:
     async with client(source) as session:
         async with session.get("/report") as response:
-            assert (await error(response))[0] == 404
+            assert response.status == 404
+            assert "there is no report yet: knafka dead-letters report" in await response.text()
+        async with session.get("/api/reports") as response:
+            assert (await error(response))[0] == 404, "archives are a cluster's"
         source.page = b"<p>report"
         async with session.get("/report") as response:
             assert await response.read() == b"<p>report"

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from support.dispatchers import Exchange, Running, started
-from support.drains import FAR, GROUP, Request, accept, response, until
+from support.drains import FAR, GROUP, TOPIC, Request, accept, response, until
 
 from knafka.clients.memory_log import MemoryReader
 from knafka.core.contract import CESQL, Delivery, Egress
@@ -291,6 +291,39 @@ async def test_metrics_tell_how_long_it_took_and_what_waits() -> None:
     assert await metric("knafka_dispatcher_backoff_events") == 0
     assert await metric("knafka_dispatcher_oldest_event_age_seconds") == 0
     assert await metric("kn_eventing_dispatch_in_flight_requests") == 0
+
+
+@pytest.mark.conformance("DSP-16", "DSP-17", "DSP-18")
+async def test_a_pod_says_while_it_lives_how_far_its_consumers_are_also_where_that_is_zero() -> (
+    None
+):
+    """DSP-16 to DSP-18: as the operator does, by the offsets that it would commit."""
+    running = await started(partitions=2)
+
+    async def consumed() -> dict[str, float]:
+        text = (await running.answer("GET", "/metrics")).body.decode()
+        assert "# HELP eventing_kafka_consumed_msg_count Consumed Message Count" in text
+        assert "# TYPE eventing_kafka_consumed_msg_count gauge" in text
+        prefix = f'eventing_kafka_consumed_msg_count{{consumer="{GROUP}",partition="'
+        lines = [line for line in text.splitlines() if line.startswith(prefix)]
+        assert all(line.partition("}")[0].endswith(f',topic="{TOPIC}"') for line in lines)
+        return {
+            line.removeprefix(prefix).partition('"')[0]: float(line.rpartition(" ")[2])
+            for line in lines
+        }
+
+    assert await consumed() == {}, "it has no partitions yet"
+    running.world.store_at(1, "1")
+    running.world.store_at(1, "2")
+    exchange = running.drain(idle="PT3S")
+    await until(lambda: len(running.world.subscriber.answered) == 2)
+    assert await consumed() == {"0": 0, "1": 2}
+    await exchange.task
+    assert await consumed() == {}, "they are its no longer: the operator has them on"
+    exchange = running.drain(idle="PT3S")
+    await asyncio.sleep(1)
+    assert await consumed() == {"0": 0, "1": 2}, "before it has read anything"
+    await exchange.task
 
 
 async def test_metrics_count_filters_that_fail() -> None:

@@ -89,7 +89,7 @@ def test_a_dead_letter_is_spelled_out_beside_its_own_bytes(spark: SparkSession) 
         [
             (
                 *(TOPIC, "id-1", 0, 7, NOON, b"k", b"data", headers, "shop", "main", "mail"),
-                *("1", "/s", "t", None, None, "text/plain", 4, "broker-topic", 4, 41),
+                *("1", "/s", "t", None, None, "text/plain", 4, "broker-topic", 4, 41, None),
                 *("http://mail/", "status", 503, "bm8=", 3, at(0), at(9)),
                 *(NOON.date(),),
             )
@@ -98,6 +98,24 @@ def test_a_dead_letter_is_spelled_out_beside_its_own_bytes(spark: SparkSession) 
     )
     assertDataFrameEqual(records.drop("failure_id"), expected)
     assert len(one(records, "failure_id")[0]) == 32
+
+
+def test_the_trace_is_the_one_beside_the_event_and_else_the_events_own(
+    spark: SparkSession,
+) -> None:
+    first, second = "0af7651916cd43dd8448eb211c80319c", "4bf92f3577b34da6a3ce929d0e0e4736"
+    of = {
+        first: [("traceparent", first), ("ce_traceparent", second)],
+        second: [("traceparent", "no such thing"), ("ce_traceparent", second)],
+        None: [("traceparent", "no such thing")],
+    }
+    for wanted, parents in of.items():
+        headers = [
+            (name, f"00-{each}-b7ad6b7169203331-01".encode() if len(each) == 32 else each.encode())
+            for name, each in parents
+        ]
+        records = records_of(kafka(spark, (headers, b"", 7)), topics(spark))
+        assert one(records, "trace") == (wanted,)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.options import Selection
 from knafka_jobs.replay.plan import select
-from knafka_jobs.report.assemble import change
+from knafka_jobs.report.assemble import change, known_of
 from knafka_jobs.report.document import MAX_SUMMARIES, OTHERS, ChangeKind, Report, json_schema
 from knafka_jobs.report.plan import (
     buckets,
@@ -24,11 +24,12 @@ from knafka_jobs.report.plan import (
     failed_again,
     frequent_summaries,
     groups,
+    past,
     tops,
     with_few_summaries,
 )
 from knafka_jobs.report.run import report
-from knafka_jobs.schema import FAILURES, SENT, ddl
+from knafka_jobs.schema import FAILURES, REPORTS, SENT, ddl
 from knafka_jobs.topics import BrokerName
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
@@ -244,6 +245,19 @@ def test_a_change_is_told_against_the_last_report(
     assert change(*now, before).kind is kind
 
 
+def test_the_history_of_a_group_is_of_the_last_reports_and_tells_when_it_was_first(
+    spark: SparkSession,
+) -> None:
+    rows: list[Any] = [(f"r{n}", ago(60 - n), "shop", "main", "g", n, n, 0) for n in range(50)]
+    rows.append(("r50", ago(1), "shop", "main", None, 0, 0, 0))
+    reports = spark.createDataFrame(rows, ddl(REPORTS))
+    known = known_of(past(reports, ["g", "other"], ago(60 - 45)).collect())
+    assert known.keys() == {"g"}
+    assert known["g"].first == ago(60)
+    told = [(each.made, each.failures) for each in known["g"].history]
+    assert told == [(ago(60 - n), n) for n in range(45, 50)]
+
+
 def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables(spark, str(tmp_path))
     empty = report(tables, None, ago(9))
@@ -261,6 +275,7 @@ def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_pat
     assert [each.failures for each in group.buckets] == [1]
     assert (group.examples[0].error, group.examples[0].data_preview) == ("no", "hi")
     assert group.share is None
+    assert (group.first_reported, group.history) == (None, ())
 
     tables.update(
         rows.where("code = 503"), "failures", "failures.failure_id = more.failure_id",
@@ -274,6 +289,9 @@ def test_a_report_tells_the_tables_and_what_changed(spark: SparkSession, tmp_pat
     assert {each.share for each in third.groups} == {None}
     resolved = next(each for each in third.groups if each.status == 503)
     assert (resolved.unresolved, resolved.change.resolved) == (0, 1)
+    assert resolved.first_reported == first.made
+    (past,) = resolved.history
+    assert (past.made, past.failures, past.unresolved) == (first.made, group.failures, 1)
     assert Report.model_validate_json(third.model_dump_json(by_alias=True)) == third
     assert json_schema()["properties"].keys() >= {"groups", "changes"}
     assert not tables.exists("records"), "no report reads what lay in the topics"

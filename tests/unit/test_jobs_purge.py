@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from support.gate import only_chaos
 from support.tabled import NOW, records, tabled, words_in_store
 
+from knafka_jobs.compact import plan
 from knafka_jobs.compact.checkpoints import Checkpoints
 from knafka_jobs.compact.plan import FOLDED, failures_of
 from knafka_jobs.compact.run import fold, fold_all, vacuum
@@ -23,6 +26,7 @@ from knafka_jobs.options import Selection
 from knafka_jobs.positions import MAX_BOUNDS, Bounds, bounds, within
 from knafka_jobs.replay.run import purge, purgeable
 from knafka_jobs.report.run import report
+from knafka_jobs.schema import EVENT, FAILURES, RECORDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -125,9 +129,9 @@ def older(spark: SparkSession, folder: Path) -> Tables:
     ]
     tables = Tables(spark, str(folder))
     rows = records(spark, *given)
-    _as_before(rows, tables, "records", "day")
+    _as_before(rows, tables, "records", "day", "trace")
     rows = rows.select(*FOLDED).transform(failures_of)
-    _as_before(rows, tables, "failures", "head", "summary", "first_day", "last_day", "day")
+    _as_before(rows, tables, "failures", "trace", "head", "summary", "first_day", "last_day", "day")
     tables = Tables(spark, str(folder))
     checkpoints = Checkpoints(tables)
     folded = (
@@ -179,7 +183,7 @@ def test_tables_of_an_older_layout_are_upgraded_whatever_was_killed(
     said: list[str] = []
     for _ in range(2):
         upgrade(tables, said.append)
-    assert said == ["failures is brought to layout 3"]
+    assert said == ["failures is brought to layout 4"]
     assert fold(Checkpoints(tables)) == 0, "what was folded is not folded again"
     rows = tables.read("failures").orderBy("id").collect()
     told = [(row["id"], row["failures"], bytes(row["head"] or b"")) for row in rows]
@@ -191,6 +195,41 @@ def test_tables_of_an_older_layout_are_upgraded_whatever_was_killed(
         assert tables.is_by_day(name)
     held = tables.read("records").orderBy("offset").select("offset", "day").collect()
     assert [row["day"] == today for row in held] == [True, True, False, True, True]
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Have tables the columns that they had before there were traces."""
+    columns: tuple[Any, ...] = (EVENT, RECORDS, FAILURES)
+    were = [dict(each) for each in columns]
+    for each in columns:
+        del each["trace"]
+    try:
+        yield
+    finally:
+        for each, was in zip(columns, were, strict=True):
+            each.clear()  # in the place that it had
+            each.update(was)
+
+
+def test_tables_without_traces_get_them_and_go_on_where_they_were(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, untraced():
+        patch.setattr(plan, "FOLDED", tuple(each for each in FOLDED if each != "trace"))
+        patch.setattr("knafka_jobs.io.delta.LAYOUT", {"records": 2, "failures": 3})
+        tabled(spark, tmp_path, [{"offset": 0, "word": "old"}])
+    tables = Tables(spark, str(tmp_path))
+    assert "trace" not in tables.as_it_is("failures").columns
+    said: list[str] = []
+    upgrade(tables, said.append)
+    assert said == ["records is brought to layout 3", "failures is brought to layout 4"]
+    tabled(spark, tmp_path, [{"offset": 1, "word": "new", "trace": "0af7"}])
+    rows = tables.read("failures").orderBy("id").collect()
+    assert [(row["id"], row["trace"], row["failures"]) for row in rows] == [
+        ("new", "0af7", 1),
+        ("old", None, 1),
+    ]
 
 
 def test_tables_of_a_newer_layout_are_refused(spark: SparkSession, tmp_path: Path) -> None:

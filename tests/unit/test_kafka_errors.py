@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from confluent_kafka import KafkaError
 
-from knafka.clients.kafka_client import log_error_of
+from knafka.clients.kafka_client import log_error, log_error_of
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,11 @@ def test_an_error_says_what_may_be_done_about_it(
     error = log_error_of(KafkaError(code))
     assert (error.retriable, error.too_large) == (retriable, too_large)
     assert error.unknown_topic == unknown_topic
+
+
+def test_the_same_error_of_many_attempts_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for port in range(9092, 9192):
+            text = f"127.0.0.1:{port}/bootstrap: Connect failed: Connection refused"
+            log_error(KafkaError(KafkaError._TRANSPORT, text))
+    assert len(caplog.records) == 1

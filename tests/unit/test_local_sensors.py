@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.api_server import ApiServer, api_server, kubeconfig
 from support.local_world import LocalWorld, broker, running_locally
 from support.waiting import until
+from typer.testing import CliRunner
 
 from knafka.clients.memory_log import MemoryLog
+from knafka_local.cli import app
 from knafka_local.kept_names import OF_SENSORS, KeptNames
 from knafka_operator.decide import sensor as deciding
 from knafka_operator.decide.sensor_topics import TOPICS as TOPICS_OF_SENSORS
@@ -91,3 +96,47 @@ async def test_another_start_goes_on_with_what_a_sensor_has() -> None:
 def test_what_a_sensors_status_names_is_kept() -> None:
     found = {key for both in TOPICS_OF_SENSORS.values() for key in both}
     assert {*found, deciding.BUS} == set(OF_SENSORS)
+
+
+@pytest.fixture
+def api() -> Iterator[tuple[ApiServer, str]]:
+    """An API server that has Sensors, and where it is."""
+    with api_server() as (server, client):
+        server.kinds[KNAFKA] = {SENSOR: "sensors"}
+        yield server, client.configuration.host
+
+
+def test_on_a_cluster_its_status_says_what_a_sensor_waits_for(
+    api: tuple[ApiServer, str], tmp_path: Path
+) -> None:
+    server, url = api
+    oldest = {"key": "7", "has": ["a"], "waitsFor": ["b"], "since": "2026-11-23T09:00:00Z"}
+    since = {"since": oldest["since"]}
+    status = {
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "annotations": {"knafka.dev/lag": "3"},
+        "waiting": [{"trigger": "ship", "keys": 2, **since, "oldest": [oldest]}],
+    }
+    server.put(KNAFKA, SENSOR, "shop", "paid", spec=sensor("ship")["spec"], status=status)
+    file = str(kubeconfig(tmp_path, url))
+    asked = ["sensor", "status", "--kubeconfig", file, "--context", "dev"]
+    result = CliRunner().invoke(app, asked)
+    assert result.output.splitlines() == [
+        "shop/paid: 3 events unread",
+        "  ship/7 has a, waits for b since 2026-11-23T09:00:00Z",
+        "  ship holds 1 more keys",
+    ]
+    assert result.exit_code == 0
+    status["conditions"] = [{"type": "Ready", "status": "False", "reason": "R", "message": "m"}]
+    server.put(KNAFKA, SENSOR, "shop", "paid", spec=sensor("ship")["spec"], status=status)
+    result = CliRunner().invoke(app, ["sensor", "status", "shop/paid", "--kubeconfig", file])
+    assert (result.exit_code, result.output.splitlines()[0]) == (1, "shop/paid: R: m")
+    assert CliRunner().invoke(app, [*asked, "other"]).exit_code == 2
+
+
+def test_a_cluster_without_sensors_is_said(tmp_path: Path) -> None:
+    with api_server() as (_, client):
+        file = str(kubeconfig(tmp_path, client.configuration.host))
+        result = CliRunner().invoke(app, ["sensor", "status", "--kubeconfig", file])
+    assert result.exit_code == 2
+    assert "no Sensors" in result.output

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support.operator_world import running_operator
+from support.channel_world import running_channels
+from support.installation import ROOT
 from support.prometheus import METRIC, MONITORING, dashboard
 from support.requests import ingress
 from support.scaling import egress
@@ -39,7 +40,9 @@ def series(metrics: Iterable[Metric]) -> Iterator[str]:
 
 async def exposed() -> set[str]:
     ingest = IngestHandler([ingress()], [MemoryWriter(MemoryLog())])
-    async with running_operator() as world:
+    async with running_channels() as world:
+        world.declare_channel("shop", "orders")
+        await world.reconcile_channel("shop", "orders")
         return {
             *series(ingest.metrics()),
             *series(metrics_of([Served(egress())], 0.0)),
@@ -62,6 +65,11 @@ def test_each_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
         assert {"summary", "description"} == alert["annotations"].keys()
     names = [alert["alert"] for alert in alerts()]
     assert len(set(names)) == len(names)
+
+
+def test_each_alert_is_explained() -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    assert [each["alert"] for each in alerts() if f"| `{each['alert']}` |" not in page] == []
 
 
 def test_the_pods_of_every_role_are_scraped() -> None:

@@ -115,10 +115,29 @@ async def test_a_report_is_made_when_it_is_due_once_there_is_anything(
     await world.turn(after=18 * 3_600)
     arguments = world.job()["spec"]["template"]["spec"]["containers"][0]["args"]
     assert "--report" in arguments
+    broker = world.cluster.objects["eventing.knative.dev/v1", "Broker", "shop", "default"]
+    address = broker["status"]["address"]["url"]
+    assert f"--announce={address}" in arguments
     world.end(records=1, report={"report": "abc", "failures": 1, "changes": {"new": 1}})
     await world.turns()
     made = {"made": "2026-01-01T12:00:00Z", "report": "abc", "failures": 1}
     assert world.status()["report"] == made
+
+
+async def test_what_kept_a_report_from_people_is_told_until_one_reaches_them(
+    world: ArchivesWorld,
+) -> None:
+    """A status is merged, so what isn't any more has to be taken away."""
+    world.declare(report=AT_SIX, **NEVER)
+    world.bury()
+    await world.turns()
+    for day, found in enumerate(({"notServed": "no ACL"}, {})):
+        await world.turn(after=24 * 3_600)
+        await world.turns(2)
+        world.end(records=1, report={"report": f"r{day}", **found})
+        await world.turns()
+        told = world.status()["report"]
+        assert (told["report"], told.get("notServed")) == (f"r{day}", found.get("notServed"))
 
 
 async def test_an_annotation_has_it_run_once(world: ArchivesWorld) -> None:

@@ -29,7 +29,7 @@ INSTALLED = {"installation": "c0ffee00-0000-4000-8000-000000000000"}
 
 @pytest.fixture
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OperatorWorld]:
-    monkeypatch.setattr(receivers, "READ_TIMEOUT", 0.05)
+    monkeypatch.setattr(receivers, "READ_TIMEOUT", 0.5)
     monkeypatch.setattr(receivers, "LOOK_INTERVAL", 0.01)
     async with running_operator() as world:
         yield world
@@ -92,6 +92,29 @@ async def test_a_broker_is_ready_once_every_replica_has_read_its_entry(
     world.behind["pod-2"] = 1
     status = await world.reconcile_broker(SHOP)
     assert condition(status, "Ready")["status"] == "True"
+
+
+async def test_a_replica_that_has_read_more_than_we_have_written_has_read_ours(
+    world: OperatorWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else writes there, too: an operator that is being replaced, or this one by another
+    Broker, whose ConfigMap writes the same servers in another way."""
+    monkeypatch.setattr(receivers, "READ_TIMEOUT", 30.0)
+    await ready(world, "other")
+    topic = followed(world, "other").contract_topic
+    (others,) = (each.value() for each in world.log.topics[topic][0])
+    asked: list[int] = []
+
+    async def positions(namespace: str, name: str) -> Mapping[str, int | None]:
+        if not asked:
+            world.log.store(topic, b"/other/default", others, [])
+        asked.append(len(world.log.topics[topic][0]))
+        return {"pod-1": asked[-1]}
+
+    world.operator.brokers.receivers.positions = positions
+    await ready(world)
+    assert asked == [3, 3], "it is found out at once"
+    assert world.entries().keys() == {PATH, "/other/default"}
 
 
 async def test_another_operator_asks_no_replica_and_writes_nothing(world: OperatorWorld) -> None:
@@ -175,6 +198,28 @@ async def test_a_contract_that_somebody_deleted_is_written_anew(
     assert ("Broker", "other", "default") in world.operator.queue._items, "it writes its own, too"
     await world.reconcile_broker("other")
     assert world.entries().keys() == {PATH, "/other/default"}
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_contract_that_somebody_made_is_kept_for_ever(
+    world: OperatorWorld, refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kafka would drop what is older than a week, and receivers that start later serve nothing."""
+    await ready(world)
+    topic = followed(world).contract_topic
+    found = world.log.descriptions[topic]
+    world.log.descriptions[topic] = replace(found, config={"min.insync.replicas": "1"})
+    if refused:
+        world.kafka_failures["set_topic_config"] = LogError("not authorized")
+    await world.restart()
+    status = await world.reconcile_broker(SHOP)
+    assert condition(status, "Ready")["status"] == "True"
+    compacted = world.log.descriptions[topic].config.get("cleanup.policy")
+    assert compacted == (None if refused else "compact")
+    assert f"topic {topic} " in caplog.text
+    asked = len(caplog.records)
+    await world.reconcile_broker(SHOP)
+    assert len(caplog.records) == asked
 
 
 @pytest.mark.parametrize("restarted", [False, True])

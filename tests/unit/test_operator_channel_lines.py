@@ -125,6 +125,44 @@ async def test_topics_and_clients_of_channels_are_configured_in_one_config_map(
     assert world.egress_of("shop", "mail").kafka.consumer["fetch.min.bytes"] == "4096"
 
 
+@pytest.mark.conformance("CHN-5")
+async def test_a_channel_may_have_settings_of_its_own_over_those_of_all(
+    world: ChannelWorld,
+) -> None:
+    """CHN-5: its neighbours and the receiver of all stay as they are."""
+    settings = {"producer.compression.type": "zstd", "consumer.fetch.min.bytes": "4096"}
+    servers = {"bootstrap.servers": "kafka:9092"}
+    world.configure("knafka", "kafka-channel-config", **servers, **settings)
+    world.declare_channel("shop", "mail")
+    await world.reconcile_channel("shop", "mail")
+    of = SERVING, "Service", "knafka", "kafka-channel-receiver"
+    before = world.cluster.objects[of]["metadata"]["generation"]
+    own = {
+        "knafka.dev/producer.compression.type": "lz4",
+        "knafka.dev/producer.batch.size": "65536",
+        "knafka.dev/consumer.client.rack": "a",
+        "knafka.dev/topic.segment.bytes": "1048576",
+    }
+    world.declare_channel("shop", "orders", annotations=own)
+    status = await world.reconcile_channel("shop", "orders")
+    assert condition(status, "Ready")["status"] == "True"
+    await subscribe(world, "each", "orders")
+    config = world.log.descriptions["knative-messaging-kafka.shop.orders"].config
+    assert config["segment.bytes"] == "1048576"
+    producers = {name: each.kafka.producer for name, each in world.ingresses().items()}
+    assert producers == {
+        "/shop/orders": {"compression.type": "lz4", "batch.size": "65536"},
+        "/shop/mail": {"compression.type": "zstd"},
+    }
+    consumer = world.egress_of("shop", "each").kafka.consumer
+    assert consumer == {"client.rack": "a", "fetch.min.bytes": "4096"}
+    world.declare_channel("shop", "orders", annotations={"knafka.dev/producer.acks": "0"})
+    refused = condition(await world.reconcile_channel("shop", "orders"), "ConfigParsed")
+    assert refused["status"] == "False"
+    assert "knafka.dev/producer.acks" in refused["message"]
+    assert world.cluster.objects[of]["metadata"]["generation"] == before
+
+
 @pytest.mark.conformance("CHN-2", "CHN-14", "CHN-26", "DSP-2", "DSP-7")
 async def test_each_channel_has_a_topic_and_dispatchers_of_its_own(world: ChannelWorld) -> None:
     """CHN-2: what one is sent is in the way of no other's dispatchers."""

@@ -220,7 +220,9 @@ async def test_a_record_that_can_not_be_used_takes_its_own_route_away_and_no_oth
     world.contract.put(key, poison(value))
     await world.is_read()
     async with connected(world.port) as wire:
-        assert await world.statuses(wire, ORDERS, BILLS) == [404, 404, 202, 202]
+        assert await world.statuses(wire, ORDERS, BILLS) == [503, 503, 202, 202]
+        wire.send(post(path=b"/shop/others"))
+        assert await wire.statuses(1) == [404], "which nobody declares"
         assert "/shop/orders can't be used" in caplog.text
         wire.send(request(b"GET", b"/contract", b"x"))
         told = json.loads((await wire.response()).body)
@@ -354,6 +356,25 @@ async def test_a_receiver_of_one_broker_serves_that_and_no_other(
     await world.stop()
 
 
+@pytest.mark.conformance("KN-BRK-01")
+async def test_a_receiver_whose_entry_is_lost_has_senders_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody deleted the contract's topic, or Kafka lost it: 404 would be for good."""
+    world = World(monkeypatch)
+    await world.start(path="/shop/bills")
+    await world.serve(ORDERS)
+    async with connected(world.port) as wire:
+        assert await world.statuses(wire, BILLS) == [503, 503]
+        wire.send(post(path=b"/shop/orders"))
+        assert await wire.statuses(1) == [404]
+        await world.serve(BILLS)
+        assert await world.statuses(wire, BILLS) == [202, 202]
+        await world.remove(BILLS)
+        assert await world.statuses(wire, BILLS) == [503, 503]
+    await world.stop()
+
+
 async def test_other_settings_of_its_producer_are_another_writer_and_lose_no_request(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +397,7 @@ async def test_other_settings_of_its_producer_are_another_writer_and_lose_no_req
 async def test_settings_that_no_producer_may_have_are_refused(world: World) -> None:
     broken = Kafka(bootstrap_servers="kafka:9092", producer={"acks": "0"})
     await world.serve(ORDERS.model_copy(update={"kafka": broken}), BILLS)
-    assert await world.hosted.ask(path="/shop/orders") == 404
+    assert await world.hosted.ask(path="/shop/orders") == 503
     assert await world.hosted.ask(path="/shop/bills") == 202
     assert "acks" in world.receiver.ingest._contract.refused["/shop/orders"]  # type: ignore[union-attr]
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Final
+from zlib import crc32
 
 import pytest
 from support.memory_sensors import ACTION, BUS, CHANGELOG, GROUP, TRIGGER, WAIT, MemorySensor, Send
 
 from knafka.clients.memory_transactions import Interruption
 from knafka.ports.transactions import RecordTooLarge
-from knafka.sensor.processor import BATCH
+from knafka.sensor.batch import BATCH
+
+TOPICS: Final = (BUS, TRIGGER)
 
 
 def test_what_did_not_come_fires_only_when_all_before_was_read_by_everybody() -> None:
@@ -48,6 +52,60 @@ def test_what_is_due_fires_though_its_transaction_was_aborted_before() -> None:
     assert world.actions() == {"late/x: a0": 1}
 
 
+def test_keys_that_are_due_at_once_are_shared_out_among_transactions() -> None:
+    """One of them all would take longer than Kafka lets it; and nothing is asked between two."""
+    world = MemorySensor(1)
+    keys = 2 * BATCH + 500
+    for number in range(keys):
+        world.send(Send("a", f"o{number}", 0))
+    while world.run(0):
+        pass
+    world.now += (WAIT + 60) * 1000
+    processor, _ = world.opened(0)
+    before = processor.counts.transactions
+    handled = [processor.step(world.now) for _ in range(4)]
+    assert handled == [BATCH, BATCH, 0, 0], "the last of them keep nobody awake"
+    assert processor.counts.transactions == before + 3
+    assert world.actions() == {f"late/o{number}: a{number}": 1 for number in range(keys)}
+
+
+def test_what_comes_while_keys_are_due_is_decided_by_what_is_known_after_it() -> None:
+    """An event whose sender held it back, and whose answer lies unread where another reads."""
+    world = MemorySensor(2)
+    for _ in range(2):  # both join, and share the partitions
+        world.run(0)
+        world.run(1)
+    for number in range(3 * BATCH):
+        world.send(Send("a", f"o{number}", 0))
+    while world.run(0) + world.run(1):
+        pass
+    at = world.now
+    world.now += (WAIT + 60) * 1000
+    while not world.actions():  # the first of process 0's keys have fired, and not the last
+        world.run(0)
+        world.now += 1000
+    assert world.actions().total() == BATCH
+
+    processor, log = world.opened(0)
+    mine = {topic: {each.number for each in log._next if each.topic == topic} for topic in TOPICS}
+    order = next(
+        name for name in map(str, range(100)) if crc32(b"late/%b" % name.encode()) % 2
+        in mine[TRIGGER]
+    )  # fmt: skip
+    later, world.now = world.now, at
+    for dependency, read_by_it in (("a", True), ("b", False)):
+        while (crc32(str(len(world.sent)).encode()) % 2 in mine[BUS]) is not read_by_it:
+            world.send(Send("c", "other", 0))
+        world.send(Send(dependency, order, 0))
+    world.now = later
+    for _ in range(20):
+        world.run(0)
+        world.now += 1000
+    assert any(key == f"late/{order}" for key in processor.held())
+    world.rest()
+    assert not any(each.startswith(f"late/{order}:") for each in world.actions())
+
+
 def test_an_action_that_is_too_large_is_said_and_nothing_is_lost() -> None:
     """Its topic's limit has to be raised: then it goes on where it was."""
     world = MemorySensor(1)
@@ -80,6 +138,22 @@ def test_what_a_removed_trigger_held_is_removed_from_the_changelog() -> None:
 
 
 @pytest.mark.conformance("BUS-S4")
+def test_what_many_keys_of_a_removed_trigger_held_goes_in_several_transactions() -> None:
+    world = MemorySensor(1)
+    for number in range(BATCH + 500):
+        world.send(Send("a", f"o{number}", 0))
+    while world.run(0):
+        pass
+    assert len(world.changelog()) > 2 * BATCH
+    world.end(0, expelled=False)
+    world.without = ("three", "late")
+    sizes: list[int] = []
+    while (handled := world.run(0)) or not sizes:
+        sizes.append(handled)
+    assert max(sizes) == BATCH
+    assert len(world.changelog()) == 1, "what `two` holds"
+
+
 def test_what_was_held_is_removed_from_the_changelog_when_it_has_fired() -> None:
     """BUS-S4: so a start costs what is held, however much has fired."""
     world = MemorySensor(1)

@@ -198,6 +198,22 @@ def test_an_event_from_before_the_last_reset_doesnt_count() -> None:
 
 
 @pytest.mark.conformance("BUS-S5")
+def test_what_was_reset_is_held_no_longer() -> None:
+    """Else each order that is never paid would be held for ever."""
+    of = rule("a && b", None, Reset("59 23 * * *"))
+    before, at, after = ms(2026, 11, 1, 23, 58), ms(2026, 11, 1, 23, 59), ms(2026, 11, 2, 0, 10)
+    held = (event("a", "a1", before, 0), event("a", "a2", at, 1), event("a", "a3", after, 2))
+    assert expires(of, held) == at
+    assert expire(of, held, at - 1) == Step(held)
+    assert expire(of, held, at) == Step(held[2:])
+    assert expires(of, held[1:]) == at
+    assert expires(of, held[2:]) == ms(2026, 11, 2, 23, 59)
+    windowed = rule("a && b", 1000, Reset("59 23 * * *"))
+    assert expires(windowed, held) == before + 1001
+    assert expires(windowed, held[2:]) == after + 1001
+
+
+@pytest.mark.conformance("BUS-S5")
 def test_an_event_that_comes_late_is_dropped_when_a_reset_was_passed() -> None:
     """BUS-S5: not newer than the last reset."""
     of = rule("a && b", None, Reset("59 23 * * *"))

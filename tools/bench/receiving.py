@@ -20,10 +20,14 @@ FIXED_RATE: Final = 2000
 MANY_EVENTS: Final = 1_000_000
 """After so many the receiver's memory is judged."""
 
-SHARE: Final = 0.2
-"""Cores that a receiver may use where two are compared with one: few enough that two, Kafka and
-the load generator leave some of two cores idle."""
+SHARE: Final = 0.1
+"""Cores that a receiver may use where several are compared with one: few enough that four, Kafka
+and the load generator leave some of two cores idle."""
 
+ONE: Final = "one receiver"
+TWO: Final = "two receivers"
+FOUR: Final = "four receivers"
+SEVERAL: Final = {ONE: 1, TWO: 2, FOUR: 4}
 AT_64: Final = "64 connections"
 AT_256: Final = "256 connections"
 AT_RATE: Final = f"{FIXED_RATE:,} a second"
@@ -72,27 +76,35 @@ async def receiver_case(world: World, results: Results, externals: Sequence[Exte
 
 
 async def scale_case(world: World, results: Results, externals: Sequence[External]) -> None:
-    """Two receivers beside one, and what share of the machine was left to them.
+    """Two and four receivers beside one, and what share of the machine was left to them (CHN-25).
 
     Where the machine is too small to leave a core free, a limit on each receiver's CPU does.
     """
     seconds = world.sized(5, 1.5)
     share = f", {SHARE:g} cores each"
     async with world.topic() as topic, AsyncExitStack() as stack:
-        pair = [await stack.enter_async_context(receiver(world, OURS, topic)) for _ in range(2)]
-        both = Running(OURS, [pid for each in pair for pid in each.pids], _urls(pair))
-        await load(world, both, seconds=seconds)
-        cases = (("one receiver", pair[0]), ("two receivers", both))
+        all_ = [
+            await stack.enter_async_context(receiver(world, OURS, topic))
+            for _ in range(max(SEVERAL.values()))
+        ]
+        cases = {what: _together(all_[:count]) for what, count in SEVERAL.items()}
+        await load(world, _together(all_), seconds=seconds)
         for _ in range(world.options.runs):
-            for what, target in cases:
-                results.add(what, OURS, **await load(world, target, seconds=seconds))
-        for each in pair:
+            for what in (ONE, TWO):
+                results.add(what, OURS, **await load(world, cases[what], seconds=seconds))
+        for each in all_:
             stack.enter_context(limited(each.pids, SHARE))
         for _ in range(world.options.runs):
-            for what, target in cases:
+            for what, target in cases.items():
                 results.add(what + share, OURS, **await load(world, target, seconds=seconds))
-    ratio = results.to_other("two receivers" + share, "one receiver" + share, "per_s")
-    results.at_least(f"throughput of two receivers{share}, × one", ratio, 1.7)
+    for what, least in ((TWO, 1.7), (FOUR, 3.4)):
+        ratio = results.to_other(what + share, ONE + share, "per_s")
+        results.at_least(f"throughput of {what}{share}, × one", ratio, least)
+
+
+def _together(targets: Sequence[Running]) -> Running:
+    pids = [pid for each in targets for pid in each.pids]
+    return Running(OURS, pids, ",".join(each.url for each in targets))
 
 
 @asynccontextmanager
@@ -111,10 +123,6 @@ async def receivers(
             if each.url
         ]
         yield targets
-
-
-def _urls(targets: Sequence[Running]) -> str:
-    return ",".join(each.url for each in targets)
 
 
 async def load(

@@ -30,7 +30,7 @@ from knafka.core.sensor import records
 from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.held import HeldEvent
 from knafka.settings import DRAIN_AT_START, SENSOR
-from knafka_local.children import HOST, free_port
+from knafka_local.children import HOST, Child, free_port
 
 PARTITIONS: Final = 4
 DATA: Final = b'{"text":"' + b"x" * 190 + b'"}'
@@ -51,7 +51,7 @@ COMMITTED: Final = "knafka_sensor_transactions_total{outcome=committed}"
 
 async def sensors_case(world: World, results: Results, externals: Sequence[External]) -> None:
     """A backlog through each kind of condition, and restored keys by their number."""
-    count = int(world.sized(40_000, 4_000))
+    count = int(world.sized(100_000, 30_000))
     async with world.topic(PARTITIONS) as bus:
         await asyncio.to_thread(_fill, world, bus, count)
         for _ in range(world.options.runs):
@@ -60,7 +60,9 @@ async def sensors_case(world: World, results: Results, externals: Sequence[Exter
                 results.add(what, OURS, **await _fire(world, bus, trigger, count))
     for keys in (10_000, 100_000, 1_000_000):
         if keys <= world.sized(1_000_000, 10_000):
-            results.add(f"a start with {keys:,} keys", OURS, **await _restore(world, keys))
+            start, after_kill = await _restore(world, keys)
+            results.add(f"a start with {keys:,} keys", OURS, **start)
+            results.add(f"{keys:,} keys after kill -9", OURS, **after_kill)
 
 
 async def _fire(
@@ -68,16 +70,20 @@ async def _fire(
 ) -> dict[str, float | None]:
     """From `WARM` of the events until all have fired that will."""
     firings = count if trigger["conditions"] == "a || b" else count // 2
-    async with _sensor(world, bus, trigger) as (url, pid, _):
+    async with (
+        _declared(world, bus, trigger) as sensor,
+        _process(world, sensor) as (url, child, _),
+    ):
         await _until(url, READ, count * WARM)
         kafka = [] if world.kafka_pid is None else [world.kafka_pid]
-        before, usage = await _counts(url), Usage({"target": [pid], "kafka": kafka})
+        before, usage = await _counts(url), Usage({"target": [child.pid], "kafka": kafka})
         began = time.monotonic()
         # Of uncorrelated events not all pairs meet: the last one of each type counts.
         done = MATCHED if trigger == TRIGGERS["a && b"] else FIRED
         await _until(url, done, count if done == MATCHED else firings)
         took, found, after = time.monotonic() - began, usage.end(), await _counts(url)
-    measured = count - before[READ]
+    if (measured := count - before[READ]) <= 0:
+        raise BenchError(f"{count} events were read between two looks: want more of them")
     return {
         "cpu_us": found["cpu_s"]["target"] * 1e6 / measured,
         "per_s": measured / took,
@@ -87,29 +93,40 @@ async def _fire(
     }
 
 
-async def _restore(world: World, keys: int) -> dict[str, float | None]:
-    """Until a new process holds what the changelog says."""
-    async with world.topic(PARTITIONS) as bus:
-        trigger = TRIGGERS["a && b with the same order"]
-        async with _sensor(world, bus, trigger, keys) as (url, pid, began):
-            usage = Usage({"target": [pid]})
-            await _until(url, HELD, keys)
-            took, found = time.monotonic() - began, usage.end()
-            return {"seconds": took, "rss_mb": found["rss_mb"]["target"]}
+async def _restore(
+    world: World, keys: int
+) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """Until a new process holds what the changelog says; and from the kill of that one until its
+    successor does, which has the partitions once the group has noticed."""
+    trigger = TRIGGERS["a && b with the same order"]
+    async with world.topic(PARTITIONS) as bus, _declared(world, bus, trigger, keys) as sensor:
+        async with _process(world, sensor, mortal=True) as (url, child, began):
+            start = await _until_held(url, child, began, keys)
+            child.kill()
+            killed = time.monotonic()
+        async with _process(world, sensor) as (url, child, _):
+            return start, await _until_held(url, child, killed, keys)
+
+
+async def _until_held(url: str, child: Child, began: float, keys: int) -> dict[str, float | None]:
+    usage = Usage({"target": [child.pid]})
+    await _until(url, HELD, keys)
+    found = usage.end()
+    return {"seconds": time.monotonic() - began, "rss_mb": found["rss_mb"]["target"]}
 
 
 @asynccontextmanager
-async def _sensor(
+async def _declared(
     world: World, bus: str, trigger: Mapping[str, str], keys: int = 0
-) -> AsyncIterator[tuple[str, int, float]]:
-    """A process that drains from its start: where it is, its pid, and when it was started."""
-    port = free_port()
+) -> AsyncIterator[Sensor]:
+    """A Sensor with topics of its own, whose changelog holds so many keys."""
     async with (
         world.topic(PARTITIONS) as triggers,
         world.topic(PARTITIONS) as changelog,
         world.topic(PARTITIONS) as actions,
     ):
-        declared = parse(
+        await asyncio.to_thread(_hold, world, changelog, keys)
+        yield parse(
             Sensor,
             {
                 "namespace": "bench",
@@ -126,15 +143,22 @@ async def _sensor(
                 "triggers": [{"name": "t", **trigger}],
             },
         )
-        await asyncio.to_thread(_hold, world, changelog, keys)
-        environment = {
-            "HOST": HOST, "PORT": str(port), DRAIN_AT_START: "true",
-            SENSOR: json.dumps(dump(declared)),
-        }  # fmt: skip
-        began = time.monotonic()
-        async with world.process(PYTHON, "-m", "knafka.sensor", environment=environment) as child:
-            await listens(f"{HOST}:{port}")
-            yield f"http://{HOST}:{port}/metrics", child.pid, began
+
+
+@asynccontextmanager
+async def _process(
+    world: World, sensor: Sensor, *, mortal: bool = False
+) -> AsyncIterator[tuple[str, Child, float]]:
+    """A process that drains from its start: where its metrics are, and when it was started."""
+    port = free_port()
+    environment = {
+        "HOST": HOST, "PORT": str(port), DRAIN_AT_START: "true", SENSOR: json.dumps(dump(sensor)),
+    }  # fmt: skip
+    began = time.monotonic()
+    command = PYTHON, "-m", "knafka.sensor"
+    async with world.process(*command, environment=environment, mortal=mortal) as child:
+        await listens(f"{HOST}:{port}")
+        yield f"http://{HOST}:{port}/metrics", child, began
 
 
 def _event(number: int) -> Event:

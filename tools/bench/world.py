@@ -158,8 +158,10 @@ class World:
         *command: str | Path,
         environment: Mapping[str, str] | None = None,
         listener: socket.socket | None = None,
+        mortal: bool = False,
     ) -> AsyncIterator[Child]:
-        """A process that is ended with the block; its output goes into a log of its own."""
+        """A process that is ended with the block, and before it only if it is `mortal`; its output
+        goes into a log of its own."""
         log = self.folder / f"{uuid.uuid4().hex[:8]}.log"
         words = [str(each) for each in command]
         child = await Child.start(
@@ -167,7 +169,7 @@ class World:
         )
         try:
             yield child
-            if not child.is_running:
+            if not (mortal or child.is_running):
                 raise BenchError(f"{' '.join(words)} ended by itself:\n{log.read_text()[-2000:]}")
         finally:
             await child.stop()

@@ -57,6 +57,7 @@ EXAMPLES: Final = {
     "knafka-quickstart": "quickstart",
     "knafka-channel-example": "channel",
     "knafka-sensor-example": "sensor",
+    "knafka-chat-example": "chat",
 }
 """Images of subscribers, by the folder of their example."""
 FUNC_RUNTIME: Final = "func-python==0.8.1"
@@ -89,7 +90,10 @@ def main(arguments: Sequence[str]) -> None:
     _source("knafka", chosen.tag, functions, ["functions/knafka", "functions/main.py"], "knafka")
     _source(
         "knafka-operator", chosen.tag, _dependencies("operator"),
-        ["functions/knafka", "operator/knafka_operator", "local/knafka_local"],
+        [
+            "functions/knafka", "operator/knafka_operator", "local/knafka_local",
+            "spark_jobs/knafka_jobs",
+        ],
         "knafka_operator",
     )  # fmt: skip
     for name, example in EXAMPLES.items():

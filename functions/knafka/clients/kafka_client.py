@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter())  # a client's queue may hold hundreds of the same error
 _librdkafka = logging.getLogger("librdkafka")
 _librdkafka.addFilter(RateLimitedFilter())
 

@@ -286,10 +286,9 @@ class MemoryReader:
         for number, position in self._next.items():
             if number in self._paused:
                 continue
-            some = readable(self._records(number), position, limit)
-            self._next[number] = position + len(some)
+            some, self._next[number] = readable(self._records(number), position, limit)
             limit -= len(some)
-            records.extend(each for each in some if not isinstance(each, Marker))
+            records += some
         return records
 
     def _start_anew(self) -> None:

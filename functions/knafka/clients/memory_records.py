@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from knafka.core.kafka_binding import RecordHeaders
 
 CREATE_TIME = 1
@@ -64,13 +66,20 @@ class Undecided(MemoryRecord):
     __slots__ = ()
 
 
-def readable(records: list[MemoryRecord], position: int, limit: int) -> list[MemoryRecord]:
-    """What a reader may go over: up to `limit`, markers included, which it doesn't give."""
-    some = records[position : position + limit]
-    for count, each in enumerate(some):
-        if isinstance(each, Undecided):
-            return some[:count]
-    return some
+def readable(
+    records: Sequence[MemoryRecord], position: int, limit: int
+) -> tuple[list[MemoryRecord], int]:
+    """Up to `limit` records from a position, and the position behind them. A reader passes over
+    markers, however many there are, and goes no further than a transaction under way."""
+    found: list[MemoryRecord] = []
+    while position < len(records) and len(found) < limit:
+        record = records[position]
+        if isinstance(record, Undecided):
+            break
+        if not isinstance(record, Marker):
+            found.append(record)
+        position += 1
+    return found, position
 
 
 def size_of(key: bytes | None, value: bytes | None, headers: RecordHeaders) -> int:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 from knafka.clients.memory_log import MemoryLog, MemoryReader
-from knafka.clients.memory_records import Marker, MemoryRecord, readable
+from knafka.clients.memory_records import MemoryRecord, readable
 from knafka.core.progress import MAX_METADATA
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 from knafka.ports.shared_log import Commit, GroupHasMembers, Position
@@ -136,10 +136,9 @@ class MemoryPositionedReader:
                 self.restarted = {*self.restarted, number}
             if number in self._paused:
                 continue
-            some = readable(self._records(number), position, limit)
-            self._next[number] = position + len(some)
+            some, self._next[number] = readable(self._records(number), position, limit)
             limit -= len(some)
-            records.extend(each for each in some if not isinstance(each, Marker))
+            records += some
         return records
 
     def _records(self, number: int) -> list[MemoryRecord]:

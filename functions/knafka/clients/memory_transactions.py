@@ -96,10 +96,9 @@ class MemoryTransactions:
         self._sync()
         records: list[Record] = []
         for place in self._in_turn():
-            position = self._next[place]
-            some = readable(self._records(place), position, limit - len(records))
-            self._next[place] = position + len(some)
-            records.extend(each for each in some if not isinstance(each, Marker))
+            found = self._records(place)
+            some, self._next[place] = readable(found, self._next[place], limit - len(records))
+            records += some
         self.reached = {
             place: position
             for place, position in self._next.items()

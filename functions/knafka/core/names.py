@@ -29,6 +29,9 @@ CHANNELS: Final = "knative-messaging-kafka."
 REPLAYS: Final = f"{OURS}replays-"
 """What every replay topic's name begins with."""
 
+REPORTS: Final = f"{OURS}reports-"
+"""What the name of every topic with reports on dead letters begins with."""
+
 CONTRACTS: Final = f"{OURS}contract-"
 """What the name of every topic with a contract begins with."""
 
@@ -111,6 +114,16 @@ def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:
 def replay_topic(namespace: str, broker: str, trigger: str) -> str:
     """Where a Trigger's dead letters are sent again; its consumer group has the same name."""
     return _distinct(REPLAYS, namespace, broker, trigger)
+
+
+def reports_topic(namespace: str, broker: str) -> str:
+    """Where the last report on a Broker's dead letters is, by `report_key`."""
+    return _distinct(REPORTS, namespace, broker)
+
+
+def report_key(namespace: str, archive: str) -> bytes:
+    """The key of a DeadLetterArchive's last report."""
+    return f"{namespace}/{archive}".encode()
 
 
 def contract_topic(namespace: str, broker: str) -> str:

@@ -267,9 +267,10 @@ class Drain:
                 if passes(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                     self._sender.encode(event, envelope)
-                    event.trace = trace
                 if trace is not None:
                     trace.filtered(passes=event is not None)
+                    if event is not None:
+                        event.trace = trace
             except Exception as error:  # it concerns this record, and the others go on
                 event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                 event.size = len(record.value() or b"")
@@ -374,10 +375,11 @@ class Drain:
         self._active_at = self._loop.time()
         self.counts.rebalances += 1
         for number, committed in partitions.items():
-            progress = None
+            progress, began = None, 0
             if committed is not None:
-                progress = decode(committed.offset, committed.metadata, self._policy)
-            self._partitions[number] = Partition(number, progress)
+                began = committed.offset
+                progress = decode(began, committed.metadata, self._policy)
+            self._partitions[number] = Partition(number, progress, began)
 
     async def revoked(self, partitions: Sequence[int]) -> Commits:
         going = [self._partitions[each] for each in partitions if each in self._partitions]

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 class Partition:
     """One assigned partition: its offsets, its lanes, and what may be done with it.
 
-    `progress` is what an earlier owner has told with its last commit.
+    `progress` is what an earlier owner has told with its last commit, and `began` that commit's
+    offset.
     """
 
     __slots__ = (
         "_all_told",
         "backoffs",
+        "began",
         "committed",
         "held_back",
         "held_bytes",
@@ -40,9 +42,10 @@ class Partition:
         "tracker",
     )
 
-    def __init__(self, number: int, progress: Progress | None = None) -> None:
+    def __init__(self, number: int, progress: Progress | None = None, began: int = 0) -> None:
         progress = progress or Progress()
         self.number = number
+        self.began = began
         self.tracker: OffsetTracker[PendingEvent] = OffsetTracker(progress.settled)
         self.restored = dict(progress.deliveries)
         """Deliveries that an earlier owner has begun and whose records aren't read yet."""
@@ -74,6 +77,12 @@ class Partition:
     def may_read(self) -> bool:
         """Whether a commit has room to tell of what more records would leave behind."""
         return self._all_told and len(self.retrying) < MAX_DELIVERIES
+
+    @property
+    def done(self) -> int:
+        """The offset below which every record is done with."""
+        position = self.tracker.position
+        return self.began if position is None else position
 
     def close(self) -> None:
         """Begin no more attempts; those that wait for one are let go."""

@@ -78,6 +78,7 @@ class Sender:
         self._subscriber = subscriber
         self._counts = counts
         self._events = counts.events
+        self._attempt_took, self._latency = counts.attempts.observe, counts.latency.observe
         self._congestion = congestion
         self._loop = asyncio.get_running_loop()
         self._now = now
@@ -160,11 +161,11 @@ class Sender:
         else:
             outcome, body = await event.trace.post("attempt", self._post, self._target, event)
         now = self._now()
-        self._counts.attempts.observe(now - event.last_attempt)
+        self._attempt_took(now - event.last_attempt)
         decision = decide(outcome, event.tries, self._delivery)
         if isinstance(decision, Done):
             self._events.delivered += 1
-            self._counts.latency.observe(now - event.record.timestamp()[1] / 1000)
+            self._latency(now - event.record.timestamp()[1] / 1000)
             if not self._congestion.is_calm:
                 self._congestion.answered()
             return decision

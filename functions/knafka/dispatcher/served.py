@@ -15,7 +15,7 @@ from knafka.dispatcher.drain import MAX_UNSETTLED_BYTES, Drain
 from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.pending import Partition
 from knafka.dispatcher.tracing import EgressTracing
-from knafka.observability import Histogram, Metric, egress_labels
+from knafka.observability import Histogram, Metric, consumed, egress_labels
 from knafka.tracing.spans import Tracer
 
 STOP_TIMEOUT: Final = 4.0
@@ -126,6 +126,10 @@ def metrics_of(served: Sequence[Served], now: float) -> Iterator[Metric]:
             [(_labels(each), value_of(_open(each), now)) for each in served],
             "gauge",
         )
+    yield consumed(
+        (each.egress.group, each.egress.topic, {one.number: one.done for one in _open(each)})
+        for each in served
+    )
 
 
 _HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], Histogram]]]] = (

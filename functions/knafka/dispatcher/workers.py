@@ -187,6 +187,8 @@ class Workers:
             partition.in_flight += 1
             if event.stage is DeliveryStage.SUBSCRIBER:
                 under_way.add(event)
+                if congestion.rate is not None:
+                    self._close_rate(congestion.rate)
             try:
                 decision = await self._sender.attempt(event)
             except Exception as error:  # it concerns this event, and the others go on
@@ -232,21 +234,9 @@ class Workers:
             return None
         if self._dead_letters:
             return self._dead_letters.popleft()
-        if (rate := self._congestion.rate) is None:
-            return self._next_for_subscriber()
-        if not self.may_begin or (event := self._next_for_subscriber()) is None:
-            return None
-        rate.is_open = False
-        self._rate_timer = self._loop.call_later(rate.interval, self._open_rate, rate)
-        return event
-
-    def _open_rate(self, rate: AttemptRate) -> None:
-        rate.is_open = True
-        self.moved.set()
-        self._wake()
-
-    def _next_for_subscriber(self) -> PendingEvent | None:
         congestion, ready = self._congestion, self._ready
+        if congestion.rate is not None and not congestion.rate.is_open:
+            return None
         if congestion.is_open:
             return self._next_probe()
         if len(self._under_way) >= congestion.limit or (
@@ -262,6 +252,16 @@ class Workers:
                 return event
             partition.held_back.append(event)
         return None
+
+    def _close_rate(self, rate: AttemptRate) -> None:
+        """An attempt begins: the next one may in a while."""
+        rate.is_open = False
+        self._rate_timer = self._loop.call_later(rate.interval, self._open_rate, rate)
+
+    def _open_rate(self, rate: AttemptRate) -> None:
+        rate.is_open = True
+        self.moved.set()
+        self._wake()
 
     def _next_probe(self) -> PendingEvent | None:
         if self._is_paused():

@@ -16,6 +16,7 @@ HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 ROOTS: Final = frozenset({b"", b"/"})
 """Paths that leave it to the host."""
+_BY_HOST: Final = b"host:"
 _HOST: Final = b"host"
 _ORIGINAL_HOST: Final = b"k-original-host"
 """Knative's: the host that was asked for, where what stands between has written another."""
@@ -28,7 +29,12 @@ def address_of(path: bytes, headers: HttpHeaders) -> bytes:
 
 
 def address_of_host(host: bytes) -> bytes:
-    return b"host:" + host
+    return _BY_HOST + host
+
+
+def is_host(address: bytes) -> bool:
+    """Whether it is a host's: no path of a request begins so."""
+    return address.startswith(_BY_HOST)
 
 
 def path_of(url: bytes) -> bytes:

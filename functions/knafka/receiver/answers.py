@@ -48,7 +48,7 @@ UNREAD: Final = Answer(
     "what is served here isn't read yet: send the event again",
     headers=((b"retry-after", b"1"),),
 )
-"""In place of NOT_FOUND until a receiver knows its contract."""
+"""In place of NOT_FOUND until a receiver knows its contract, and of what it can't read."""
 NOT_ALLOWED: Final = Answer(
     HTTPStatus.METHOD_NOT_ALLOWED, "send events with POST", headers=(_ALLOW,)
 )

@@ -104,7 +104,11 @@ class Receiver:
         always = self._writer(declared.kafka)
 
         def changed() -> None:
-            found = follower.contract
+            found, mine = follower.contract, declared.path
+            if mine is not None and mine not in {*found.entries, *found.refused}:
+                # Somebody deleted the topic, or Kafka lost it: to be refused for good is the answer
+                # where nothing is declared, and this function is there since something is.
+                found = replace(found, refused={**found.refused, mine: "it isn't there"})
             served = [
                 (each, self._writer(_set_as(each, declared.kafka)))
                 for each in found.entries.values()

@@ -16,7 +16,7 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -36,7 +36,7 @@ from knafka.observability import (
 )
 from knafka.ports.log import LogWriter, Reported, failure_of
 from knafka.receiver import answers
-from knafka.receiver.address import HttpHeaders, address_of_host
+from knafka.receiver.address import HttpHeaders, address_of_host, is_host
 from knafka.receiver.answers import Answer
 from knafka.receiver.tracing import IngestTracing
 
@@ -130,8 +130,10 @@ class IngestHandler:
         """By path."""
         self._routes: dict[bytes, BrokerRoute] = {}
         """By address: path and hosts."""
+        self._refused: Collection[bytes] = ()
+        """Addresses of what is declared and can't be served."""
         self.serve(zip(ingresses, writers, strict=True), contract)
-        self._nowhere = answers.NOT_FOUND if contract is None else answers.UNREAD
+        self._is_read = contract is None
         self._waiting_bytes = 0
         self._unrouted: Counter[int] = Counter()
 
@@ -141,7 +143,8 @@ class IngestHandler:
         contract: Contract[Ingress] | None = None,
     ) -> None:
         """Serve these from now on, and no others; `contract` is what they are of, if it stands in a
-        topic. What is in flight is finished, and those that were there before count on."""
+        topic. What is in flight is finished, and those that were there before count on. What of it
+        is refused is answered 503: it is declared, and its senders are to try again."""
         served: dict[str, BrokerRoute] = {}
         routes: dict[bytes, BrokerRoute] = {}
         for ingress, writer in ingresses:
@@ -156,9 +159,10 @@ class IngestHandler:
                 if first != second:
                     log.warning("%s and %s have the host %s: the first has it", first, second, host)
                 routes[address] = served[first]
+        refused = () if contract is None else contract.refused.keys()
+        self._refused = frozenset(path.encode() for path in refused)
         self._served, self._routes = served, routes
-        self._contract = contract
-        self._nowhere = answers.NOT_FOUND
+        self._contract, self._is_read = contract, True
         self.max_event_bytes = max((each.max_event_bytes for each in served.values()), default=0)
 
     def handle(
@@ -230,7 +234,7 @@ class IngestHandler:
         """How many bytes a request to this address may have, and the answer to more."""
         route = self.find(address)
         if route is None:
-            return self.max_event_bytes, self._nowhere
+            return self.max_event_bytes, self._nowhere(address)
         return route.max_event_bytes, route.too_large
 
     def _elsewhere(self, method: bytes, path: bytes) -> Answer:
@@ -242,8 +246,16 @@ class IngestHandler:
                 return self.waiting or answers.HEALTHY
             if path == CONTRACT and self._contract is not None:
                 return answers.document(self._contract_read(self._contract))
-        self._unrouted[self._nowhere.status] += 1
-        return self._nowhere
+        answer = self._nowhere(path)
+        self._unrouted[answer.status] += 1
+        return answer
+
+    def _nowhere(self, address: bytes) -> Answer:
+        """For an address at which nothing is served: 404 only if nothing is declared there."""
+        refused = self._refused
+        # Hosts are in what can't be read: any may be one's.
+        is_refused = address.removesuffix(b"/") in refused or (refused and is_host(address))
+        return answers.UNREAD if is_refused or not self._is_read else answers.NOT_FOUND
 
     def _write_metrics(self, respond: Respond) -> None:
         """What is asked for is put together here, and written on a thread: for hundreds of channels

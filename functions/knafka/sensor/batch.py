@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
+from typing import Final
 
 from knafka.core.sensor import records
 from knafka.core.sensor.contract import Sensor
@@ -12,6 +14,12 @@ from knafka.sensor.counts import Counts
 from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
 from knafka.tracing.spans import Span
+
+BATCH: Final = 1000
+"""Records that one transaction follows from at most, and keys of what changes by itself. Of a
+backlog 100 (BUS-S9) would be too few: a transaction costs Kafka as much as hundreds of records do
+(docs/decisions/0026-sensors.md). A million keys whose time comes at once would take longer than
+Kafka lets a transaction be."""
 
 
 class Batch:
@@ -30,8 +38,11 @@ class Batch:
         self._sensor = sensor
         self._state = state
         self._changed: dict[int, dict[str, Held]] = {}
-        for number, key in state.stale:
+        self.tidied = 0
+        """Stale records of the changelog that it removes."""
+        for number, key in islice(state.stale, BATCH):
             self._remove(number, key)
+            self.tidied += 1
 
     def held(self, number: int, key: str) -> Held:
         changed = self._changed.get(number, {}).get(key)

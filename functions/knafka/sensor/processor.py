@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from knafka.core import json_format
@@ -35,7 +36,7 @@ from knafka.ports.transactions import (
     TransactionAborted,
     TransactionalLog,
 )
-from knafka.sensor.batch import Batch
+from knafka.sensor.batch import BATCH, Batch
 from knafka.sensor.counts import Counts
 from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
@@ -45,11 +46,8 @@ from knafka.tracing.spans import Tracer
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
-BATCH: Final = 1000
 GATHERING: Final = 0.02
-"""A transaction has the records of so many seconds, and so many at most (BUS-23, BUS-S9). Of a
-backlog 100 would be too few: a transaction costs Kafka as much as hundreds of records do
-(docs/decisions/0026-sensors.md)."""
+"""A transaction has the records of so many seconds, and `BATCH` at most (BUS-23, BUS-S9)."""
 
 
 class NewerSensor(LogError):
@@ -89,6 +87,9 @@ class Processor:
         """Partitions that came or went since the last look."""
         self._log = open_log(self)
         self._watermark = Watermark(sensor, self._log)
+        self._known_until: int | None = None
+        """The time (ms) before which every event was read, while nothing has come since; None: it
+        is to be asked for."""
 
     def check_topics(self) -> None:
         """Raises `MissingTopics`, which names all of them, and `LogError`: of a topic that isn't
@@ -111,10 +112,19 @@ class Processor:
 
     def step(self, now: int, patience: float = GATHERING) -> int:
         """Handle what comes within so many seconds, and what is due at `now` (ms since the Unix
-        epoch); gives how many records. Raises `LogError` for a log that can't be gone on with."""
-        if (first := self._state.first_timer) is not None:
+        epoch). Gives how much there was: records, and keys whose time has come where more of them
+        wait; the last of these are no reason to stay awake. Raises `LogError` for a log that can't
+        be gone on with."""
+        first = self._state.first_timer
+        if self._is_known(first):
+            patience = 0
+        elif next(self._state.stale, None) is not None:
+            patience = min(patience, GATHERING)
+        elif first is not None:
             patience = min(patience, max(INTERVAL, first + LATENESS - now) / 1000)
         found, reached = self._read(patience)
+        if found:
+            self._known_until = None
         batch = Batch(self._sensor, self._state, self._tracing)
         for record in found:
             position = _partition_of(record)
@@ -126,12 +136,11 @@ class Processor:
         for partition, end in reached.items():
             if self._positions.get(partition) != end:
                 batch.positions[partition] = end
-        if not found:
-            self._expire(now, batch)
+        expired = 0 if found else self._expire(now, batch)
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
-        return len(found)
+        return len(found) + (expired if expired == BATCH else 0) + batch.tidied
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
         """What has come, and what was read to its end with it: the first record, and those that
@@ -179,6 +188,7 @@ class Processor:
 
     def assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
         self._watermark.forget()
+        self._known_until = None
         self._moved.update(partitions)
         changelog = self._sensor.changelog_topic
         for partition, committed in partitions.items():
@@ -238,22 +248,30 @@ class Processor:
             after = rules.step(rule, batch.held(number, found.key), found.event)
             self._follow(number, found.key, after, batch)
 
-    def _expire(self, now: int, batch: Batch) -> None:
-        """What is due though nothing has come for it. Only while there is nothing else to do: what
-        decides it has been read then."""
+    def _is_known(self, time: int | None) -> bool:
+        """Whether every event before this time was read, for certain."""
+        return time is not None and self._known_until is not None and time <= self._known_until
+
+    def _expire(self, now: int, batch: Batch) -> int:
+        """What is due though nothing has come for it, of `BATCH` keys; gives of how many. Only
+        while there is nothing else to do: what decides it has been read then."""
         first = self._state.first_timer
         if first is None or first > now - LATENESS:
             self._watermark.forget()
-            return
+            return 0
         topic, owned = self._sensor.trigger_topic, self._state.partitions
         positions = {number: self._positions[Partition(topic, number)] for number in owned}
-        until = self._watermark.look(now, positions, owned)
-        if until is None:
-            return
-        for number, key in self._state.changed_until(until):
+        if not self._is_known(first):
+            self._known_until = self._watermark.look(now, positions, owned)
+        if (until := self._known_until) is None:
+            return 0
+        changed = 0
+        for number, key in islice(self._state.changed_until(until), BATCH):
             rule = self._rules[records.trigger_of(key)]
             self._follow(number, key, rules.expire(rule, batch.held(number, key), until), batch)
             batch.positions.setdefault(Partition(topic, number), positions[number])
+            changed += 1
+        return changed
 
     def _follow(self, number: int, key: str, after: Step, batch: Batch) -> None:
         batch.keep(number, key, after.held)
@@ -284,12 +302,13 @@ class Processor:
             raise  # it would be aborted again and again: somebody has to raise the topic's limit
         except TransactionAborted as error:
             self.counts.aborted += 1
+            self._known_until = None
             log.warning("a transaction was aborted, and its records are read again: %s", error)
             for number, key, _ in batch.changed:
                 self._state.set_timers(number, key)
             return
         self._positions.update(batch.positions)
-        self._state.stale_gone()
+        self._state.stale_gone(batch.tidied)
         for number, key, held in batch.changed:
             self._state.keep(number, key, held)
         if self._tracing is not None:

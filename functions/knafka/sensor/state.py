@@ -114,12 +114,15 @@ class State:
     def stale(self) -> Iterator[tuple[int, bytes]]:
         """Partition and key of records in the changelog that nothing stands for any more."""
         for number, each in self._partitions.items():
-            for key in each.stale:
+            for key in reversed(each.stale):
                 yield number, key
 
-    def stale_gone(self) -> None:
+    def stale_gone(self, count: int) -> None:
+        """The first so many of them."""
         for each in self._partitions.values():
-            each.stale = []
+            gone = min(count, len(each.stale))
+            del each.stale[len(each.stale) - gone :]
+            count -= gone
 
     # Time
 

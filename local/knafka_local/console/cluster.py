@@ -33,6 +33,7 @@ from knafka_local.console.document import (
     Verdict,
 )
 from knafka_local.console.figures import Figures
+from knafka_local.console.reports import ClusterReports, FindsBrokersKafka, ReportTopics
 from knafka_local.console.source import Forbidden, NotFound, NotSignedIn, TriggerName
 from knafka_local.declared_source import NotReached
 from knafka_local.kubernetes_api import KubernetesApi, Objects, Unauthenticated
@@ -61,7 +62,7 @@ class GetsFigures(Protocol):
     async def get(self) -> Figures: ...
 
 
-class FindsKafka(Protocol):
+class FindsKafka(FindsBrokersKafka, Protocol):
     """Finds dead letters; a `ClusterKafka` does."""
 
     async def of(self, trigger: Document) -> tuple[Egress, dict[str, Any]]: ...
@@ -80,11 +81,13 @@ class ClusterConsole:
         *,
         reviews_kafka: bool = False,
         letters: DeadLetterTopics | None = None,
+        topics: ReportTopics | None = None,
+        traces: str = "",
         unreached: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`namespaces` are for somebody who may not list those of all; none: all. `unreached` is
-        what to do if Kafka doesn't answer."""
+        what to do if Kafka doesn't answer, `traces` the address of a trace."""
         self._api = api
         self._figures = figures
         self._kafka = kafka
@@ -96,6 +99,20 @@ class ClusterConsole:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._stored: tuple[float, Stored] | None = None
+        self._reports = ClusterReports(
+            api,
+            kafka,
+            namespaces,
+            allowed=_allowed,
+            reaching=self._reaching,
+            reviews_kafka=reviews_kafka,
+            traces=traces,
+            topics=topics,
+        )
+
+    @property
+    def reports(self) -> ClusterReports:
+        return self._reports
 
     async def state(self) -> ConsoleState:
         stored = await self._objects()
@@ -105,7 +122,8 @@ class ClusterConsole:
         except KnafkaError as error:
             problems.append(f"rates, lag and dispatchers aren't known: {error}")
         shown = Stored(stored.brokers, stored.triggers, tuple(problems))
-        return await asyncio.to_thread(cluster_document.state, shown, figures, self._place)
+        found = await asyncio.to_thread(cluster_document.state, shown, figures, self._place)
+        return found.model_copy(update={"archives": True})
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
         document = await self._get(trigger)

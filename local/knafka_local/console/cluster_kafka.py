@@ -17,6 +17,7 @@ from knafka_local.console.source import NotFound
 from knafka_local.kubernetes_api import KubernetesApi, Objects
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS
 from knafka_operator.model.cluster import ClusterError, Document
+from knafka_operator.model.family import BROKERS as BROKER_FAMILY
 from knafka_operator.model.family import CHANNELS, Family, family_of
 from knafka_operator.model.resources import EVENTING
 
@@ -53,6 +54,18 @@ class ClusterKafka:
         if broker is None:
             raise NotFound(f"there is no {family.broker} {who}")
         return await asyncio.to_thread(self._read, family, broker, trigger)
+
+    async def of_broker(self, namespace: str, broker: str) -> dict[str, Any]:
+        """How a Broker's Kafka is reached. Raises `NotFound` and `KnafkaError`."""
+        found = await asyncio.to_thread(self._api.get, BROKERS, namespace, broker)
+        if found is None:
+            raise NotFound(f"there is no Broker {namespace}/{broker}")
+        about = {"apiVersion": EVENTING, "kind": "Broker"}
+        return await asyncio.to_thread(self._connection, {**about, **found})
+
+    def _connection(self, broker: Document) -> dict[str, Any]:
+        reached, _, _ = self._source.connection_of(BROKER_FAMILY.read_broker(broker))
+        return dict(reached)
 
     def _read(
         self, family: Family, broker: Document, trigger: Document

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
 
 from knafka.core.documents import Model
 
@@ -88,6 +90,8 @@ class ConsoleState(Model):
     """KafkaChannels among them."""
     triggers: tuple[TriggerState, ...] = ()
     """Subscriptions among them."""
+    archives: bool = False
+    """Whether DeadLetterArchives can be asked for here."""
     problems: tuple[str, ...] = ()
 
 
@@ -168,6 +172,73 @@ class Failures(Model):
     """For a terminal, by what they do."""
     report: str = ""
     """Where the last report on them is served, relative to the page; empty: there is none."""
+
+
+class ReportRow(Model):
+    """One DeadLetterArchive, and its last report as its status says it."""
+
+    namespace: str
+    name: str
+    broker: str
+    made: str = ""
+    """When the report was made; empty: there is none."""
+    unresolved: int | None = None
+    groups: int | None = None
+    waiting: int | None = None
+    """Dead letters that aren't in its tables yet; None: not known."""
+    problem: str = ""
+    """Why the report is not served, though it was made."""
+
+
+class Reports(Model):
+    """All that the viewer may list."""
+
+    archives: tuple[ReportRow, ...]
+    problems: tuple[str, ...] = ()
+
+
+class ReplaySelect(Model):
+    """Which failures; all that is given must fit. As a DeadLetterReplay has it."""
+
+    trigger: str
+    destination: str | None = None
+    reason: str | None = None
+    code: int | None = None
+    summary: str | None = None
+    source: str | None = None
+    ids: tuple[str, ...] = ()
+
+
+class ReplayCreation(Model):
+    """What a button of a report asks for."""
+
+    request: Annotated[str, Field(pattern=r"^[0-9a-f]{10}$")]
+    """The same for the same question: asked twice over, it is one DeadLetterReplay."""
+    group: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+    select: ReplaySelect
+
+
+class ArchiveReplay(Model):
+    """A DeadLetterReplay, as far as it has come."""
+
+    name: str
+    group: str = ""
+    """The group of a report that it was created for; empty: it was created elsewhere."""
+    created: str = ""
+    ids: int = 0
+    """Events that it names by their ids; 0: all that fit."""
+    phase: str = ""
+    message: str = ""
+    selected: int | None = None
+    sent: int | None = None
+
+
+class ArchiveReplays(Model):
+    """Those of one archive, the latest first."""
+
+    may: bool
+    """Whether the viewer may create one."""
+    all: tuple[ArchiveReplay, ...] = ()
 
 
 class EventName(Model):

@@ -21,6 +21,7 @@ import kubernetes
 from knafka_local.console.cluster import ClusterConsole, GetsFigures
 from knafka_local.console.cluster_kafka import ClusterKafka
 from knafka_local.console.metrics import DirectMetrics, SharedFigures
+from knafka_local.console.reports import ReportTopics
 from knafka_local.console.server import ConsoleServer
 from knafka_local.console.settings import Settings
 from knafka_local.console.sign_in import SignIn, Viewer
@@ -41,8 +42,10 @@ class Viewers:
         figures: GetsFigures,
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
+        topics: ReportTopics | None = None,
     ) -> None:
         """`system` is the function's own account."""
+        self._topics = topics
         self._system = system
         self._figures = figures
         self._settings = settings
@@ -74,6 +77,8 @@ class Viewers:
             self._settings.name,
             viewer.namespaces,
             reviews_kafka=True,
+            topics=self._topics,
+            traces=self._settings.trace_url,
             clock=self._clock,
         )
 

@@ -63,6 +63,10 @@ class LocalSource:
         self._data = data
         self._letters = letters or DeadLetterTopics()
 
+    @property
+    def reports(self) -> None:
+        """There is one report, which a command makes: see `report`."""
+
     async def state(self) -> ConsoleState:
         declared = self._running.declared
         snapshot = self._running.snapshot()

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Final
 
-SCRIPTS: Final = ("elements.js", "api.js", "who.js", "details.js", "flow.js", "main.js")
+SCRIPTS: Final = (
+    "elements.js",
+    "api.js",
+    "who.js",
+    "reports.js",
+    "details.js",
+    "flow.js",
+    "main.js",
+)
 """Parts of one module, in this order: what is at the top of one is known to those after it."""
 
 
@@ -39,16 +48,26 @@ def sign_in_page() -> Page:
     return _made("sign_in.html", ("elements.js", "sign_in.js"))
 
 
+def problem_page(sentence: str) -> Page:
+    """What is wrong, for somebody who has opened a link."""
+    return Page(_problem().html.replace("/*sentence*/", html.escape(sentence)), _problem().policy)
+
+
+@cache
+def _problem() -> Page:
+    return _made("problem.html", ())
+
+
 def _made(name: str, scripts: Sequence[str]) -> Page:
     style = _file("page.css")
     script = "\n".join(map(_file, scripts))
-    html = _file(name).replace("/*style*/", style).replace("/*script*/", script)
+    text = _file(name).replace("/*style*/", style).replace("/*script*/", script)
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "connect-src 'self'; img-src data:; "
         f"style-src {_digest(style)}; script-src {_digest(script)}"
     )
-    return Page(html, policy)
+    return Page(text, policy)
 
 
 def _digest(text: str) -> str:

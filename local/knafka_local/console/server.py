@@ -1,7 +1,12 @@
 """The console's HTTP server: its page, its JSON, and who may ask for them.
 
     GET  /                                          the page
-    GET  /report                                    the last report on dead letters
+    GET  /report                                    the last report on dead letters, of `knafka up`
+    GET  /report?of={namespace}/{archive}           that of a DeadLetterArchive
+    GET  /api/reports                               `Reports`: the archives
+    GET  /api/reports/{namespace}/{archive}         the report as JSON
+    GET  /api/reports/{namespace}/{archive}/replays `ArchiveReplays`
+    POST /api/reports/{namespace}/{archive}/replays `ReplayCreation` -> `ArchiveReplay`
     GET  /api/state                                 `If-None-Match`, `?wait=SECONDS` for a change
     GET  /api/triggers/{namespace}/{name}           declared values, conditions, what one may do
     GET  /api/triggers/{namespace}/{name}/failures
@@ -37,10 +42,18 @@ from aiohttp.typedefs import Handler, Middleware
 from knafka.core import documents, json_format
 from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument, InvalidEvent, KnafkaError
-from knafka_local.console.document import ReplayRequest, TriggerKind, Verdict
-from knafka_local.console.page import Page, page, sign_in_page
-from knafka_local.console.sign_in import SignIn, forget
-from knafka_local.console.source import Forbidden, NotFound, NotSignedIn, Source, TriggerName
+from knafka_local.console.document import ReplayCreation, ReplayRequest, TriggerKind, Verdict
+from knafka_local.console.page import Page, page, problem_page, sign_in_page
+from knafka_local.console.sign_in import SignIn, forget, has_token
+from knafka_local.console.source import (
+    ArchiveName,
+    ArchiveReports,
+    Forbidden,
+    NotFound,
+    NotSignedIn,
+    Source,
+    TriggerName,
+)
 
 MARK: Final = "knafka-console"
 """The header of a request that changes something."""
@@ -68,8 +81,10 @@ _KINDS: Final[Mapping[str, TriggerKind]] = {
     "subscriptions": "Subscription",
 }
 """By what paths call them."""
+_PAGES: Final = ("/", "/report")
 _REPORT_POLICY: Final = "sandbox allow-scripts"
-"""A report has a policy of its own; this one keeps it from being of our origin."""
+"""A report from a file has a policy and scripts of its own; this one keeps it from being of our
+origin. One that was rendered here has our scripts, and holds data alone that are others'."""
 
 
 class Verdicts(Model):
@@ -128,10 +143,15 @@ def application(
     if sign_in is not None:
         app.add_routes(sign_in.routes())
     trigger = f"/api/{{kind:{'|'.join(_KINDS)}}}/{{namespace}}/{{name}}"
+    archive = "/api/reports/{namespace}/{name}"
     app.add_routes(
         [
-            web.get("/", handlers.page if sign_in is None else handlers.page_or_sign_in),
+            web.get("/", handlers.page),
             web.get("/report", handlers.report),
+            web.get("/api/reports", handlers.reports),
+            web.get(archive, handlers.report_json),
+            web.get(f"{archive}/replays", handlers.archive_replays),
+            web.post(f"{archive}/replays", handlers.replay_of_archive),
             web.get("/api/state", handlers.state),
             web.get(trigger, handlers.details),
             web.get(f"{trigger}/failures", handlers.failures),
@@ -180,24 +200,39 @@ def _guarded(hosts: Collection[str] | None) -> Middleware:
 
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors as the sentence that they are."""
+    """Errors as the sentence that they are: as JSON, or as a page where one was asked for."""
     try:
         return await handler(request)
-    except (InvalidEvent, InvalidDocument) as error:
-        return _answer(Problem(error=str(error)), HTTPStatus.BAD_REQUEST)
     except NotSignedIn as error:
-        answer = _answer(Problem(error=str(error)), HTTPStatus.UNAUTHORIZED)
+        answer = _problem(request, str(error), HTTPStatus.UNAUTHORIZED)
         answer.headers["WWW-Authenticate"] = "Bearer"
-        forget(answer)
+        # A browser that follows another site's link shows us no cookies: they stay.
+        if has_token(request):
+            forget(answer)
         return answer
-    except NotFound as error:
-        return _answer(Problem(error=str(error)), HTTPStatus.NOT_FOUND)
-    except Forbidden as error:
-        return _answer(Problem(error=str(error)), HTTPStatus.FORBIDDEN)
     except KnafkaError as error:
-        return _answer(Problem(error=str(error)), HTTPStatus.CONFLICT)
+        return _problem(request, str(error), _status_of(error))
     except web.HTTPException as error:
-        return _answer(Problem(error=error.reason), HTTPStatus(error.status))
+        return _problem(request, error.reason, HTTPStatus(error.status))
+
+
+def _status_of(error: KnafkaError) -> HTTPStatus:
+    match error:
+        case InvalidEvent() | InvalidDocument():
+            return HTTPStatus.BAD_REQUEST
+        case NotFound():
+            return HTTPStatus.NOT_FOUND
+        case Forbidden():
+            return HTTPStatus.FORBIDDEN
+        case _:
+            return HTTPStatus.CONFLICT
+
+
+def _problem(request: web.Request, sentence: str, status: HTTPStatus) -> web.Response:
+    if request.path not in _PAGES:
+        return _answer(Problem(error=sentence), status)
+    is_sign_in = status is HTTPStatus.UNAUTHORIZED
+    return _page(sign_in_page() if is_sign_in else problem_page(sentence), status)
 
 
 class _Handlers:
@@ -209,25 +244,41 @@ class _Handlers:
         """End what waits for a change."""
         self._closing.set()
 
-    async def page(self, _: web.Request) -> web.Response:
-        return _page(page())
-
-    async def page_or_sign_in(self, request: web.Request) -> web.Response:
-        """Without a token, the page that asks for one."""
-        try:
-            self._source_of(request)
-        except NotSignedIn:
-            answer = _page(sign_in_page(), HTTPStatus.UNAUTHORIZED)
-            answer.headers["WWW-Authenticate"] = "Bearer"
-            return answer
+    async def page(self, request: web.Request) -> web.Response:
+        self._source_of(request)  # without a token there is the page that asks for one
         return _page(page())
 
     async def report(self, request: web.Request) -> web.Response:
+        if "of" in request.query:
+            namespace, _, name = request.query["of"].partition("/")
+            made = await self._reports(request).page(ArchiveName(namespace, name))
+            return _page(Page(*made))
         found = await self._source_of(request).report()
         if found is None:
             raise NotFound("there is no report yet: knafka dead-letters report makes one")
         policy = {"Content-Security-Policy": _REPORT_POLICY}
         return web.Response(body=found, content_type="text/html", charset="utf-8", headers=policy)
+
+    def _reports(self, request: web.Request) -> ArchiveReports:
+        found = self._source_of(request).reports
+        if found is None:
+            raise NotFound("DeadLetterArchives are a cluster's: knafka console shows them")
+        return found
+
+    async def reports(self, request: web.Request) -> web.Response:
+        return _answer(await self._reports(request).list())
+
+    async def report_json(self, request: web.Request) -> web.Response:
+        body = await self._reports(request).json(_archive(request))
+        return web.Response(body=body, content_type="application/json", charset="utf-8")
+
+    async def archive_replays(self, request: web.Request) -> web.Response:
+        return _answer(await self._reports(request).replays(_archive(request)))
+
+    async def replay_of_archive(self, request: web.Request) -> web.Response:
+        reports = self._reports(request)
+        asked = documents.parse_json(ReplayCreation, await request.text())
+        return _answer(await reports.replay(_archive(request), asked), HTTPStatus.CREATED)
 
     async def state(self, request: web.Request) -> web.Response:
         """At once, or once it differs from what the page has, `wait` seconds later at most."""
@@ -274,6 +325,10 @@ class _Handlers:
         asked = documents.parse_json(ReplayRequest, await request.text())
         trigger = TriggerName(asked.namespace, asked.name, asked.kind)
         return _answer(await source.replay(trigger, asked.events, dry_run=asked.dry_run))
+
+
+def _archive(request: web.Request) -> ArchiveName:
+    return ArchiveName(request.match_info["namespace"], request.match_info["name"])
 
 
 def _trigger(request: web.Request) -> TriggerName:

@@ -5,6 +5,7 @@ KNAFKA_CONSOLE_NAME         what the page calls the cluster ("cluster")
 KNAFKA_CONSOLE_METRICS      host that has the operator's replicas as its addresses
                             ("knafka-operator-replicas.NAMESPACE.svc")
 KNAFKA_CONSOLE_PLAIN_HTTP   true: a token may come without TLS (false)
+KNAFKA_TRACE_URL            where people look at a trace, {trace} in the place of its id ("")
 PORT                        where to serve (8080); Knative says it
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from knafka.core.errors import InvalidDocument
+from knafka.core.trace_url import trace_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class Settings:
     name: str = "cluster"
     metrics: str = ""
     plain_http: bool = False
+    trace_url: str = ""
     port: int = 8080
 
     @classmethod
@@ -43,5 +46,6 @@ class Settings:
             environment.get("KNAFKA_CONSOLE_NAME", "cluster"),
             environment.get("KNAFKA_CONSOLE_METRICS", f"knafka-operator-replicas.{namespace}.svc"),
             plain == "true",
+            trace_url(environment),
             int(port),
         )

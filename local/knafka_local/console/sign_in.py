@@ -51,6 +51,11 @@ class Viewer(NamedTuple):
         return f"Viewer(namespaces={self.namespaces!r})"
 
 
+def has_token(request: web.Request) -> bool:
+    """Whether it came with one, good or not."""
+    return viewer(request.headers, request.cookies) is not None
+
+
 class Credentials(Model):
     """What the form sends."""
 

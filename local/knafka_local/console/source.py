@@ -11,10 +11,14 @@ from typing import NamedTuple, Protocol
 from knafka.core.errors import KnafkaError
 from knafka.core.event import Event
 from knafka_local.console.document import (
+    ArchiveReplay,
+    ArchiveReplays,
     ConsoleState,
     EventName,
     Failures,
+    ReplayCreation,
     Replayed,
+    Reports,
     TriggerDetails,
     TriggerKind,
     Verdict,
@@ -50,8 +54,52 @@ class TriggerName(NamedTuple):
         return self.id if self.kind == "Trigger" else f"{self.kind} {self.id}"
 
 
+class ArchiveName(NamedTuple):
+    """Which DeadLetterArchive."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class ReportPage(NamedTuple):
+    """A report as a page, with the value of its `Content-Security-Policy`."""
+
+    html: str
+    policy: str
+
+
+class ArchiveReports(Protocol):
+    """Reports of DeadLetterArchives; everything may raise `NotFound` and `Forbidden`."""
+
+    async def list(self) -> Reports:
+        """Every archive that the viewer may list."""
+        ...
+
+    async def json(self, archive: ArchiveName) -> bytes:
+        """Its last report."""
+        ...
+
+    async def page(self, archive: ArchiveName) -> ReportPage: ...
+
+    async def replays(self, archive: ArchiveName) -> ArchiveReplays:
+        """What is sent again of its failures, and whether the viewer may do so."""
+        ...
+
+    async def replay(self, archive: ArchiveName, asked: ReplayCreation) -> ArchiveReplay:
+        """Send some of its failures again."""
+        ...
+
+
 class Source(Protocol):
     """One viewer's view; everything may raise `KnafkaError` with a sentence for them."""
+
+    @property
+    def reports(self) -> ArchiveReports | None:
+        """None: here are no archives."""
+        ...
 
     async def state(self) -> ConsoleState:
         """How everything stands: asked every second while a page is open, and never else."""

@@ -156,6 +156,8 @@ class ObservedArchive(Generic[K]):
     lease: Mapping[str, Any] | None = None
     holder_is_gone: bool = False
     """Whether nobody has a Job any more of those who hold the Lease, if it isn't ours."""
+    address: str = ""
+    """The Broker's; empty: it has none."""
     account: bool = False
     """Whether that has been applied."""
     failure: KnafkaError | None = None
@@ -255,7 +257,15 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
     servers = seen.broker.defaults.kafka.bootstrap_servers
     secret, run = seen.broker.secret, status["run"] + 1
     job = manifests.job(
-        archive, run, seen.group, servers, secret, settings, report=report, operation=operation
+        archive,
+        run,
+        seen.group,
+        servers,
+        secret,
+        settings,
+        report=report,
+        address=seen.address,
+        operation=operation,
     )
     return decided(CreateJob(job), phase="Queued", again=LOOK_AT_JOB)
 

@@ -8,6 +8,7 @@ in its arguments, how Spark runs in its environment (`knafka_jobs.pod`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -45,6 +46,9 @@ _SECURITY: Final[Mapping[str, Any]] = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+_ADDRESS: Final = re.compile(r"https?://[A-Za-z0-9.:-]+(?:/[A-Za-z0-9._~-]*)*").fullmatch
+"""What is told of reports: of a status, which others may write. In an argument Kubernetes would put
+a variable's value, a key of the store's, in the place of a `$(NAME)`."""
 _PASSED_ON: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")
 """Fields of KNAFKA_POD that these pods have too."""
 
@@ -79,14 +83,19 @@ def job(
     settings: Settings,
     *,
     report: bool = False,
+    address: str = "",
     operation: Operation | None = None,
 ) -> Manifest:
-    """Run number `run`; `secret` is the name and version of Kafka's Secret."""
+    """Run number `run`; `secret` is the name and version of Kafka's Secret, `address` the Broker's,
+    which is told of a report."""
     spec, metadata = archive.spec, archive.metadata
     words = _words(archive, group, bootstrap_servers, secret)
     labels = _labels(archive)
     if operation is None:
-        arguments = _arguments(archive, words, report=report)
+        arguments: Sequence[str] = [
+            *_arguments(archive, words),
+            *(_of_report(archive, address, settings) if report else ()),
+        ]
         # What it was asked for by, so that it is known when that is done.
         annotations = {RUN: metadata.annotations.get(RUN, "")}
     else:
@@ -143,17 +152,22 @@ def _words(
     return words if secret is None else {**words, "secret": services.SECRET_PATH}
 
 
-def _arguments(
-    archive: DeadLetterArchive, words: Mapping[str, str], *, report: bool
-) -> Sequence[str]:
+def _arguments(archive: DeadLetterArchive, words: Mapping[str, str]) -> Sequence[str]:
     spec, more = archive.spec, dict[str, str]()
     for name in ("resolved", "unresolved"):
         if (kept := getattr(spec.retention, name)) is not None:
             more[f"{name}-hours"] = f"{kept / 3600:g}"
-    if report and spec.report is not None:
-        more["days"] = str(spec.report.days)
-    found = ["archive", *_options({**words, **more})]
-    return [*found, "--report"] if report else found
+    return ["archive", *_options({**words, **more})]
+
+
+def _of_report(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
+    """A report, who is told of it, and where it is found."""
+    words = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
+    if (declared := archive.spec.report) is not None:
+        words["days"] = str(declared.days)
+        if declared.announce and _ADDRESS(address):
+            words |= {"announce": address, "console-url": settings.console_url}
+    return ["--report", *_options({key: value for key, value in words.items() if value})]
 
 
 def operation_arguments(operation: Operation, words: Mapping[str, str]) -> Sequence[str]:

@@ -92,18 +92,25 @@ def recorded(
     if operation_uid(job):  # whose failures are its own
         if succeeded:
             patch["failures"] = 0  # it has compacted
-        return {**patch, "lastOperation": {**run, "of": annotations.get(OPERATION, "")}}
+        of = {**run, "of": annotations.get(OPERATION, "")}
+        return {**patch, "lastOperation": _in_place_of(before.get("lastOperation"), of)}
     run["generation"] = generation
     if asked := annotations.get(RUN):
         patch["requested"] = asked
     if not succeeded:
         run["message"] = why(job, pod, found)
-        return {**patch, "lastRun": run, "failures": before.get("failures", 0) + 1}
+        last = _in_place_of(before.get("lastRun"), run)
+        return {**patch, "lastRun": last, "failures": before.get("failures", 0) + 1}
     patch["failures"] = 0
     if isinstance(report := found.get("report"), Mapping):
         plain = {key: value for key, value in report.items() if isinstance(value, int | str)}
-        patch["report"] = {"made": run["started"], **plain}
-    return {**patch, "lastRun": run}
+        patch["report"] = _in_place_of(before.get("report"), {"made": run["started"], **plain})
+    return {**patch, "lastRun": _in_place_of(before.get("lastRun"), run)}
+
+
+def _in_place_of(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What has `now` stand in a status, into which it is merged, and nothing else of `before`."""
+    return {**dict.fromkeys(before or ()), **now}
 
 
 def started(job: Mapping[str, Any]) -> str:

@@ -63,7 +63,7 @@ than one while it moves to that of another Secret."""
 
 @dataclass(frozen=True, slots=True)
 class ChannelConnection:
-    """What the installation's ConfigMap and a Secret come to."""
+    """What the installation's ConfigMap, a Secret and the channel's annotations come to."""
 
     defaults: Defaults
     secret: tuple[str, str] | None = None
@@ -256,8 +256,9 @@ def kept(topic: Topic, found: TopicDescription, defaults: Defaults) -> Mapping[s
 
 
 def receiver_contract(connection: ChannelConnection, settings: Settings) -> Receiver:
-    """The contract of all channels that are reached with one Secret."""
-    kafka = connection.defaults.kafka.model_copy(update={"consumer": {}})
+    """The contract of all channels that are reached with one Secret. Settings of clients are each
+    Ingress's: a channel may have its own, and they may change without a new Revision."""
+    kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
     name = _secret_name(connection)
     secret = None if name is None else Identity(settings.namespace, name)
     return receivers.contract("KafkaChannels", kafka, secret, settings)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import dead_letter_topics
+from knafka_operator.decide import dead_letter_topics, kafka_settings
 from knafka_operator.decide.admission import wrong_with_delivery, wrong_with_order
 from knafka_operator.decide.field_errors import (
     IMMUTABLE_FIELDS,
@@ -125,6 +125,7 @@ def _wrong_with_channel(document: Document) -> Iterator[Problem]:
     annotations = annotations_of(document)
     yield from wrong_with_order(annotations)
     yield from caught(lambda: declared_isolation(annotations))
+    yield from caught(lambda: kafka_settings.check_channel(annotations))
     yield from caught(lambda: dead_letter_topics.check(annotations))
 
 

@@ -270,7 +270,7 @@ def egress(
                 broker.metadata.annotations,
             ),
         ),
-        kafka=kafka_settings.of_trigger(defaults.kafka, trigger.metadata.annotations),
+        kafka=kafka_settings.of_annotations(defaults.kafka, trigger.metadata.annotations),
         subscriber=subscriber,
         dead_letter_sink=dead_letter_sink,
         delivery=defaults.delivery if spec is None else _delivery(spec),

@@ -115,7 +115,7 @@ def caught(check: Callable[[], object]) -> Iterator[Problem]:
     except InvalidDocument as error:
         message, _, wanted = error.problem.partition(": want ")
         key = error.path.removeprefix(annotation_path(""))
-        yield Problem(message, f"want {wanted}", annotation_key(key))
+        yield Problem(message, f"want {wanted}" if wanted else "", annotation_key(key))
 
 
 def annotation_key(key: str) -> str:

@@ -1,6 +1,8 @@
-"""Kafka settings: what a Broker and a Trigger declare of clients, topic and start. Pure.
+"""Kafka settings: what Brokers, channels and Triggers declare of clients, topic and start. Pure.
 
     a Broker's ConfigMap     producer.NAME, consumer.NAME, default.topic.config.cleanup.policy
+    a channel's annotations  knafka.dev/producer.NAME, knafka.dev/consumer.NAME,
+                             knafka.dev/topic.NAME, over the ConfigMap of all channels
     a Trigger's annotations  knafka.dev/producer.NAME, knafka.dev/consumer.NAME,
                              knafka.dev/start-position, knafka.dev/delivery-semantics,
                              knafka.dev/rate-limit
@@ -32,6 +34,9 @@ from knafka_operator.model.resources import (
 )
 
 CLEANUP: Final = "cleanup.policy"
+RETENTION: Final = "retention.ms"
+TOPIC: Final = f"{OURS}topic."
+"""Begins an annotation of a KafkaChannel that is a setting of its topic."""
 LATEST: Final = "latest"
 AT_LEAST_ONCE: Final = "at-least-once"
 AT_MOST_ONCE: Final = "at-most-once"
@@ -44,9 +49,32 @@ def of_broker(kafka: Kafka, data: Mapping[str, str]) -> Kafka:
     return _with(kafka, client_settings.given(data, "", "data."))
 
 
-def of_trigger(kafka: Kafka, annotations: Mapping[str, str]) -> Kafka:
-    """With what a Trigger's annotations set, over the Broker's."""
+def of_annotations(kafka: Kafka, annotations: Mapping[str, str]) -> Kafka:
+    """With what a Trigger's annotations set, over the Broker's, or a KafkaChannel's, over those of
+    all channels."""
     return _with(kafka, client_settings.given(annotations, OURS, annotation_path("")))
+
+
+def topic_of_channel(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    """What a KafkaChannel's annotations set of its topic."""
+    config = {
+        key.removeprefix(TOPIC): value.strip()
+        for key, value in annotations.items()
+        if key.startswith(TOPIC)
+    }
+    if RETENTION in config:
+        raise InvalidDocument(
+            annotation_path(f"{TOPIC}{RETENTION}"),
+            "can't be set: how long a channel keeps events is its spec.retentionDuration",
+        )
+    check_topic(config, annotation_path(TOPIC))
+    return config
+
+
+def check_channel(annotations: Mapping[str, str]) -> None:
+    """Refuse what a KafkaChannel's annotations can't mean."""
+    client_settings.given(annotations, OURS, annotation_path(""))
+    topic_of_channel(annotations)
 
 
 def check_trigger(annotations: Mapping[str, str]) -> None:
@@ -127,7 +155,7 @@ def _with(kafka: Kafka, given: Mapping[str, Mapping[str, str]]) -> Kafka:
 
 
 def check_topic(config: Mapping[str, str], path: str) -> None:
-    """Refuse what would lose events of a Broker's topic; `path` is that of the names."""
+    """Refuse what would lose events of a topic; `path` is that of the names."""
     if "compact" in config.get(CLEANUP, ""):
         raise InvalidDocument(
             f"{path}{CLEANUP}",

@@ -14,9 +14,12 @@ from typing import Final, Literal
 from knafka.core import documents, names
 from knafka.core.contract import Ingress, Kafka, Receiver
 from knafka_operator.decide.desired import MIN_IN_SYNC, Defaults, Topic
+from knafka_operator.decide.kafka_settings import CLEANUP
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.settings import Settings
 
+COMPACTED: Final = {CLEANUP: "compact"}
+"""Of a contract's topic: the last record of each entry is kept for ever."""
 ACCEPTED: Final = "knafka.dev/accepted"
 """Key of `status.annotations`: the entry that all replicas have read, by `entry_digest`. Kept
 there, since an operator that starts should not ask them all, nor wait for what was waited for."""
@@ -41,7 +44,7 @@ def contract(
 def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
     """The topic with a receiver's contract: one partition, since its records have one order."""
     replication = min(defaults.replication, defaults.max_replication)
-    config = {"cleanup.policy": "compact"}
+    config = dict(COMPACTED)
     if replication >= 3:
         config[MIN_IN_SYNC] = "2"
     return Topic(receiver.contract_topic, 1, replication, config)

@@ -114,6 +114,8 @@ class Reporting(Declared):
     time_zone: str = "UTC"
     days: Annotated[int, Field(ge=1)] = 30
     """How far back the timeline goes."""
+    announce: bool = True
+    """Whether the Broker gets an event that tells of it."""
 
     @model_validator(mode="after")
     def _is_a_schedule(self) -> Self:

@@ -32,6 +32,10 @@
                             CustomResourceDefinitions are ("auto")
     KNAFKA_SENSORS          "enabled": Sensors are run ("disabled")
     KNAFKA_JOBS_IMAGE       of the dead-letter jobs; where it is set DeadLetterArchives are run ("")
+    KNAFKA_CONSOLE_URL      where people reach the console, for the links of those who tell of
+                            reports ("": no links)
+    KNAFKA_TRACE_URL        where people look at a trace, {trace} in the place of its id, for the
+                            links of reports ("": no links)
     KNAFKA_PROFILING        "enabled": functions serve profiles on their pods' loopback ("disabled")
 
 Not here: what a Broker is configured with, which is in ConfigMaps that users may change.
@@ -39,12 +43,14 @@ Not here: what a Broker is configured with, which is in ConfigMaps that users ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from uuid import uuid4
 
 from knafka.core.errors import InvalidDocument
+from knafka.core.trace_url import trace_url
 from knafka.settings import profiling
 from knafka_operator.model.function_pods import FunctionPods
 from knafka_operator.model.handler import Handler, parse_handler
@@ -94,6 +100,10 @@ class Settings:
     """Whether Sensors are run."""
     jobs_image: str = ""
     """Of the dead-letter jobs; empty: DeadLetterArchives are not run."""
+    console_url: str = ""
+    """Where people reach the console; empty: that isn't known."""
+    trace_url: str = ""
+    """Where they look at a trace, `{trace}` in the place of its id; empty: that isn't known."""
     installation: str = ""
     """What no other cluster's installation has that uses the same Kafka: the UID of `namespace`.
     Empty: that isn't known."""
@@ -172,7 +182,16 @@ class Settings:
             ),
             sensors=switch("KNAFKA_SENSORS"),
             jobs_image=environment.get("KNAFKA_JOBS_IMAGE", "").strip(),
+            console_url=_console_url(environment.get("KNAFKA_CONSOLE_URL", "").strip()),
+            trace_url=trace_url(environment),
         )
+
+
+def _console_url(text: str) -> str:
+    if text and re.fullmatch(r"https?://[^\s?#@<>\"']+", text) is None:
+        wanted = "want http:// or https://, a host and maybe a path"
+        raise InvalidDocument("KNAFKA_CONSOLE_URL", f"invalid value: {text:.200}: {wanted}")
+    return text
 
 
 def _identity(environment: Mapping[str, str]) -> str:

@@ -263,8 +263,18 @@ class Archives:
             unwanted=judged.unwanted,
             lease=lease,
             holder_is_gone=gone,
+            address=await self._address(seen),
         )
         return await self._with_operations(seen)
+
+    async def _address(self, seen: Observed) -> str:
+        """Of its Broker, as that says."""
+        if not isinstance(seen.archive, DeadLetterArchive):
+            return ""
+        broker = seen.archive.metadata.namespace, seen.archive.spec.broker
+        stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
+        address = ((stored or {}).get("status") or {}).get("address") or {}
+        return str(address.get("url") or "")
 
     async def _jobs(self, document: Document) -> list[Document]:
         metadata = document["metadata"]

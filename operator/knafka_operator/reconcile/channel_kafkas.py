@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decide import credentials, desired, services
+from knafka_operator.decide import credentials, desired, kafka_settings, services
 from knafka_operator.decide.channel import ChannelConnection, receivers_of
 from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.desired import Defaults
@@ -38,7 +38,8 @@ class ChannelKafkas:
         installation = Identity(self.settings.namespace, self.settings.channel_config)
         found = await self.cluster.get(CORE, "ConfigMap", *installation)
         base = None if found is None else parse(ConfigMap, found)
-        named = (document["metadata"].get("annotations") or {}).get(KAFKA_SECRET)
+        annotations = document["metadata"].get("annotations") or {}
+        named = annotations.get(KAFKA_SECRET)
         of = credentials.channel_secret(named, base, self.settings.namespace)
         secret = None
         if of is not None:
@@ -48,6 +49,14 @@ class ChannelKafkas:
         config = credentials.channel_config(named, values, base, installation)
         servers = config.data[desired.BOOTSTRAP_SERVERS]
         defaults = desired.configured(config, Defaults(kafka=Kafka(bootstrap_servers=servers)))
+        defaults = replace(
+            defaults,
+            kafka=kafka_settings.of_annotations(defaults.kafka, annotations),
+            topic_config={
+                **defaults.topic_config,
+                **kafka_settings.topic_of_channel(annotations),
+            },
+        )
         kafka = self.kafkas.at(defaults.kafka.bootstrap_servers, values)
         if secret is None:
             return ChannelConnection(defaults), kafka

@@ -68,6 +68,8 @@ class Contract(Generic[T]):
     """The topic's end, behind all that was written."""
     readings: int = 0
     """How often the topic was read: another one may stand there since."""
+    looked_after: int = 0
+    """The reading after which it was seen to that the topic is compacted."""
     checked: float = -math.inf
     """When it was compared with the topic, by the event loop's clock."""
     _writes: list[_Write[T]] = field(default_factory=list)

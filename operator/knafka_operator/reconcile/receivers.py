@@ -23,10 +23,12 @@ import aiohttp
 
 from knafka.core.contract import Ingress
 from knafka.core.documents import parse_json
-from knafka.core.errors import InvalidDocument
+from knafka.core.errors import InvalidDocument, LogError
 from knafka.ports.log import Record
 from knafka_operator.decide import receivers as deciding
 from knafka_operator.decide.desired import Topic
+from knafka_operator.decide.kafka_settings import CLEANUP
+from knafka_operator.decide.receivers import COMPACTED
 from knafka_operator.decide.status import NotReady, is_ready
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
@@ -136,6 +138,9 @@ class Receivers:
             self.forget(service)
             record = self.records[service] = ReceiverRecord(service, contract)
         await contract.load()
+        if contract.readings != contract.looked_after:
+            contract.looked_after = contract.readings
+            await _keep_compacted(contract)
         record.synchronize()
         return record
 
@@ -200,7 +205,8 @@ class Receivers:
         return record.revision is not None and (there is None or not is_ready(there))
 
     async def until_read(self, record: ReceiverRecord, path: str) -> None:
-        """Returns when every replica has read what was written of `path`; raises `NotReady`.
+        """Returns when every replica has read what was written of `path`; raises `NotReady`,
+        `LogError` and `ClusterError`.
 
         However many channels wait, replicas are asked once in `LOOK_INTERVAL`.
         """
@@ -211,6 +217,8 @@ class Receivers:
                     async with record.looking:
                         if _now() - record.looked >= LOOK_INTERVAL and record.read < wanted:
                             await self._look(record)
+                    if record.contract.checked == -math.inf:  # others may have written there
+                        await self.check(record, identity_of(path))
                     if record.read < wanted:
                         await asyncio.sleep(LOOK_INTERVAL)
         except TimeoutError:
@@ -239,6 +247,24 @@ class Receivers:
         positions = (0 if at is None else at for at in found.values())
         record.read = max(record.read, min(positions, default=end))
         record.replicas = found
+
+
+async def _keep_compacted(contract: Contract[Ingress]) -> None:
+    """A contract's topic that somebody else has made may forget what is older than a week: a
+    receiver that starts then would serve nothing, and nobody would write it again."""
+    topics = contract.kafka.topics
+    found = await topics.describe_topic(contract.topic) if contract.exists else None
+    if found is None or "compact" in found.config.get(CLEANUP, ""):
+        return
+    try:
+        await topics.set_topic_config(contract.topic, COMPACTED)
+        log.warning("topic %s was not compacted, and is from here on", contract.topic)
+    except LogError as error:
+        log.error(
+            "topic %s is not compacted: what Brokers and channels are served will be gone after "
+            "its retention: set its cleanup.policy to compact (%s)",
+            *(contract.topic, error),
+        )
 
 
 def identity_of(path: str) -> Identity:

@@ -85,9 +85,14 @@ class Model:
         yield from self._waited(at)
 
     def waits(self, at: int) -> bool:
-        """Whether wanted events are held at this time."""
+        """Whether wanted events are held at this time: of a wait for what is unwanted also those
+        that were reset, until it is over."""
         within = self._rule.within
-        return any(within is None or each.at + within >= at for each in self._counting.values())
+        reset = None if self._rule.condition.unwanted else self._last_reset(at)
+        return any(
+            (within is None or each.at + within >= at) and (reset is None or each.at > reset)
+            for each in self._counting.values()
+        )
 
     def _waited(self, at: int) -> Iterator[Expected]:
         if self._until is None or self._until >= at:

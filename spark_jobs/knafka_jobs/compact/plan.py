@@ -76,6 +76,7 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
             _ours("topic").alias("origin_topic"),
             _ours("partition").try_cast("int").alias("origin_partition"),
             _ours("offset").try_cast("bigint").alias("origin_offset"),
+            _trace_id().alias("trace"),
             _or_empty(_attribute("knativeerrordest")).alias("destination"),
             _ours("reason").alias("reason"),
             _attribute("knativeerrorcode").try_cast("int").alias("code"),
@@ -281,6 +282,15 @@ def _text(header: str) -> Column:
 
 def _attribute(name: str) -> Column:
     return _text(f"ce_{name}")
+
+
+def _trace_id() -> Column:
+    """The id in the `traceparent` beside the event, else in its extension attribute; else null."""
+    ids = (
+        F.regexp_extract(_text(header), "^[0-9a-f]{2}-([0-9a-f]{32})-", 1)
+        for header in ("traceparent", "ce_traceparent")
+    )
+    return F.coalesce(*(F.when(each != "", each) for each in ids))
 
 
 def _ours(name: str) -> Column:

@@ -2,7 +2,9 @@
 
     layout 1 of `failures`    add `head`, keep the heads of the likely examples
     layout 2 of `failures`    give each its summary and days, and partition the table by `day`
+    layout 3 of `failures`    add `trace`, which nothing says of the failures that are there
     layout 1 of `records`     fold what is left to fold, then partition the table by `day`
+    layout 2 of `records`     add `trace`
 
 Each step may be killed, and is repeated until the layouts are noted. A table is rewritten in one
 commit; its old files go with the next VACUUM after a week.
@@ -38,6 +40,8 @@ def upgrade(tables: Tables, progress: Callable[[str], None]) -> None:
     with tables.locked(), explained(f"the tables in {tables.root} can't be upgraded"):
         for name in old:
             progress(f"{name} is brought to layout {LAYOUT[name]}")
+        for name in found:
+            tables.add_column(name, "trace")
         if "records" in found:
             tables.add_column("records", "day")
         if "failures" in found and not tables.is_by_day("failures"):

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -178,6 +185,34 @@ class KafkaClient:
                 return found[topic]
             time.sleep(RETRY_INTERVAL)
         raise JobError(f"Kafka: {topic} was made and does not appear")
+
+    def write(
+        self, topic: str, key: bytes, value: bytes, headers: Mapping[str, bytes], timeout: float
+    ) -> None:
+        """Write one record, compressed, and wait until it is stored on all replicas."""
+        errors = {"error_cb": self._errors.record}
+        configuration = {
+            "acks": "all",
+            "compression.type": "gzip",
+            # librdkafka measures what isn't compressed yet; Kafka, what is.
+            "message.max.bytes": 1_000_000_000,
+            "delivery.timeout.ms": round(timeout * 1000),
+        }
+        problems: list[KafkaError] = []
+
+        def report(error: KafkaError | None, _: object) -> None:
+            if error is not None:
+                problems.append(error)
+
+        try:
+            producer = Producer({**self.connection.for_librdkafka(), **errors, **configuration})
+            producer.produce(topic, value, key, headers=dict(headers), on_delivery=report)
+            left = producer.flush(timeout)
+        except KafkaException as error:
+            raise _job_error(error) from error
+        if problems or left:
+            why = problems[0].str() if problems else str(self._errors) or "no answer"
+            raise JobError(f"Kafka: {topic} did not take it: {why}")
 
     def record_limit(self, topic: str) -> int | None:
         """What a topic takes in one batch, in bytes; None if Kafka won't tell (no such ACL)."""

@@ -25,7 +25,7 @@ _COMPARED: Final[Mapping[str, Callable[[Column, Any], Column]]] = {
     "=": Column.__eq__,
     ">=": Column.__ge__,
     "<": Column.__lt__,
-    "in": lambda column, values: column.isin(list(values)),
+    "in": lambda column, values: column.isin(*values),
 }
 
 

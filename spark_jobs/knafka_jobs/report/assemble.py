@@ -18,6 +18,7 @@ from knafka_jobs.report.document import (
     Changes,
     Example,
     Group,
+    Past,
     PreviousReport,
     ReplayRun,
     Top,
@@ -53,11 +54,41 @@ class Counted:
     examples: Mapping[GroupKey, list[Row]]
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What earlier reports said of a group."""
+
+    first: datetime
+    """When one had it first."""
+    history: tuple[Past, ...]
+
+
+def known_of(rows: Sequence[Row]) -> dict[str, Known]:
+    """Rows of `plan.past` by the group's id."""
+    return {
+        row["group_id"]: Known(
+            in_utc(row["first"]),
+            tuple(
+                Past(
+                    made=in_utc(each["made"]),
+                    failures=each["failures"],
+                    unresolved=each["unresolved"],
+                )
+                for each in row["history"]
+            ),
+        )
+        for row in rows
+    }
+
+
 def groups(
-    counted: Counted, previous: Previous | None, shares: Mapping[GroupKey, float]
+    counted: Counted,
+    previous: Previous | None,
+    shares: Mapping[GroupKey, float],
+    known: Mapping[str, Known],
 ) -> tuple[Group, ...]:
     """The groups, the most unresolved events first."""
-    made = (_group(row, counted, previous, shares) for row in counted.groups)
+    made = (_group(row, counted, previous, shares, known) for row in counted.groups)
     return tuple(sorted(made, key=lambda each: (-each.unresolved, -each.failures, each.id)))
 
 
@@ -81,11 +112,16 @@ def shares(failed: Mapping[GroupKey, int], spans: Sequence[SettledSpan]) -> dict
 
 
 def _group(
-    row: Row, counted: Counted, previous: Previous | None, shares: Mapping[GroupKey, float]
+    row: Row,
+    counted: Counted,
+    previous: Previous | None,
+    shares: Mapping[GroupKey, float],
+    known: Mapping[str, Known],
 ) -> Group:
     key = key_of(row.asDict())
     namespace, broker, trigger, subscriber, reason, status, summary = key
     name = group_id(*key)
+    before = known.get(name)
     return Group(
         id=name,
         subscriber=subscriber,
@@ -109,6 +145,8 @@ def _group(
             sum(each["events"] for each in counted.failed_again.get(key, [])),
             previous.groups.get(name) if previous else None,
         ),
+        first_reported=before.first if before else None,
+        history=before.history if before else (),
         replay_command=replay_command(namespace, broker, trigger, reason, status, summary),
     )
 
@@ -175,7 +213,7 @@ def _example(row: Row) -> Example:
         topic=origin[0],
         partition=origin[1],
         offset=origin[2],
-        **_columns(row, "source", "type", "failures", "data_bytes"),
+        **_columns(row, "source", "type", "failures", "data_bytes", "trace"),
     )
 
 

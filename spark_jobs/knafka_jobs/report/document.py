@@ -47,6 +47,9 @@ MAX_SUMMARIES: Final = 50
 OTHERS: Final = "…"
 """The summary of all others."""
 
+MAX_HISTORY: Final = 30
+"""Earlier reports that a group tells of."""
+
 MAX_BUCKETS: Final = 1000
 """Time buckets that a report may span: `bucket_seconds` is chosen so that they suffice."""
 
@@ -94,6 +97,15 @@ class Bucket(Part):
     failures: Count
 
 
+class Past(Part):
+    """What an earlier report said of a group."""
+
+    made: AwareDatetime
+    """When that report was made."""
+    failures: Count
+    unresolved: Count
+
+
 class Top(Part):
     """One of the most frequent values of an attribute."""
 
@@ -121,6 +133,8 @@ class Example(Part):
     data_preview: str | None = Field(default=None, max_length=PREVIEW_CHARACTERS)
     """The beginning of the data, as text if it is UTF-8, else as `hex: 0a 1b…`; see `preview`."""
     data_content_type: str | None = None
+    trace: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
+    """The id of the event's trace, if it had one."""
     topic: str | None = None
     """The record in the Broker's topic: topic, partition, offset."""
     partition: int | None = None
@@ -165,6 +179,11 @@ class Group(Part):
     examples: Annotated[tuple[Example, ...], Field(max_length=MAX_EXAMPLES)] = ()
     """The latest first, unresolved ones before resolved ones."""
     change: Change
+    first_reported: AwareDatetime | None = None
+    """When a report had it first; None: none had it before this one."""
+    history: Annotated[tuple[Past, ...], Field(max_length=MAX_HISTORY)] = ()
+    """What the latest reports before this one said of it, in time order; those that did not have it
+    are left out."""
     replay_command: str
     """Replays what is unresolved of it; ready for a POSIX shell (see `replay_command`)."""
 
@@ -194,6 +213,15 @@ class Totals(Part):
     unresolved: Count
     retries: Count
     oldest_unresolved: AwareDatetime | None = None
+
+
+class Cut(Part):
+    """What a copy of a report leaves out, as it has to fit into a record of Kafka's."""
+
+    groups: Count
+    """Those with the fewest unresolved events."""
+    examples: Count
+    """Of the groups that are left."""
 
 
 class PreviousReport(Part):
@@ -234,6 +262,8 @@ class Report(Part):
     """The most unresolved events first."""
     replays: tuple[ReplayRun, ...] = ()
     """The latest first."""
+    cut: Cut | None = None
+    """None: nothing is left out."""
 
 
 def group_id(

@@ -12,6 +12,7 @@ import base64
 import gzip
 import hashlib
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -21,7 +22,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from knafka.core.delivery import Reason
-from knafka_jobs.report.document import Report
+from knafka_jobs.report.document import OTHERS, Report
 
 STYLES: Final = ("uplot/uPlot.min.css", "page.css")
 
@@ -30,42 +31,87 @@ LIBRARY: Final = "uplot/uPlot.iife.min.js"
 LICENCE: Final = "uplot/LICENSE"
 """Goes wherever the library goes, as it asks."""
 
-SCRIPTS: Final = ("elements.js", "timeline.js", "heatmap.js", "details.js", "table.js", "main.js")
+FILE: Final = "file.js"
+SERVED: Final = "served.js"
+"""Where the page is: the second is in the place of the first where a console serves it."""
+
+SCRIPTS: Final = (
+    "elements.js",
+    "timeline.js",
+    "heatmap.js",
+    "history.js",
+    FILE,
+    "details.js",
+    "table.js",
+    "main.js",
+)
 """Parts of one module, in this order: what is at the top of one is known to those after it."""
 
 
-def render(report: Report) -> str:
-    """The page; its size is about 90 kB and what the groups compress to."""
+@dataclass(frozen=True, slots=True)
+class ServedPage:
+    """The page as a console serves it."""
+
+    html: str
+    policy: str
+    """The value of `Content-Security-Policy`."""
+
+
+def render(report: Report, traces: str = "") -> str:
+    """The page as a file; its size is about 95 kB and what the groups compress to.
+
+    `traces` is the address of a trace, with `{trace}` in the place of its id; empty: no links.
+    """
+    return _rendered(report, traces, None).html
+
+
+def render_served(report: Report, traces: str, path: str) -> ServedPage:
+    """The same for a console, which it may ask; `path` is that of the report's JSON there."""
+    return _rendered(report, traces, path)
+
+
+def _rendered(report: Report, traces: str, path: str | None) -> ServedPage:
     style = "\n".join(map(_own_file, STYLES))
     library = _own_file(LIBRARY)
-    script = "\n".join(map(_own_file, SCRIPTS))
+    scripts = [SERVED if each == FILE and path is not None else each for each in SCRIPTS]
+    script = "\n".join(map(_own_file, scripts))
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"style-src {_digest(style)}; script-src {_digest(library)} {_digest(script)}"
     )
-    return (
+    if path is not None:
+        policy += "; connect-src 'self'"
+    html = (
         _environment()
         .from_string(_own_file("page.html.j2"))
         .render(
             report=report,
+            path=path,
             policy=policy,
             style=Markup(style),
             library=Markup(library),
             licence=_own_file(LICENCE),
             script=Markup(script),
-            data=_packed(report),
+            data=_packed(report, traces, path),
         )
     )
+    return ServedPage(html, policy if path is None else f"{policy}; frame-ancestors 'none'")
 
 
-def _packed(report: Report) -> str:
-    """What the scripts read: the report, and the closed list of reasons, which gives each a colour.
+def _packed(report: Report, traces: str, path: str | None) -> str:
+    """What the scripts read: the report, the closed list of reasons, which gives each a colour, and
+    where the page is.
 
     Compressed without a time stamp, so that the same report always makes the same page.
     """
     document = report.model_dump_json(by_alias=True, exclude_none=True)
-    reasons = json.dumps([reason.value for reason in Reason])
-    text = f'{{"reasons":{reasons},"report":{document}}}'
+    about = {
+        "reasons": [reason.value for reason in Reason],
+        "others": OTHERS,
+        "served": path,
+        "traces": traces,
+    }
+    text = f'{{"report":{document},{json.dumps(about)[1:]}'
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 

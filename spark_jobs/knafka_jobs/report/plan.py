@@ -5,7 +5,7 @@ Pure: DataFrames in and out; `assemble` makes the document of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Final, TypeAlias
 
@@ -145,6 +145,22 @@ def failed_again(failures: DataFrame, sent: DataFrame, before: datetime | None) 
         failures.join(again.select("failure_id").distinct(), "failure_id", "left_semi")
         .groupBy(*GROUP)
         .agg(F.count("*").alias("events"))
+    )
+
+
+def past(reports: DataFrame, groups: Collection[str], since: datetime) -> DataFrame:
+    """What reports said of these groups: `group_id`, `first` (when one had it first), and `history`
+    of those made `since`, in time order."""
+    said = F.struct("made", "failures", "unresolved")
+    return (
+        reports.where(F.col("group_id").isin(*groups))
+        .groupBy("group_id")
+        .agg(
+            F.min("made").alias("first"),
+            F.array_sort(F.collect_list(F.when(F.col("made") >= F.lit(since), said))).alias(
+                "history"
+            ),
+        )
     )
 
 

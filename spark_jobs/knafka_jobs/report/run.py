@@ -19,8 +19,14 @@ from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.options import DAYS
 from knafka_jobs.report import assemble, plan
-from knafka_jobs.report.assemble import Counted, Previous, SettledSpan, in_utc
-from knafka_jobs.report.document import PreviousReport, Report, bucket_seconds
+from knafka_jobs.report.assemble import Counted, Known, Previous, SettledSpan, in_utc
+from knafka_jobs.report.document import (
+    MAX_HISTORY,
+    PreviousReport,
+    Report,
+    bucket_seconds,
+    group_id,
+)
 from knafka_jobs.report.plan import SPANS, GroupKey, key_of
 from knafka_jobs.schema import REPORTS, TRIGGER
 from knafka_jobs.topics import BrokerName
@@ -47,7 +53,8 @@ def report(
     )
     frequent = failures.transform(plan.frequent_summaries).localCheckpoint()
     failures = failures.transform(plan.with_few_summaries, frequent)
-    previous = _previous(tables.read("reports"), broker)
+    reports = _of_same(tables.read("reports"), broker)
+    previous = _previous(reports)
     first = failures.selectExpr("min(first_failed)").first()
     since = max(earliest, in_utc(first[0])) if first and first[0] else now - timedelta(hours=1)
     seconds = bucket_seconds(since, now)
@@ -63,7 +70,8 @@ def report(
         examples=_by_group(failures.transform(plan.examples)),
     )
     spans = settled(failures, since) if settled else ()
-    groups = assemble.groups(counted, previous, _shares(tables, failures, spans, since))
+    shares = _shares(tables, failures, spans, since)
+    groups = assemble.groups(counted, previous, shares, _known(reports, counted))
     runs = tables.read("replays").transform(plan.runs, sent).limit(REPLAYS).collect()
     result = Report(
         id=uuid.uuid4().hex[:12],
@@ -123,13 +131,28 @@ def _by_group(rows: DataFrame) -> dict[GroupKey, list[Row]]:
     return grouped
 
 
-def _previous(reports: DataFrame, broker: BrokerName | None) -> Previous | None:
-    # A report about everything has empty names.
-    same = reports.transform(plan.of_broker, broker or BrokerName("", ""))
-    last = same.selectExpr("max_by(report_id, made) AS id", "max(made) AS made").first()
+def _of_same(reports: DataFrame, broker: BrokerName | None) -> DataFrame:
+    """What reports about the same said; one about everything has empty names."""
+    return reports.transform(plan.of_broker, broker or BrokerName("", ""))
+
+
+def _known(reports: DataFrame, counted: Counted) -> dict[str, Known]:
+    """What the last reports said of the groups that are there now."""
+    ids = [group_id(*key_of(row.asDict())) for row in counted.groups]
+    made = reports.select("made").distinct().orderBy(F.desc("made")).limit(MAX_HISTORY).collect()
+    if not ids or not made:
+        return {}
+    # A row has the session's local time, which is what Spark compares with.
+    since = made[-1]["made"]
+    return assemble.known_of(reports.transform(plan.past, ids, since).collect())
+
+
+def _previous(reports: DataFrame) -> Previous | None:
+    last = reports.selectExpr("max_by(report_id, made) AS id", "max(made) AS made").first()
     if last is None or last["id"] is None:
         return None
-    rows = same.where((F.col("report_id") == last["id"]) & F.col("group_id").isNotNull()).collect()
+    is_last = (F.col("report_id") == last["id"]) & F.col("group_id").isNotNull()
+    rows = reports.where(is_last).collect()
     return Previous(
         PreviousReport(id=last["id"], made=in_utc(last["made"])),
         {row["group_id"]: (row["failures"], row["unresolved"]) for row in rows},

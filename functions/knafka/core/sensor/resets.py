@@ -37,15 +37,20 @@ class Reset:
             ) from None
         # The last answer: events come in order but for a few, so the next one is mostly the same.
         self._last: int | None = None
+        self._next: int | None = None
         self._from = self._until = 0
 
     def last(self, at: int) -> int | None:
         """The last reset at or before this time; None: there was none."""
         if not self._from <= at < self._until:
-            self._last, until = self._before(at), self._after(at)
+            self._last, self._next = self._before(at), self._after(at)
             self._from = at if self._last is None else self._last
-            self._until = at + 1 if until is None else until
+            self._until = at + 1 if self._next is None else self._next
         return self._last
+
+    def next(self, at: int) -> int | None:
+        """The first reset at or after this time; None: there is none."""
+        return at if self.last(at) == at else self._next
 
     def _before(self, at: int) -> int | None:
         # What is looked for is strictly before the second that it is asked of.

@@ -64,12 +64,21 @@ def step(rule: Rule, held: Held, event: HeldEvent) -> Step:
 def expire(rule: Rule, held: Held, until: int) -> Step:
     """Every event of a time before `until` (ms) has come: what waits for none fires, and what can
     become part of no firing is held no more."""
-    if rule.within is None or not held:
+    if not held:
         return Step(held)
     if rule.condition.unwanted:
+        assert rule.within is not None
         left, over = absence.expire(rule.condition, rule.within, held, until)
         return Step(left, tuple(each for each in over if not _was_reset(rule, each.events)))
-    return Step(tuple(each for each in held if each.at + rule.within >= until))
+    reset = _last_reset(rule, until)
+    since = None if rule.within is None else until - rule.within
+    return Step(
+        tuple(
+            each
+            for each in held
+            if (since is None or each.at >= since) and (reset is None or each.at > reset)
+        )
+    )
 
 
 def due(rule: Rule, held: Held) -> int | None:
@@ -82,11 +91,15 @@ def due(rule: Rule, held: Held) -> int | None:
 
 def expires(rule: Rule, held: Held) -> int | None:
     """The first time (ms) at which `expire` would change what is held; None: never."""
-    if rule.within is None or not held:
+    if not held:
         return None
     if rule.condition.unwanted:
+        assert rule.within is not None
         return absence.expires(rule.condition, rule.within, held)
-    return min(each.at for each in held) + rule.within + 1
+    oldest = min(each.at for each in held)
+    over = [] if rule.within is None else [oldest + rule.within + 1]
+    resets = (reset.next(oldest) for reset in rule.resets)
+    return min((*over, *(at for at in resets if at is not None)), default=None)
 
 
 def _others(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:

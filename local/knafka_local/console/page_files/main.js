@@ -65,6 +65,7 @@ function draw() {
     write(item, each);
     return item;
   }));
+  byId("reports").hidden = !state.archives;
   drawTiles();
   drawFlow();
   document.documentElement.dataset.ready = "true";

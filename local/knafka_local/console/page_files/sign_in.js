@@ -16,4 +16,13 @@ byId("sign-in").addEventListener("submit", async (event) => {
     write(refused, error.message);
   }
 });
+// A browser that follows another site's link, such as a chat's, keeps our cookies to itself: asked
+// again by ourselves it sends them. Once, as they may be no good any more.
+const ASKED = "knafka-asked-again";
+const lately = Date.now() - Number(sessionStorage.getItem(ASKED)) < 10_000;
+if (document.cookie.includes("knafka-session=") && !lately) {
+  sessionStorage.setItem(ASKED, String(Date.now()));
+  if (location.hash) location.reload();
+  else location.replace(location.href);
+}
 document.documentElement.dataset.ready = "true";

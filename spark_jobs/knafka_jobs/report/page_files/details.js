@@ -3,9 +3,11 @@
 function details(group) {
   return make("div", { class: "details" },
     replay(group),
+    replaysOf(group),
     make("div", { class: "facts" }, figures(group), tops("Event types", group.topTypes), tops("Sources", group.topSources)),
+    historyOf(group),
     make("h3", {}, group.examples.length ? `Latest examples (${group.examples.length} of ${number(group.events)})` : "No examples"),
-    make("ul", { class: "examples" }, group.examples.map(example)),
+    make("ul", { class: "examples" }, group.examples.map((each) => example(group, each))),
     make("p", {}, make("a", { href: `#${group.id}` }, "Link to this failure")),
   );
 }
@@ -66,7 +68,13 @@ function tops(title, found) {
       make("li", {}, make("bdi", {}, visible(top.value)), " ", make("span", { class: "muted" }, number(top.events))))));
 }
 
-function example(each) {
+// Of a trace's id nothing but hexadecimal digits is put into the address.
+function traceLink(each) {
+  if (!traces || !/^[0-9a-f]{32}$/.test(each.trace ?? "")) return null;
+  return make("a", { href: traces.replaceAll("{trace}", each.trace), target: "_blank", rel: "noopener noreferrer" }, "Its trace");
+}
+
+function example(group, each) {
   const where = each.topic == null ? null : `${each.topic}, partition ${each.partition}, offset ${each.offset}`;
   const facts = [
     each.type,
@@ -79,7 +87,8 @@ function example(each) {
     make("p", {}, make("code", { class: "id" }, visible(each.id)), " ", each.resolved ? make("span", { class: "badge resolved" }, "resolved") : null),
     make("p", { class: "muted" }, make("bdi", {}, visible(facts.filter(Boolean).join(" · ")))),
     block("Error", each.error),
-    block(dataTitle(each), each.dataPreview));
+    block(dataTitle(each), each.dataPreview),
+    make("p", { class: "actions" }, traceLink(each), sendOne(group, each)));
 }
 
 function dataTitle(each) {

@@ -16,7 +16,9 @@ async function unpack(base64) {
   return JSON.parse(await new Response(stream).text());
 }
 
-const { reasons: REASONS, report } = await unpack(document.getElementById("data").textContent);
+// `served`: the path of this report at the console that serves it, null in a file; `traces`: the
+// address of a trace, with {trace} in the place of its id, empty if there is none.
+const { reasons: REASONS, others: OTHERS, report, served, traces } = await unpack(document.getElementById("data").textContent);
 const groups = report.groups;
 
 const byId = (id) => document.getElementById(id);
@@ -38,6 +40,9 @@ function make(tag, attributes = {}, ...children) {
 const HIDDEN = /[\p{Cc}\p{Cf}\u2028\u2029](?<![\n\t\u200c\u200d])/gu;
 const visible = (text) =>
   String(text).replace(HIDDEN, (each) => `‹U+${each.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`);
+
+// For a screen reader, which hears of what changes in an element that was there before.
+const say = (text) => (byId("found").textContent = visible(text));
 
 const number = new Intl.NumberFormat("en").format;
 const counted = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;

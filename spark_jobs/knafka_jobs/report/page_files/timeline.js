@@ -64,7 +64,8 @@ function drawChart() {
           grid: { show: false },
           space: 60,
           size: 30,
-          values: (_, ticks) => ticks.map((tick) => (tick % 86400 ? stamp(tick).slice(11) : DAY.format(tick * 1000))),
+          incrs: TICKS,
+          values: (_, ticks, axis, space, step) => ticks.map((tick) => tickLabel(tick, step)),
         },
         {
           ...axis,
@@ -98,6 +99,15 @@ function drawChart() {
 }
 
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
+const DAY_OF_YEAR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "2-digit", timeZone: "UTC" });
+const TICKS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000, 2592000, 7776000, 15552000, 31536000, 63072000, 157680000];
+const LONG = 300 * 86400; // from which on a day and a month may come twice
+
+// As short as can be told apart: no two ticks have the same.
+function tickLabel(tick, step) {
+  if (tick % 86400 === 0) return (STARTS.length * STEP > LONG ? DAY_OF_YEAR : DAY).format(tick * 1000);
+  return new Date(tick * 1000).toISOString().slice(11, step < 60 ? 19 : 16);
+}
 const COMPACT = new Intl.NumberFormat("en", { notation: "compact" });
 
 const countsAt = (index) =>

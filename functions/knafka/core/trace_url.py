@@ -1,0 +1,26 @@
+"""Where a person looks at a trace: an address with `{trace}` in the place of its id. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from knafka.core.errors import InvalidDocument
+
+WANTED: Final = "want http:// or https://, a host, and {trace} in the place of a trace's id"
+TRACE_URL: Final = "KNAFKA_TRACE_URL"
+_is_url = re.compile(r"https?://[^\s/?#@{}<>\"']+[^\s{}<>\"']*\{trace\}[^\s{}<>\"']*").fullmatch
+
+
+def is_trace_url(text: str) -> bool:
+    """Whether it can be a link; empty: there are none."""
+    return not text or _is_url(text) is not None
+
+
+def trace_url(environment: Mapping[str, str]) -> str:
+    """That of `TRACE_URL`. Raises `InvalidDocument`."""
+    text = environment.get(TRACE_URL, "").strip()
+    if not is_trace_url(text):
+        raise InvalidDocument(TRACE_URL, f"invalid value: {text:.200}: {WANTED}")
+    return text

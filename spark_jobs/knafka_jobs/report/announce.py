@@ -1,0 +1,94 @@
+"""Telling a Broker of a report, so that a Trigger can tell people.
+
+    dev.knafka.deadletters.reported    from .../deadletterarchives/ARCHIVE, about the Broker
+
+The event's id is the report's: announced again, it is the same event. What it carries are totals
+and the names of Triggers; what failed events hold is in the report, which needs a right.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from typing import Any, Final
+from urllib.parse import quote
+
+from knafka.core.json_format import MEDIA_TYPE
+from knafka_jobs.errors import JobError
+from knafka_jobs.report.document import Report
+
+TYPE: Final = "dev.knafka.deadletters.reported"
+MOST_TRIGGERS: Final = 10
+"""Those that are named, the ones with the most unresolved events."""
+ATTEMPTS: Final = 4
+TIMEOUT: Final = 15.0
+"""Seconds for the answer to one attempt: a Broker's receiver may have to start."""
+PAUSE: Final = 2.0
+"""Seconds before the second attempt; before each further one twice as many."""
+
+
+def event_of(report: Report, archive: str, console: str) -> dict[str, Any]:
+    """The structured CloudEvent that tells of an archive's report; `console` is the URL of the one
+    that serves it, empty: nobody is known to."""
+    unresolved: Counter[str] = Counter()
+    for each in report.groups:
+        unresolved[each.trigger] += each.unresolved
+    data: dict[str, Any] = {
+        "namespace": report.namespace,
+        "archive": archive,
+        "broker": report.broker,
+        "report": report.id,
+        "made": report.made.isoformat(),
+        "totals": report.totals.model_dump(mode="json", by_alias=True),
+        "changes": report.changes.model_dump(mode="json", by_alias=True),
+        "triggers": [
+            {"trigger": name, "unresolved": count}
+            for name, count in unresolved.most_common(MOST_TRIGGERS)
+            if count
+        ],
+    }
+    if console:
+        data["url"] = page_of(console, report.namespace or "", archive)
+    return {
+        "specversion": "1.0",
+        "id": report.id,
+        "type": TYPE,
+        "source": f"/apis/v1/namespaces/{report.namespace}/deadletterarchives/{archive}",
+        "subject": report.broker,
+        "time": report.made.isoformat(),
+        "datacontenttype": "application/json",
+        "data": data,
+    }
+
+
+def page_of(console: str, namespace: str, archive: str) -> str:
+    """Where a console serves an archive's report."""
+    return f"{console.rstrip('/')}/report?of={quote(f'{namespace}/{archive}')}"
+
+
+def send(broker: str, event: dict[str, Any]) -> None:
+    """Send it to a Broker's address; some attempts, as a receiver may be starting.
+
+    Raises `JobError`.
+    """
+    body, problem = json.dumps(event).encode(), ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+        request = urllib.request.Request(
+            broker, body, {"content-type": f"{MEDIA_TYPE}; charset=utf-8"}, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT):
+                return
+        except urllib.error.HTTPError as error:
+            with error:
+                problem = f"status {error.code}"
+                if error.code < 500 and error.code not in (404, 429):
+                    break
+        except (OSError, ValueError) as error:
+            problem = str(error)
+    raise JobError(f"{broker} did not take the event: {problem}")
