@@ -1,4 +1,4 @@
-"""Dead letters kept in tables by Jobs that start by themselves (issue 18).
+"""Dead letters kept in tables by Jobs that start by themselves (issue 18), and a backtest as a Job.
 
 The jobs' image takes minutes to build, so `make chaos` has these. Tables are in a folder of this
 machine, which is the node.
@@ -14,12 +14,14 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 from support.browser import chromium_of, every, one, wait
 from support.cluster import OPERATOR_NAMESPACE, testcluster
 from support.gate import only_chaos
 from support.installation import ROOT, Installation
 
 from knafka_jobs.lookup.run import TableFiles
+from knafka_operator.model.resources import TOPIC_STATUS
 
 IMAGE: Final = "knafka-jobs"
 WITHIN: Final = 300.0
@@ -277,3 +279,37 @@ def test_a_served_report_is_read_in_a_browser_and_its_button_replays(
     # What is resolved a compaction finds out by what was settled of the replay.
     assert report("second")["unresolved"] == 0
     told.wait_for(2)
+
+
+def test_a_backtest_of_a_sensor_runs_as_a_job(archiving: Installation, namespace: str) -> None:
+    """The example, as docs/how-to/try-a-sensor.md has it; the Sensor need not be there."""
+    cluster = archiving.cluster
+    address = archiving.broker(namespace)
+    for order in ("1", "2", "3"):
+        for type_ in ("order.placed", "payment.received"):
+            sent = archiving.send(
+                address, f"{type_}-{order}", f"com.example.{type_}", orderid=order
+            )
+            assert sent.status_code == 202
+    sensor = yaml.safe_load((ROOT / "examples" / "sensor" / "sensor.yaml").read_text())
+    metadata = {"name": "fulfilment-backtest", "namespace": namespace}
+    data = {"sensor.json": json.dumps(sensor)}
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    topic = archiving.status("broker", "default", namespace)["annotations"][TOPIC_STATUS]
+    job = (ROOT / "examples" / "sensor-backtest" / "job.yaml").read_text()
+    for there, here in (
+        ("namespace: default", f"namespace: {namespace}"),
+        ("registry.example.com/team/knafka-jobs:1.0.0", cluster.image(IMAGE)),
+        ("kafka.example.com:9092", archiving.kafka.bootstrap("PLAINTEXT")),
+        ("knative-broker-default-default", topic),
+    ):
+        assert there in job
+        job = job.replace(there, here)
+    cluster.apply(job)
+    cluster.kubectl(
+        "wait", "--for=condition=Complete", f"--timeout={WITHIN:.0f}s", "-n", namespace,
+        "job/fulfilment-backtest",
+    )  # fmt: skip
+    said = cluster.kubectl("logs", "-n", namespace, "job/fulfilment-backtest")
+    found = json.loads(said.strip().splitlines()[-1])
+    assert (found["events"], found["firings"]) == (6, {"ship": 3, "remind": 0})
