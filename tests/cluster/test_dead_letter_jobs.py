@@ -27,6 +27,8 @@ IMAGE: Final = "knafka-jobs"
 WITHIN: Final = 300.0
 """Seconds for a Job: its image is pulled, and Spark starts."""
 COUNT: Final = 20
+MADE: Final = [{"exact": {"type": "made"}}]
+"""Filters of a Trigger that takes no event that tells of a report."""
 
 pytestmark = [pytest.mark.timeout(1_800), only_chaos]
 
@@ -86,7 +88,7 @@ def bury(installed: Installation, namespace: str) -> None:
     """So many events that no subscriber takes, and wait until they are dead letters."""
     address = installed.broker(namespace)
     nobody = {"uri": f"http://nobody.{namespace}.svc.cluster.local"}
-    installed.trigger(namespace, "fails", nobody, delivery={"retry": 0})
+    installed.trigger(namespace, "fails", nobody, delivery={"retry": 0}, filters=MADE)
     for number in range(COUNT):
         assert installed.send(address, str(number)).status_code == 202
 
@@ -258,7 +260,7 @@ def test_a_served_report_is_read_in_a_browser_and_its_button_replays(
         )  # fmt: skip
     token = cluster.kubectl("create", "token", "ada", "-n", namespace).strip()
     subscriber = archiving.subscriber(namespace, "mended")
-    archiving.trigger(namespace, "fails", subscriber.ref, delivery={"retry": 0})
+    archiving.trigger(namespace, "fails", subscriber.ref, delivery={"retry": 0}, filters=MADE)
     every_host = f"--host-resolver-rules=MAP * {cluster.ingress}"
     with chromium_of(tmp_path, every_host) as chromium:
         chromium.get(f"http://{console}/report?of={namespace}/kept")
