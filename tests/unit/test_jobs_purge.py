@@ -145,7 +145,7 @@ def older(spark: SparkSession, folder: Path) -> Tables:
     )
     folded.awaitTermination()
     unfolded = records(spark, {"offset": 3, "word": "three"}, {"offset": 4, "word": "one"})
-    unfolded.drop("day").write.format("delta").mode("append").save(tables.path("records"))
+    unfolded.drop("day", "trace").write.format("delta").mode("append").save(tables.path("records"))
     return Tables(spark, str(folder))
 
 
