@@ -1,4 +1,4 @@
-"""Dead letters kept in tables by Jobs that start by themselves (issue 18).
+"""Dead letters kept in tables by Jobs that start by themselves (issue 18), and a backtest as a Job.
 
 The jobs' image takes minutes to build, so `make chaos` has these. Tables are in a folder of this
 machine, which is the node.
@@ -14,17 +14,21 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 from support.browser import chromium_of, every, one, wait
 from support.cluster import OPERATOR_NAMESPACE, testcluster
 from support.gate import only_chaos
 from support.installation import ROOT, Installation
 
 from knafka_jobs.lookup.run import TableFiles
+from knafka_operator.model.resources import TOPIC_STATUS
 
 IMAGE: Final = "knafka-jobs"
 WITHIN: Final = 300.0
 """Seconds for a Job: its image is pulled, and Spark starts."""
 COUNT: Final = 20
+MADE: Final = [{"exact": {"type": "made"}}]
+"""Filters of a Trigger that takes no event that tells of a report."""
 
 pytestmark = [pytest.mark.timeout(1_800), only_chaos]
 
@@ -84,7 +88,7 @@ def bury(installed: Installation, namespace: str) -> None:
     """So many events that no subscriber takes, and wait until they are dead letters."""
     address = installed.broker(namespace)
     nobody = {"uri": f"http://nobody.{namespace}.svc.cluster.local"}
-    installed.trigger(namespace, "fails", nobody, delivery={"retry": 0})
+    installed.trigger(namespace, "fails", nobody, delivery={"retry": 0}, filters=MADE)
     for number in range(COUNT):
         assert installed.send(address, str(number)).status_code == 202
 
@@ -256,7 +260,7 @@ def test_a_served_report_is_read_in_a_browser_and_its_button_replays(
         )  # fmt: skip
     token = cluster.kubectl("create", "token", "ada", "-n", namespace).strip()
     subscriber = archiving.subscriber(namespace, "mended")
-    archiving.trigger(namespace, "fails", subscriber.ref, delivery={"retry": 0})
+    archiving.trigger(namespace, "fails", subscriber.ref, delivery={"retry": 0}, filters=MADE)
     every_host = f"--host-resolver-rules=MAP * {cluster.ingress}"
     with chromium_of(tmp_path, every_host) as chromium:
         chromium.get(f"http://{console}/report?of={namespace}/kept")
@@ -275,3 +279,138 @@ def test_a_served_report_is_read_in_a_browser_and_its_button_replays(
     # What is resolved a compaction finds out by what was settled of the replay.
     assert report("second")["unresolved"] == 0
     told.wait_for(2)
+
+
+def test_a_backtest_of_a_sensor_runs_as_a_job(archiving: Installation, namespace: str) -> None:
+    """The example, as docs/how-to/try-a-sensor.md has it; the Sensor need not be there."""
+    cluster = archiving.cluster
+    address = archiving.broker(namespace)
+    for order in ("1", "2", "3"):
+        for type_ in ("order.placed", "payment.received"):
+            sent = archiving.send(
+                address, f"{type_}-{order}", f"com.example.{type_}", orderid=order
+            )
+            assert sent.status_code == 202
+    sensor = yaml.safe_load((ROOT / "examples" / "sensor" / "sensor.yaml").read_text())
+    metadata = {"name": "fulfilment-backtest", "namespace": namespace}
+    data = {"sensor.json": json.dumps(sensor)}
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    topic = archiving.status("broker", "default", namespace)["annotations"][TOPIC_STATUS]
+    job = (ROOT / "examples" / "sensor-backtest" / "job.yaml").read_text()
+    for there, here in (
+        ("namespace: default", f"namespace: {namespace}"),
+        ("registry.example.com/team/knafka-jobs:1.0.0", cluster.image(IMAGE)),
+        ("kafka.example.com:9092", archiving.kafka.bootstrap("PLAINTEXT")),
+        ("knative-broker-default-default", topic),
+    ):
+        assert there in job
+        job = job.replace(there, here)
+    cluster.apply(job)
+    cluster.kubectl(
+        "wait", "--for=condition=Complete", f"--timeout={WITHIN:.0f}s", "-n", namespace,
+        "job/fulfilment-backtest",
+    )  # fmt: skip
+    said = cluster.kubectl("logs", "-n", namespace, "job/fulfilment-backtest")
+    found = json.loads(said.strip().splitlines()[-1])
+    assert (found["events"], found["firings"]) == (6, {"ship": 3, "remind": 0})
+
+
+def operate(installed: Installation, namespace: str, kind: str, name: str, **spec: Any) -> None:
+    installed.cluster.apply(
+        {
+            "apiVersion": "knafka.dev/v1alpha1",
+            "kind": kind,
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"archive": "kept", **spec},
+        }
+    )
+
+
+def until_done(installed: Installation, namespace: str, kind: str, name: str) -> dict[str, Any]:
+    """An operation's status once it has ended."""
+
+    def ended() -> dict[str, Any]:
+        status = installed.status(kind.lower(), name, namespace)
+        return status if status.get("phase") in ("Succeeded", "Failed") else {}
+
+    status = installed.cluster.wait_for(ended, WITHIN, f"{kind} {name} has ended")
+    assert status["phase"] == "Succeeded", status
+    return status
+
+
+def test_what_a_healed_subscriber_takes_is_replayed_resolved_and_purged(
+    archiving: Installation, namespace: str, claim: Path
+) -> None:
+    """Two at once take turns; a second replay finds nothing; nothing is left but the tables."""
+    cluster = archiving.cluster
+    subscriber = archiving.subscriber(namespace)
+    subscriber.behave(status=503)
+    declare(archiving, namespace)
+    address = archiving.broker(namespace)
+    archiving.trigger(namespace, "fails", subscriber.ref, delivery={"retry": 0})
+    for number in range(COUNT):
+        assert archiving.send(address, str(number)).status_code == 202
+    until_archived(archiving, namespace)
+    subscriber.behave(status=202)
+    subscriber.forget()
+
+    operate(archiving, namespace, "DeadLetterReplay", "try", dryRun=True, select={"code": 503})
+    operate(archiving, namespace, "DeadLetterReplay", "some", select={"ids": ["1", "2"]})
+    tried = until_done(archiving, namespace, "DeadLetterReplay", "try")
+    assert (tried["selected"], tried["triggers"]) == (COUNT, {f"{namespace}/default/fails": COUNT})
+    some = until_done(archiving, namespace, "DeadLetterReplay", "some")
+    assert some["sent"] == 2
+    subscriber.wait_for(2)
+    operate(archiving, namespace, "DeadLetterReplay", "rest", select={"trigger": "fails"})
+    assert until_done(archiving, namespace, "DeadLetterReplay", "rest")["sent"] == COUNT - 2
+    subscriber.wait_for(COUNT)
+    assert subscriber.summary()["duplicates"] == 0
+
+    changed = cluster.kubectl(
+        "patch", "deadletterreplay", "rest", "-n", namespace, "--type=merge",
+        '-p={"spec":{"dryRun":true}}', check=False,
+    )  # fmt: skip
+    assert "immutable: make another DeadLetterReplay" in changed
+    operate(archiving, namespace, "DeadLetterPurge", "old", select={"trigger": "fails"})
+    assert until_done(archiving, namespace, "DeadLetterPurge", "old")["purged"] == COUNT
+    (left,) = TableFiles(str(claim / "dead-letters")).query(
+        "SELECT count(*) AS number FROM failures", "failures"
+    )
+    assert left["number"] == 0
+    cluster.wait_for(lambda: not pods_of_archives(archiving, namespace), 90, "its pods are gone")
+    assert cluster.kubectl("get", "jobs", "-n", namespace, "-oname") == ""
+    cluster.kubectl("delete", "deadletterreplay", "--all", "-n", namespace, "--timeout=60s")
+
+
+def test_a_replay_whose_pod_is_killed_sends_each_event_once(
+    archiving: Installation, namespace: str, claim: Path
+) -> None:
+    """By SIGKILL in the middle of sending; and one that is deleted leaves no pod."""
+    cluster = archiving.cluster
+    subscriber = archiving.subscriber(namespace)
+    subscriber.behave(status=503)
+    declare(archiving, namespace)
+    address = archiving.broker(namespace)
+    archiving.trigger(namespace, "fails", subscriber.ref, delivery={"retry": 0})
+    for number in range(COUNT):
+        assert archiving.send(address, str(number)).status_code == 202
+    until_archived(archiving, namespace)
+    subscriber.behave(status=202)
+    subscriber.forget()
+    operate(archiving, namespace, "DeadLetterReplay", "again", rate=1)
+    subscriber.wait_for(3, WITHIN)
+    (pod,) = pods_of_archives(archiving, namespace)
+    cluster.kubectl(
+        *("delete", "pod", pod["metadata"]["name"], "-n", namespace),
+        *("--grace-period=0", "--force"),
+    )
+    done = until_done(archiving, namespace, "DeadLetterReplay", "again")
+    assert done["sent"] == COUNT
+    assert subscriber.wait_for(COUNT)
+    assert subscriber.summary()["duplicates"] == 0
+
+    subscriber.behave(status=503)
+    operate(archiving, namespace, "DeadLetterReplay", "ended", rate=1)
+    cluster.wait_for(lambda: pods_of_archives(archiving, namespace), WITHIN, "it runs")
+    cluster.kubectl("delete", "deadletterreplay", "ended", "-n", namespace, "--timeout=90s")
+    assert not pods_of_archives(archiving, namespace)

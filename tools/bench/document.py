@@ -26,6 +26,7 @@ HEADINGS: Final = {
     "rss_mb": "resident MB",
     "kafka_cpu_us": "Kafka's µs",
     "load_cpu_us": "harness's µs",
+    "a_transaction": "events a transaction",
     "idle_cores": "idle cores",
     "other_cores": "others' cores",
     "not_202": "not 202",

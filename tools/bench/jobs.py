@@ -7,7 +7,8 @@ letter of `--bytes` for each failure, over 30 days. `--first` dead letters are c
 tables beside a plain copy of the same topic to Parquet. Then on each size: `--new` are compacted
 and copied; the same where 1 in 100 is of an event that failed in the last day, and in all days; a
 report; a replay of 1,000, sent to Kafka; and, as processes of their own without Spark, a dry run
-of it, a dry run of everything, `list` and `show`. Prints a table in Markdown; `MiB read` is what
+of it, a dry run of everything, `list` and `show`. Prints a table in Markdown; `CPU s` is the JVM's,
+or that process's, which a machine that does other things changes less than `s`; `MiB read` is what
 Spark's tasks read of files.
 """
 
@@ -19,6 +20,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
@@ -75,8 +78,9 @@ def main() -> None:
     spark = session.start("bench")
     with tempfile.TemporaryDirectory(dir=given.folder) as folder, _kafka(Path(folder)) as servers:
         bench = Bench(spark, Path(folder), servers)
-        bench.on_empty_tables(WARM_UP, given.bytes, told=False)
-        print("| stored | job | s | MiB read |\n| ---: | --- | ---: | ---: |", flush=True)
+        bench.on_empty_tables(min(WARM_UP, given.first), given.bytes, told=False)
+        print("| stored | job | s | CPU s | MiB read |", flush=True)
+        print("| ---: | --- | ---: | ---: | ---: |", flush=True)
         bench.on_empty_tables(given.first, given.bytes)
         for stored in given.stored:
             small = stored >= given.small_from
@@ -137,12 +141,13 @@ class Bench:
             ("show", f"{BROKER[0]}/{TRIGGER}"),
         ):
             command = [sys.executable, "-m", "knafka_local", "dead-letters", *words]
-            begun = time.monotonic()
+            begun, before = time.monotonic(), _of_children()
             said = subprocess.run(
                 [*command, f"--tables={tables.root}"], check=True, capture_output=True, text=True
             )
+            spent = _of_children() - before
             name = " ".join(words[:2]) + (" of 1,000" if some[0] in words else "")
-            _tell(stored, f"{name}, without Spark", time.monotonic() - begun, None)
+            _tell(stored, f"{name}, without Spark", time.monotonic() - begun, spent, None)
             if some[0] in words:
                 assert f"{REPLAYED} would be sent" in said.stdout, said.stdout[-500:]
         selection = Selection(since=since, until=until)
@@ -168,10 +173,16 @@ class Bench:
     def _measure(
         self, stored: int, name: str, job: Callable[[], Any], *, told: bool = True
     ) -> None:
-        before, begun = self._bytes_read(), time.monotonic()
+        before, spent, begun = self._bytes_read(), self._cpu_seconds(), time.monotonic()
         job()
+        seconds, spent = time.monotonic() - begun, self._cpu_seconds() - spent
         if told:
-            _tell(stored, name, time.monotonic() - begun, self._bytes_read() - before)
+            _tell(stored, name, seconds, spent, self._bytes_read() - before)
+
+    def _cpu_seconds(self) -> float:
+        """Of the JVM, which does all the work."""
+        gateway: Any = self._spark.sparkContext._gateway
+        return sum(psutil.Process(gateway.proc.pid).cpu_times()[:2])
 
     def _bytes_read(self) -> int:
         """Of all stages so far."""
@@ -194,13 +205,18 @@ class Bench:
 
 @contextmanager
 def _kafka(folder: Path) -> Iterator[str]:
-    with asyncio.Runner() as runner:
-        kafka = KafkaServer(obtain(), folder / "kafka")
-        runner.run(kafka.start())
-        try:
-            yield kafka.bootstrap_servers
-        finally:
-            runner.run(kafka.stop())
+    """Its output is read by a loop that runs all the while, or it would wait for a reader."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    kafka = KafkaServer(obtain(), folder / "kafka")
+    asyncio.run_coroutine_threadsafe(kafka.start(), loop).result()
+    try:
+        yield kafka.bootstrap_servers
+    finally:
+        asyncio.run_coroutine_threadsafe(kafka.stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
 
 
 def _numbers(first: int, new: int, stored: int, days: int) -> Iterator[int]:
@@ -211,9 +227,13 @@ def _numbers(first: int, new: int, stored: int, days: int) -> Iterator[int]:
         yield stored - 1 - each * 7919 % late if again else first + each
 
 
-def _tell(stored: int, name: str, seconds: float, read: int | None) -> None:
+def _of_children() -> float:
+    return sum(psutil.Process().cpu_times()[2:4])
+
+
+def _tell(stored: int, name: str, seconds: float, spent: float, read: int | None) -> None:
     amount = "" if read is None else f"{read / MEBIBYTE:,.1f}"
-    print(f"| {stored:,} | {name} | {seconds:.1f} | {amount} |", flush=True)
+    print(f"| {stored:,} | {name} | {seconds:.1f} | {spent:.1f} | {amount} |", flush=True)
 
 
 def _silent(line: str) -> None:

@@ -18,6 +18,7 @@ from urllib.request import urlopen
 from confluent_kafka import Producer
 
 from bench.dispatching import WARM, deliver
+from bench.document import FAULTS
 from bench.results import OURS, Results
 from bench.targets import External
 from bench.usage import Usage
@@ -55,7 +56,9 @@ async def sensors_case(world: World, results: Results, externals: Sequence[Exter
     async with world.topic(PARTITIONS) as bus:
         await asyncio.to_thread(_fill, world, bus, count)
         for _ in range(world.options.runs):
-            results.add(PLAIN, OURS, **await deliver(world, OURS, bus, count, filters=[]))
+            plain = await deliver(world, OURS, bus, count, filters=[])
+            # Order is the dispatcher's case: these events have no numbers by which a sink knows it.
+            results.add(PLAIN, OURS, **{k: v for k, v in plain.items() if k not in FAULTS})
             for what, trigger in TRIGGERS.items():
                 results.add(what, OURS, **await _fire(world, bus, trigger, count))
     for keys in (10_000, 100_000, 1_000_000):
