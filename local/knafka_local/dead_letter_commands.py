@@ -18,7 +18,15 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka_jobs.options import SELECTION, Selection, parser
 from knafka_jobs.selecting import Condition, TriggerName, conditions
-from knafka_local import dead_letter_jobs, dead_letter_tables, dead_letters, replaying, triggers
+from knafka_local import (
+    archive_commands,
+    dead_letter_jobs,
+    dead_letter_tables,
+    dead_letters,
+    replaying,
+    triggers,
+)
+from knafka_local.archive_commands import TopicsTarget, WaitingTarget, on_cluster
 from knafka_local.installation import DEFAULT_DATA, Installation, NotRunning, State
 from knafka_local.job_options import Asked, run_job, taking
 from knafka_local.options import (
@@ -62,6 +70,7 @@ def add_to(app: typer.Typer) -> None:
     add(app, "purge", purge, "knafka dead-letters purge --until 2026-01-31 --dry-run")
 
 
+@on_cluster(TopicsTarget, archive_commands.list_letters)
 def list_letters(
     trigger: Annotated[str | None, typer.Argument(help="Only this Trigger's.")] = None,
     tables: Tables = None,
@@ -87,21 +96,11 @@ def list_letters(
         for egress, each in zip(chosen, with_kafka(running, look), strict=True):
             name = (egress.namespace, egress.broker, egress.trigger)
             found[name] = each + found[name] if name in found else each
-    rows = [
-        [
-            each.trigger,
-            each.counted,
-            str(each.replayed),
-            each.oldest,
-            each.newest,
-            ", ".join(f"{reason} × {count}" for reason, count in each.reasons.items()),
-        ]
-        for each in found.values()
-    ]
-    columns = ["TRIGGER", "COUNT", "SENT AGAIN", "OLDEST", "NEWEST", "REASONS"]
-    print_table(columns, rows, "no Trigger runs" if running else "no dead letters")
+    rows = [each.row for each in found.values()]
+    print_table(dead_letters.COLUMNS, rows, "no Trigger runs" if running else "no dead letters")
 
 
+@on_cluster(TopicsTarget, archive_commands.show_letters)
 def show_letters(
     trigger: TriggerArgument,
     limit: Annotated[int, typer.Option(min=1, help="The last so many.")] = 20,
@@ -171,6 +170,7 @@ def _tell(line: str) -> None:
 
 
 @taking("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")
+@on_cluster(WaitingTarget, archive_commands.compact)
 def compact(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
     """Take the dead letters from their topics into tables: durable, counted, small."""
     done = run_job("compact", _place(data_dir, tables), _kafka(data_dir), asked)
@@ -182,6 +182,7 @@ def compact(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DAT
 
 
 @taking("broker", "days", "trace-url")
+@on_cluster(WaitingTarget, archive_commands.report)
 def report(
     asked: Asked,
     html: Annotated[Path | None, typer.Option(help="The page; report.html in the tables.")] = None,
@@ -216,6 +217,7 @@ def report(
 
 
 @taking(*(each for each in SELECTION if each != "id"), "dry-run", "replay-id", "rate")
+@on_cluster(WaitingTarget, archive_commands.replay)
 def replay(
     asked: Asked,
     ids: Annotated[
@@ -252,15 +254,8 @@ def replay(
     if not dry_run:
         typer.echo(f"{done['sent']} events sent again by the replay {done['replay']}")
         return
-    for each in done["events"]:
-        how = f"{each['reason']} {each['code'] or ''}".strip()
-        typer.echo(f"{each['trigger']}: {each['type']} {each['id']} from {each['source']} ({how})")
-    if (more := done["would_send"] - len(done["events"])) > 0:
-        typer.echo(f"and {more} more")
-    to = ", ".join(f"{count} to {name}" for name, count in done["triggers"].items())
-    typer.echo(f"{done['would_send']} would be sent{f': {to}' if to else ''}")
-    if done["left_out"]:
-        typer.echo(f"{done['left_out']} left out: resolved, on their way, or no events")
+    for line in dead_letters.preview_lines(done):
+        typer.echo(line)
 
 
 def _previewed(place: str, asked: Asked, ids: Sequence[str]) -> dict[str, Any] | None:
@@ -323,6 +318,7 @@ def _replay_directly(data_dir: Path, asked: Asked, ids: Sequence[str]) -> None:
 
 
 @taking(*SELECTION, "unresolved", "dry-run")
+@on_cluster(WaitingTarget, archive_commands.purge)
 def purge(asked: Asked, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA) -> None:
     """Forget resolved failures and their events, for good."""
     done = run_job("purge", _place(data_dir, tables), asked)

@@ -13,9 +13,9 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import (
@@ -33,6 +33,8 @@ READ_AT_MOST: Final = 10_000
 """Of one topic: enough to see what goes wrong; the reports are for all of it."""
 PREVIEW: Final = 200
 """Characters of data or error that are shown."""
+COLUMNS: Final = ("TRIGGER", "COUNT", "SENT AGAIN", "OLDEST", "NEWEST", "REASONS")
+"""Of a table of overviews."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,14 @@ class Overview:
     def counted(self) -> str:
         return f"{self.count}+" if self.is_cut else str(self.count)
 
+    @property
+    def row(self) -> Sequence[str]:
+        """As `COLUMNS` name it."""
+        reasons = ", ".join(f"{reason} × {count}" for reason, count in self.reasons.items())
+        return (
+            self.trigger, self.counted, str(self.replayed), self.oldest, self.newest, reasons
+        )  # fmt: skip
+
     def __add__(self, other: Overview) -> Overview:
         """Of the same Trigger, about other dead letters."""
         return Overview(
@@ -113,6 +123,19 @@ class Overview:
             self.replayed + other.replayed,
             self.is_cut or other.is_cut,
         )
+
+
+def preview_lines(would: Mapping[str, Any]) -> Iterator[str]:
+    """What a dry run of a replay says, for a person; `would` is as the job tells it."""
+    for each in would["events"]:
+        how = f"{each['reason']} {each['code'] or ''}".strip()
+        yield f"{each['trigger']}: {each['type']} {each['id']} from {each['source']} ({how})"
+    if (more := would["would_send"] - len(would["events"])) > 0:
+        yield f"and {more} more"
+    to = ", ".join(f"{count} to {name}" for name, count in would["triggers"].items())
+    yield f"{would['would_send']} would be sent{f': {to}' if to else ''}"
+    if would["left_out"]:
+        yield f"{would['left_out']} left out: resolved, on their way, or no events"
 
 
 Tabled: TypeAlias = Mapping[tuple[str, int], int]

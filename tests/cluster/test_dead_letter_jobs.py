@@ -18,7 +18,7 @@ import yaml
 from support.browser import chromium_of, every, one, wait
 from support.cluster import OPERATOR_NAMESPACE, testcluster
 from support.gate import only_chaos
-from support.installation import ROOT, Installation
+from support.installation import ROOT, Installation, Subscriber
 
 from knafka_jobs.lookup.run import TableFiles
 from knafka_operator.model.resources import TOPIC_STATUS
@@ -27,6 +27,8 @@ IMAGE: Final = "knafka-jobs"
 WITHIN: Final = 300.0
 """Seconds for a Job: its image is pulled, and Spark starts."""
 COUNT: Final = 20
+MADE: Final = [{"exact": {"type": "made"}}]
+"""Filters of a Trigger that takes no event that tells of a report."""
 
 pytestmark = [pytest.mark.timeout(1_800), only_chaos]
 
@@ -86,7 +88,7 @@ def bury(installed: Installation, namespace: str) -> None:
     """So many events that no subscriber takes, and wait until they are dead letters."""
     address = installed.broker(namespace)
     nobody = {"uri": f"http://nobody.{namespace}.svc.cluster.local"}
-    installed.trigger(namespace, "fails", nobody, delivery={"retry": 0})
+    installed.trigger(namespace, "fails", nobody, delivery={"retry": 0}, filters=MADE)
     for number in range(COUNT):
         assert installed.send(address, str(number)).status_code == 202
 
@@ -258,7 +260,7 @@ def test_a_served_report_is_read_in_a_browser_and_its_button_replays(
         )  # fmt: skip
     token = cluster.kubectl("create", "token", "ada", "-n", namespace).strip()
     subscriber = archiving.subscriber(namespace, "mended")
-    archiving.trigger(namespace, "fails", subscriber.ref, delivery={"retry": 0})
+    archiving.trigger(namespace, "fails", subscriber.ref, delivery={"retry": 0}, filters=MADE)
     every_host = f"--host-resolver-rules=MAP * {cluster.ingress}"
     with chromium_of(tmp_path, every_host) as chromium:
         chromium.get(f"http://{console}/report?of={namespace}/kept")
@@ -311,3 +313,99 @@ def test_a_backtest_of_a_sensor_runs_as_a_job(archiving: Installation, namespace
     said = cluster.kubectl("logs", "-n", namespace, "job/fulfilment-backtest")
     found = json.loads(said.strip().splitlines()[-1])
     assert (found["events"], found["firings"]) == (6, {"ship": 3, "remind": 0})
+
+
+def operate(installed: Installation, namespace: str, kind: str, name: str, **spec: Any) -> None:
+    installed.cluster.apply(
+        {
+            "apiVersion": "knafka.dev/v1alpha1",
+            "kind": kind,
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"archive": "kept", **spec},
+        }
+    )
+
+
+def healed(installed: Installation, namespace: str) -> Subscriber:
+    """A subscriber that has failed so many archived events, and takes any now."""
+    subscriber = installed.subscriber(namespace)
+    declare(installed, namespace)
+    address = installed.broker(namespace)
+    subscriber.behave(status=503)
+    installed.trigger(namespace, "fails", subscriber.ref, delivery={"retry": 0})
+    for number in range(COUNT):
+        assert installed.send(address, str(number)).status_code == 202
+    until_archived(installed, namespace)
+    subscriber.behave(status=202)
+    subscriber.forget()
+    return subscriber
+
+
+def until_done(installed: Installation, namespace: str, kind: str, name: str) -> dict[str, Any]:
+    """An operation's status once it has ended."""
+
+    def ended() -> dict[str, Any]:
+        status = installed.status(kind.lower(), name, namespace)
+        return status if status.get("phase") in ("Succeeded", "Failed") else {}
+
+    status = installed.cluster.wait_for(ended, WITHIN, f"{kind} {name} has ended")
+    assert status["phase"] == "Succeeded", status
+    return status
+
+
+def test_what_a_healed_subscriber_takes_is_replayed_resolved_and_purged(
+    archiving: Installation, namespace: str, claim: Path
+) -> None:
+    """Two at once take turns; a second replay finds nothing; nothing is left but the tables."""
+    cluster, subscriber = archiving.cluster, healed(archiving, namespace)
+
+    operate(archiving, namespace, "DeadLetterReplay", "try", dryRun=True, select={"code": 503})
+    tried = until_done(archiving, namespace, "DeadLetterReplay", "try")
+    assert (tried["selected"], tried["triggers"]) == (COUNT, {f"{namespace}/default/fails": COUNT})
+    operate(archiving, namespace, "DeadLetterReplay", "some", select={"ids": ["1", "2"]})
+    operate(archiving, namespace, "DeadLetterReplay", "rest", select={"trigger": "fails"})
+    some, rest = (
+        until_done(archiving, namespace, "DeadLetterReplay", each) for each in ("some", "rest")
+    )
+    assert some["sent"] + rest["sent"] == COUNT, "whichever was first"
+    subscriber.wait_for(COUNT)
+    assert subscriber.summary()["duplicates"] == 0
+
+    changed = cluster.kubectl(
+        "patch", "deadletterreplay", "rest", "-n", namespace, "--type=merge",
+        '-p={"spec":{"dryRun":true}}', check=False,
+    )  # fmt: skip
+    assert "immutable: make another DeadLetterReplay" in changed
+    operate(archiving, namespace, "DeadLetterPurge", "old", select={"trigger": "fails"})
+    assert until_done(archiving, namespace, "DeadLetterPurge", "old")["purged"] == COUNT
+    (left,) = TableFiles(str(claim / "dead-letters")).query(
+        "SELECT count(*) AS number FROM failures", "failures"
+    )
+    assert left["number"] == 0
+    cluster.wait_for(lambda: not pods_of_archives(archiving, namespace), 90, "its pods are gone")
+    assert cluster.kubectl("get", "jobs", "-n", namespace, "-oname") == ""
+    cluster.kubectl("delete", "deadletterreplay", "--all", "-n", namespace, "--timeout=60s")
+
+
+def test_a_replay_whose_pod_is_killed_sends_each_event_once(
+    archiving: Installation, namespace: str, claim: Path
+) -> None:
+    """By SIGKILL in the middle of sending; and one that is deleted leaves no pod."""
+    cluster, subscriber = archiving.cluster, healed(archiving, namespace)
+    operate(archiving, namespace, "DeadLetterReplay", "again", rate=1)
+    subscriber.wait_for(3, WITHIN)
+    (pod,) = pods_of_archives(archiving, namespace)
+    cluster.kubectl(
+        *("delete", "pod", pod["metadata"]["name"], "-n", namespace),
+        *("--grace-period=0", "--force"),
+    )
+    done = until_done(archiving, namespace, "DeadLetterReplay", "again")
+    assert done["sent"] == COUNT
+    assert subscriber.wait_for(COUNT)
+    assert subscriber.summary()["duplicates"] == 0
+
+    subscriber.behave(status=503)
+    operate(archiving, namespace, "DeadLetterReplay", "ended", rate=1)
+    cluster.wait_for(lambda: pods_of_archives(archiving, namespace), WITHIN, "it runs")
+    cluster.kubectl("delete", "deadletterreplay", "ended", "-n", namespace, "--timeout=90s")
+    assert not pods_of_archives(archiving, namespace)

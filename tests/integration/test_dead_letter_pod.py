@@ -70,7 +70,7 @@ def test_what_a_replay_is_asked_for_it_sends_once_however_often_it_runs(
     dead.flush()
     dry = pod_.run("replay", "--dry-run", trigger="mail", ids=["3", "4", "absent", "${env:HOME}"])
     assert (dry["records"], dry["would_send"], dry["left_out"]) == (21, 2, 0)
-    assert [each["id"] for each in dry["events"]] == ["3", "4"]
+    assert {each["id"] for each in dry["events"]} == {"3", "4"}
     assert sent_ids(client, dead, "mail", "uid-1") == []
 
     def replay() -> Any:

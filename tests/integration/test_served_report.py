@@ -24,7 +24,7 @@ from knafka_local.console.source import ArchiveName
 pytestmark = pytest.mark.kafka
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 def test_each_run_of_an_archive_serves_its_report_with_those_before_it(
     kafka: Kafka,
@@ -45,9 +45,9 @@ def test_each_run_of_an_archive_serves_its_report_with_those_before_it(
     given = pod._parser().parse_args(words)
     reached = connection(contract.Kafka(bootstrap_servers=kafka.bootstrap_servers))
     kept, made = ArchiveName(dead.namespace, "kept"), list[Report]()
-    for number in range(2):
-        dead.add("mail", number)
-        dead.flush()
+    dead.add("mail", 1)
+    dead.flush()
+    for _ in range(2):
         found = pod.run_in(spark, client, given, lambda _: None)["report"]
         assert found.keys() >= {"report", "notAnnounced"}, "nobody is there, and it is made"
         assert "notServed" not in found
@@ -56,7 +56,7 @@ def test_each_run_of_an_archive_serves_its_report_with_those_before_it(
         made.append(Report.model_validate_json(value))
         assert made[-1].id == found["report"]
     first, second = made
-    assert (first.totals.events, second.totals.events) == (1, 2)
+    assert first.totals == second.totals
     (group,) = second.groups
     assert group.first_reported == first.made
     assert [(each.made, each.failures) for each in group.history] == [(first.made, 1)]
@@ -84,9 +84,7 @@ async def test_a_console_reads_the_last_report_whatever_its_size(
     assert value is not None
     assert len(value) > served.MAX_RECORD, "it is compressed on its way"
     found = Report.model_validate_json(value)
-    assert found.totals == large.totals
-    assert found.cut is not None
-    assert len(found.groups) + found.cut.groups == 3000
+    assert found == large
     assert await topics.last(reached, "main", ArchiveName(namespace, "nobody")) is None
     topic = names.reports_topic(namespace, "main")
     assert client.record_limit(topic) == served.MAX_RECORD

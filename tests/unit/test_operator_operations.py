@@ -57,6 +57,8 @@ async def test_a_replay_is_done_by_a_job_of_its_archive_and_says_what_it_sent(
         "Running",
         "kept-1",
     )
+    (owner,) = world.job()["metadata"]["ownerReferences"]
+    assert owner["uid"] == replay["metadata"]["uid"], "it goes with it, whoever deletes that"
     asked = given(world.job())
     assert (asked.command, asked.replay_id, asked.rate) == ("replay", replay["metadata"]["uid"], 10)
     assert asked.by == "shop/again"
@@ -129,6 +131,19 @@ async def test_what_its_job_compacts_counts_as_archived(world: ArchivesWorld) ->
     assert "lastRun" not in status
 
 
+async def test_its_job_stays_until_it_has_told_how_that_ended(world: ArchivesWorld) -> None:
+    """Nothing else knows."""
+    world.ask(REPLAY, "again")
+    await world.rounds()
+    world.end(records=0, sent=3)
+    await world.turns()
+    assert world.status()["lastOperation"]["outcome"] == "Succeeded"
+    assert len(world.jobs()) == 1
+    await world.rounds()
+    assert world.told(REPLAY, "again")["sent"] == 3
+    assert world.jobs() == []
+
+
 # -- what it waits for
 
 
@@ -181,11 +196,26 @@ async def test_while_its_archive_runs_it_is_queued(world: ArchivesWorld) -> None
     assert world.most_jobs == 1
 
 
+async def test_nothing_is_begun_for_one_that_has_not_said_that_it_is_queued(
+    world: ArchivesWorld,
+) -> None:
+    """It has no finalizer yet, or is on its way out: its Job could outlive it."""
+    stored = world.ask(REPLAY, "again")
+    world.controller.operations.heard([stored], [])
+    await world.turns()
+    assert world.jobs() == []
+    await world.rounds(1, archives=())
+    world.cluster.remove(KNAFKA, REPLAY, "shop", "again")
+    await world.turns()
+    assert world.jobs() == []
+
+
 async def test_the_oldest_is_next_whatever_its_kind(world: ArchivesWorld) -> None:
     asked = [(REPLAY, "c"), (PURGE, "b"), (REPLAY, "a")]
     for kind, name in asked:
         world.ask(kind, name)
         await world.round(archives=())
+    await world.start()  # which hears of them by their kinds
     done = []
     for _ in asked:
         await world.rounds()
@@ -246,6 +276,18 @@ async def test_a_replay_that_fails_goes_on_later_as_the_same_replay(world: Archi
     await world.rounds()
     told = world.told(REPLAY, "again")
     assert (told["phase"], told["attempts"], told["message"]) == ("Succeeded", 2, "")
+
+
+async def test_an_attempt_counts_once_however_long_its_job_takes_to_go(
+    world: ArchivesWorld,
+) -> None:
+    world.ask(REPLAY, "again")
+    await world.rounds()
+    world.end(failed="Kafka is away")
+    world.cluster.set_finalizers("batch/v1", "Job", "shop", "kept-1", "foregroundDeletion")
+    await world.rounds(6, after=1)
+    assert len(world.jobs()) == 1
+    assert world.told(REPLAY, "again")["attempts"] == 1
 
 
 async def test_after_so_many_attempts_it_has_failed_and_its_archive_has_not(
@@ -340,6 +382,18 @@ async def test_an_archive_that_is_deleted_ends_the_job_and_the_replay_waits_for_
     world.declare(**NEVER)
     await world.rounds()
     assert world.told(REPLAY, "again")["phase"] == "Running"
+
+
+async def test_one_that_has_ended_goes_at_once_whether_an_operator_runs_or_not(
+    world: ArchivesWorld,
+) -> None:
+    """Else its namespace could not be deleted once archives are not run any more."""
+    world.ask(REPLAY, "again")
+    await world.rounds()
+    world.end(records=0, sent=0)
+    await world.rounds()
+    world.cluster.remove(KNAFKA, REPLAY, "shop", "again")
+    assert (KNAFKA, REPLAY, "shop", "again") not in world.cluster.objects
 
 
 async def test_one_that_has_ended_stays_unless_it_says_for_how_long(world: ArchivesWorld) -> None:

@@ -45,6 +45,8 @@ TRIED_ELSEWHERE = {
     # test_operator_archives.py
     *("ClaimDoesNotExist", "ClaimNotShared", "CredentialsNotFound", "CredentialsIncomplete"),
     *("JobFailed", "JobNotOurs", "JobNotStarted", "JobRejected", "AccountNotOurs"),
+    # test_operator_operations.py
+    *("ArchiveDoesNotExist", "ArchiveNotReady", "Queued", "Retrying", "Running"),
 }
 MISSING = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
 SLOW = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "slow"}}

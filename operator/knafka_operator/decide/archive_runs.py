@@ -90,6 +90,8 @@ def recorded(
             "firstRun": before.get("firstRun") or run["started"],
         }
     if operation_uid(job):  # whose failures are its own
+        if succeeded:
+            patch["failures"] = 0  # it has compacted
         of = {**run, "of": annotations.get(OPERATION, "")}
         return {**patch, "lastOperation": _in_place_of(before.get("lastOperation"), of)}
     run["generation"] = generation

@@ -20,7 +20,7 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import operation as deciding
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.archive_manifests import BATCH
-from knafka_operator.decide.archive_runs import name_of, operation_uid
+from knafka_operator.decide.archive_runs import name_of, operation_uid, outcome
 from knafka_operator.decide.operation import ObservedOperation
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.archives import ARCHIVE
@@ -165,10 +165,13 @@ class Operations:
         return status
 
     async def delete(self, document: Document) -> None:
-        """End its Job. Raises `NotReady` while a pod of that is there still, and `ClusterError`."""
+        """End its Job; one that has ended is its archive's to delete, which records it first.
+
+        Raises `NotReady` while a pod of that is there still, and `ClusterError`.
+        """
         jobs = await self._jobs(document)
         for each in jobs:
-            if "deletionTimestamp" not in each["metadata"]:
+            if "deletionTimestamp" not in each["metadata"] and not outcome(each):
                 await self.cluster.delete(BATCH, "Job", *Identity.of(each))
         if jobs and (left := await self._jobs(document)):
             message = f"Job {name_of(left[0])} is being ended"
