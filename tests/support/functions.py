@@ -70,9 +70,13 @@ class FunctionProcess:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
             return 0, b""
-        writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
-        response = await reader.read()
-        writer.close()
+        try:
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+            response = await reader.read()
+        except ConnectionError:  # it is killed
+            return 0, b""
+        finally:
+            writer.close()
         head, _, body = response.partition(b"\r\n\r\n")
         return int(head.split(b" ")[1]) if head else 0, body
 
