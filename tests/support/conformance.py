@@ -45,16 +45,18 @@ class Outcomes:
     """What became of the tests of each line."""
 
     tests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Line's id -> test, without its parameters -> the worst it came to."""
+    """Line's id -> test, without its parameters -> what it came to, by `_OF_ONE`."""
 
     def add(self, ids: Iterable[str], test: str, outcome: str) -> None:
         for each in ids:
             of_line = self.tests.setdefault(each, {})
-            if _WORST.index(outcome) <= _WORST.index(of_line.get(test, _WORST[-1])):
+            if _OF_ONE.index(outcome) <= _OF_ONE.index(of_line.get(test, _OF_ONE[-1])):
                 of_line[test] = outcome
 
 
 _WORST: Final = ("failed", "skipped", "passed")
+_OF_ONE: Final = ("failed", "passed", "skipped")
+"""Of one test's parameters what counts first: some are for `make chaos` alone."""
 
 _COLUMNS: Final = (
     ("passed",),

@@ -24,7 +24,7 @@ from knafka_jobs.lookup import plan
 from knafka_jobs.lookup.run import TableFiles, latest, on_their_way, preview, tabled_until
 from knafka_jobs.options import Selection
 from knafka_jobs.replay.run import preview as preview_by_spark
-from knafka_jobs.schema import LAYOUT_PROPERTY, SENT
+from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, SENT
 from knafka_jobs.selecting import Condition, conditions
 from knafka_jobs.topics import BrokerName
 
@@ -125,7 +125,8 @@ def test_tables_of_another_layout_are_left_to_spark(tables: Tables, tmp_path: Pa
     log = tmp_path / "failures" / "_delta_log"
     log.mkdir(parents=True)
     source = Path(tables.root) / "failures" / "_delta_log" / f"{0:020}.json"
-    old = source.read_text().replace(f'"{LAYOUT_PROPERTY}":"3"', f'"{LAYOUT_PROPERTY}":"2"')
+    here = f'"{LAYOUT_PROPERTY}":"{LAYOUT["failures"]}"'
+    old = source.read_text().replace(here, f'"{LAYOUT_PROPERTY}":"1"')
     (log / source.name).write_text(old)
     with pytest.raises(NeedsSpark, match="another version"):
         TableFiles(str(tmp_path)).has("failures")

@@ -145,7 +145,7 @@ def older(spark: SparkSession, folder: Path) -> Tables:
     )
     folded.awaitTermination()
     unfolded = records(spark, {"offset": 3, "word": "three"}, {"offset": 4, "word": "one"})
-    unfolded.drop("day").write.format("delta").mode("append").save(tables.path("records"))
+    unfolded.drop("day", "trace").write.format("delta").mode("append").save(tables.path("records"))
     return Tables(spark, str(folder))
 
 
@@ -161,7 +161,7 @@ def test_tables_of_an_older_layout_are_upgraded_whatever_was_killed(
     tables = older(spark, tmp_path)
     assert tables.layout("failures") == 1
     for step, passes in (
-        ("add_column", 0),
+        ("add_columns", 0),
         ("update", 0),
         ("rewrite", 0),
         ("rewrite", 1),

@@ -398,6 +398,20 @@ async def test_whatever_effect_kills_the_operator_no_job_is_made_or_counted_twic
     await world.inner.operator.close()
 
 
+async def test_nobody_hears_of_every_lease_of_the_cluster(
+    world: ArchivesWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They change every other second, and the operator's role doesn't list them."""
+    watched: list[str] = []
+    monkeypatch.setattr(world.controller, "_watch", lambda of: watched.append(of.kind))
+    for of in (
+        *((CORE, "PersistentVolumeClaim"), (manifests.COORDINATION, "Lease")),
+        *((CORE, "ServiceAccount"), (manifests.RBAC, "RoleBinding")),
+    ):
+        world.controller._watch_kind(*of)
+    assert watched == ["PersistentVolumeClaim"]
+
+
 async def test_a_thousand_archives_cost_a_look_at_kafka_and_no_more(world: ArchivesWorld) -> None:
     called: list[str] = []
     for number in range(1_000):

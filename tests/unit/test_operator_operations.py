@@ -384,6 +384,18 @@ async def test_an_archive_that_is_deleted_ends_the_job_and_the_replay_waits_for_
     assert world.told(REPLAY, "again")["phase"] == "Running"
 
 
+async def test_one_that_has_ended_goes_at_once_whether_an_operator_runs_or_not(
+    world: ArchivesWorld,
+) -> None:
+    """Else its namespace could not be deleted once archives are not run any more."""
+    world.ask(REPLAY, "again")
+    await world.rounds()
+    world.end(records=0, sent=0)
+    await world.rounds()
+    world.cluster.remove(KNAFKA, REPLAY, "shop", "again")
+    assert (KNAFKA, REPLAY, "shop", "again") not in world.cluster.objects
+
+
 async def test_one_that_has_ended_stays_unless_it_says_for_how_long(world: ArchivesWorld) -> None:
     world.ask(REPLAY, "stays")
     world.ask(REPLAY, "goes", ttlSecondsAfterFinished=600)

@@ -22,7 +22,7 @@ from knafka.core.delivery import Reason
 from knafka_jobs.compact import plan
 from knafka_jobs.compact.checkpoints import _WRITER, Checkpoints
 from knafka_jobs.days import known_days
-from knafka_jobs.fingerprint import fingerprint_of
+from knafka_jobs.fingerprint import fingerprint
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.schema import FAILURES, RECORDS
 
@@ -129,7 +129,7 @@ def _failures(records: DataFrame) -> DataFrame:
     once = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
     day = F.to_date("appended")
     made: dict[str, Column] = {
-        "summary": fingerprint_of(F.col("error")),
+        "summary": F.lit(fingerprint(_ERROR.decode())),
         "failures": F.lit(1),
         "retries": F.lit(2),
         "first_failed": F.col("first_attempt"),

@@ -50,6 +50,10 @@ class DeliveryStage(IntEnum):
     """The dead-letter topic."""
 
 
+SUBSCRIBER: Final = DeliveryStage.SUBSCRIBER
+"""For what is run for each event: to look a member up costs 40 ns, four times an event."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeliveryState:
     """How far the delivery of one unsettled event has come. Times are Unix time in seconds, kept

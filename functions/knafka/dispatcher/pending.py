@@ -9,7 +9,14 @@ from knafka.core.dead_letter import LOGGED_ATTEMPTS, Attempt
 from knafka.core.delivery import Outcome
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
-from knafka.core.progress import MAX_DELIVERIES, DeliveryStage, DeliveryState, Progress, encode
+from knafka.core.progress import (
+    MAX_DELIVERIES,
+    SUBSCRIBER,
+    DeliveryStage,
+    DeliveryState,
+    Progress,
+    encode,
+)
 from knafka.dispatcher.lanes import Lane, Lanes
 from knafka.ports.log import OffsetAndMetadata, Record
 
@@ -140,7 +147,7 @@ class PendingEvent:
         self.body = b""
         self.size = 0
         """Bytes of head and body as first encoded."""
-        self.stage = DeliveryStage.SUBSCRIBER
+        self.stage: DeliveryStage = SUBSCRIBER
         self.tries = 0
         """Attempts in this stage."""
         self.attempts = 0
@@ -195,4 +202,4 @@ class PendingEvent:
             self.stage = state.stage
             self.tries = state.tries
             self.due = state.due
-            self.failed = None if state.stage is DeliveryStage.SUBSCRIBER else state.failed
+            self.failed = None if state.stage is SUBSCRIBER else state.failed

@@ -38,7 +38,7 @@ from knafka.core.delivery import (
 from knafka.core.errors import DeliveryError, InvalidEvent
 from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
-from knafka.core.progress import DeliveryStage, DeliveryState
+from knafka.core.progress import SUBSCRIBER, DeliveryStage, DeliveryState
 from knafka.dispatcher.appending import DeadLetterTopic
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts
@@ -112,7 +112,7 @@ class Sender:
 
     def attempt(self, event: PendingEvent) -> Coroutine[None, None, Done | Retry]:
         """One attempt in the event's stage; `Retry` says when the next is due, in any stage."""
-        if event.stage is DeliveryStage.SUBSCRIBER:
+        if event.stage is SUBSCRIBER:
             return self._deliver(event)
         if event.stage is DeliveryStage.SINK:
             return self._deliver_to_sink(event)
@@ -306,14 +306,15 @@ class Sender:
             )
             return Outcome(failure=Reason(error.reason)), _encoded(str(error))
         status = response.status
+        if status == 202:
+            return _ACCEPTED  # whatever its body holds, it is no reply (data-plane table)
         if not is_delivered(status):
             self._log_first_failure(target, event, status)
             retry_after = self._retry_after(response)
             extensions = extensions_of(response.headers)
             return Outcome(status, None, retry_after, extensions=extensions), response.body
-        # A 202's body is no reply whatever it holds (data-plane table).
-        if not wants_reply or status == 202:
-            return _DELIVERED[status], b""
+        if not wants_reply:
+            return Outcome(status), b""
         return await self._replies.take(response, event.trace)
 
     def _log_first_failure(self, target: Target, event: PendingEvent, status: int) -> None:
@@ -359,7 +360,7 @@ def _why(failed: Outcome) -> str:
     return f"{failed.failure or Reason.STATUS}{status}"
 
 
-_DELIVERED: Final = {status: Outcome(status) for status in range(200, 300)}
+_ACCEPTED: Final = Outcome(202), b""
 
 
 def _dead_letter_wait(event: PendingEvent) -> float:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final
 
 from knafka.core.delivery import Done, Retry
-from knafka.core.progress import DeliveryStage
+from knafka.core.progress import SUBSCRIBER
 from knafka.dispatcher.congestion import PROBES, CongestionControl
 from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.pending import Partition, PendingEvent
@@ -70,7 +70,7 @@ class Workers:
 
     def add(self, event: PendingEvent) -> None:
         """It may go at once."""
-        if event.stage is not DeliveryStage.SUBSCRIBER:
+        if event.stage is not SUBSCRIBER:
             self._dead_letters.append(event)
         elif not self._congestion.is_open:
             self._ready.append(event)
@@ -185,7 +185,7 @@ class Workers:
             if not partition.open:
                 continue
             partition.in_flight += 1
-            if event.stage is DeliveryStage.SUBSCRIBER:
+            if event.stage is SUBSCRIBER:
                 under_way.add(event)
                 if congestion.rate is not None:
                     self._close_rate(congestion.rate)
@@ -213,7 +213,7 @@ class Workers:
             self._settle(event)
             return
         partition.retrying.add(event)
-        if event.stage is not DeliveryStage.SUBSCRIBER:
+        if event.stage is not SUBSCRIBER:
             self._probes.discard(event)
         elif self._congestion.is_open and not event.is_probe and len(self._probes) < PROBES:
             self._begin_probe(event)

@@ -50,6 +50,7 @@ from knafka_operator.runtime.selections import (
     PODS,
     SENSORS,
     SUBSCRIPTIONS,
+    UNWATCHED,
     finalizers_of,
     key_of,
 )
@@ -214,7 +215,7 @@ class Controller:
         of = Selection(api_version, kind, metadata_only=True)
         watched = len(self._watches) - len(self._always)
         # One that doesn't exist has no watch: its CustomResourceDefinition is heard of.
-        if of not in self._watches and watched < MAX_KINDS:
+        if of not in self._watches and watched < MAX_KINDS and (api_version, kind) not in UNWATCHED:
             if self._api.kinds.is_known(api_version, kind):
                 self._watch(of)
 

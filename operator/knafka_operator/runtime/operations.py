@@ -46,6 +46,9 @@ class OperationController(SensorController):
         archives = self._archives.archives
         return None if archives is None else archives.operations
 
+    def _has_ended(self, status: Mapping[str, Any]) -> bool:
+        return deciding.is_finished(status)
+
     def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         super().heard(changed, gone)
         for each in (*changed, *gone):

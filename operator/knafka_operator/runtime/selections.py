@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from knafka_operator.decide import services
-from knafka_operator.decide.archive_manifests import BATCH
+from knafka_operator.decide.archive_manifests import BATCH, COORDINATION, RBAC
 from knafka_operator.model import operations
 from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE
 from knafka_operator.model.cluster import Document
@@ -51,6 +51,11 @@ SECRETS: Final = Selection(
 DEFINITIONS: Final = Selection(
     "apiextensions.k8s.io/v1", "CustomResourceDefinition", metadata_only=True
 )
+UNWATCHED: Final = frozenset(
+    {(COORDINATION, "Lease"), (CORE, "ServiceAccount"), (RBAC, "RoleBinding")}
+)
+"""apiVersion and kind of what an archive asks for and nobody has to hear of: all of a cluster's
+Leases change all the time, and our role doesn't list them."""
 ALWAYS: Final = (
     *(BROKERS, TRIGGERS, FUNCTIONS, SUBSCRIBERS),
     *(PODS, CONFIG_MAPS, SECRETS, DEFINITIONS),

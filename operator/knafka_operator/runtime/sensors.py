@@ -74,6 +74,10 @@ class SensorController:
     def _objects(self) -> Reconciled | None:
         return self._operator.sensors
 
+    def _has_ended(self, status: Mapping[str, Any]) -> bool:
+        """Whether nothing is left to let go of, so that it may go without us."""
+        return False
+
     def heard(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         """Sensors as they are now, and those that went."""
         sensors = self._objects
@@ -104,7 +108,7 @@ class SensorController:
             return await self._finalize(key, document)
         with self._cluster.tracking(key):
             finalizers = finalizers_of(document)
-            if FINALIZER not in finalizers:
+            if FINALIZER not in finalizers and not self._has_ended(document.get("status") or {}):
                 marked = await self._patch(document, [*finalizers, FINALIZER])
                 if marked is None:
                     return GONE
@@ -117,6 +121,8 @@ class SensorController:
                 log.exception("%s", " ".join(key))
                 await self._operator.publishing.failure(document, error)
                 return BACK_OFF
+        if self._has_ended(now):
+            await self._without_finalizer(document)
         return self._after(document, now)
 
     async def _finalize(self, key: Key, document: Document) -> float | Literal[Verdict.GONE]:
@@ -141,9 +147,12 @@ class SensorController:
         await sensors.forget(document)
         self._deleting.pop(key, None)
         self._cluster.forget(key)
+        await self._without_finalizer(document)
+        return GONE
+
+    async def _without_finalizer(self, document: Document) -> None:
         if FINALIZER in (finalizers := finalizers_of(document)):
             await self._patch(document, [each for each in finalizers if each != FINALIZER])
-        return GONE
 
     async def _patch(self, document: Document, finalizers: Sequence[str]) -> Document | None:
         stored = await self._api.patch_metadata(document, {"finalizers": list(finalizers)})

@@ -40,10 +40,10 @@ def upgrade(tables: Tables, progress: Callable[[str], None]) -> None:
     with tables.locked(), explained(f"the tables in {tables.root} can't be upgraded"):
         for name in old:
             progress(f"{name} is brought to layout {LAYOUT[name]}")
-        for name in found:
-            tables.add_column(name, "trace")
         if "records" in found:
-            tables.add_column("records", "day")
+            tables.add_columns("records", "day", "trace")
+        if "failures" in found:
+            tables.add_columns("failures", "trace")
         if "failures" in found and not tables.is_by_day("failures"):
             _keep_heads(tables)
             _failures_by_day(tables)
@@ -59,7 +59,7 @@ def upgrade(tables: Tables, progress: Callable[[str], None]) -> None:
 def _keep_heads(tables: Tables) -> None:
     if tables.layout("failures") > 1:
         return
-    tables.add_column("failures", "head")
+    tables.add_columns("failures", "head")
     failures = tables.as_it_is("failures").transform(_with_summary)
     examples = failures.transform(plan.likely_examples).localCheckpoint()
     theirs = tables.read("records").where(within(bounds(examples)))

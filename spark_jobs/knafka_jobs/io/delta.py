@@ -205,10 +205,12 @@ class Tables:
         to = f"SET TBLPROPERTIES ('{LAYOUT_PROPERTY}' = '{LAYOUT[name]}')"
         self.spark.sql(f"ALTER TABLE delta.`{self.path(name)}` {to}")
 
-    def add_column(self, name: str, column: str) -> None:
-        """Add a column of `schema.TABLES` that a table lacks, with nulls."""
-        if column not in self._table(name).toDF().columns:
-            added = f"ADD COLUMNS (`{column}` {TABLES[name][column]})"
+    def add_columns(self, name: str, *columns: str) -> None:
+        """Add those of these columns of `schema.TABLES` that a table lacks, with nulls: in one
+        commit, as who follows the table as a stream need know one other layout at most."""
+        there = self._table(name).toDF().columns
+        if lacking := {each: TABLES[name][each] for each in columns if each not in there}:
+            added = f"ADD COLUMNS ({ddl(lacking)})"
             self.spark.sql(f"ALTER TABLE delta.`{self.path(name)}` {added}")
 
     @contextlib.contextmanager
