@@ -32,6 +32,11 @@ from knafka_jobs.io.kafka import KafkaClient
 
 Progress: TypeAlias = Callable[[str], None]
 
+TASKS: Final = 16
+"""Tasks that sort and fire, at least: of two that ran at once, each would hold half of all events
+and firings, and a local job has 1 GiB of memory."""
+ROW_GROUP: Final = 16 * 1024 * 1024
+"""Bytes of firings that a task holds before it writes them; Parquet's own is 128 MiB."""
 TIMES: Final = ("timestamp", "appended")
 """The columns of an archive that may have a record's time: Kafka's own, and that of our tables."""
 
@@ -132,7 +137,8 @@ def backtest(
     """What RECORDS fire by this time (ms); `limit` of them are shown, `output` is a folder or URI
     for a table of all of them, which must not be there. Raises `JobError`."""
     spark = records.sparkSession
-    partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 2)
+    partitions = max(TASKS, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+    spark.conf.set("parquet.block.size", str(ROW_GROUP))
     found = records.transform(plan.routed, sensor).transform(plan.fired, sensor, until, partitions)
     found.persist(StorageLevel.DISK_ONLY)
     try:

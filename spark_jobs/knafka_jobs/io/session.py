@@ -16,6 +16,8 @@ from knafka_jobs.errors import JobError
 STATIC: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # A sort of many small rows, as a backtest's, goes to disk before its index alone fills a heap.
+    "spark.shuffle.spill.numElementsForceSpillThreshold": "1000000",
 }
 
 UNREPEATED: Final = (
