@@ -54,6 +54,7 @@ Tables = Annotated[
     str | None,
     typer.Option(help="The tables' folder or URI, if not dead-letters in the data folder."),
 ]
+NO_TABLES: Final = "there are no tables to read at "
 FIELDS: Final = ("destination", "reason", "code", "type", "source")
 """Options that ask for a field of a dead letter, as it lies in its topic."""
 OF_TABLES: Final = ("summary", "since", "until", "where", "replay-id", "rate")
@@ -133,7 +134,7 @@ def _sources(tables: str | None, data_dir: Path) -> tuple[State | None, TableFil
     files = dead_letter_tables.open_tables(_place(data_dir, tables)["tables"], _tell)
     if tables is not None:
         if files is None:
-            raise refuse(f"there are no tables to read at {tables}")
+            raise refuse(NO_TABLES + tables)
         return None, files
     try:
         return Installation(data_dir).running(), files
@@ -237,6 +238,8 @@ def replay(
     needs_tables = tables is not None or any(asked[name] is not None for name in OF_TABLES)
     direct = bool(ids) and not needs_tables
     place = _place(data_dir, tables)
+    if tables is not None and "://" not in tables and not Path(tables).exists():
+        raise refuse(NO_TABLES + tables)
     if ids and direct and not (Path(place["tables"]).exists() and dead_letter_jobs.are_available()):
         _replay_directly(data_dir, asked, ids)
         return

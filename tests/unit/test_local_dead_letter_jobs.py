@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from knafka_local import dead_letter_jobs
+from knafka_local.cli import app
 from knafka_local.dead_letter_commands import _any_of
 from knafka_local.dead_letter_jobs import JobFailed, java_home, run
 from knafka_local.kafka_distribution import pinned_jars
@@ -143,3 +145,10 @@ def test_the_remedy_without_pyspark_is_the_one_that_the_readme_names() -> None:
 def test_several_ids_are_a_predicate_in_which_no_quote_ends_anything() -> None:
     assert _any_of(["a", "it's"], None) == r"id IN ('a', 'it\'s')"
     assert _any_of(["a", "b\\"], "code = 500") == r"(code = 500) AND id IN ('a', 'b\\')"
+
+
+@pytest.mark.parametrize("words", [["list"], ["replay"], ["replay", "--dry-run"]])
+def test_tables_that_are_named_and_are_not_there_are_said(tmp_path: Path, words: list[str]) -> None:
+    nowhere = str(tmp_path / "none")
+    done = CliRunner().invoke(app, ["dead-letters", *words, "--tables", nowhere])
+    assert (done.exit_code, f"there are no tables to read at {nowhere}" in done.output) == (2, True)
