@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from support.gate import only_chaos
 from support.kafka import Kafka
 from support.killed_jobs import STAGES, run_and_kill
 from support.letters import TRIGGERS, DeadLetters, compacted, held
@@ -111,6 +112,7 @@ def test_tables_in_a_bucket_have_each_dead_letter_once_and_none_that_is_forgotte
     assert replay(tables, client, one, "twice", "me", None, lambda line: None) == 0, "on its way"
 
 
+@only_chaos
 def test_no_object_of_a_bucket_has_what_was_purged_or_is_older_than_it_is_kept(
     dead: DeadLetters,
     client: KafkaClient,
@@ -139,6 +141,7 @@ def test_no_object_of_a_bucket_has_what_was_purged_or_is_older_than_it_is_kept(
     assert words() == set()
 
 
+@only_chaos
 def test_what_a_killed_run_left_in_a_bucket_is_erased_once_no_run_can_need_it(
     dead: DeadLetters, client: KafkaClient, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
