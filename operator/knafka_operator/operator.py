@@ -259,6 +259,7 @@ class Operator:
         (self.brokers if is_broker else self.triggers).forget(document)
         if not is_broker:
             self._has_rested(Identity.of(document))
+            self._list_anew(broker_of(document))
 
     def on_change(self, document: Document, *, gone: bool) -> None:
         """A Broker or Trigger as it is now, or was last; it is reconciled unless only its status
@@ -274,9 +275,13 @@ class Operator:
         changed = hear(document, gone=gone)
         if gone and not is_broker:
             self.on_trigger(document, gone=True)
-            if (channel := broker_of(document)) in self.states.brokers:
-                self.queue.enqueue((self.family.broker, *channel))  # its entry goes
+            self._list_anew(broker_of(document))
         self._on_entries(changed)
+
+    def _list_anew(self, channel: Identity) -> None:
+        """One of its Subscriptions is no more: neither is its entry, in spec and status."""
+        if self.entries is not None and channel in self.states.brokers:
+            self.queue.enqueue((self.family.broker, *channel))
 
     async def leave(self, trigger: Document) -> None:
         """A Trigger or Subscription is another implementation's. Raises `ClusterError`."""
@@ -321,6 +326,8 @@ class Operator:
             log.info("%s %s is delivered still: %s", self.family.trigger, identity, error)
             return BACK_OFF
         self._has_rested(identity)
+        if record is not None and record.broker is not None:
+            self._list_anew(record.broker)
         again = self.entries.again(identity)
         return GONE if again is None else again
 
