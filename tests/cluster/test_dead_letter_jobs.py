@@ -132,6 +132,7 @@ def test_dead_letters_are_archived_by_a_job_that_starts_by_itself(
     archiving: Installation, namespace: str, claim: Path, executors: int
 ) -> None:
     cluster, most = archiving.cluster, 0
+    archiving.broker(namespace)
     declare(archiving, namespace, executors=executors)
     archiving.until_ready("deadletterarchive", "kept", namespace)
     bury(archiving, namespace)
