@@ -34,7 +34,8 @@ from knafka_local.kafka_distribution import KafkaDistribution
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]
 
-TIMEOUT = 4.0
+TIMEOUT = 8.0
+"""Seconds: on a busy machine librdkafka needs some of them to see what a broker does each time."""
 """Seconds an admin's request may take in these tests."""
 EVENT = (
     b"POST /ns/broker HTTP/1.1\r\nhost: x\r\nce-specversion: 1.0\r\nce-id: 1\r\nce-source: /s\r\n"
@@ -148,7 +149,7 @@ async def test_who_is_refused_is_told_why_within_a_bound(
     started = time.monotonic()
     with pytest.raises(LogError) as refused:
         await admin.cluster_id()
-    assert time.monotonic() - started < TIMEOUT + 1
+    assert time.monotonic() - started < TIMEOUT + 2
     assert why in str(refused.value)
     assert "never-shown" not in str(refused.value)
     await admin.close()
