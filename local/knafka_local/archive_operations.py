@@ -3,7 +3,7 @@
     replay, purge -> a DeadLetterReplay, a DeadLetterPurge -> its status, until it has ended
     compact, report -> the annotation `knafka.dev/run` of a DeadLetterArchive -> its next run
 
-Under the rights of whoever asks; the operator and its Jobs do the work, also if nobody follows.
+With the caller's rights. The operator's Jobs do the work, also when no command follows them.
 
 Not here: options and what is printed (`archive_commands`).
 """

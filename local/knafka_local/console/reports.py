@@ -50,7 +50,7 @@ NO_KIND: Final = (
     "archive-dead-letters.md)"
 )
 _RENDERING: Final = threading.Lock()
-"""One page at a time, whoever asks: a large one takes a hundred MB for a second."""
+"""One page at a time for all viewers: a large one takes a hundred MB for a second."""
 
 
 @dataclass(frozen=True, slots=True)
