@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from support.kafka import Kafka, MakeTopic
 from support.transactions import (
@@ -249,11 +249,19 @@ async def test_a_broker_with_the_classic_protocol_alone_is_read_by_that(
     server = KafkaServer(kafka_distribution, tmp_path / "kafka", properties=properties)
     await server.start()
 
+    def wait_until_it_has_failed(member: KafkaTransactions) -> None:
+        """On a busy machine the broker refuses the protocol before the first poll."""
+        with pytest.raises(KafkaException, match="Fatal"):
+            while True:
+                member._member.consumer.subscribe(member._member._topics)
+        member._member._heartbeat_at = 0
+
     def use() -> None:
         kafka_cluster = KafkaCluster(server.bootstrap_servers, GroupProtocol.CONSUMER)
         source, out = kafka_cluster.topic(), kafka_cluster.topic()
         kafka_cluster.append(source, b"1")
         member = kafka_member(kafka_cluster, source, claims=Holder())
+        wait_until_it_has_failed(member)
         member.commit([output(out)], offsets_behind(read(member, 1)))
         assert member._member.protocol is GroupProtocol.CLASSIC
         assert len(everything(member, out)) == 1

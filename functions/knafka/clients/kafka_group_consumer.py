@@ -146,7 +146,12 @@ class GroupConsumer(ABC):
         if self.protocol is GroupProtocol.CONSUMER and time.monotonic() > self._heartbeat_at:
             # The broker wants a heartbeat every 5 s, and so long would a partition that moves lie
             # still. To subscribe again sends one now and changes nothing else.
-            self._subscribe()
+            try:
+                self._subscribe()
+            except KafkaException as error:
+                # Why, such as a broker without this protocol, only the next poll says.
+                if error.args[0].code() != KafkaError._FATAL:
+                    raise
 
     def fall_back(self, error: KafkaError) -> None:
         """Join by the classic protocol: the broker knows no other."""
