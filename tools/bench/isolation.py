@@ -3,7 +3,8 @@
 Triggers of one Broker, or Subscriptions of one KafkaChannel, share one dispatcher. All of them want
 the events that are sent, through a receiver, at a steady rate. Then three more are among them: a
 subscriber that takes 5 s, one that answers 500 for ever, and one with a backlog that the others
-have behind them.
+have behind them; that one is also measured in a process of its own, where only the machine is
+shared.
 """
 
 from __future__ import annotations
@@ -67,16 +68,17 @@ async def subscriptions_case(world: World, results: Results, externals: Sequence
 async def _compare(world: World, results: Results, shared: Shared) -> None:
     slow = Neighbour("/slow", shared.more)
     failing = Neighbour("/broken", {**shared.more, **FOR_EVER})
-    cases = {
-        ALONE: (),
-        "and one of 5 s": (slow,),
-        "and one of 500s": (failing,),
-        "and one with a backlog": (shared.flooded,),
-        "and all three": (slow, failing, shared.flooded),
+    cases: Mapping[str, tuple[Sequence[Neighbour], Sequence[Neighbour]]] = {
+        ALONE: ((), ()),
+        "and one of 5 s": ((slow,), ()),
+        "and one of 500s": ((failing,), ()),
+        "and one with a backlog": ((shared.flooded,), ()),
+        "and that one in another process": ((), (shared.flooded,)),
+        "and all three": ((slow, failing, shared.flooded), ()),
     }
     for _ in range(world.options.runs):
-        for case, others in cases.items():
-            measured = await _measure(world, shared, others)
+        for case, (among, beside) in cases.items():
+            measured = await _measure(world, shared, among, beside)
             results.add(f"{shared.count} {case}", OURS, **measured)
     alone, *disturbed = [f"{shared.count} {case}" for case in cases]
     for what in disturbed:
@@ -84,14 +86,18 @@ async def _compare(world: World, results: Results, shared: Shared) -> None:
         results.at_most(f"p99 of {what}, × alone", ratio, 1.1)
 
 
-async def _measure(world: World, shared: Shared, others: Sequence[Neighbour]) -> dict[str, float]:
-    backlog = int(world.sized(1_000_000, 20_000)) if shared.flooded in others else 0
-    seconds = world.sized(15, 3)
+async def _measure(
+    world: World, shared: Shared, among: Sequence[Neighbour], beside: Sequence[Neighbour]
+) -> dict[str, float]:
+    """Of those that are alike: with some more among them, and others in another process."""
+    flooded = shared.flooded in (*among, *beside)
+    backlog = int(world.sized(1_000_000, 20_000)) if flooded else 0
+    seconds = world.sized(30, 3)
     await world.reset_sink(PARTITIONS)
     async with world.topic(PARTITIONS) as topic:
         if backlog:
             await world.fill(topic, backlog, partitions=PARTITIONS, size=200, type=BACKLOG)
-        async with _both(world, topic, shared, others) as inlet:
+        async with _all(world, topic, shared, among, beside) as inlet:
             await asyncio.sleep(SETTLING)
             await world.sink_stats(latency=True)
             before = (await world.sink_stats())["flooded"]
@@ -99,15 +105,21 @@ async def _measure(world: World, shared: Shared, others: Sequence[Neighbour]) ->
             await asyncio.sleep(SETTLING)
             stats = await world.sink_stats(latency=True)
     latency = {f"{name}_ms": value for name, value in stats["latency_ms"].items()}
-    flooded = (stats["flooded"] - before) / (seconds + SETTLING)
-    return {**latency, "accepted_per_s": found["per_s"], "flooded_per_s": flooded}
+    rate = (stats["flooded"] - before) / (seconds + SETTLING)
+    return {**latency, "accepted_per_s": found["per_s"], "flooded_per_s": rate}
 
 
 @asynccontextmanager
-async def _both(
-    world: World, topic: str, shared: Shared, others: Sequence[Neighbour]
+async def _all(
+    world: World,
+    topic: str,
+    shared: Shared,
+    among: Sequence[Neighbour],
+    beside: Sequence[Neighbour],
 ) -> AsyncIterator[Running]:
     usual = [Neighbour(f"/trigger-{number}", shared.more) for number in range(shared.count)]
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(neighbours(world, topic, [*usual, *others]))
+        for shard in ([*usual, *among], beside):
+            if shard:
+                await stack.enter_async_context(neighbours(world, topic, shard))
         yield await stack.enter_async_context(receiver(world, OURS, topic))

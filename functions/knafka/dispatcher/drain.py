@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, TypeAlias
+from zlib import crc32
 
 from knafka.core.contract import Egress, Order
 from knafka.core.drain import DrainProgress, Ended
@@ -359,6 +360,8 @@ class Drain:
     # Offsets and partitions
 
     async def _commit_regularly(self, reader: LogReader) -> None:
+        # Neighbours that begin together don't commit at once: each has a moment by its group.
+        await asyncio.sleep(COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32)
         while True:
             await asyncio.sleep(COMMIT_INTERVAL)
             commits = {}

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Final
 
 from knafka.core.errors import LogError
@@ -25,7 +27,10 @@ from knafka.ports.shared_log import Commit, GroupMember, GroupOffsets, Position,
 log = logging.getLogger(__name__)
 
 SERVE: Final = 0.5
-"""Seconds between two rounds of commits."""
+"""Seconds that a round of commits takes."""
+COMMITS_TOGETHER: Final = 4
+"""Of a round, those that begin at once; the others follow, spread over its time. Those of 200
+groups together would hold up all neighbours' events for tens of milliseconds."""
 CONFIRMED_FOR: Final = 2.0
 """Seconds for which a confirmation counts: less than any session. What stood still for longer asks
 again before it commits."""
@@ -93,7 +98,6 @@ class SharedTopic:
         try:
             member = self._open_member(self)
             while self._readers:
-                await member.serve(SERVE)
                 await self._commit(member)
         except LogError as error:
             for reader in list(self._readers):
@@ -105,20 +109,21 @@ class SharedTopic:
             self._owned.clear()
 
     async def _commit(self, member: GroupMember) -> None:
-        """A round: what waits of all groups, if Kafka knows us still."""
-        waiting = [each for each in self._readers if each.to_commit]
-        if not waiting:
-            return
-        positions: dict[int, int] = {}
-        for reader in waiting:
-            for number, each in reader.to_commit.items():
-                positions[number] = max(each.offset, positions.get(number, 0))
-        loop = asyncio.get_running_loop()
+        """A round: what waits of all groups, as long as Kafka knows us still."""
+        loop, waiting = asyncio.get_running_loop(), deque(self._waiting())
         asked_at = loop.time()
-        if await member.confirm(positions) and loop.time() - asked_at < CONFIRMED_FOR:
-            for reader in waiting:
-                if reader.to_commit:
-                    reader.begin_commit()
+        turns = max(1, math.ceil(len(waiting) / COMMITS_TOGETHER))
+        confirmed = bool(waiting) and await member.confirm(_positions(waiting))
+        for _ in range(turns):
+            if confirmed and loop.time() - asked_at < CONFIRMED_FOR:
+                for _ in range(min(COMMITS_TOGETHER, len(waiting))):
+                    if (reader := waiting.popleft()).to_commit:
+                        reader.begin_commit()
+            await member.serve(SERVE / turns)
+
+    def _waiting(self) -> list[GroupReader]:
+        """Those that have something to commit."""
+        return [each for each in self._readers if each.to_commit]
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         self._owned.update(partitions)
@@ -247,3 +252,12 @@ class SharedTopic:
     def ended(self, fetcher: Fetcher) -> None:
         if fetcher in self.fetchers:
             self.fetchers.remove(fetcher)
+
+
+def _positions(readers: Iterable[GroupReader]) -> dict[int, int]:
+    """By partition, the highest one that waits to be committed."""
+    positions: dict[int, int] = {}
+    for reader in readers:
+        for number, each in reader.to_commit.items():
+            positions[number] = max(each.offset, positions.get(number, 0))
+    return positions
