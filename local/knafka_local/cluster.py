@@ -130,7 +130,8 @@ class LocalCluster(MemoryCluster):
             metadata = {**localize.scaled_here(manifest["metadata"]), "finalizers": [FINALIZER]}
             manifest = {**manifest, "metadata": metadata}
             if self.reconciled(manifest["kind"], *_place(manifest)) is None:
-                new = {**manifest, "metadata": metadata}
+                # A UID that were applied would go with what is applied without one.
+                new = {**manifest, "metadata": {**metadata}}
                 _keep(new, self._names.get(name_of(manifest)) or {})
                 self.put(new)
         return await super().apply(manifest)

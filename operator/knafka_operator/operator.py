@@ -302,8 +302,11 @@ class Operator:
 
     def on_eventing(self, seen: bool | None) -> None:
         """Whether Knative Eventing is here; None: that isn't known."""
-        if self.entries is not None and (changed := self.entries.on_handling(seen)):
-            self._on_entries(changed)
+        if self.entries is None:
+            return
+        before = self.entries.handling.handler
+        self._on_entries(self.entries.on_handling(seen))
+        if self.entries.handling.handler is not before:
             for each in self.states.brokers:
                 self.queue.enqueue((self.family.broker, *each))
                 self._wake_sensors(each)

@@ -39,9 +39,7 @@ from knafka_operator.runtime.controller import Controller
 
 CHANNEL = "orders"
 BUS = "knative-messaging-kafka.shop.orders"
-OWN = tuple(
-    f"shop-KafkaChannel-orders-paid-{what}" for what in ("trigger", "changelog", "action")
-)
+OWN = tuple(f"shop-KafkaChannel-orders-paid-{what}" for what in ("trigger", "changelog", "action"))
 GROUP = "shop-KafkaChannel-paid"
 CHILD = "paid-ship"
 ID = "Sensor shop/paid"
@@ -311,10 +309,10 @@ def test_nothing_of_a_sensor_has_the_name_that_it_would_have_on_a_broker_of_the_
 @pytest.mark.parametrize(
     ("declared", "problem"),
     [
-        ({**spec(), "broker": "shop"}, "got both: spec.broker, spec.channel"),
+        ({**spec(), "broker": "shop"}, "expected exactly one, got both: spec.broker, spec.channel"),
         (
             {**spec(reply={"uri": "http://a/"}), "channel": None},
-            "on a Broker replies go to the Broker: spec.triggers[0].reply",
+            "spec.triggers[0].reply: must not set the field(s): on a Broker replies go to the Broker",
         ),
     ],
     ids=["two buses", "a reply on a Broker"],

@@ -204,7 +204,7 @@ def check_bus(sensor: Sensor, seen: ObservedSensor[K]) -> None:
     family, who = sensor.bus
     if not seen.served:
         message = f"KNAFKA_CHANNELS is not enabled: {family.broker}s are not served here"
-        raise NotReady(f"{family.short}sDisabled", message)
+        raise NotReady("ChannelsDisabled", message)
     check_broker(family, who.name, seen.stopped, seen.broker, seen.stored_broker)
 
 
@@ -218,7 +218,7 @@ def check_handler(handler: Handler | None) -> None:
         raise NotReady(
             "SubscriptionsNotOurs",
             "Knative Eventing's controller handles Subscriptions here, and a Sensor's want "
-            "Knafka to: set KNAFKA_SUBSCRIPTIONS=own",
+            "Knafka to: set KNAFKA_SUBSCRIPTIONS=own, or name a Broker",
         )
 
 

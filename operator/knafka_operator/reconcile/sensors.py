@@ -175,9 +175,7 @@ class Sensors:
             await self._forget_drains(record)
         record.scaled = kafka, sensor
         function = self._function(record)
-        self.states.urls[record.id] = services.url(
-            function.name, function.namespace, self.settings
-        )
+        self.states.urls[record.id] = services.url(function.name, function.namespace, self.settings)
         kafka.watched |= {sensor.topic, sensor.trigger_topic}
         await kafka.sensors.watch(record.id, sensor, autoscaling)
         if before is not None and before[0] is kafka:
