@@ -277,7 +277,7 @@ async def test_replies_go_where_the_trigger_says_and_else_nowhere(world: Sensors
 
 
 async def test_actions_are_delivered_on_a_channel_as_on_a_broker(world: SensorsWorld) -> None:
-    """One that fails holds up its own key's only; batches, rates and semantics are its trigger's."""
+    """One that fails holds up its own key's only; batch, rate and semantics are its trigger's."""
     world.declare(
         **spec(
             payload="batch",
@@ -312,7 +312,7 @@ def test_nothing_of_a_sensor_has_the_name_that_it_would_have_on_a_broker_of_the_
         ({**spec(), "broker": "shop"}, "expected exactly one, got both: spec.broker, spec.channel"),
         (
             {**spec(reply={"uri": "http://a/"}), "channel": None},
-            "spec.triggers[0].reply: must not set the field(s): on a Broker replies go to the Broker",
+            "spec.triggers[0].reply: must not set the field(s): on a Broker replies go",
         ),
     ],
     ids=["two buses", "a reply on a Broker"],
