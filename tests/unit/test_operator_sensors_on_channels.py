@@ -29,6 +29,7 @@ from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.desired import replay_egress
 from knafka_operator.decide.services import OWNER, identity_of
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
+from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.handler import Handler
 from knafka_operator.model.identity import Identity
@@ -421,6 +422,17 @@ async def test_where_knative_eventing_handles_subscriptions_a_sensor_wants_them_
     await world.settle()
     assert world.says("Ready") == ("True", "")
     await world.inner.operator.close()
+
+
+async def test_a_subscription_that_is_not_ready_or_is_refused_is_told(world: SensorsWorld) -> None:
+    missing = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "no"}}
+    world.declare(**spec(subscriber=missing))
+    await world.settle()
+    assert world.says("SubscriptionsReady") == ("False", "SubscriptionNotReady")
+    world.inner.cluster.refuse("apply", "Subscription", error=Rejected("validation failed: retry"))
+    world.declare(**spec(delivery={"retry": 1}))
+    await world.settle()
+    assert world.says("SubscriptionsReady") == ("False", "SubscriptionRejected")
 
 
 async def test_a_subscription_that_a_user_made_stays_as_it_is() -> None:
