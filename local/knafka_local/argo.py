@@ -31,8 +31,9 @@ class Converted:
     """One sentence for each part that isn't carried over."""
 
 
-def convert(argo: Document, broker: str = "default") -> Converted:
-    """Argo's Sensor on this Broker as its bus. Raises `InvalidDocument` for what is none."""
+def convert(argo: Document, broker: str = "default", channel: str | None = None) -> Converted:
+    """Argo's Sensor on this bus, a KafkaChannel if one is named. Raises `InvalidDocument` for what
+    is none."""
     if (argo.get("apiVersion"), argo.get("kind")) != (ARGO, SENSOR):
         raise InvalidDocument("", f"want a Sensor of {ARGO}")
     name = (argo.get("metadata") or {}).get("name")
@@ -48,7 +49,7 @@ def convert(argo: Document, broker: str = "default") -> Converted:
         "kind": SENSOR,
         "metadata": metadata,
         "spec": {
-            "broker": broker,
+            **({"broker": broker} if channel is None else {"channel": channel}),
             "dependencies": [_dependency(each, found) for each in _list(spec, "dependencies")],
             "triggers": [
                 trigger

@@ -42,6 +42,7 @@ from knafka_operator.model.channels import (
     MESSAGING,
     Subscription,
 )
+from knafka_operator.model.family import BROKERS
 from knafka_operator.model.resources import (
     AUTOSCALING,
     BROKER_CLASS,
@@ -331,9 +332,10 @@ def _of_subscription(
 
 def _of_sensor(sensor: Sensor, known: Mapping[Identity, Any]) -> tuple[list[str], list[str]]:
     """The same of a Sensor."""
-    namespace = sensor.metadata.namespace
-    broker = Identity("Broker", namespace, sensor.spec.broker)
-    missing = [] if broker in known else [_missing("spec.broker", broker, known)]
+    namespace, family = sensor.metadata.namespace, sensor.bus.family
+    bus = Identity(family.broker, *sensor.bus.who)
+    path = "spec.broker" if family is BROKERS else "spec.channel"
+    missing = [] if bus in known else [_missing(path, bus, known)]
     for path, wanted in _referred(sensor_checks.destinations(sensor), namespace):
         if wanted not in known:
             missing.append(_missing(f"{path}.ref", wanted, known))

@@ -84,9 +84,7 @@ class LocalCluster(MemoryCluster):
                 kept = self._names.get(name_of(stored))
                 if kept is None and self.adopts:
                     kept = localize.adopted(stored)
-                stored["status"] = {"annotations": dict(kept or {})}
-                if document["kind"] == CHANNELS.trigger:
-                    metadata["uid"] = _uid_in((kept or {}).get(GROUP_STATUS))
+                _keep(stored, kept or {})
             if document["kind"] == CHANNELS.broker:
                 stored["spec"] = _with_subscribers(stored["spec"], before)
         elif document["kind"] == "Service":
@@ -128,12 +126,14 @@ class LocalCluster(MemoryCluster):
             document["status"] = service_status(document, Condition(SERVES, Status.TRUE))
 
     async def apply(self, manifest: Document) -> Document:
-        if manifest["kind"] in RECONCILED:  # a Trigger of a Sensor's
+        if manifest["kind"] in RECONCILED:  # a Trigger or Subscription of a Sensor's
             metadata = {**localize.scaled_here(manifest["metadata"]), "finalizers": [FINALIZER]}
             manifest = {**manifest, "metadata": metadata}
             if self.reconciled(manifest["kind"], *_place(manifest)) is None:
-                kept = self._names.get(name_of(manifest))
-                self.put({**manifest, "status": {"annotations": dict(kept or {})}})
+                # A UID that were applied would go with what is applied without one.
+                new = {**manifest, "metadata": {**metadata}}
+                _keep(new, self._names.get(name_of(manifest)) or {})
+                self.put(new)
         return await super().apply(manifest)
 
     async def write_status(self, document: Document, status: Document) -> None:
@@ -210,6 +210,13 @@ def _with_subscribers(spec: Document, before: Document | None) -> dict[str, Any]
     declared = {key: each for key, each in spec.items() if key != "subscribers"}
     there = ((before or {}).get("spec") or {}).get("subscribers")
     return declared if there is None else {**declared, "subscribers": there}
+
+
+def _keep(new: dict[str, Any], kept: Mapping[str, str]) -> None:
+    """Have a new object go on with what one of its name had before we started."""
+    new["status"] = {"annotations": dict(kept)}
+    if new["kind"] == CHANNELS.trigger:
+        new["metadata"]["uid"] = _uid_in(kept.get(GROUP_STATUS))
 
 
 def _uid_in(group: str | None) -> str:

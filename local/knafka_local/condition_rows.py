@@ -13,7 +13,7 @@ from knafka_operator.decide.status import DELIVERING
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import READY, Severity
 from knafka_operator.model.family import family_of
-from knafka_operator.model.sensors import broker_of
+from knafka_operator.model.sensors import bus_of
 
 
 def broker_row(document: Document) -> BrokerRow:
@@ -28,10 +28,11 @@ def broker_row(document: Document) -> BrokerRow:
 def trigger_row(document: Document) -> TriggerRow:
     """A Trigger's, Subscription's or Sensor's row without lag and counts."""
     kind = document["kind"]
-    broker = broker_of if kind == "Sensor" else family_of(kind).broker_of
+    sensor = kind == "Sensor"
+    broker = bus_of(document).who if sensor else family_of(kind).broker_of(document)
     return TriggerRow(
         _name(document),
-        broker(document).name,
+        broker.name,
         kind=kind,
         refused=why_not(document),
         error=_warning(document),

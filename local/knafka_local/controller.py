@@ -22,7 +22,7 @@ from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress, Ingress
 from knafka.core.errors import KnafkaError, LogError
 from knafka.ports.log import LogAdmin, LogWriter
-from knafka_local import localize
+from knafka_local import localize, manifests
 from knafka_local.children import Say
 from knafka_local.cluster import (
     FOLDER,
@@ -40,7 +40,7 @@ from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
-from knafka_operator.model.sensors import SENSOR
+from knafka_operator.model.sensors import SENSOR, bus_of
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.contracts import Contract
 from knafka_operator.reconcile.sensors import Sensors
@@ -132,7 +132,7 @@ class Controller:
         """
         config_maps = self._all("ConfigMap")
         declared_before = self._all(*(kind for kinds in reversed(_IN_ORDER) for kind in kinds))
-        gone = [each for each in declared_before if _key(each) not in declared.documents]
+        gone = [each for each in declared_before if _is_gone(each, declared)]
         for each in gone:
             self._cluster.remove(each["apiVersion"], *_key(each))
         await self._until(lambda: not any(map(self._is_there, gone)), None)
@@ -259,10 +259,11 @@ class Controller:
         ):
             self._declared_sensors[key] = declared
             self._operator.queue.enqueue(key)
-        for each in self._cluster.of("Trigger"):
-            owners = each["metadata"].get("ownerReferences") or ()
-            if any(owner["uid"] == document["metadata"]["uid"] for owner in owners):
-                self._operator.queue.enqueue(_key(each))
+        for family in self._operators:
+            for each in self._cluster.of(family.trigger):
+                owners = each["metadata"].get("ownerReferences") or ()
+                if any(owner["uid"] == document["metadata"]["uid"] for owner in owners):
+                    self._operator.queue.enqueue(_key(each))
 
     async def _delete(self, document: Document) -> None:
         """Raises `KnafkaError`."""
@@ -342,6 +343,14 @@ async def _is_awake(url: str) -> None:
 
 def _annotations(document: Document) -> Mapping[str, str]:
     return document["metadata"].get("annotations") or {}
+
+
+def _is_gone(document: Document, declared: Declared) -> bool:
+    """Whether no file declares it any more: a Sensor on another bus is another one."""
+    found = declared.documents.get(manifests.Identity(*_key(document)))
+    if found is None or document["kind"] != SENSOR:
+        return found is None
+    return bus_of(localize.localized(found[0])) != bus_of(document)
 
 
 def _key(document: Document) -> Key:

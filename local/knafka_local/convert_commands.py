@@ -21,7 +21,12 @@ def add_to(app: typer.Typer) -> None:
 
 def sensor(
     file: Annotated[Path, typer.Argument(help="A YAML file with Sensors of Argo Events.")],
-    broker: Annotated[str, typer.Option(help="The Broker that is their bus.")] = "default",
+    broker: Annotated[
+        str | None, typer.Option(help="The Broker that is their bus; not set, default.")
+    ] = None,
+    channel: Annotated[
+        str | None, typer.Option(help="The KafkaChannel that is their bus, in place of a Broker.")
+    ] = None,
 ) -> None:
     """Argo Events' Sensors as Knafka's: YAML on stdout, what can't be carried over on stderr.
 
@@ -33,7 +38,9 @@ def sensor(
     from knafka_operator.model.sensors import Sensor
 
     with usage():
-        found = [argo.convert(each, broker) for each in _sensors(file)]
+        if broker is not None and channel is not None:
+            raise sending.BadInput("want --broker or --channel, not both")
+        found = [argo.convert(each, broker or "default", channel) for each in _sensors(file)]
         typer.echo(yaml.safe_dump_all([each.document for each in found], sort_keys=False), nl=False)
         for each in found:
             name = each.document["metadata"]["name"]

@@ -53,6 +53,7 @@ def destinations(sensor: Sensor) -> Mapping[str, Destination | None]:
     for number, each in enumerate(sensor.spec.triggers):
         path = f"spec.triggers[{number}]"
         found[f"{path}.subscriber"] = each.subscriber
+        found[f"{path}.reply"] = each.reply
         found[f"{path}.delivery.deadLetterSink"] = each.delivery.dead_letter_sink
         if each.dlq_trigger is not None:
             found[f"{path}.dlqTrigger.subscriber"] = each.dlq_trigger.subscriber

@@ -106,7 +106,7 @@ def try_sensor(
     since: Annotated[
         str | None,
         typer.Option(
-            help="The Broker's events since then, or those of --topic or --archive: how long ago "
+            help="The bus's events since then, or those of --topic or --archive: how long ago "
             "(12h, 30d), a time, or start."
         ),
     ] = None,
@@ -166,7 +166,7 @@ def try_sensor(
 
 
 def _bus(sensor: Sensor, asked: Asked, data_dir: Path) -> Mapping[str, str]:
-    """The Broker's topic and its Kafka, as far as neither is given."""
+    """The topic of its Broker or KafkaChannel and its Kafka, as far as neither is given."""
     if asked["bootstrap-servers"] is not None:
         if asked["topic"] is None:
             raise sending.BadInput("--bootstrap-servers wants the --topic with the events")
@@ -177,11 +177,11 @@ def _bus(sensor: Sensor, asked: Asked, data_dir: Path) -> Mapping[str, str]:
     found = {"bootstrap-servers": running.bootstrap_servers}
     if asked["topic"] is not None:
         return found
-    name = (sensor.metadata.namespace, sensor.spec.broker)
+    family, who = sensor.bus
     for each in running.ingresses:
-        if each.kind == "Broker" and (each.namespace, each.broker) == name:
+        if (each.kind, each.namespace, each.broker) == (family.broker, *who):
             return {**found, "topic": each.topic}
-    raise sending.BadInput(f"there is no Broker {'/'.join(name)}: name the --topic")
+    raise sending.BadInput(f"there is no {family.broker} {who}: name the --topic")
 
 
 def _moment(text: str | None) -> str | None:

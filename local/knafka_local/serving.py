@@ -33,11 +33,12 @@ from knafka_local.programs import Identity, Programs, program_of
 from knafka_operator.decide import sensor_manifests, services
 from knafka_operator.decide.shards import DISPATCHER
 from knafka_operator.decide.status import NotReady
+from knafka_operator.model import identity
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.resources import SERVING, Service
-from knafka_operator.model.sensors import SENSOR
+from knafka_operator.model.sensors import SENSOR, bus_of
 
 STARTING: Final = "Deploying"
 """Knative's reason for what has just been applied."""
@@ -172,12 +173,14 @@ class LocalServing:
 def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
     """The Service that delivers for a stored Trigger or Subscription, which others may share, or a
     Sensor's."""
-    own = trigger["metadata"]["namespace"]
+    who = identity.Identity.of(trigger)
     if trigger["kind"] == SENSOR:
-        found = sensor_manifests.function_name(trigger["metadata"]["name"])
-        return cluster.find(SERVING, "Service", own, found)
-    name = ((trigger.get("status") or {}).get("annotations") or {}).get(DISPATCHER, "")
-    namespace = localize.SETTINGS.namespace if family_of(trigger["kind"]).centralized else own
+        family = bus_of(trigger).family
+        name = sensor_manifests.function_name(family, who)
+    else:
+        family = family_of(trigger["kind"])
+        name = ((trigger.get("status") or {}).get("annotations") or {}).get(DISPATCHER, "")
+    namespace = services.namespace_of(family, who, localize.SETTINGS)
     return cluster.find(SERVING, "Service", namespace, name)
 
 

@@ -26,7 +26,7 @@ from knafka_operator.model.family import BROKERS, CHANNELS, is_of_kafka_channel
 from knafka_operator.model.handler import Handler, Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
-from knafka_operator.model.sensors import SENSOR
+from knafka_operator.model.sensors import SENSOR, Bus
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
@@ -132,8 +132,14 @@ class Operator:
         self.brokers = (
             Brokers(*of) if self.entries is None else Channels(*of, self.entries.handling)
         )
-        with_sensors = settings, cluster, self._kafkas, self.brokers, self.states, _now
-        self.sensors = Sensors(*with_sensors) if settings.sensors and beside is None else None
+        self.sensors: Sensors | None = None
+        """One for both families: either may have the bus of one."""
+        if beside is not None:
+            self.sensors = beside.sensors
+        elif settings.sensors:
+            self.sensors = Sensors(settings, cluster, self._kafkas, self.states, _now)
+        if self.sensors is not None:
+            self.sensors.buses[self.family] = self.brokers
         observer = TriggerObserver(settings, cluster, self.brokers, shards, self.states)
         self.dead_letters = DeadLetters(self.states, enqueue)
         of_triggers = self.states, observer, self.dead_letters, wake, _now, enqueue
@@ -143,7 +149,7 @@ class Operator:
         self.moves = Moves(self.states, self.queue.enqueue, activity)
         moving = repeat("moving Triggers", self.moves.look, move_interval)
         counting = repeat("counting dead letters", self.dead_letters.look, PUBLISH_INTERVAL)
-        of_sensors = [self.sensors.publish(self.queue)] if self.sensors is not None else []
+        of_sensors = [self.sensors.publish(self.queue)] if self.sensors and beside is None else []
         running = publishing, moving, counting, Replays(settings, cluster, self.states).run()
         self._tasks = {asyncio.create_task(each) for each in (*running, *of_sensors)}
 
@@ -250,7 +256,7 @@ class Operator:
         groups = {group for record in records for group in record.groups}
         groups |= {entries.group(identity, uid) for uid in entries.promises(document)}
         if self.sensors is not None:
-            groups |= await self.sensors.stop(identity)
+            groups |= await self.sensors.stop(Bus(self.family, identity))
         await self.brokers.delete(document, groups)
 
     def forget(self, document: Document) -> None:
@@ -296,10 +302,14 @@ class Operator:
 
     def on_eventing(self, seen: bool | None) -> None:
         """Whether Knative Eventing is here; None: that isn't known."""
-        if self.entries is not None and (changed := self.entries.on_handling(seen)):
-            self._on_entries(changed)
+        if self.entries is None:
+            return
+        before = self.entries.handling.handler
+        self._on_entries(self.entries.on_handling(seen))
+        if self.entries.handling.handler is not before:
             for each in self.states.brokers:
                 self.queue.enqueue((self.family.broker, *each))
+                self._wake_sensors(each)
 
     def _on_entries(self, changed: Collection[Identity]) -> None:
         """These Subscriptions may be other ones than before."""
@@ -399,8 +409,12 @@ class Operator:
     def _wake_triggers(self, broker: Identity) -> None:
         for identity in self.states.triggers_of(broker):
             self.queue.enqueue((self.family.trigger, *identity))
-        for identity in self.states.sensors_of(broker):
-            self.queue.enqueue((SENSOR, *identity))
+        self._wake_sensors(broker)
+
+    def _wake_sensors(self, broker: Identity) -> None:
+        if self.sensors is not None:
+            for identity in self.sensors.states.sensors_on(Bus(self.family, broker)):
+                self.queue.enqueue((SENSOR, *identity))
 
 
 def _now() -> str:

@@ -11,6 +11,8 @@ from support.cluster import Cluster
 from support.installation import READY, ROOT, Installation
 
 from knafka_operator.decide.sensor_manifests import function_name
+from knafka_operator.model.family import BROKERS
+from knafka_operator.model.identity import Identity
 
 DEPLOY: Final = ROOT / "operator" / "deploy" / "sensors"
 SENSOR: Final = "orders"
@@ -76,7 +78,7 @@ def test_a_sensor_acts_once_and_has_no_pod_while_it_waits(
     before = topics_and_groups(kafka, namespace)
     cluster.apply(declared(namespace, subscriber.ref))
     sensors.until_ready("sensor", SENSOR, namespace)
-    function = function_name(SENSOR)
+    function = function_name(BROKERS, Identity(namespace, SENSOR))
     sensors.until_zero(namespace, function, ASLEEP)
 
     for identity, order in (("a1", "1"), ("b1", "1"), ("a2", "2")):

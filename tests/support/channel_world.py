@@ -30,10 +30,10 @@ class ChannelWorld(OperatorWorld):
         self.channels = self._channels()
         self.configure("knafka", "kafka-channel-config", **{"bootstrap.servers": "kafka:9092"})
 
-    def _channels(self) -> Operator:
+    def _channels(self, **settings: Any) -> Operator:
         cluster: Any = Intercepted(self.cluster, self._seen)
         return Operator(
-            replace(SETTINGS, installation="c0ffee00-0000-4000-8000-000000000000"),
+            replace(SETTINGS, installation="c0ffee00-0000-4000-8000-000000000000", **settings),
             cluster,
             self._connect,
             drains=self.drains,
@@ -46,7 +46,7 @@ class ChannelWorld(OperatorWorld):
 
     async def restart(self, **settings: Any) -> None:
         await super().restart(**settings)
-        self.channels = self._channels()
+        self.channels = self._channels(**settings)
 
     async def _probe_address(self, url: str) -> None:
         await self._probe(url)

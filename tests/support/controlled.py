@@ -7,6 +7,7 @@ from typing import Any
 from support.operator_world import OperatorWorld
 
 from knafka_operator.model.cluster import Document
+from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.controller import Controller
 
@@ -48,6 +49,7 @@ class MemoryApi:
         return found
 
 
-def controller_of(world: OperatorWorld) -> Controller:
+def controller_of(world: OperatorWorld, channels: Operator | None = None) -> Controller:
+    """`channels` is the operator beside the world's that has KafkaChannels."""
     api: Any = MemoryApi(world.cluster)
-    return Controller(world.operator, CachedCluster(api), api)
+    return Controller(world.operator, CachedCluster(api), api, channels)

@@ -203,8 +203,8 @@ def test_a_duration_that_is_none_is_refused() -> None:
         converted(retryStrategy={"steps": 2, "duration": "soon"})
 
 
-def run(file: Path) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["convert", "sensor", str(file)])
+def run(file: Path, *options: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["convert", "sensor", str(file), *options])
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -214,6 +214,18 @@ def test_the_command_prints_yaml_that_is_read_back(tmp_path: Path) -> None:
     code, output, problems = run(file)
     assert (code, problems) == (0, "")
     assert yaml.safe_load(output) == convert(sensor()).document
+
+
+def test_the_command_may_name_another_bus(tmp_path: Path) -> None:
+    file = tmp_path / "argo.yaml"
+    file.write_text(WEBHOOK)
+    code, output, _ = run(file, "--channel", "orders")
+    assert code == 0
+    assert yaml.safe_load(output) == convert(sensor(), channel="orders").document
+    assert "broker" not in yaml.safe_load(output)["spec"]
+    code, _, problems = run(file, "--channel", "orders", "--broker", "shop")
+    assert code == 2
+    assert "want --broker or --channel, not both" in problems
 
 
 def test_the_command_says_what_is_lost(tmp_path: Path) -> None:

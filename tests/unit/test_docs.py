@@ -41,9 +41,13 @@ NO_REASONS = {
     *("ContainerCreating", "PodInitializing", "PodScheduled", "ReadWriteMany"),
 }
 """Words in the operator's code that look like a condition or a reason and are none."""
-ENDINGS = {"DoesNotExist", "NotConfigured", "NotReady"}
+OF_BUSES = {"DoesNotExist", "NotConfigured", "NotReady"}
+OF_TRIGGERS = {"NotReady", "NotOurs", "Rejected"}
+ENDINGS = OF_BUSES | OF_TRIGGERS
 """Ends of reasons: the code puts the kind before them that an object lacks."""
-REASONS_BY_KIND = {f"{kind}{each}" for kind in ("Broker", "Channel") for each in ENDINGS}
+REASONS_BY_KIND = {f"{kind}{each}" for kind in ("Broker", "Channel") for each in OF_BUSES} | {
+    f"{kind}{each}" for kind in ("Trigger", "Subscription") for each in OF_TRIGGERS
+}
 
 
 def files(*suffixes: str) -> Iterator[Path]:

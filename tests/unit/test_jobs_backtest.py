@@ -196,6 +196,10 @@ def test_a_sensor_may_be_as_kubernetes_has_it(tmp_path: Path) -> None:
     assert conditions_of(document) == parse(
         Conditions, {"dependencies": [{"name": "a"}], "triggers": [{"name": "t"}]}
     )
+    more = {"reply": {"uri": "http://b"}, "payload": "batch", "retryStrategy": {"steps": 2}}
+    on_channel = {**spec, "channel": "orders", "triggers": [{**trigger, **more}]}
+    del on_channel["broker"]
+    assert conditions_of({**document, "spec": on_channel}) == conditions_of(document)
     with pytest.raises(InvalidDocument, match="condition"):
         conditions_of({"spec": {**spec, "triggers": [{"name": "t", "condition": "a"}]}})
     with pytest.raises(JobError, match="can't be read"):

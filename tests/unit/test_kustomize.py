@@ -157,7 +157,8 @@ def test_the_console_is_a_component_and_its_account_may_next_to_nothing(tmp_path
 
 
 def test_sensors_are_asked_for_by_a_component(tmp_path: Path) -> None:
-    """Without it nothing of theirs is there, and with it the operator may make Triggers."""
+    """Without it nothing of theirs is there, and with it the operator may make Triggers and
+    Subscriptions."""
     deploy = os.path.relpath(ROOT / "operator" / "deploy", tmp_path.resolve())
     mine = {"resources": [deploy], "components": [f"{deploy}/sensors"]}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(mine))
@@ -171,7 +172,7 @@ def test_sensors_are_asked_for_by_a_component(tmp_path: Path) -> None:
     assert environment(found) == environment(base) | {"KNAFKA_SENSORS": "enabled"}
     rules = found["ClusterRole", "knafka-sensors"]["rules"]
     deletes = [rule["resources"] for rule in rules if "delete" in rule["verbs"]]
-    assert deletes == [["triggers"]]
+    assert deletes == [["triggers"], ["subscriptions"]]
 
 
 def test_archives_are_asked_for_by_a_component_and_only_jobs_may_make_pods(tmp_path: Path) -> None:

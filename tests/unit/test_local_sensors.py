@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.api_server import ApiServer, api_server, kubeconfig
-from support.local_world import LocalWorld, broker, running_locally
+from support.local_world import LocalWorld, broker, channel, running_locally
 from support.waiting import until
 from typer.testing import CliRunner
 
@@ -91,6 +91,63 @@ async def test_another_start_goes_on_with_what_a_sensor_has() -> None:
         each: before[each].id for each in TOPICS
     }
     assert {each.offset for each in log.group(egress.group).committed.values()} == {7}
+
+
+def on_channel(*triggers: str) -> dict[str, Any]:
+    """The same Sensor on the KafkaChannel `orders`, whose triggers send replies elsewhere."""
+    found = sensor(*triggers)
+    del found["spec"]["broker"]
+    found["spec"]["channel"] = "orders"
+    for each in found["spec"]["triggers"]:
+        each["reply"] = {"uri": "http://127.0.0.1:2/"}
+    return found
+
+
+CHANNEL_TOPICS = [
+    f"default-KafkaChannel-orders-paid-{what}" for what in ("trigger", "changelog", "action")
+]
+
+
+async def test_a_sensor_on_a_channel_runs_and_goes_on_with_another_start() -> None:
+    """Its Subscription keeps the UID that is in its group's name: no action is delivered again."""
+    log, names = MemoryLog(), KeptNames()
+    async with running_locally(log, names) as world:
+        await world.apply(channel(), on_channel("ship"))
+        await is_ready(world)
+        egress = world.egress("paid-ship")
+        assert egress is not None
+        assert egress.topic == CHANNEL_TOPICS[2]
+        assert egress.reply is not None
+        assert egress.reply.url == "http://127.0.0.1:2/"
+        (row,) = world.snapshot().sensors
+        assert (row.name, row.broker) == ("default/paid", "orders")
+        assert row.most_replicas == len(log.topics[CHANNEL_TOPICS[0]])
+    committed = log.group(egress.group).committed
+    for place, each in committed.items():
+        committed[place] = each._replace(offset=7)
+    async with running_locally(log, names) as world:
+        await world.apply(channel(), on_channel("ship"))
+        await is_ready(world)
+        assert world.egress("paid-ship") == egress
+        assert {each.offset for each in log.group(egress.group).committed.values()} == {7}
+        await world.apply(channel())
+        assert not log.topics.keys() & set(CHANNEL_TOPICS)
+        assert world.cluster.reconciled("Subscription", "default", "paid-ship") is None
+        assert log.group(egress.group).committed == {}
+        assert [each for each in world.cluster.of("Service") if "paid" in str(each)] == []
+
+
+async def test_a_sensor_that_moves_to_another_bus_is_another_one() -> None:
+    """A file may say what an API server would refuse: what it had on the Broker goes."""
+    async with running_locally() as world:
+        await world.apply(broker(), channel(), sensor("ship"))
+        await is_ready(world)
+        await world.apply(broker(), channel(), on_channel("ship"))
+        await is_ready(world)
+        assert not world.log.topics.keys() & set(TOPICS)
+        assert world.log.topics.keys() >= set(CHANNEL_TOPICS)
+        assert world.cluster.reconciled("Trigger", "default", "paid-ship") is None
+        assert world.egress("paid-ship") is not None
 
 
 def test_what_a_sensors_status_names_is_kept() -> None:

@@ -40,6 +40,9 @@ TRIED_ELSEWHERE = {
     # test_operator_sensors.py
     *("BrokerNotOurs", "PartitionsDiffer", "SensorNotOurs"),
     *("SensorNotReady", "SensorsDisabled", "TriggerNotOurs", "TriggerNotReady", "TriggerRejected"),
+    # test_operator_sensors_on_channels.py
+    *("ChannelsDisabled", "SubscriptionNotOurs", "SubscriptionNotReady", "SubscriptionRejected"),
+    "SubscriptionsNotOurs",
     # test_operator_dead_letters.py
     *("DeadLettersWait", "DeadLettersExpire", "RetentionNotApplied"),
     # test_operator_archives.py

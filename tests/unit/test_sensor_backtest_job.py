@@ -57,9 +57,11 @@ class Job:
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     made = Job()
     monkeypatch.setattr(dead_letter_jobs, "run", made.run)
-    kafka = Kafka(bootstrap_servers="k:1")
-    ingress = Ingress(namespace="default", broker="default", kafka=kafka, topic="bus")
-    running = State(pid=1, url="http://a", bootstrap_servers="k:1", ingresses=(ingress,))
+    of: dict[str, Any] = {"namespace": "default", "broker": "default"}
+    of["kafka"] = Kafka(bootstrap_servers="k:1")
+    of_channel = Ingress(**of, kind="KafkaChannel", topic="of-channel")
+    ingresses = of_channel, Ingress(**of, topic="bus")
+    running = State(pid=1, url="http://a", bootstrap_servers="k:1", ingresses=ingresses)
     monkeypatch.setattr(Installation, "running", lambda _: running)
     return made
 
@@ -88,6 +90,18 @@ def test_since_reads_the_topic_of_the_sensors_broker(job: Job) -> None:
         "  2 have no time, and were left out",
         "  3 filters or correlations ended with an error: cast",
     ]
+
+
+def test_since_reads_the_topic_of_the_sensors_channel(job: Job, tmp_path: Path) -> None:
+    """A Broker of the channel's name has another one."""
+    file, text = tmp_path / "sensor.yaml", (EXAMPLE / "sensor.yaml").read_text()
+    file.write_text(text.replace("broker: default", "channel: default"))
+    result = CliRunner().invoke(app, ["sensor", "test", str(file), "--since", "30d"])
+    assert result.exit_code == 0, result.output
+    assert job.given.topic == "of-channel"
+    file.write_text(text.replace("broker: default", "channel: none"))
+    result = CliRunner().invoke(app, ["sensor", "test", str(file), "--since", "30d"])
+    assert "there is no KafkaChannel default/none: name the --topic" in result.output
 
 
 def test_json_is_what_the_job_has_found(job: Job) -> None:

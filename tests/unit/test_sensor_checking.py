@@ -74,6 +74,27 @@ def test_a_mistake_in_a_sensor_is_named(file: Path, before: str, after: str, say
     assert any(says in each for each in found(file, before, after)), found(file, before, after)
 
 
+CHANNEL = """
+---
+apiVersion: messaging.knative.dev/v1
+kind: KafkaChannel
+metadata: {name: orders}
+"""
+
+
+def test_a_sensor_on_a_channel_wants_the_channel_and_where_replies_go(file: Path) -> None:
+    said = found(file, "broker: default", "channel: orders")
+    assert any("spec.channel: KafkaChannel default/orders isn't among" in each for each in said)
+    reply = "      reply: {ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: lost}}\n"
+    sensor = EXAMPLE.read_text().replace("broker: default", "channel: orders", 1)
+    more = f"{CHANNEL}---\n{SUBSCRIBERS.read_text()}"
+    file.write_text(sensor + more)
+    assert check([file]).findings == []
+    file.write_text(sensor.replace("      within: PT10M\n", f"      within: PT10M\n{reply}") + more)
+    (finding,) = check([file]).findings
+    assert "spec.triggers[1].reply.ref: Service default/lost isn't among" in str(finding)
+
+
 def test_a_dependency_that_no_condition_names_is_doubtful(file: Path) -> None:
     said = found(file, "    - name: payment\n", "    - name: other\n    - name: payment\n")
     assert said == [

@@ -49,6 +49,7 @@ from knafka_operator.decide.trigger import BrokerState
 from knafka_operator.decide.trigger_checks import check_broker
 from knafka_operator.model.archives import RUN, DeadLetterArchive
 from knafka_operator.model.conditions import SUCCEEDED
+from knafka_operator.model.family import BROKERS
 from knafka_operator.model.operations import Operation
 from knafka_operator.model.settings import Settings
 
@@ -201,7 +202,7 @@ def decide(seen: ObservedArchive[K], settings: Settings, now: datetime) -> Archi
                 message = f'Broker "{archive.spec.broker}" is another implementation\'s'
                 raise NotReady("BrokerNotOurs", message)
             if seen.broker is None:  # whether it is Ready says nothing about its dead letters
-                check_broker(archive, None, None, seen.stored_broker)
+                check_broker(BROKERS, archive.spec.broker, None, None, seen.stored_broker)
         with conditions.step(STORAGE_READY):
             if seen.storage is not None:
                 raise seen.storage

@@ -20,6 +20,8 @@ from knafka.core.contract import (
     BackoffPolicy,
     Delivery,
     Egress,
+    Exact,
+    Filter,
     Ingress,
     Kafka,
     Order,
@@ -27,6 +29,7 @@ from knafka.core.contract import (
     event_limit,
 )
 from knafka.core.errors import InvalidDocument
+from knafka.core.sensor import records
 from knafka_operator.decide import dead_letter_topics, kafka_settings
 from knafka_operator.decide.dead_letter_topics import DEFAULT_RETENTION, LIMIT, RETENTION_KEY
 from knafka_operator.model.family import CHANNELS, family_of
@@ -99,6 +102,20 @@ class Topic:
     config: Mapping[str, str] = field(default_factory=dict)
     external: bool = False
     """Somebody else's: used, but never created, changed or deleted; the counts are guesses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What one trigger of a Sensor has fired."""
+
+    topic: Topic
+    trigger: str
+    """Its name in the Sensor."""
+
+    @property
+    def filters(self) -> tuple[Filter, ...]:
+        """A Subscription has none to say so."""
+        return (Exact(exact={records.TRIGGER: self.trigger}),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,10 @@ from knafka_operator.decide.effects import (
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.sensor_topics import ACTION, CHANGELOG, TOPICS, TRIGGER
 from knafka_operator.decide.status import (
-    BROKER_READY,
     FUNCTION_READY,
     SENSOR_CONDITIONS,
+    SENSOR_ON_CHANNEL_CONDITIONS,
     TOPICS_READY,
-    TRIGGERS_READY,
     ConditionSet,
     NotReady,
     is_ready,
@@ -47,8 +46,10 @@ from knafka_operator.decide.status import (
 from knafka_operator.decide.steps import Steps
 from knafka_operator.decide.trigger import BrokerState
 from knafka_operator.decide.trigger_checks import check_broker
+from knafka_operator.model.family import BROKERS
+from knafka_operator.model.handler import Handler
 from knafka_operator.model.resources import GROUP_STATUS
-from knafka_operator.model.sensors import Sensor
+from knafka_operator.model.sensors import Sensor, bus_of
 from knafka_operator.model.settings import Settings
 
 BUS: Final = "knafka.dev/bus"
@@ -70,6 +71,10 @@ class ObservedSensor(Generic[K]):
     """The Broker's document, read where it has no topic; None: there is none."""
     ours: bool = True
     """Whether that Broker is ours."""
+    served: bool = True
+    """Whether its bus's kind is served here at all."""
+    handler: Handler | None = Handler.OWN
+    """Whose controller reconciles its Triggers; None: that isn't known yet."""
     stopped: str | None = None
     """Why its Broker may not use its topic."""
     topics: Mapping[str, TopicDescription | None] | KnafkaError = field(default_factory=dict)
@@ -108,7 +113,10 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
 
     `taken` are the topics and consumer groups of other Sensors.
     """
-    conditions, steps = ConditionSet(SENSOR_CONDITIONS), Steps(seen.failed)
+    family = bus_of(seen.document).family
+    of_sensor = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
+    bus_ready, _, _, triggers_ready = of_sensor
+    conditions, steps = ConditionSet(of_sensor), Steps(seen.failed)
     annotations = dict(seen.annotations)
     status = {
         "observedGeneration": seen.document["metadata"].get("generation", 0),
@@ -122,13 +130,14 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
     if isinstance(sensor, InvalidDocument):
         conditions.fail(FUNCTION_READY, sensor)
         return decided()
-    with conditions.step(BROKER_READY):
+    with conditions.step(bus_ready):
         check_bus(sensor, seen)
     if broker is None or seen.stopped is not None:
         with conditions.step(FUNCTION_READY):
             if seen.stands and _may_not_read(seen):
                 steps.first(DeleteFunctions())
-            raise NotReady("Waiting", "it has no Broker whose events it could read", transient=True)
+            message = f"it has no {family.broker} whose events it could read"
+            raise NotReady("Waiting", message, transient=True)
         return decided()
 
     with conditions.step(TOPICS_READY):
@@ -177,7 +186,8 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
         if not seen.scaled:
             steps.first(ScaleSensor(function, autoscaling))
     declared = sensor_manifests.triggers(sensor, seen.document)
-    with conditions.step(TRIGGERS_READY):
+    with conditions.step(triggers_ready):
+        check_handler(seen.handler)
         if not seen.applied:
             left = seen.triggers.keys() - {each["metadata"]["name"] for each in declared}
             deleting = (DeleteTriggers(tuple(sorted(left))),) if left else ()
@@ -190,17 +200,35 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
 def check_bus(sensor: Sensor, seen: ObservedSensor[K]) -> None:
     """Its Broker must be ours, and Ready; raises `NotReady`."""
     if not seen.ours:
-        message = f'Broker "{sensor.spec.broker}" is another implementation\'s'
-        raise NotReady("BrokerNotOurs", message)
-    check_broker(sensor, seen.stopped, seen.broker, seen.stored_broker)
+        raise NotReady("BrokerNotOurs", f"{sensor.bus} is another implementation's")
+    family, who = sensor.bus
+    if not seen.served:
+        message = f"KNAFKA_CHANNELS is not enabled: {family.broker}s are not served here"
+        raise NotReady("ChannelsDisabled", message)
+    check_broker(family, who.name, seen.stopped, seen.broker, seen.stored_broker)
+
+
+def check_handler(handler: Handler | None) -> None:
+    """Its Subscriptions must be ours to handle: of an entry that Knative Eventing writes only the
+    UID says that it is to deliver actions and not its channel's events. Raises `NotReady`."""
+    if handler is None:
+        message = "it isn't known yet whether Knative Eventing is here"
+        raise NotReady("Waiting", message, transient=True)
+    if handler is not Handler.OWN:
+        raise NotReady(
+            "SubscriptionsNotOurs",
+            "Knative Eventing's controller handles Subscriptions here, and a Sensor's want "
+            "Knafka to: set KNAFKA_SUBSCRIPTIONS=own, or name a Broker",
+        )
 
 
 def check_trigger(document: Mapping[str, Any]) -> None:
     """A Trigger of its own must be Ready; raises `NotReady`."""
     if not is_ready(document):
-        message = f"Trigger {document['metadata']['name']}: {why_not_ready(document)}"
+        kind = document["kind"]
+        message = f"{kind} {document['metadata']['name']}: {why_not_ready(document)}"
         found = summary((document.get("status") or {}).get("conditions") or ())
-        raise NotReady("TriggerNotReady", message, transient=found.get("status") != "False")
+        raise NotReady(f"{kind}NotReady", message, transient=found.get("status") != "False")
 
 
 def _may_not_read(seen: ObservedSensor[K]) -> bool:
@@ -214,7 +242,7 @@ def _may_not_read(seen: ObservedSensor[K]) -> bool:
 
 
 def _group(sensor: Sensor, annotations: Mapping[str, str], taken: Container[str]) -> str:
-    mine = sensor.metadata.namespace, sensor.metadata.name
+    mine = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
     kept = annotations.get(GROUP_STATUS)
     if kept is not None and names.is_sensor_group(kept, *mine):
         return kept

@@ -1,7 +1,8 @@
 """Sensor manifests: what is applied for one: its function, and the Triggers of its actions. Pure.
 
     Sensor, its contract -> the function's Service
-    Sensor               -> a Trigger for each of its own, which delivers what that has fired
+    Sensor               -> a Trigger for each of its own, which delivers what that has fired; on a
+                            KafkaChannel a Subscription
 
 How many pods its function has, the scaler says by its drains (`scale.sensor_scaler`).
 """
@@ -12,17 +13,19 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from knafka.core import documents, names
-from knafka.core.sensor import contract
+from knafka.core.sensor import contract, records
 from knafka.settings import DRAIN_AT_START, GRACE_PERIOD, SENSOR, SERVICE_URL
 from knafka_operator.decide import services
 from knafka_operator.decide.effects import Manifest
 from knafka_operator.decide.kafka_settings import AT_MOST_ONCE
 from knafka_operator.decide.services import ROLE
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.family import BROKERS, CHANNELS, Family
+from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import (
     BATCH,
-    EVENTING,
+    DELIVERY_ORDER,
     ISOLATION,
     PAYLOAD,
     RATE_LIMIT,
@@ -36,9 +39,9 @@ from knafka_operator.model.settings import Settings
 SENSOR_ROLE: Final = "sensor"
 
 
-def function_name(sensor: str) -> str:
-    """Of its Knative Service, by the Sensor's name."""
-    return names.child(sensor, "-kn-sensor")
+def function_name(family: Family, sensor: Identity) -> str:
+    """Of its Knative Service; the family is its bus's."""
+    return names.child(family.parent(sensor), f"-kn{family.infix}-sensor")
 
 
 def function(
@@ -55,7 +58,8 @@ def function(
     With min-scale, Knative itself keeps that many, which drain from their start without being
     asked.
     """
-    name, namespace = function_name(sensor.metadata.name), sensor.metadata.namespace
+    family, who = sensor.bus.family, services.identity_of(sensor)
+    name, namespace = function_name(family, who), services.namespace_of(family, who, settings)
     most = max(1, min(autoscaling.max_scale, partitions))
     always = min(autoscaling.min_scale, most)
     environment = {
@@ -68,11 +72,11 @@ def function(
         environment[DRAIN_AT_START] = "true"
     return services.knative_service(
         name,
-        services.ownership_of(sensor, settings),
+        services.ownership_of(sensor, family, settings),
         labels={
             ROLE: SENSOR_ROLE,
-            services.BROKER: names.child(sensor.spec.broker, ""),
-            OF_SENSOR: label(sensor),
+            services.BROKER: family.label(sensor.bus.who),
+            OF_SENSOR: family.label(who),
         },
         annotations=services.exact_scaling(always, most, settings),
         environment=environment,
@@ -94,7 +98,7 @@ def triggers(sensor: Sensor, document: Mapping[str, Any]) -> tuple[Manifest, ...
 
 
 def label(sensor: Resource) -> str:
-    """What stands for it in labels."""
+    """What stands for it in labels of its Triggers, which are in its own namespace."""
     return names.child(sensor.metadata.name, "")
 
 
@@ -105,9 +109,11 @@ def _trigger(sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, An
     rate = {}
     if (limit := trigger.rate_limit) is not None:
         rate = {RATE_LIMIT: f"{limit.requests_per_unit}/{limit.unit}"}
+    family = sensor.bus.family
+    order = {} if family is BROKERS else {DELIVERY_ORDER: "key"}  # as on a Broker
     return {
-        "apiVersion": EVENTING,
-        "kind": "Trigger",
+        "apiVersion": family.trigger_version,
+        "kind": family.trigger,
         "metadata": {
             "namespace": sensor.metadata.namespace,
             "name": names.sensor_trigger(sensor.metadata.name, trigger.name),
@@ -117,6 +123,7 @@ def _trigger(sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, An
                 START: "earliest",
                 # What reads another topic than its Broker's shares nothing with those that do.
                 ISOLATION: Isolation.OWN.value,
+                **order,
                 **semantics,
                 **rate,
                 **payload,
@@ -124,9 +131,17 @@ def _trigger(sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, An
             "ownerReferences": [services.owner_reference(sensor)],
         },
         "spec": {
-            "broker": sensor.spec.broker,
-            "filters": [{"exact": {"sensortrigger": trigger.name}}],
+            **_source(sensor, trigger),
             "subscriber": declared["subscriber"],
+            **({"reply": declared["reply"]} if trigger.reply is not None else {}),
             **({"delivery": delivery} if delivery else {}),
         },
     }
+
+
+def _source(sensor: Sensor, trigger: TriggerOfSensor) -> Mapping[str, Any]:
+    family, who = sensor.bus
+    if family is CHANNELS:
+        of = {"apiVersion": family.broker_version, "kind": family.broker}
+        return {"channel": {**of, "name": who.name}}
+    return {"broker": who.name, "filters": [{"exact": {records.TRIGGER: trigger.name}}]}

@@ -93,7 +93,9 @@ def _limit_of(bus: TopicDescription | None) -> int:
 
 def candidates(sensor: Sensor, what: str) -> Sequence[str]:
     """What a topic may be called: the second if the first is somebody else's."""
-    of = sensor.metadata.namespace, sensor.spec.broker, sensor.metadata.name, what
+    bus = sensor.bus
+    own_name = bus.family.own_name(bus.who.name)
+    of = sensor.metadata.namespace, own_name, sensor.metadata.name, what
     return names.sensor_topic(*of), names.distinct_sensor_topic(*of)
 
 

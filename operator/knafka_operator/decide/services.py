@@ -21,7 +21,7 @@ from knafka.core import documents, names
 from knafka.core.contract import Egress, Receiver, Shard
 from knafka.settings import LOG_FORMAT, PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.model.family import Family, family_of
+from knafka_operator.model.family import BROKERS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING, Broker, Resource, Trigger
 from knafka_operator.model.settings import Settings
@@ -125,7 +125,7 @@ def receiver_service(
     }
     return knative_service(
         receiver_name(broker),
-        ownership_of(broker, settings),
+        ownership_of(broker, BROKERS, settings),
         labels={ROLE: RECEIVER, BROKER: names.child(broker.metadata.name, "")},
         annotations={**scaling, **declared},
         environment={
@@ -196,7 +196,7 @@ def dispatcher_service(
         environment["KNAFKA_DRAIN_AT_START"] = "true"
     return knative_service(
         name,
-        ownership_of(trigger, settings),
+        ownership_of(trigger, family, settings),
         labels={
             ROLE: REPLAYER if replays else DISPATCHER,
             BROKER: family.label(Identity(egress.namespace, egress.broker)),
@@ -224,7 +224,7 @@ def shard_service(
     name = shard_name(family, who, number)
     return knative_service(
         name,
-        ownership_of(broker, settings),
+        ownership_of(broker, family, settings),
         labels={
             ROLE: SHARD_ROLE,
             BROKER: family.label(who),
@@ -298,9 +298,8 @@ def owner_key(owner: Resource) -> Owner:
     return owner.kind, *identity_of(owner)
 
 
-def ownership_of(owner: Resource, settings: Settings) -> Manifest:
+def ownership_of(owner: Resource, family: Family, settings: Settings) -> Manifest:
     """Of an object's metadata: its namespace, and the owner with whom it goes, or a label."""
-    family = family_of(owner.kind)
     namespace = namespace_of(family, identity_of(owner), settings)
     if family.centralized:
         return {"namespace": namespace, "labels": {OWNER: owner.metadata.uid}}

@@ -36,6 +36,7 @@ SUBSCRIPTIONS_HANDLED: Final = "SubscriptionsHandled"
 SERVED_BY_KNAFKA: Final = "ServedByKnafka"
 TOPICS_READY: Final = "TopicsReady"
 TRIGGERS_READY: Final = "TriggersReady"
+SUBSCRIPTIONS_READY: Final = "SubscriptionsReady"
 FUNCTION_READY: Final = "FunctionReady"
 STORAGE_READY: Final = "StorageReady"
 TOPICS_READ: Final = "TopicsRead"
@@ -79,6 +80,14 @@ SUBSCRIPTION_CONDITIONS: Final = (CHANNEL_READY, REFERENCES_RESOLVED, ADDED_TO_C
 
 SENSOR_CONDITIONS: Final = (BROKER_READY, TOPICS_READY, FUNCTION_READY, TRIGGERS_READY)
 """Ours: Argo's Sensors say only that they are deployed."""
+
+SENSOR_ON_CHANNEL_CONDITIONS: Final = (
+    CHANNEL_READY,
+    TOPICS_READY,
+    FUNCTION_READY,
+    SUBSCRIPTIONS_READY,
+)
+"""The same of a Sensor on a KafkaChannel, in its family's words."""
 
 OPERATION_CONDITIONS: Final = (ARCHIVE_READY, JOB_SUCCEEDED)
 """Of what runs to its end: `Succeeded` sums them up and not `Ready`, as Knative has it."""

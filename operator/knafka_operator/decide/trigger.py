@@ -19,7 +19,7 @@ from knafka_operator.decide import (
     services,
     shards,
 )
-from knafka_operator.decide.desired import Defaults, Topic
+from knafka_operator.decide.desired import Actions, Defaults, Topic
 from knafka_operator.decide.effects import (
     ApplyDispatcher,
     ApplyShard,
@@ -141,8 +141,8 @@ class ObservedTrigger(Generic[K]):
     """Whether pods of an older Revision may still drain unasked."""
     contract: Contract | KnafkaError | None = None
     """Its Broker's; None: there are no shared dispatchers here."""
-    actions: Topic | KnafkaError | None = None
-    """The topic with what a Sensor has fired, which it delivers; None: its Broker's events."""
+    actions: Actions | KnafkaError | None = None
+    """What a Sensor has fired, which it delivers; None: its Broker's events."""
     needed: Isolation | None = None
     """What it was found to need last, where that is `auto`."""
 
@@ -187,7 +187,8 @@ def decide(
     if paused:
         conditions.set(delivery_status.PAUSED)
     with conditions.step(BROKER_READY):
-        check_broker(trigger, seen.stopped, seen.broker, seen.stored_broker)
+        of = family_of(trigger.kind), trigger.spec.broker
+        check_broker(*of, seen.stopped, seen.broker, seen.stored_broker)
     with conditions.step(DEPENDENCY_READY):
         check_dependency(trigger, value(seen.dependency))
     with conditions.step(SUBSCRIBER_RESOLVED):
@@ -205,7 +206,7 @@ def decide(
     if isinstance(seen.actions, KnafkaError):
         conditions.fail(SUBSCRIPTION_READY, seen.actions)
         return TriggerDecision(STOP, conditions, status)
-    source = seen.actions or broker.topic
+    source = broker.topic if seen.actions is None else seen.actions.topic
     with conditions.step(DEAD_LETTER_SINK_RESOLVED):
         if desired.dead_letter_destination(trigger, broker.broker) is None:
             conditions.set(no_dead_letter_sink())
@@ -232,7 +233,9 @@ def decide(
         )
         if seen.actions is not None:
             batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH
-            more = {"reply_topic": broker.topic.name, "batch": batch}
+            more = {"filters": seen.actions.filters, "batch": batch}
+            if trigger.kind == BROKERS.trigger:
+                more["reply_topic"] = broker.topic.name
             egress = egress.model_copy(update=more)
         contract = value(seen.contract)
         shared = automatic = None

@@ -7,10 +7,8 @@ from typing import Any, Protocol
 
 from knafka_operator.decide import admission
 from knafka_operator.decide.status import NotReady, is_ready, why_not_ready
-from knafka_operator.model.archives import DeadLetterArchive
-from knafka_operator.model.family import family_of
+from knafka_operator.model.family import Family
 from knafka_operator.model.resources import Trigger
-from knafka_operator.model.sensors import Sensor
 
 
 class FoundBroker(Protocol):
@@ -24,17 +22,17 @@ class FoundBroker(Protocol):
 
 
 def check_broker(
-    trigger: Trigger | Sensor | DeadLetterArchive,
+    family: Family,
+    broker: str,
     stopped: str | None,
     found: FoundBroker | None,
     stored: Mapping[str, Any] | None,
 ) -> None:
-    """KN-TRG-01, KN-SUB-01: its Broker or channel must be Ready; raises `NotReady`.
+    """KN-TRG-01, KN-SUB-01: the Broker or channel of this name must be Ready; raises `NotReady`.
 
     `stopped` says why that may not use its topic; `stored` is its document, where it has no topic.
     """
-    family = family_of(trigger.kind)
-    name, short = f'{family.broker} "{trigger.spec.broker}"', family.short
+    name, short = f'{family.broker} "{broker}"', family.short
     if stopped is not None:
         message = f"{name} is not Ready: ExternalTopicNotAllowed {stopped}"
         raise NotReady(f"{short}NotReady", message)

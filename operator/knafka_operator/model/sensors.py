@@ -1,4 +1,5 @@
-"""Sensors as declared, as far as Knafka reads them: Argo's vocabulary, on a Broker (BUS-S1).
+"""Sensors as declared, as far as Knafka reads them: Argo's vocabulary, on a Broker or a
+KafkaChannel (BUS-S1).
 
 As strict as `resources`; `parse` one with `knafka.core.documents.parse`. What of a trigger is
 about delivery becomes its Trigger's (`delivery_of`), so what that can't do is refused here.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
 from knafka.core.contract import RateLimit
 from knafka.core.documents import problem
 from knafka.core.sensor.contract import Conditions, SensorTrigger
+from knafka_operator.model.family import BROKERS, CHANNELS, Family
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     OURS,
@@ -29,8 +31,8 @@ KNAFKA: Final = "knafka.dev/v1alpha1"
 """The apiVersion of what is ours alone."""
 SENSOR: Final = "Sensor"
 OF_SENSOR: Final = f"{OURS}sensor"
-"""On a Trigger that delivers a Sensor's actions: the Sensor's name. A label, too, of what is made
-for it."""
+"""On a Trigger or Subscription that delivers a Sensor's actions: the Sensor's name. A label, too,
+of what is made for it."""
 
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
@@ -78,6 +80,8 @@ class TriggerOfSensor(SensorTrigger, Declared):
     """A condition, and who gets what has fired."""
 
     subscriber: Destination
+    reply: Destination | None = None
+    """Where its replies go, on a KafkaChannel; None: nowhere. On a Broker they go to that."""
     delivery: DeliverySpec = DeliverySpec()
     """How hard to try, as a Trigger says it (KN-DLV)."""
     payload: Literal["event", "batch"] = "event"
@@ -115,14 +119,45 @@ def delivery_of(trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Mappin
 class SensorSpec(Conditions, Declared):
     broker: Given = "default"
     """The bus: a Broker of the Sensor's namespace."""
+    channel: Given | None = None
+    """The bus in place of a Broker: a KafkaChannel of the Sensor's namespace."""
     triggers: tuple[TriggerOfSensor, ...]
+
+    @model_validator(mode="after")
+    def _has_one_bus(self) -> Self:
+        if self.channel is not None and "broker" in self.model_fields_set:
+            raise problem("expected exactly one, got both", "broker", "channel")
+        replying = [number for number, each in enumerate(self.triggers) if each.reply is not None]
+        if self.channel is None and replying:
+            message = "must not set the field(s): on a Broker replies go to the Broker"
+            raise problem(message, *(f"triggers[{number}].reply" for number in replying))
+        return self
 
 
 class Sensor(Resource):
     spec: SensorSpec
 
+    @property
+    def bus(self) -> Bus:
+        namespace, spec = self.metadata.namespace, self.spec
+        if spec.channel is not None:
+            return Bus(CHANNELS, Identity(namespace, spec.channel))
+        return Bus(BROKERS, Identity(namespace, spec.broker))
 
-def broker_of(sensor: Mapping[str, Any]) -> Identity:
-    """The Broker that a Sensor, as it is stored, is on."""
-    name = (sensor.get("spec") or {}).get("broker") or "default"
-    return Identity(sensor["metadata"]["namespace"], str(name))
+
+class Bus(NamedTuple):
+    """Whose topic a Sensor reads."""
+
+    family: Family
+    who: Identity
+
+    def __str__(self) -> str:
+        return f'{self.family.broker} "{self.who.name}"'
+
+
+def bus_of(sensor: Mapping[str, Any]) -> Bus:
+    """The bus of a Sensor as it is stored."""
+    spec, namespace = sensor.get("spec") or {}, sensor["metadata"]["namespace"]
+    if channel := spec.get("channel"):
+        return Bus(CHANNELS, Identity(namespace, str(channel)))
+    return Bus(BROKERS, Identity(namespace, str(spec.get("broker") or "default")))

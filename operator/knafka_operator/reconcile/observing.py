@@ -12,13 +12,12 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import admission, desired
 from knafka_operator.decide.actions import actions, sensor_of
-from knafka_operator.decide.desired import Topic
+from knafka_operator.decide.desired import Actions
 from knafka_operator.decide.resolving import not_allowed
 from knafka_operator.decide.shards import Contract
 from knafka_operator.decide.status import NotReady
 from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
-from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Destination, Trigger
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
@@ -75,9 +74,11 @@ class TriggerObserver:
             needed=record.needed,  # last, as it may change while the others are awaited
         )
 
-    async def _actions(self, document: Document, broker: BrokerState) -> Topic | KnafkaError | None:
-        """What it reads in place of its Broker's topic."""
-        if self.states.family is not BROKERS or (name := sensor_of(document)) is None:
+    async def _actions(
+        self, document: Document, broker: BrokerState
+    ) -> Actions | KnafkaError | None:
+        """What it delivers in place of its Broker's events."""
+        if (name := sensor_of(document)) is None:
             return None
         enabled, sensor = self.settings.sensors, None
         try:

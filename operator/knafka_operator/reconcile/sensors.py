@@ -1,9 +1,9 @@
 """Sensors: from what is declared to topics, a function, and the Triggers of its actions.
 
-    observe (Broker, topics, Triggers) -> decide (`decide.sensor`) -> act, until all is done
+    observe (bus, topics, Triggers) -> decide (`decide.sensor`) -> act, until all is done
 
-Its bus is a Broker of ours, as that was found last. What its Triggers deliver is their own
-reconciliation's (`triggers`), which goes by the Sensor's status.
+Its bus is a Broker of ours or a KafkaChannel, as that was found last. What its Triggers or
+Subscriptions deliver is their own reconciliation's (`triggers`), which goes by the Sensor's status.
 
 Not here: hearing of changes (`runtime.sensors`), and any decision, which is a pure function.
 """
@@ -11,7 +11,7 @@ Not here: hearing of changes (`runtime.sensors`), and any decision, which is a p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from knafka.core import names
@@ -38,20 +38,19 @@ from knafka_operator.decide.sensor import ObservedSensor
 from knafka_operator.decide.sensor_topics import TOPICS, candidates, recorded
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import may_delete
-from knafka_operator.decide.trigger import BrokerState
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed, Rejected
-from knafka_operator.model.family import BROKERS
+from knafka_operator.model.family import Family
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import EVENTING, GROUP_STATUS, SERVING, Resource
-from knafka_operator.model.sensors import OF_SENSOR, Sensor, broker_of
+from knafka_operator.model.resources import GROUP_STATUS, SERVING, Resource
+from knafka_operator.model.sensors import OF_SENSOR, Bus, Sensor, bus_of
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.acting import act
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.functions import apply_service, delete_service
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
-from knafka_operator.reconcile.state import SensorRecord, States
+from knafka_operator.reconcile.state import BrokerRecord, BrokerState, SensorRecord, States
 from knafka_operator.reconcile.topics import made_topic
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
@@ -66,10 +65,12 @@ class Sensors:
     settings: Settings
     cluster: Cluster
     kafkas: KafkaClusters
-    brokers: Brokers | Channels
     states: States
+    """Those that have the records of Sensors."""
     now: Callable[[], str]
     """The time, RFC 3339."""
+    buses: dict[Family, Brokers | Channels] = field(default_factory=dict)
+    """What may be one here."""
 
     def status(self, identity: Identity) -> TriggerStatus | None:
         """What the scaler knows of it; None: it isn't scaled."""
@@ -90,8 +91,8 @@ class Sensors:
         await SensorPublishing(self.cluster, self.states, queue).run()
 
     def remember(self, document: Document) -> SensorRecord:
-        """Keep in mind which Broker, topics and group a Sensor has."""
-        record = self.states.sensor(document, broker_of(document))
+        """Keep in mind which bus, topics and group a Sensor has."""
+        record = self.states.sensor(document, bus_of(document))
         self.states.claim_of_sensor(record, _kept_names(document))
         return record
 
@@ -113,20 +114,18 @@ class Sensors:
             await self.cluster.write_status(document, patch)
         return status
 
-    async def stop(self, broker: Identity) -> set[str]:
-        """Leave none of a Broker's Sensors a function; gives their groups. Raises `ClusterError`.
+    async def stop(self, bus: Bus) -> set[str]:
+        """Leave none of the Sensors on a bus a function; gives their groups. Raises `ClusterError`.
 
         Its topic is about to go: what a process commits after that would be taken for a position in
         a topic that is made anew. So the groups go before the topic, and with them where Sensors
         were in their trigger topics: what is there is read again, and fires with the same ids.
         """
         groups = set()
-        for each in self.states.sensors_of(broker):
+        for each in self.states.sensors_on(bus):
             record = self.states.sensors[each]
-            of = _resource(record.document)
-            await self._forget_drains(record)
-            await delete_service(self.cluster, sensor_manifests.function_name(of.metadata.name), of)
-            groups |= {name for name in record.names if names.is_sensor_group(name, *each)}
+            await self._delete_function(record)
+            groups |= {name for name in record.names if _is_group(name, bus, each)}
         return groups
 
     async def delete(self, document: Document) -> None:
@@ -136,14 +135,14 @@ class Sensors:
         has members, and `ClusterError`.
         """
         record, of = self.remember(document), _resource(document)
-        triggers = await self._triggers(of)
-        for each in triggers.values():
+        family = record.bus.family
+        triggers = await self._triggers(of, family)
+        for name, each in triggers.items():
             if "deletionTimestamp" not in each["metadata"]:
-                await self.cluster.delete(EVENTING, "Trigger", *Identity.of(each))
-        await self._forget_drains(record)
-        await delete_service(self.cluster, sensor_manifests.function_name(of.metadata.name), of)
-        if left := sorted(await self._triggers(of)):
-            message = f"Triggers {', '.join(left)} are being deleted"
+                await self._delete_trigger(family, of.metadata.namespace, name)
+        await self._delete_function(record)
+        if left := sorted(await self._triggers(of, family)):
+            message = f"{family.trigger}s {', '.join(left)} are being deleted"
             raise NotReady("Waiting", message, transient=True)
         annotations = _annotations(document)
         if any(name in annotations for name, _ in TOPICS.values()):
@@ -175,11 +174,8 @@ class Sensors:
         if before is not None and before[0] is not kafka:
             await self._forget_drains(record)
         record.scaled = kafka, sensor
-        self.states.urls[record.id] = services.url(
-            sensor_manifests.function_name(sensor.name),
-            sensor.namespace,
-            self.settings,
-        )
+        function = self._function(record)
+        self.states.urls[record.id] = services.url(function.name, function.namespace, self.settings)
         kafka.watched |= {sensor.topic, sensor.trigger_topic}
         await kafka.sensors.watch(record.id, sensor, autoscaling)
         if before is not None and before[0] is kafka:
@@ -204,32 +200,37 @@ class Sensors:
             sensor = parse(Sensor, document)
         except InvalidDocument as error:
             return ObservedSensor(document, error, annotations)
-        broker = broker_of(document)
-        state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
-        stored = None
-        if state is None:
-            stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
-        function = sensor_manifests.function_name(sensor.metadata.name)
-        there = await self.cluster.get(SERVING, "Service", broker.namespace, function)
+        there = await self.cluster.get(SERVING, "Service", *self._function(record))
         seen: Observed = ObservedSensor(
             document,
             sensor,
             annotations,
-            broker=state,
-            stored_broker=stored,
-            ours=stored is None or self.brokers.is_ours(stored),
-            stopped=of_broker.stopped if of_broker else None,
             stands=there is not None and services.is_owned(there, sensor),
-            triggers=await self._triggers(sensor),
+            triggers=await self._triggers(sensor, record.bus.family),
             scaling=self.status(Identity.of(document)),
         )
+        brokers, of_bus = self.buses.get(record.bus.family), self._record_of(record.bus)
+        if brokers is None:
+            return replace(seen, served=False)
+        state, stored = of_bus.state if of_bus else None, None
+        if state is None:
+            stored = await self._stored(record.bus)
+        seen = replace(
+            seen,
+            broker=state,
+            stored_broker=stored,
+            ours=stored is None or brokers.is_ours(stored),
+            stopped=of_bus.stopped if of_bus else None,
+        )
+        if isinstance(brokers, Channels):
+            seen = replace(seen, handler=brokers.handling.handler)
         if state is None:
             return seen
         record.kafka = state.kafka
         return replace(seen, topics=await self._topics(sensor, annotations, state))
 
     async def _topics(
-        self, sensor: Sensor, annotations: Mapping[str, str], bus: BrokerState[KafkaCluster]
+        self, sensor: Sensor, annotations: Mapping[str, str], bus: BrokerState
     ) -> Mapping[str, Any] | KnafkaError:
         asked = [bus.topic.name]
         for what in TOPICS:
@@ -240,26 +241,56 @@ class Sensors:
         except EXPECTED as error:
             return error
 
-    async def _triggers(self, sensor: Resource) -> Mapping[str, Document]:
+    async def _triggers(self, sensor: Resource, family: Family) -> Mapping[str, Document]:
         """Those that it has made and that are there, by name."""
+        if family not in self.buses:
+            return {}  # and the operator may not even ask for them
         labels = {OF_SENSOR: sensor_manifests.label(sensor)}
-        namespace = sensor.metadata.namespace
-        found = await self.cluster.list(EVENTING, "Trigger", labels, namespace)
+        kind, namespace = (family.trigger_version, family.trigger), sensor.metadata.namespace
+        found = await self.cluster.list(*kind, labels, namespace)
         return {each["metadata"]["name"]: each for each in found if services.is_owned(each, sensor)}
 
     async def _kafka_of(self, document: Document, record: SensorRecord) -> KafkaCluster:
-        """Where its topics are, also when its Broker went before it did. Raises `NotReady`."""
-        state = self.states.broker_state(record.broker)
-        if state is not None or record.kafka is not None:
-            return state.kafka if state is not None else record.kafka  # type: ignore[return-value]
-        of = BROKERS.broker_version, BROKERS.broker, *record.broker
-        if await self.cluster.get(*of) is not None:
-            message = f'Broker "{record.broker.name}" has no topic yet'
+        """Where its topics are, also when its bus went before it did.
+
+        Raises `NotReady`, `InvalidDocument`.
+        """
+        bus, of_bus = record.bus, self._record_of(record.bus)
+        known = of_bus.state.kafka if of_bus is not None and of_bus.state else record.kafka
+        if known is not None:
+            return known
+        brokers = self.buses.get(bus.family)
+        stored = None if brokers is None else await self._stored(bus)
+        if isinstance(brokers, Channels):
+            # Without its channel it has that of the installation, whose Kafka its status names.
+            return await brokers.connections.of(stored or document, None)
+        if stored is not None:
+            message = f"{bus} has no topic yet"
             raise NotReady("BrokerNotConfigured", message, transient=True)
         # The operator is new since: without credentials it may still succeed.
         return self.kafkas.at(_annotations(document)[desired.BOOTSTRAP_SERVERS], None)
 
+    def _record_of(self, bus: Bus) -> BrokerRecord | None:
+        brokers = self.buses.get(bus.family)
+        return None if brokers is None else brokers.states.brokers.get(bus.who)
+
+    async def _stored(self, bus: Bus) -> Document | None:
+        family = bus.family
+        return await self.cluster.get(family.broker_version, family.broker, *bus.who)
+
+    def _function(self, record: SensorRecord) -> Identity:
+        """Where its Knative Service is."""
+        family, sensor = record.bus.family, Identity.of(record.document)
+        namespace = services.namespace_of(family, sensor, self.settings)
+        return Identity(namespace, sensor_manifests.function_name(family, sensor))
+
     # Act.
+
+    async def _delete_function(self, record: SensorRecord) -> None:
+        """It is woken no more, and has no Service; raises `ClusterError`."""
+        await self._forget_drains(record)
+        namespace, name = self._function(record)
+        await delete_service(self.cluster, name, _resource(record.document), namespace)
 
     async def run(self, effect: Effect, seen: Observed, record: SensorRecord) -> Observed:
         """Run one effect; raises `EXPECTED` and `ClusterError`."""
@@ -267,9 +298,7 @@ class Sensors:
         assert isinstance(sensor, Sensor)
         match effect:
             case DeleteFunctions():
-                name = sensor_manifests.function_name(sensor.metadata.name)
-                await self._forget_drains(record)
-                await delete_service(self.cluster, name, sensor)
+                await self._delete_function(record)
                 return replace(seen, stands=False)
             case RecordTopics(annotations) | PromiseSensor(annotations):
                 return await self._record(annotations, seen, record)
@@ -292,8 +321,7 @@ class Sensors:
                 return replace(seen, triggers=await self._looked_at(manifests), applied=True)
             case DeleteTriggers(left):
                 for name in left:
-                    namespace = sensor.metadata.namespace
-                    await self.cluster.delete(EVENTING, "Trigger", namespace, name)
+                    await self._delete_trigger(record.bus.family, record.bus.who.namespace, name)
                 return seen
         raise TypeError(f"no effect of a Sensor's: {effect}")
 
@@ -310,22 +338,26 @@ class Sensors:
 
     async def _apply_trigger(self, manifest: Mapping[str, Any], sensor: Sensor) -> None:
         """Raises `NotReady`, also for one of that name which somebody else made."""
-        namespace, name = Identity.of(manifest)
-        there = await self.cluster.get(EVENTING, "Trigger", namespace, name)
+        kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
+        there = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
         if there is not None and not services.is_owned(there, sensor):
-            message = f"Trigger {name} exists and was not made for this Sensor: delete or rename it"
-            raise NotReady("TriggerNotOurs", message)
+            message = f"{kind} {name} exists and was not made for this Sensor: delete or rename it"
+            raise NotReady(f"{kind}NotOurs", message)
         try:
             await self.cluster.apply(manifest)
         except (Rejected, NotAllowed) as error:
-            raise NotReady("TriggerRejected", str(error)) from error
+            raise NotReady(f"{kind}Rejected", str(error)) from error
+
+    async def _delete_trigger(self, family: Family, namespace: str, name: str) -> None:
+        await self.cluster.delete(family.trigger_version, family.trigger, namespace, name)
 
     async def _looked_at(self, manifests: Sequence[Mapping[str, Any]]) -> Mapping[str, Document]:
         """These Triggers as they are stored, so that a change of theirs leads to the Sensor."""
         found = {}
         for each in manifests:
             namespace, name = Identity.of(each)
-            stored = await self.cluster.get(EVENTING, "Trigger", namespace, name)
+            kind = each["apiVersion"], each["kind"]
+            stored = await self.cluster.get(*kind, namespace, name)
             found[name] = each if stored is None else stored
         return found
 
@@ -337,15 +369,21 @@ def _annotations(document: Document) -> Mapping[str, str]:
 def _kept_names(document: Document) -> set[str]:
     """Its topics and its group, of those that its status names the ones that can be its own."""
     annotations = _annotations(document)
-    identity, bus = Identity.of(document), broker_of(document).name
+    identity, bus = Identity.of(document), bus_of(document)
+    own_name = bus.family.own_name(bus.who.name)
     found = {
         topic
         for what, (key, _) in TOPICS.items()
         if (topic := annotations.get(key))
-        and names.is_sensor_topic(topic, identity.namespace, bus, identity.name, what)
+        and names.is_sensor_topic(topic, identity.namespace, own_name, identity.name, what)
     }
     group = annotations.get(GROUP_STATUS)
-    return found | ({group} if group and names.is_sensor_group(group, *identity) else set())
+    return found | ({group} if group and _is_group(group, bus, identity) else set())
+
+
+def _is_group(name: str, bus: Bus, sensor: Identity) -> bool:
+    """Whether a Sensor on this bus can have this consumer group."""
+    return names.is_sensor_group(name, sensor.namespace, bus.family.own_name(sensor.name))
 
 
 def _resource(document: Document) -> Resource:

@@ -26,6 +26,7 @@ from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
+from knafka_operator.model.sensors import Bus
 from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
@@ -118,7 +119,7 @@ class SensorRecord:
     """One Sensor."""
 
     uid: str
-    broker: Identity
+    bus: Bus
     document: Document
     """As it was last heard of."""
     kafka: KafkaCluster | None = None
@@ -142,7 +143,7 @@ class States:
         self.brokers: dict[Identity, BrokerRecord] = {}
         self.triggers: dict[Identity, TriggerRecord] = {}
         self.sensors: dict[Identity, SensorRecord] = {}
-        self.sensors_by_broker: dict[Identity, set[Identity]] = {}
+        self.sensors_by_bus: dict[Bus, set[Identity]] = {}
         self.of_sensors: dict[str, str] = {}
         """UID of the Sensor that has each name of a topic or a consumer group."""
         self.foreign_brokers: set[Identity] = set()
@@ -299,22 +300,22 @@ class States:
             self._unlist(identity, record)
             self._release_groups(record)
 
-    def sensor(self, document: Document, broker: Identity) -> SensorRecord:
-        """The record of a Sensor on this Broker, another one if it is another object."""
+    def sensor(self, document: Document, bus: Bus) -> SensorRecord:
+        """The record of a Sensor on this bus, another one if it is another object."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.sensors.get(identity)
         if record is None or record.uid != uid:
             scaled = self.drop_sensor(identity)  # its drains end before those of the new one begin
-            record = self.sensors[identity] = SensorRecord(uid, broker, document, scaled=scaled)
-        if record.broker != broker:
+            record = self.sensors[identity] = SensorRecord(uid, bus, document, scaled=scaled)
+        if record.bus != bus:
             self._unlist_sensor(identity, record)
-        self.sensors_by_broker.setdefault(broker, set()).add(identity)
-        record.broker, record.document = broker, document
+        self.sensors_by_bus.setdefault(bus, set()).add(identity)
+        record.bus, record.document = bus, document
         return record
 
-    def sensors_of(self, broker: Identity) -> list[Identity]:
-        """Those whose bus this Broker is."""
-        return list(self.sensors_by_broker.get(broker, ()))
+    def sensors_on(self, bus: Bus) -> list[Identity]:
+        """Those that read this bus."""
+        return list(self.sensors_by_bus.get(bus, ()))
 
     def claim_of_sensor(self, record: SensorRecord, of: Collection[str]) -> None:
         """This Sensor has topics or a group of these names; no other Sensor gets one."""
@@ -333,10 +334,10 @@ class States:
         return record.scaled
 
     def _unlist_sensor(self, identity: Identity, record: SensorRecord) -> None:
-        sensors = self.sensors_by_broker[record.broker]
+        sensors = self.sensors_by_bus[record.bus]
         sensors.discard(identity)
         if not sensors:
-            del self.sensors_by_broker[record.broker]
+            del self.sensors_by_bus[record.bus]
 
     def kafkas(self) -> set[KafkaCluster]:
         """Those that something here uses, whether its config is still there or not."""

@@ -168,16 +168,23 @@ def conditions_of(document: Any) -> Conditions:
     Raises `InvalidDocument`."""
     spec = document
     if isinstance(document, dict) and isinstance(document.get("spec"), dict):
-        spec = {name: each for name, each in document["spec"].items() if name != "broker"}
+        spec = {name: each for name, each in document["spec"].items() if name not in _BUS}
         if isinstance(triggers := spec.get("triggers"), list):
             spec["triggers"] = [_condition(each) for each in triggers]
     return parse(Conditions, spec)
 
 
+_BUS: Final = ("broker", "channel")
+_DELIVERY: Final = frozenset(
+    {"subscriber", "reply", "delivery", "payload", "retryStrategy", "rateLimit", "dlqTrigger"}
+)
+"""What a Sensor says of when it fires is neither of these."""
+
+
 def _condition(trigger: Any) -> Any:
     if not isinstance(trigger, dict):
         return trigger
-    return {name: each for name, each in trigger.items() if name not in ("subscriber", "delivery")}
+    return {name: each for name, each in trigger.items() if name not in _DELIVERY}
 
 
 # In Spark's Python workers
