@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from support.channels import RECEIVER, Channels, channel, subscription
+from support.channels import RECEIVER, SMOKE_TEST, Channels, channel, subscription
 from support.cluster import OPERATOR_NAMESPACE, Cluster
 
 from testcluster import settings
@@ -27,15 +27,6 @@ from testcluster import settings
 CHANNELS: Final = int(os.environ.get("KNAFKA_CHANNEL_COUNT", "20"))
 SUBSCRIPTIONS: Final = int(os.environ.get("KNAFKA_SUBSCRIPTIONS", "20"))
 WITHIN: Final = 300.0
-SMOKE_TEST: Final = {
-    "ce-id": "123",
-    "ce-source": "/testsource",
-    "ce-specversion": "1.0",
-    "ce-type": "test.type.v1",
-    "content-type": "application/json",
-}
-"""The headers of DSP-19's request."""
-
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("channels_go")]
 
 

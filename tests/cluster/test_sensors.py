@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from support.cluster import Cluster
+from support.channels import SMOKE_TEST, Channels
+from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import READY, ROOT, Installation
 
 from knafka_operator.decide.sensor_manifests import function_name
@@ -19,13 +21,15 @@ SENSOR: Final = "orders"
 ASLEEP: Final = 90.0
 """Seconds until it has no pod: cooldown, and Knative's own grace."""
 
-pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("brokers_go")]
+pytestmark = [
+    pytest.mark.timeout(420),
+    pytest.mark.usefixtures("channels_go", "brokers_go", "sensors_go"),
+]
 
 
-@pytest.fixture
-def sensors(installed: Installation, namespace: str) -> Iterator[Installation]:
-    """The component operator/deploy/sensors, on the installation of the run; with it go the
-    namespace's Sensors, which nobody would let go of afterwards."""
+@pytest.fixture(scope="module")
+def sensors(installed: Installation) -> Iterator[Installation]:
+    """The component operator/deploy/sensors, on the installation of the run."""
     cluster = installed.cluster
     cluster.apply(cluster.kubectl("kustomize", str(ROOT / "crds" / "sensors")))
     cluster.kubectl(
@@ -34,12 +38,20 @@ def sensors(installed: Installation, namespace: str) -> Iterator[Installation]:
     cluster.apply(DEPLOY / "rbac.yaml")
     with installed.settings(KNAFKA_SENSORS="enabled"):
         yield installed
-        cluster.kubectl(
-            "delete", "sensors", "--all", "-n", namespace, "--timeout=120s", check=False
-        )
 
 
-def declared(namespace: str, subscriber: Any) -> dict[str, Any]:
+@pytest.fixture
+def sensors_go(sensors: Installation, namespace: str) -> Iterator[None]:
+    """Delete the namespace's Sensors before their bus."""
+    yield
+    sensors.cluster.kubectl(
+        "delete", "sensors", "--all", "-n", namespace, "--timeout=120s", check=False
+    )
+
+
+def declared(
+    namespace: str, subscriber: Any, bus: Mapping[str, str], **trigger: Any
+) -> dict[str, Any]:
     """An order and its payment."""
     return {
         "apiVersion": "knafka.dev/v1alpha1",
@@ -50,7 +62,7 @@ def declared(namespace: str, subscriber: Any) -> dict[str, Any]:
             "annotations": {"autoscaling.eventing.knative.dev/cooldown-period": "1"},
         },
         "spec": {
-            "broker": "default",
+            **bus,
             "dependencies": [
                 {"name": each, "filters": [{"exact": {"type": each}}]} for each in ("a", "b")
             ],
@@ -60,6 +72,7 @@ def declared(namespace: str, subscriber: Any) -> dict[str, Any]:
                     "conditions": "a && b",
                     "correlation": "orderid",
                     "subscriber": subscriber,
+                    **trigger,
                 }
             ],
         },
@@ -76,7 +89,7 @@ def test_a_sensor_acts_once_and_has_no_pod_while_it_waits(
     address = sensors.broker(namespace, partitions=2)
     kafka = AdminClient({"bootstrap.servers": sensors.kafka.bootstrap("PLAINTEXT")})
     before = topics_and_groups(kafka, namespace)
-    cluster.apply(declared(namespace, subscriber.ref))
+    cluster.apply(declared(namespace, subscriber.ref, {"broker": "default"}))
     sensors.until_ready("sensor", SENSOR, namespace)
     function = function_name(BROKERS, Identity(namespace, SENSOR))
     sensors.until_zero(namespace, function, ASLEEP)
@@ -108,6 +121,41 @@ def test_a_sensor_acts_once_and_has_no_pod_while_it_waits(
     assert topics_and_groups(kafka, namespace) == before
     left = cluster.kubectl("get", "triggers,ksvc", "-n", namespace, "-oname").split()
     assert [each for each in left if SENSOR in each] == []
+
+
+@pytest.mark.conformance("BUS-13")
+def test_a_sensor_on_a_channel_acts_and_its_reply_goes_where_it_says(
+    sensors: Installation, channels: Channels, cluster: Cluster, namespace: str
+) -> None:
+    """BUS-13: by a Subscription of its own. Deleted, it leaves nothing, and its function, which is
+    in the operator's namespace, goes too. A Sensor on two buses is refused."""
+    asked = sensors.subscriber(namespace, "asked", SUBSCRIBER_REPLY_TYPE="answered")
+    replies = sensors.subscriber(namespace, "replies")
+    address = channels.channel(namespace, "events")
+    kafka = AdminClient({"bootstrap.servers": sensors.kafka.bootstrap("PLAINTEXT")})
+    before = topics_and_groups(kafka, namespace)
+    both = declared(namespace, asked.ref, {"broker": "default", "channel": "events"})
+    said = cluster.kubectl("apply", "-f-", text=json.dumps(both), check=False)
+    assert "expected exactly one, got both: broker, channel" in said
+    bus = {"channel": "events"}
+    cluster.apply(declared(namespace, asked.ref, bus, reply=replies.ref))
+    sensors.until_ready("sensor", SENSOR, namespace)
+    for identity in ("a1", "b1"):
+        headers = {**SMOKE_TEST, "ce-id": identity, "ce-type": identity[0], "ce-orderid": "1"}
+        assert sensors.post(f"{address}/", headers, b"{}").status_code == 202
+    (action,) = asked.wait_for(1)
+    assert action["id"].startswith(f"{namespace}.{SENSOR}.both.")
+    (reply,) = replies.wait_for(1)
+    assert reply["id"] == f"reply-to-{action['id']}"
+
+    cluster.kubectl("delete", "sensor", SENSOR, "-n", namespace, "--timeout=90s")
+    assert topics_and_groups(kafka, namespace) == before
+    for kind, where in (
+        ("subscriptions.messaging.knative.dev", namespace),
+        ("ksvc", OPERATOR_NAMESPACE),
+    ):
+        left = cluster.kubectl("get", kind, "-n", where, "-oname").split()
+        assert [each for each in left if SENSOR in each] == []
 
 
 def topics_and_groups(kafka: AdminClient, namespace: str) -> set[str]:

@@ -12,6 +12,14 @@ from support.installation import ROOT, Installation
 
 VERSION: Final = "messaging.knative.dev/v1beta1"
 RECEIVER: Final = "kafka-channel-receiver"
+SMOKE_TEST: Final = {
+    "ce-id": "123",
+    "ce-source": "/testsource",
+    "ce-specversion": "1.0",
+    "ce-type": "test.type.v1",
+    "content-type": "application/json",
+}
+"""The headers of DSP-19's request."""
 DEPLOY: Final = ROOT / "operator" / "deploy" / "channels"
 
 
