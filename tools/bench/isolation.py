@@ -80,7 +80,9 @@ async def _compare(world: World, results: Results, shared: Shared) -> None:
         for case, (among, beside) in cases.items():
             measured = await _measure(world, shared, among, beside)
             results.add(f"{shared.count} {case}", OURS, **measured)
-    alone, *disturbed = [f"{shared.count} {case}" for case in cases]
+    alone, *disturbed = [
+        f"{shared.count} {case}" for case, (_, beside) in cases.items() if not beside
+    ]
     for what in disturbed:
         ratio = results.to_other(what, alone, "p99_ms")
         results.at_most(f"p99 of {what}, × alone", ratio, 1.1)
