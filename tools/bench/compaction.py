@@ -1,12 +1,15 @@
 """The compaction beside a plain copy of the same topic, at growing sizes: time, memory, bytes.
 
     python tools/bench/compaction.py --bootstrap-servers HOST:PORT [--records 1000000]
+    python tools/bench/compaction.py --bootstrap-servers HOST:PORT --executors 1 2 --runs 3
 
 Dead letters of 1 KiB are appended in steps (a quarter, a half, all of them); after each step the
 compaction takes what is new, which shows whether its cost grows with what is new or with what is
 stored. Then a new compaction takes everything at once, and Spark copies the same topic to Parquet,
 as our jobs start Spark and with Java's own settings (C2), which change what CPU a process costs.
-Prints a table in Markdown.
+
+With `--executors` everything is taken at once by so many executors, processes of one core each
+beside the driver (Spark's `local-cluster`), in turns. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +43,7 @@ from knafka_local import dead_letter_jobs
 EVENT_BYTES: Final = 1024
 TRIGGERS: Final = ("mail", "bill", "ship")
 PARTITIONS: Final = 4
+EXECUTOR_MIB: Final = 1024
 LOOK_INTERVAL: Final = 0.2
 """Seconds between two looks at a job's memory."""
 
@@ -53,6 +58,31 @@ kafka = kafka.option("subscribe", topics).option("includeHeaders", "true")
 kafka.load().write.parquet(path)
 spark.stop()
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a job's Spark is started."""
+
+    c2: bool = False
+    """With Java's own settings."""
+    executors: int = 0
+    """Beside the driver; 0: it does all by itself, with two cores."""
+
+    def arguments(self, usual: str) -> str:
+        """`PYSPARK_SUBMIT_ARGS`, by those with which our jobs are started."""
+        if self.c2:
+            usual = usual.replace("-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4")
+        if self.executors:
+            master = f"local-cluster[{self.executors},1,{EXECUTOR_MIB}]"
+            usual = usual.replace(
+                f"local[{dead_letter_jobs.CORES}]",
+                f"{master} --conf spark.executor.memory={EXECUTOR_MIB}m",
+            )
+        return usual
+
+
+USUAL: Final = Start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +112,8 @@ def main() -> None:
     parser.add_argument("--bootstrap-servers", required=True)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--at-once", action="store_true", help="leave out the steps")
+    parser.add_argument("--executors", type=int, nargs="+", help="compare these numbers of them")
+    parser.add_argument("--runs", type=int, default=1, help="of each number of executors")
     parser.add_argument("--folder", type=Path, help="for the tables; a temporary one if not given")
     given = parser.parse_args()
     servers, total = given.bootstrap_servers, given.records
@@ -90,16 +122,22 @@ def main() -> None:
         root = Path(folder)
         print("| job | records | s | CPU s | records/s | peak MiB | MiB on disk |")
         print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
-        if given.at_once:
+        if given.executors or given.at_once:
             _fill(servers, namespace, 0, total)
-        else:
+        if given.executors:
+            for run, number in product(range(given.runs), given.executors):
+                what, tables = f"compact by {number} executors", root / f"{number}-{run}"
+                start = Start(executors=number)
+                print(_compact(what, servers, namespace, tables, total, start), flush=True)
+            return
+        if not given.at_once:
             _compact_in_steps(servers, namespace, root / "steps", total)
         copy = [sys.executable, "-c", COPY, servers, ",".join(_names(namespace))]
-        for jvm, c2 in (("", False), (", with C2", True)):
+        for jvm, start in (("", Start()), (", with C2", Start(c2=True))):
             what, tables = f"compact all at once{jvm}", root / f"once{jvm}"
-            print(_compact(what, servers, namespace, tables, total, c2=c2), flush=True)
+            print(_compact(what, servers, namespace, tables, total, start), flush=True)
             what, files = f"plain copy to Parquet{jvm}", root / f"copy{jvm}"
-            print(_measured(what, [*copy, str(files)], files, total, c2=c2), flush=True)
+            print(_measured(what, [*copy, str(files)], files, total, start), flush=True)
 
 
 def _compact_in_steps(servers: str, namespace: str, tables: Path, total: int) -> None:
@@ -113,21 +151,19 @@ def _compact_in_steps(servers: str, namespace: str, tables: Path, total: int) ->
 
 
 def _compact(
-    what: str, servers: str, namespace: str, tables: Path, records: int, *, c2: bool = False
+    what: str, servers: str, namespace: str, tables: Path, records: int, start: Start = USUAL
 ) -> Measured:
     job = [sys.executable, "-m", "knafka_jobs", "compact", "--tables", str(tables)]
     job += ["--bootstrap-servers", servers, "--broker", f"{namespace}/main"]
-    return _measured(what, job, tables, records, c2=c2)
+    return _measured(what, job, tables, records, start)
 
 
 def _measured(
-    what: str, command: list[str], folder: Path, records: int, *, c2: bool = False
+    what: str, command: list[str], folder: Path, records: int, start: Start = USUAL
 ) -> Measured:
     environment = dead_letter_jobs.environment(lambda line: None)
-    if c2:
-        arguments = environment["PYSPARK_SUBMIT_ARGS"]
-        arguments = arguments.replace("-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4")
-        environment["PYSPARK_SUBMIT_ARGS"] = arguments
+    arguments = start.arguments(environment["PYSPARK_SUBMIT_ARGS"])
+    environment["PYSPARK_SUBMIT_ARGS"] = arguments
     begun = time.monotonic()
     job = subprocess.Popen(
         command,
