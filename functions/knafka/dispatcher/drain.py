@@ -363,7 +363,6 @@ class Drain:
         # Neighbours that begin together don't commit at once: each has a moment by its group.
         await asyncio.sleep(COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32)
         while True:
-            await asyncio.sleep(COMMIT_INTERVAL)
             commits = {}
             for partition in self._partitions.values():
                 commit = partition.to_commit(self._policy)
@@ -373,6 +372,7 @@ class Drain:
             if commits:
                 self.counts.commits += 1
                 reader.commit(commits)
+            await asyncio.sleep(COMMIT_INTERVAL)
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         self._active_at = self._loop.time()
