@@ -5,7 +5,7 @@
 A unit is what has dispatchers of its own: a Trigger, or a shard of many. A drain ends by itself
 when it has been idle; one too many is ended when its request's budget is nearly spent.
 
-Not here: how many there are to be (`scaler`), what lines of progress mean (`scaled_trigger`,
+Not here: how many there are to be (`scaler`), what lines of progress mean (`scaled_group`,
 `scaled_shard`), HTTP (`drains`).
 """
 

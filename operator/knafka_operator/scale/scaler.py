@@ -254,7 +254,7 @@ class Scaler:
                 topic.changed.set()
 
     def _new(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> ScaledTrigger:
-        trigger = ScaledTrigger(trigger_id, egress, autoscaling)
+        trigger = ScaledTrigger(trigger_id, autoscaling, egress)
         trigger.own = Holds(
             trigger,
             lambda request, stop: self._drains.hold(trigger_id, trigger.egress, request, stop),

@@ -145,7 +145,7 @@ class SensorScaler:
         return any(topic in each.topics for each in self._sensors.values())
 
     def _new(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> ScaledSensor:
-        scaled = ScaledSensor(sensor_id, sensor, autoscaling)
+        scaled = ScaledSensor(sensor_id, autoscaling, sensor)
         scaled.holds = Holds(
             scaled,
             lambda request, stop: self._drains.hold_sensor(sensor_id, scaled.sensor, request, stop),
