@@ -207,6 +207,14 @@ class Holds(Generic[Line]):
         return ended or Ended.FAILED
 
 
+async def cancel(holds: Collection[Hold]) -> None:
+    """Hold these no more; the drains go on without."""
+    for hold in holds:
+        hold.cancel()
+    if holds:
+        await asyncio.wait(holds)
+
+
 def explain(error: Exception) -> str:
     """What it says, or at least what it is."""
     return str(error) or type(error).__name__
