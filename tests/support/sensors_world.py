@@ -1,4 +1,4 @@
-"""An operator that runs Sensors, between a cluster and a Kafka in memory."""
+"""An operator that runs Sensors, between a cluster and a Kafka in memory, and what one fires."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from support.controlled import controller_of
 from support.intercepted import Seen
 from support.operator_world import OperatorWorld, condition
 
+from knafka.clients.memory_log import MemoryLog
+from knafka.clients.memory_transactions import MemoryTransactions
 from knafka.core.contract import Egress
 from knafka.core.documents import parse_json
+from knafka.core.event import Event
+from knafka.core.kafka_binding import read, to_record
 from knafka.core.sensor.contract import Sensor as SensorContract
+from knafka.sensor.processor import Processor
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.sensors import KNAFKA, SENSOR
 from knafka_operator.runtime.controller import Controller
@@ -124,3 +129,27 @@ async def ready_sensor() -> AsyncIterator[SensorsWorld]:
         yield world
     finally:
         await world.inner.operator.close()
+
+
+def store(log: MemoryLog, bus: str, type_: str, id_: str, at: int = 1_000_000) -> None:
+    """An event on the bus."""
+    attributes = {"specversion": "1.0", "id": id_, "source": "/s", "type": type_}
+    draft = to_record(Event(attributes, None))
+    log.store(bus, draft.key, draft.value, draft.headers, timestamp=at)
+
+
+def fired(contract: SensorContract, log: MemoryLog, *types: str) -> Event:
+    """The only action that the Sensor's function makes of events of these types."""
+
+    def open_log(claims: Processor) -> MemoryTransactions:
+        topics = [contract.topic, contract.trigger_topic]
+        return MemoryTransactions(log, contract.group, topics, claims, "0")
+
+    processor = Processor(contract, open_log)
+    for number, type_ in enumerate(types):
+        store(log, contract.topic, type_, str(number), 1_000_000 + number)
+    for each in range(10):
+        processor.step(1_000_100 + each)
+    records = (each for some in log.topics[contract.action_topic] for each in some)
+    (action,) = [each for each in records if each.value() is not None]
+    return read(action.headers(), action.value()).event

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from support.sensors_world import BUS, ID, SensorsWorld, ready_sensor, spec
+from support.sensors_world import BUS, ID, SensorsWorld, ready_sensor, spec, store
 from support.waiting import until
 
 from knafka.core.drain import Holding, Waiting
-from knafka.core.event import Event
-from knafka.core.kafka_binding import to_record
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, PAUSED
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
@@ -24,10 +22,7 @@ async def world() -> AsyncIterator[SensorsWorld]:
 
 async def woken(world: SensorsWorld) -> None:
     """Have an event wait for it until a drain is held."""
-    draft = to_record(
-        Event({"specversion": "1.0", "id": "1", "source": "/s", "type": "order"}, None)
-    )
-    world.inner.log.store(BUS, draft.key, draft.value, draft.headers)
+    store(world.inner.log, BUS, "order", "1")
     await until(lambda: world.inner.drains.held[ID] == 1)
 
 

@@ -7,16 +7,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from support.sensors_world import BUS, CHILD, OWN, SensorsWorld, ready_sensor, spec
+from support.sensors_world import BUS, CHILD, OWN, SensorsWorld, fired, ready_sensor, spec
 
-from knafka.clients.memory_transactions import MemoryTransactions
 from knafka.core import names
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka.core.event import Event
 from knafka.core.filters import compile_trigger
-from knafka.core.kafka_binding import read, to_record
-from knafka.sensor.processor import Processor
 from knafka_operator.decide.desired import replay_egress
 from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
@@ -32,28 +28,11 @@ async def world() -> AsyncIterator[SensorsWorld]:
 async def test_an_event_of_the_bus_becomes_an_action_that_its_trigger_delivers(
     world: SensorsWorld,
 ) -> None:
-    contract, log = world.contract(), world.inner.log
-    logs: list[MemoryTransactions] = []
-
-    def open_log(claims: Processor) -> MemoryTransactions:
-        read_ = [contract.topic, contract.trigger_topic]
-        logs.append(MemoryTransactions(log, contract.group, read_, claims, "0"))
-        return logs[0]
-
-    processor = Processor(contract, open_log)
-    for number, type_ in enumerate(("order", "pay", "other")):
-        attributes = {"specversion": "1.0", "id": str(number), "source": "/s", "type": type_}
-        draft = to_record(Event(attributes, None))
-        log.store(BUS, draft.key, draft.value, draft.headers, timestamp=1_000_000 + number)
-    for each in range(10):
-        processor.step(1_000_100 + each)
+    log = world.inner.log
+    event = fired(world.contract(), log, "order", "pay", "other")
     egress = world.egress()
     assert (egress.topic, egress.reply_topic) == (OWN[2], BUS)
     assert replay_egress(egress).reply_topic == BUS, "what a replay is answered goes to the Broker"
-    (action,) = [
-        each for some in log.topics[egress.topic] for each in some if each.value() is not None
-    ]
-    event = read(action.headers(), action.value()).event
     assert [each["type"] for each in json.loads(event.data or b"")] == ["order", "pay"]
     passes = compile_trigger(egress.filter, egress.filters)
     assert passes(event.attributes)
