@@ -21,7 +21,7 @@ from knafka_local import dead_letters
 from knafka_local.declared_source import SYSTEM_NAMESPACE, DeclaredView
 from knafka_local.installation import DEFAULT_DATA
 from knafka_local.job_options import Asked
-from knafka_local.options import FAILED, ask_kafka, print_table, refuse, usage
+from knafka_local.options import FAILED, INTERRUPTED, ask_kafka, print_table, refuse, usage
 from knafka_local.source_options import (
     BootstrapServers,
     ContextName,
@@ -35,8 +35,6 @@ from knafka_local.source_options import (
 if TYPE_CHECKING:
     from knafka_local.archive_operations import ArchiveOperations
 
-INTERRUPTED: Final = 130
-"""Exit code after Ctrl-C, as a shell gives it."""
 INTEGERS: Final = ("code",)
 """Options that a selection has as a number."""
 OPTIONS_BY_NAME: Final = {"json_file": "json", "open_page": "open"}

@@ -27,6 +27,8 @@ from knafka_local.manifests import Declared, Identity, Manifests
 
 FAILED: Final = 1
 USAGE: Final = 2
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as a shell gives it."""
 
 DATA_DIR: Final = "--data-dir"
 OLD_NAMES: Final = ("--installation", "--data")

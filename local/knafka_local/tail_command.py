@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from knafka_local import event_filters, rewinding, tailing
 from knafka_local.declared_source import SYSTEM_NAMESPACE, DeclaredView, broker_of, trigger_of
 from knafka_local.event_filters import all_of
 from knafka_local.installation import DEFAULT_DATA, SUBSCRIPTION
-from knafka_local.options import FAILED, DataDir, add, refuse, usage
+from knafka_local.options import FAILED, INTERRUPTED, DataDir, add, refuse, usage
 from knafka_local.source_options import (
     BootstrapServers,
     ContextName,
@@ -26,9 +26,6 @@ from knafka_local.source_options import (
     view_of,
 )
 from knafka_local.tailing import Format, Tail
-
-INTERRUPTED: Final = 130
-"""Exit code after Ctrl-C, as a shell gives it."""
 
 
 def add_to(app: typer.Typer) -> None:

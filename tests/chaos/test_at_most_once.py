@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from chaos.test_no_event_is_lost import keep_draining
 from support import functions, traffic
+from support.waiting import until_settled
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Egress, Ingress, Kafka, Sink
@@ -76,9 +77,7 @@ async def test_no_event_is_begun_twice_while_dispatchers_are_killed(
             await subscriber.arrivals.reach(EVENTS * (number + 1) // 10, within=60)
             await dispatchers[number % 2].kill()
         await asyncio.wait_for(sending, 60)
-        async with asyncio.timeout(90):
-            while (await admin.lags([group], topic))[group].total:  # noqa: ASYNC110  # nobody signals it
-                await asyncio.sleep(0.2)
+        await until_settled(admin, group, topic, within=90)
         for each in draining:
             each.cancel()
         for process in dispatchers:

@@ -34,7 +34,7 @@ async def keep_draining(function: functions.FunctionProcess) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             async for _ in functions.drain(function, DrainRequest(idle=60, budget=600)):
                 pass
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # as the scaler pauses: a dead process refuses at once
 
 
 @pytest.mark.conformance("KN-BRK-07")

@@ -23,6 +23,7 @@ from support import functions
 from support.kafka import Kafka, MakeTopic
 from support.listener import Answer, Listener
 from support.sensors import Routed, SensorWorld
+from support.waiting import until_found, until_settled
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import contract
@@ -113,8 +114,7 @@ async def disturbed(
 
 async def until_committed(admin: KafkaAdmin, group: str, topic: str) -> None:
     """The broker that is asked may hear of a new topic a moment later."""
-    while await admin.describe_topic(topic) is None:  # noqa: ASYNC110  # nobody signals it
-        await asyncio.sleep(0.1)
+    await until_found(lambda: admin.describe_topic(topic))
     await admin.ensure_committed(group, topic)
 
 
@@ -126,7 +126,7 @@ async def drained(process: functions.FunctionProcess, slot: int) -> None:
             await process.ready()
             async for _ in functions.drain(process, request):
                 pass
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # as the scaler pauses: a dead process refuses at once
 
 
 class Delivery:
@@ -230,9 +230,9 @@ async def test_whatever_is_killed_each_condition_fires_exactly_once(
             await asyncio.sleep(0.5)
         took = time.monotonic() - began
         for delivery in deliveries:
-            while (await admin.lags([delivery.group], world.action_topic))[delivery.group].total:
-                assert time.monotonic() < deadline, f"{delivery.group} is behind"
-                await asyncio.sleep(0.2)
+            await until_settled(
+                admin, delivery.group, world.action_topic, deadline - time.monotonic()
+            )
         # What is behind its commit may still be sent; and nothing comes twice later on.
         await asyncio.sleep(QUIET)
         assert Counter(await asyncio.to_thread(world.actions)) == fired

@@ -8,28 +8,23 @@ same entries on the API server of tests/unit/test_controller_entries.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 from support.gate import only_chaos
 from support.installation import ROOT
 from support.knative_eventing import Kubernetes, kubernetes_with_eventing
-from support.operator_world import SETTINGS, QuietDrains
+from support.leader import Leader
+from support.waiting import until
 
-from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import shards
 from knafka_operator.model.cluster import ClusterError
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, FINALIZER, SERVING
-from knafka_operator.operator import Operator
-from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import ApiCluster
-from knafka_operator.runtime.controller import Controller
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,45 +46,25 @@ class World:
         self._start()
 
     def _start(self) -> None:
-        self.api = ApiCluster(self.kubernetes.client())
-        cluster = CachedCluster(self.api)
-        settings = replace(SETTINGS, channels=True, installation="test")
-
-        def operator(beside: Operator | None = None) -> Operator:
-            return Operator(
-                settings,
-                cluster,
-                lambda configuration: MemoryAdmin(self.log),
-                drains=QuietDrains(),
-                probe=_answers,
-                wake=_answers,
-                open_writer=lambda configuration: MemoryWriter(self.log),
-                beside=beside,
-                positions=_positions,
-            )
-
-        self.operator = operator()
-        self.channels = operator(self.operator)
-        controller = Controller(self.operator, cluster, self.api, self.channels)
-        self._tasks = [asyncio.create_task(controller.run()), asyncio.create_task(self._serve())]
+        self.leader = Leader(self.kubernetes.client(), self.log)
+        self._serving = asyncio.create_task(self._serve())
 
     async def restart(self) -> None:
         await self.close()
         self._start()
-        await self.channels.resume()
+        await self.leader.channels.resume()
 
     async def close(self) -> None:
-        for each in self._tasks:
-            each.cancel()
-        await asyncio.wait(self._tasks)
-        await self.operator.close()
-        self.api.close()
+        self._serving.cancel()
+        await asyncio.wait({self._serving})
+        await self.leader.close()
 
     async def _serve(self) -> None:
         """Knative Serving: every Service is Ready."""
+        api = self.leader.api
         while True:
             with suppress(ClusterError):
-                for each in await self.api.list(SERVING, "Service"):
+                for each in await api.list(SERVING, "Service"):
                     metadata = each["metadata"]
                     generation, name = metadata["generation"], metadata["name"]
                     if (each.get("status") or {}).get("observedGeneration") == generation:
@@ -102,7 +77,7 @@ class World:
                         "latestReadyRevisionName": revision,
                     }
                     kind = {"apiVersion": SERVING, "kind": "Service"}
-                    await self.api.write_status({**each, **kind}, status)
+                    await api.write_status({**each, **kind}, status)
             await asyncio.sleep(0.1)
 
     def delivered(self, channel: str) -> dict[str, str]:
@@ -112,7 +87,7 @@ class World:
         return {group: each.egress.subscriber.url for group, each in records.items()}
 
     def egress(self, name: str) -> Any:
-        record = self.channels.states.triggers[Identity("shop", name)]
+        record = self.leader.channels.states.triggers[Identity("shop", name)]
         assert record.watched is not None
         return record.watched.egress
 
@@ -155,20 +130,6 @@ class World:
                 named = every.get("items") or ()
                 found = [each for each in named if each["metadata"]["name"].startswith(prefix)]
         return {each["metadata"]["uid"] for each in found}
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN):
-        while not holds():  # noqa: ASYNC110  # other processes make it true
-            await asyncio.sleep(0.05)
-
-
-async def _answers(url: str) -> None:
-    """Every function does."""
-
-
-async def _positions(namespace: str, name: str) -> Mapping[str, int | None]:
-    return {}
 
 
 def _is_ready(document: Mapping[str, Any]) -> bool:
@@ -228,10 +189,10 @@ async def test_knative_eventings_subscription_becomes_ready_by_ours(world: World
 
     await world.apply(subscription("mail", "orders", reply={"uri": "http://reply/"}))
     found = await world.until_ready("subscription", "mail")
-    await until(lambda: world.egress("mail").reply is not None)
+    await until(lambda: world.egress("mail").reply is not None, WITHIN)
 
     await world.delete("subscription", "mail")
-    await until(lambda: world.delivered("orders") == {})
+    await until(lambda: world.delivered("orders") == {}, WITHIN)
     await world.delete("kafkachannel", "orders")
     assert group not in world.log.groups
 
@@ -287,11 +248,11 @@ async def test_many_subscriptions_at_once_lose_none(world: World) -> None:
 
     await world.apply(subscriptions())
     uids = await world.until_all_ready("busy-", count)
-    await until(lambda: len(world.delivered("busy")) == count)
+    await until(lambda: len(world.delivered("busy")) == count, WITHIN)
     world.send("busy")
     await world.restart()
     await world.apply(subscriptions(step=2, reply={"uri": "http://r/"}))
     assert await world.until_all_ready("busy-", count) == uids
-    await until(lambda: len(world.delivered("busy")) == count)
+    await until(lambda: len(world.delivered("busy")) == count, WITHIN)
     assert {tuple(world.committed("busy", uid)) for uid in uids} == {(0,)}
     await world.delete("kafkachannel", "busy")

@@ -3,29 +3,22 @@ and lets go."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import kubernetes
 import pytest
 from support.api_server import ApiServer, api_server
-from support.operator_world import SETTINGS, QuietDrains
+from support.leader import Leader
+from support.waiting import until
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
+from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING, PROMISE
 from knafka_operator.model.handler import EVENTING_DEFINITION, Handler
 from knafka_operator.model.resources import CORE, FINALIZER
-from knafka_operator.operator import Operator
 from knafka_operator.reconcile import entries
-from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.cluster import ApiCluster
-from knafka_operator.runtime.controller import Controller
 
 pytestmark = pytest.mark.slow
 
@@ -34,45 +27,24 @@ DEFINITIONS = "apiextensions.k8s.io/v1", "CustomResourceDefinition", ""
 UID = "0d4d51a9-7d9c-4b5e-8f3f-6a4a1a6f0f11"
 
 
-async def _answers(url: str) -> None:
-    """Every function does."""
-
-
-async def _positions(namespace: str, name: str) -> Mapping[str, int | None]:
-    return {}
-
-
 class World:
     """One leader, and a channel."""
 
-    def __init__(self, server: ApiServer, client: kubernetes.client.ApiClient) -> None:
+    def __init__(
+        self, server: ApiServer, client: kubernetes.client.ApiClient, *, eventing: bool
+    ) -> None:
+        """`eventing`: Knative Eventing is there."""
         self.server = server
         server.kinds[VERSION] = {"KafkaChannel": "kafkachannels"}
         server.kinds[MESSAGING] = {"Subscription": "subscriptions"}
-        self.log = MemoryLog()
-        self.api = ApiCluster(client)
-        cluster = CachedCluster(self.api)
-        settings = replace(SETTINGS, channels=True, installation="test")
-
-        def operator(beside: Operator | None = None) -> Operator:
-            return Operator(
-                settings,
-                cluster,
-                lambda _: MemoryAdmin(self.log),
-                drains=QuietDrains(),
-                probe=_answers,
-                wake=_answers,
-                open_writer=lambda _: MemoryWriter(self.log),
-                beside=beside,
-                positions=_positions,
-            )
-
-        self.operator = operator()
-        self.channels = operator(self.operator)
-        self.controller = Controller(self.operator, cluster, self.api, self.channels)
         data = {"bootstrap.servers": "kafka:9092"}
         server.put(CORE, "ConfigMap", "knafka", "kafka-channel-config", data=data)
         self.server.put(VERSION, "KafkaChannel", "shop", "orders", spec={})
+        if eventing:
+            server.put(*DEFINITIONS, EVENTING_DEFINITION)
+        self.log = MemoryLog()
+        self.leader = Leader(client, self.log)
+        self.channels = self.leader.channels
 
     def list_entries(self, *listed: Mapping[str, Any]) -> None:
         spec = {"subscribers": [dict(each) for each in listed]}
@@ -102,27 +74,14 @@ def entry(uid: str, uri: str = "http://there/", **more: Any) -> dict[str, Any]:
     return {"uid": uid, "generation": 1, "subscriberUri": uri, **more}
 
 
-async def until(holds: Callable[[], bool], within: float = 20.0) -> None:
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < within
-        await asyncio.sleep(0.005)
-
-
 @asynccontextmanager
 async def _leading(eventing: bool) -> AsyncIterator[World]:
     with api_server() as (server, client):
-        world = World(server, client)
-        if eventing:
-            server.put(*DEFINITIONS, EVENTING_DEFINITION)
-        task = asyncio.create_task(world.controller.run())
+        world = World(server, client, eventing=eventing)
         try:
             yield world
         finally:
-            task.cancel()
-            await asyncio.wait({task})
-            await world.operator.close()
-            world.api.close()
+            await world.leader.close()
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ TRIED_ELSEWHERE = {
     *("SecretNotAllowed", "SecretNotFound"),
     # test_operator_channel_entries.py
     *("ByKnafka", "ByKnativeEventing", "ChannelNotServed", "KnativeEventingNotSeen"),
-    # test_operator_sensors.py
+    # test_operator_sensors.py and what stands beside it
     *("BrokerNotOurs", "PartitionsDiffer", "SensorNotOurs"),
     *("SensorNotReady", "SensorsDisabled", "TriggerNotOurs", "TriggerNotReady", "TriggerRejected"),
     # test_operator_sensors_on_channels.py

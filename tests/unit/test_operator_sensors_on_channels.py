@@ -12,18 +12,15 @@ from support.controlled import controller_of
 from support.crashing import Crash, Crashing
 from support.intercepted import Seen
 from support.operator_world import OperatorWorld, condition
+from support.sensors_world import fired, store
 from support.waiting import until
 
-from knafka.clients.memory_transactions import MemoryTransactions
 from knafka.core import names
 from knafka.core.contract import Egress
 from knafka.core.documents import parse, parse_json
 from knafka.core.errors import InvalidDocument
-from knafka.core.event import Event
 from knafka.core.filters import compile_trigger
-from knafka.core.kafka_binding import read, to_record
 from knafka.core.sensor.contract import Sensor as SensorContract
-from knafka.sensor.processor import Processor
 from knafka_operator.decide import sensor_manifests, sensor_topics
 from knafka_operator.decide.credentials import KAFKA_SECRET
 from knafka_operator.decide.desired import replay_egress
@@ -127,14 +124,8 @@ class SensorsWorld:
 
     async def woken(self) -> None:
         """Have an event wait for it until a drain is held."""
-        self.store("order", "1")
+        store(self.inner.log, BUS, "order", "1")
         await until(lambda: self.inner.drains.held[ID] == 1)
-
-    def store(self, type_: str, id_: str, at: int = 1_000_000) -> None:
-        """An event on the bus."""
-        attributes = {"specversion": "1.0", "id": id_, "source": "/s", "type": type_}
-        draft = to_record(Event(attributes, None))
-        self.inner.log.store(BUS, draft.key, draft.value, draft.headers, timestamp=at)
 
     async def delete(self) -> None:
         """`kubectl delete`, and turns for what is going until it is gone."""
@@ -214,25 +205,10 @@ async def test_the_secret_of_its_channel_is_attached_to_its_function() -> None:
 async def test_an_event_of_the_channel_becomes_an_action_that_its_subscription_delivers(
     world: SensorsWorld,
 ) -> None:
-    contract, log = world.contract(), world.inner.log
-    logs: list[MemoryTransactions] = []
-
-    def open_log(claims: Processor) -> MemoryTransactions:
-        read_ = [contract.topic, contract.trigger_topic]
-        logs.append(MemoryTransactions(log, contract.group, read_, claims, "0"))
-        return logs[0]
-
-    processor = Processor(contract, open_log)
-    for number, type_ in enumerate(("order", "pay", "other")):
-        world.store(type_, str(number), 1_000_000 + number)
-    for each in range(10):
-        processor.step(1_000_100 + each)
+    log = world.inner.log
+    event = fired(world.contract(), log, "order", "pay", "other")
     egress = world.egress()
     assert egress.topic == OWN[2], "not the channel's topic"
-    (action,) = [
-        each for some in log.topics[egress.topic] for each in some if each.value() is not None
-    ]
-    event = read(action.headers(), action.value()).event
     assert [each["type"] for each in json.loads(event.data or b"")] == ["order", "pay"]
     passes = compile_trigger(egress.filter, egress.filters)
     assert passes(event.attributes)

@@ -12,7 +12,7 @@ from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running,
 from knafka.core.drain import DrainProgress
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import STOP_TIMEOUT
-from knafka_operator.scale.scaled_trigger import KEPT_WITHOUT_DRAIN
+from knafka_operator.scale.scaled_group import KEPT_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET, LAG_TIMEOUT
 
 pytestmark = pytest.mark.looptime

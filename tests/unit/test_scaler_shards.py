@@ -22,7 +22,7 @@ from support.scaling import (
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka_operator.decide.scaling import Scale
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.scaled_trigger import KEPT_WITHOUT_DRAIN
+from knafka_operator.scale.scaled_group import KEPT_WITHOUT_DRAIN
 from knafka_operator.scale.scaler import BUDGET
 
 pytestmark = pytest.mark.looptime

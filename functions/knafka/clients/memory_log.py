@@ -13,13 +13,14 @@ import time
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from knafka.clients.memory_coordinators import GroupCoordinator, TransactionCoordinator
-from knafka.clients.memory_records import Marker, MemoryRecord, readable, size_of
+from knafka.clients.memory_positions import MemoryPositions
+from knafka.clients.memory_records import Marker, MemoryRecord, size_of
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.errors import LogError, LogFull
 from knafka.core.kafka_binding import RecordHeaders
@@ -28,7 +29,6 @@ from knafka.ports.log import (
     Assignment,
     Commits,
     OffsetAndMetadata,
-    Positions,
     Record,
     Reported,
     TopicDescription,
@@ -217,18 +217,13 @@ class MemoryWriter:
             each.reported(LogError("the writer was closed"))
 
 
-class MemoryReader:
+class MemoryReader(MemoryPositions):
     """`LogReader` on a `MemoryLog`."""
 
     def __init__(self, memory: MemoryLog, group: str, topic: str, assignment: Assignment) -> None:
-        self._memory = memory
+        super().__init__(memory, topic)
         self._group = memory.group(group)
-        self._topic = topic
         self._assignment = assignment
-        self._next: dict[int, int] = {}
-        self._told: dict[int, int] = {}
-        self.ends: Positions = {}
-        self._paused: set[int] = set()
         self._joined = False
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
@@ -236,27 +231,10 @@ class MemoryReader:
             self._joined = True
             self._group.members.append(self)
             await self._rebalance()
-        try:
-            async with asyncio.timeout(timeout):
-                while not (records := self._take(limit)):
-                    await self._memory.grown.wait()
-        except TimeoutError:
-            records = []
-        self.ends = {
-            number: position
-            for number, position in self._next.items()
-            if position == len(self._records(number))
-            and position != self._told.get(number)
-            and number not in self._paused
-        }
-        self._told.update(self.ends)
-        return records
+        return await super().read(limit, timeout)
 
-    def pause(self, partitions: Sequence[int]) -> None:
-        self._paused.update(partitions)
-
-    def resume(self, partitions: Sequence[int]) -> None:
-        self._paused.difference_update(partitions)
+    def resume(self, partitions: Collection[int]) -> None:
+        super().resume(partitions)
         self._memory.wake()
 
     def commit(self, commits: Commits) -> None:
@@ -280,31 +258,9 @@ class MemoryReader:
             if (await asyncio.wait({leaving}, timeout=timeout))[0]:
                 leaving.result()
 
-    def _take(self, limit: int) -> list[Record]:
-        records: list[Record] = []
-        self._start_anew()
-        for number, position in self._next.items():
-            if number in self._paused:
-                continue
-            some, self._next[number] = readable(self._records(number), position, limit)
-            limit -= len(some)
-            records += some
-        return records
-
-    def _start_anew(self) -> None:
-        """What has no such offset any more is read from its start, as another partition."""
-        for number, position in self._next.items():
-            if self._topic in self._memory.topics and position > len(self._records(number)):
-                self._next[number] = 0
-                self._told.pop(number, None)
-                self._paused.discard(number)
-                self._assignment.lost([number])
-                self._assignment.assigned({number: None})
-
-    def _records(self, number: int) -> list[MemoryRecord]:
-        """Of a partition; none while its topic is deleted."""
-        partitions = self._memory.topics.get(self._topic, [])
-        return partitions[number] if number < len(partitions) else []
+    def _on_start_anew(self, number: int) -> None:
+        self._assignment.lost([number])
+        self._assignment.assigned({number: None})
 
     async def _rebalance(self) -> None:
         async with self._group.rebalancing:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 from knafka.clients.memory_log import MemoryLog, MemoryReader
-from knafka.clients.memory_records import MemoryRecord, readable
+from knafka.clients.memory_positions import MemoryPositions
 from knafka.core.progress import MAX_METADATA
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 from knafka.ports.shared_log import Commit, GroupHasMembers, Position
@@ -79,16 +79,11 @@ class MemoryMember(MemoryReader):
         return self._joined and positions.keys() <= self._next.keys()
 
 
-class MemoryPositionedReader:
+class MemoryPositionedReader(MemoryPositions):
     """`PositionedReader`."""
 
     def __init__(self, memory: MemoryLog, topic: str) -> None:
-        self._memory = memory
-        self._topic = topic
-        self._next: dict[int, int] = {}
-        self._told: dict[int, int] = {}
-        self._paused: set[int] = set()
-        self.ends: Positions = {}
+        super().__init__(memory, topic)
         self.epochs: Mapping[int, int] = {}
         self.restarted: Collection[int] = ()
 
@@ -102,48 +97,12 @@ class MemoryPositionedReader:
             self._next.pop(number, None)
             self._paused.discard(number)
 
-    def pause(self, partitions: Collection[int]) -> None:
-        self._paused.update(partitions)
-
-    def resume(self, partitions: Collection[int]) -> None:
-        self._paused.difference_update(partitions)
-
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         self.restarted = set()
-        try:
-            async with asyncio.timeout(timeout):
-                while not (records := self._take(limit)):
-                    await self._memory.grown.wait()
-        except TimeoutError:
-            records = []
-        self.ends = {
-            number: position
-            for number, position in self._next.items()
-            if position == len(self._records(number))
-            and position != self._told.get(number)
-            and number not in self._paused
-        }
-        self._told.update(self.ends)
-        return records
+        return await super().read(limit, timeout)
 
-    def _take(self, limit: int) -> list[Record]:
-        records: list[Record] = []
-        for number, position in self._next.items():
-            if self._topic in self._memory.topics and position > len(self._records(number)):
-                self._next[number] = position = 0
-                self._told.pop(number, None)
-                self._paused.discard(number)
-                self.restarted = {*self.restarted, number}
-            if number in self._paused:
-                continue
-            some, self._next[number] = readable(self._records(number), position, limit)
-            limit -= len(some)
-            records += some
-        return records
-
-    def _records(self, number: int) -> list[MemoryRecord]:
-        partitions = self._memory.topics.get(self._topic, [])
-        return partitions[number] if number < len(partitions) else []
+    def _on_start_anew(self, number: int) -> None:
+        self.restarted = {*self.restarted, number}
 
     async def close(self, timeout: float) -> None:
         self._next.clear()

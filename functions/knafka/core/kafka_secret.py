@@ -8,7 +8,7 @@ name no protocol. Its values come in by key, wherever they lie; a Secret that ca
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from knafka.core import kafka_oauth
@@ -103,21 +103,17 @@ def _flag(secret: Mapping[str, str], key: str) -> bool:
 
 
 def _protocol(secret: Mapping[str, str]) -> str:
-    protocol = secret.get("protocol", "")
-    if protocol not in PROTOCOLS:
-        raise InvalidDocument(
-            "protocol", f"invalid value: {protocol!r}: want one of {', '.join(PROTOCOLS)}"
-        )
-    return protocol
+    return _one_of(PROTOCOLS, "protocol", secret.get("protocol", ""))
 
 
 def _mechanism(secret: Mapping[str, str]) -> str:
-    mechanism = secret.get("sasl.mechanism", "PLAIN")
-    if mechanism not in MECHANISMS:
-        raise InvalidDocument(
-            "sasl.mechanism", f"invalid value: {mechanism!r}: want one of {', '.join(MECHANISMS)}"
-        )
-    return mechanism
+    return _one_of(MECHANISMS, "sasl.mechanism", secret.get("sasl.mechanism", "PLAIN"))
+
+
+def _one_of(allowed: Collection[str], key: str, value: str) -> str:
+    if value not in allowed:
+        raise InvalidDocument(key, f"invalid value: {value!r}: want one of {', '.join(allowed)}")
+    return value
 
 
 def _has_certificate(secret: Mapping[str, str]) -> bool:

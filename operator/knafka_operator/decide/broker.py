@@ -40,7 +40,7 @@ from knafka_operator.decide.status import (
     value,
 )
 from knafka_operator.decide.steps import Steps
-from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, as_declared, topic_effects
+from knafka_operator.decide.topics import TOPIC_ID, TopicRefused, as_declared, kept, topic_effects
 from knafka_operator.model.resources import TOPIC_STATUS, Broker, ConfigMap
 from knafka_operator.model.settings import Settings
 
@@ -176,7 +176,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
             steps.first(*needed)
         found = topic.found
         assert found is not None
-        annotations.update(_kept(topic.wanted, found, connection))
+        annotations.update(kept(topic.wanted, found, connection.defaults))
         conditions.set(as_declared(topic.wanted, found))
     if topic is None or found is None:
         return decision()
@@ -221,14 +221,3 @@ def receiver_contract(broker: Broker, connection: Connection, settings: Settings
     secret = None if connection.mount is None else connection.mount.secret
     path = f"/{broker.metadata.namespace}/{broker.metadata.name}"
     return receivers.contract("Brokers", kafka, secret, settings, path)
-
-
-def _kept(topic: Topic, found: TopicDescription, connection: Connection) -> Mapping[str, str]:
-    """What must be kept of a topic in `status.annotations` (KN-BRK-19)."""
-    return {
-        TOPIC_STATUS: topic.name,
-        desired.PARTITIONS: str(found.partitions),
-        desired.REPLICATION: str(found.replication),
-        desired.BOOTSTRAP_SERVERS: connection.defaults.kafka.bootstrap_servers,
-        **({} if topic.external else {TOPIC_ID: found.id}),
-    }

@@ -46,7 +46,7 @@ from knafka_operator.decide.status import (
     value,
 )
 from knafka_operator.decide.steps import Steps
-from knafka_operator.decide.topics import TOPIC_ID, as_declared, topic_effects
+from knafka_operator.decide.topics import TOPIC_ID, as_declared, kept, topic_effects
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.conditions import READY, Condition, Severity, Status, merged
 from knafka_operator.model.handler import Handler, Handling
@@ -242,17 +242,6 @@ def topic(channel: KafkaChannel, defaults: Defaults) -> Topic:
     if replication >= 3:
         config = {MIN_IN_SYNC: "2", **config}
     return Topic(name, spec.num_partitions, replication, config)
-
-
-def kept(topic: Topic, found: TopicDescription, defaults: Defaults) -> Mapping[str, str]:
-    """What must be kept of a topic in `status.annotations`."""
-    return {
-        TOPIC_STATUS: topic.name,
-        TOPIC_ID: found.id,
-        desired.PARTITIONS: str(found.partitions),
-        desired.REPLICATION: str(found.replication),
-        desired.BOOTSTRAP_SERVERS: defaults.kafka.bootstrap_servers,
-    }
 
 
 def receiver_contract(connection: ChannelConnection, settings: Settings) -> Receiver:

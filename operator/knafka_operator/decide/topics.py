@@ -14,7 +14,8 @@ from typing import Final
 
 from knafka.core.errors import KnafkaError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide.desired import Topic
+from knafka_operator.decide import desired
+from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import CreateTopic, RecordTopic
 from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.resources import EXTERNAL_TOPIC, TOPIC_STATUS
@@ -116,3 +117,14 @@ def drift(wanted: Topic, found: TopicDescription) -> Sequence[str]:
             if found.config.get(key) != value
         ),
     ]
+
+
+def kept(topic: Topic, found: TopicDescription, defaults: Defaults) -> Mapping[str, str]:
+    """What must be kept of a topic in `status.annotations` (KN-BRK-19)."""
+    return {
+        TOPIC_STATUS: topic.name,
+        desired.PARTITIONS: str(found.partitions),
+        desired.REPLICATION: str(found.replication),
+        desired.BOOTSTRAP_SERVERS: defaults.kafka.bootstrap_servers,
+        **({} if topic.external else {TOPIC_ID: found.id}),
+    }

@@ -57,7 +57,7 @@ from knafka_operator.model.resources import (
     Resource,
 )
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.acting import act
+from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.broker_receivers import BrokerReceivers
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
@@ -115,12 +115,11 @@ class Brokers:
         if isinstance(seen.topic, ObservedTopic):
             assert record.kafka is not None
             seen = await self.entries.observe(seen, record.kafka)
-        decision = deciding.decide(seen, self.settings)
-        while decision.effects:
-            seen = await act(
-                decision.effects, seen, lambda effect, then: self.run(effect, then, record)
-            )
-            decision = deciding.decide(seen, self.settings)
+        seen, decision = await act_as_decided(
+            seen,
+            lambda then: deciding.decide(then, self.settings),
+            lambda effect, then: self.run(effect, then, record),
+        )
         before = document.get("status") or {}
         conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
         _remember(seen, decision, record, conditions)

@@ -49,7 +49,7 @@ from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.acting import act
+from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
@@ -102,12 +102,11 @@ class Channels:
         ):
             await self.cluster.write_status(document, {"conditions": shown})
             return {"conditions": shown}
-        decision = deciding.decide(seen, self.settings)
-        while decision.effects:
-            seen = await act(
-                decision.effects, seen, lambda effect, then: self.run(effect, then, record)
-            )
-            decision = deciding.decide(seen, self.settings)
+        seen, decision = await act_as_decided(
+            seen,
+            lambda then: deciding.decide(then, self.settings),
+            lambda effect, then: self.run(effect, then, record),
+        )
         before = document.get("status") or {}
         conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
         _remember(seen, decision, record, conditions)

@@ -45,7 +45,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, SERVING, Resource
 from knafka_operator.model.sensors import OF_SENSOR, Bus, Sensor, bus_of
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.acting import act
+from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.functions import apply_service, delete_service
@@ -101,12 +101,11 @@ class Sensors:
         record = self.remember(document)
         taken = desired.OthersNames(self.states.of_sensors, record.uid)
         seen = await self._observe(document, record)
-        decision = deciding.decide(seen, taken, self.settings)
-        while decision.effects:
-            seen = await act(
-                decision.effects, seen, lambda effect, then: self.run(effect, then, record)
-            )
-            decision = deciding.decide(seen, taken, self.settings)
+        _, decision = await act_as_decided(
+            seen,
+            lambda then: deciding.decide(then, taken, self.settings),
+            lambda effect, then: self.run(effect, then, record),
+        )
         before = document.get("status") or {}
         conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
         status = {**decision.status, "conditions": conditions}

@@ -18,7 +18,6 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
-from knafka.core.errors import KnafkaError
 from knafka_operator.decide import entries, services, status
 from knafka_operator.model import operations
 from knafka_operator.model.archives import ARCHIVE
@@ -35,6 +34,7 @@ from knafka_operator.runtime.archives import ArchiveController
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import Selection
 from knafka_operator.runtime.definitions import Definitions
+from knafka_operator.runtime.deletions import DELETE_AGAIN, Deletions
 from knafka_operator.runtime.events import Events
 from knafka_operator.runtime.kinds import Kinds
 from knafka_operator.runtime.operations import OperationController
@@ -54,7 +54,7 @@ from knafka_operator.runtime.selections import (
     finalizers_of,
     key_of,
 )
-from knafka_operator.runtime.sensors import DELETE_AGAIN, SensorController
+from knafka_operator.runtime.sensors import SensorController
 from knafka_operator.runtime.tracing import FollowedTracing
 from knafka_operator.runtime.watches import Watch
 
@@ -63,6 +63,8 @@ log = logging.getLogger(__name__)
 LEFT_BEHIND: Final = ("knafka.dev/last-handled-configuration",)
 """Annotations that earlier releases put on Brokers and Triggers: taken away."""
 
+LEFT: Final = "Kafka still has its topic or group, which nobody will delete"
+"""What a deletion that took too long says."""
 RESYNC: Final = 300.0
 """Seconds until what is Ready is looked at again, a fifth more or less, should nothing change."""
 SYNC_TIMEOUT: Final = 15.0
@@ -115,8 +117,7 @@ class Controller:
         self._all_synced = asyncio.Event()
         self._gone: dict[Key, Document] = {}
         """What was deleted, and isn't forgotten yet."""
-        self._deleting: dict[Key, float] = {}
-        """Since when each deletion is being tried, by the event loop's clock."""
+        self._deletions = Deletions(self._events, operator.settings)
         self._definitions = Definitions(api.kinds, self._operators.values())
         self._pods: set[str] = set()
         """UIDs of the functions' pods."""
@@ -319,28 +320,15 @@ class Controller:
         await self._without_finalizer(document)
 
     async def _finalize(self, key: Key, document: Document) -> float | Literal[Verdict.GONE]:
-        """Let go of what it has in Kafka, then of the object itself.
-
-        A Kafka that is away doesn't block it for ever.
-        """
+        """Let go of what it has in Kafka, then of the object itself."""
         operator = self._operators[family_of(key[0])]
         is_broker = key[0] == operator.family.broker
         if FINALIZER in finalizers_of(document) and await self._is_ours(document):
-            now = asyncio.get_running_loop().time()
-            began = self._deleting.setdefault(key, now)
-            try:
-                await (operator.delete_broker if is_broker else operator.triggers.delete)(document)
-            except Exception as error:  # a bug neither: its object would never go
-                if not isinstance(error, KnafkaError):
-                    log.exception("deleting %s", " ".join(key))
-                if now - began < operator.settings.deletion_timeout:
-                    log.info("%s is not deleted yet: %s", " ".join(key), error)
-                    return DELETE_AGAIN
-                message = f"Kafka still has its topic or group, which nobody will delete: {error}"
-                self._events.post(document, "Warning", "LeftInKafka", message)
-                log.warning("%s: %s", " ".join(key), message)
+            delete = operator.delete_broker if is_broker else operator.triggers.delete
+            if not await self._deletions.is_over(key, document, delete(document), LEFT):
+                return DELETE_AGAIN
         await self._forget(document)
-        self._deleting.pop(key, None)
+        self._deletions.forget(key)
         self._cluster.forget(key)
         await self._without_finalizer(document)
         return GONE

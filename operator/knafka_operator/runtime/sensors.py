@@ -6,12 +6,10 @@ with others: the queue, the cache and what hears of changes (`controller`).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
-from knafka.core.errors import KnafkaError
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.resources import FINALIZER
 from knafka_operator.model.sensors import KNAFKA
@@ -19,13 +17,11 @@ from knafka_operator.operator import Operator
 from knafka_operator.reconcile.state import declared_of
 from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Verdict
 from knafka_operator.runtime.cache import CachedCluster
+from knafka_operator.runtime.deletions import DELETE_AGAIN, Deletions
 from knafka_operator.runtime.events import Events
 from knafka_operator.runtime.selections import finalizers_of, key_of
 
 log = logging.getLogger(__name__)
-
-DELETE_AGAIN: Final = 2.0
-"""Seconds before a deletion that Kafka has stood in the way of is tried again."""
 
 After: TypeAlias = Callable[[Document, Mapping[str, Any]], float | Literal[Verdict.BACK_OFF]]
 """When it is looked at again, by what it was and its new status."""
@@ -67,8 +63,7 @@ class SensorController:
         """Each as it was last heard of, without its status."""
         self._gone: dict[Key, Document] = {}
         """What was deleted, and isn't forgotten yet."""
-        self._deleting: dict[Key, float] = {}
-        """Since when each deletion is being tried, by the event loop's clock."""
+        self._deletions = Deletions(events, operator.settings)
 
     @property
     def _objects(self) -> Reconciled | None:
@@ -126,26 +121,15 @@ class SensorController:
         return self._after(document, now)
 
     async def _finalize(self, key: Key, document: Document) -> float | Literal[Verdict.GONE]:
-        """Let go of what it has, then of the object itself: not even a Kafka that is away keeps it
-        for ever."""
+        """Let go of what it has, then of the object itself."""
         sensors = self._objects
         assert sensors is not None
         if FINALIZER in finalizers_of(document):
-            now = asyncio.get_running_loop().time()
-            began = self._deleting.setdefault(key, now)
-            try:
-                await sensors.delete(document)
-            except Exception as error:  # a bug neither: its object would never go
-                if not isinstance(error, KnafkaError):
-                    log.exception("deleting %s", " ".join(key))
-                if now - began < self._operator.settings.deletion_timeout:
-                    log.info("%s is not deleted yet: %s", " ".join(key), error)
-                    return DELETE_AGAIN
-                message = f"{self.LEFT}: {error}"
-                self._events.post(document, "Warning", "LeftInKafka", message)
-                log.warning("%s: %s", " ".join(key), message)
+            deletion = sensors.delete(document)
+            if not await self._deletions.is_over(key, document, deletion, self.LEFT):
+                return DELETE_AGAIN
         await sensors.forget(document)
-        self._deleting.pop(key, None)
+        self._deletions.forget(key)
         self._cluster.forget(key)
         await self._without_finalizer(document)
         return GONE

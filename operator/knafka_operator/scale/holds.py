@@ -5,7 +5,7 @@
 A unit is what has dispatchers of its own: a Trigger, or a shard of many. A drain ends by itself
 when it has been idle; one too many is ended when its request's budget is nearly spent.
 
-Not here: how many there are to be (`scaler`), what lines of progress mean (`scaled_trigger`,
+Not here: how many there are to be (`scaler`), what lines of progress mean (`scaled_group`,
 `scaled_shard`), HTTP (`drains`).
 """
 
@@ -205,6 +205,14 @@ class Holds(Generic[Line]):
             case None:
                 self._unit.on_end(Ended.FAILED, last, "the drain failed: it broke off")
         return ended or Ended.FAILED
+
+
+async def cancel(holds: Collection[Hold]) -> None:
+    """Hold these no more; the drains go on without."""
+    for hold in holds:
+        hold.cancel()
+    if holds:
+        await asyncio.wait(holds)
 
 
 def explain(error: Exception) -> str:

@@ -19,7 +19,8 @@ from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended, Settled, Sh
 from knafka.ports.log import Positions
 from knafka_operator.decide.scaling import ShardStatus
 from knafka_operator.scale.holds import Hold, Holds
-from knafka_operator.scale.scaled_trigger import ScaledTrigger, has_settled, sum_progress
+from knafka_operator.scale.scaled_group import sum_progress
+from knafka_operator.scale.scaled_trigger import ScaledTrigger, has_settled
 
 _NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters": {}}
 

@@ -9,12 +9,12 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from knafka.core.contract import Egress, Shard
-from knafka.core.drain import COUNTED, Counts, DrainProgress, Ended
+from knafka.core.drain import Counts, DrainProgress
 from knafka_operator.decide.scaling import (
     Cause,
     Scale,
@@ -23,16 +23,11 @@ from knafka_operator.decide.scaling import (
     decide,
     expected,
 )
-from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import Hold, Holds
+from knafka_operator.scale.scaled_group import ScaledGroup, sum_progress
 
 if TYPE_CHECKING:
     from knafka_operator.scale.scaled_shard import ScaledShard
-
-KEPT_WITHOUT_DRAIN: Final = 24 * 3600.0
-"""Seconds without a drain, at most, after which one is held though there is no lag: Kafka forgets
-the offsets of a group that nobody has joined for offsets.retention.minutes (7 days), and then all
-that its topic still has would be delivered again."""
 
 LAG_INTERVAL: Final = 60.0
 """Seconds, about, between two questions for the lag of one that its shard drains: what the shard
@@ -41,37 +36,22 @@ tells is enough to keep it, and what little lag there is need not be known to th
 COMMITTED_WITHIN: Final = 3.0
 """Seconds after which what a dispatcher reports as settled is committed, too."""
 
-NOT_KNOWN: Final = Scale(0, "the lag is not known yet", Cause.LAG_UNKNOWN)
-
 
 @dataclass(eq=False, slots=True)
-class ScaledTrigger:
+class ScaledTrigger(ScaledGroup):
     """A Trigger that the scaler watches; the `Unit` of its own drains."""
 
-    id: str
     egress: Egress
-    autoscaling: Autoscaling
     own: Holds[DrainProgress] = field(init=False)
     """Its own drains."""
     declared: Shard | None = None
     """The shard that is to have it; None: it has drains of its own."""
     shard: ScaledShard | None = None
     """The shard that has it: none while its own drains end, or it is paused."""
-    lag: int | None = None
     settled: Mapping[int, int] = field(default_factory=dict)
     """By partition, as the last question for its lag has found (`Lag.settled`)."""
-    scale: Scale = NOT_KNOWN
     decisions: Counter[Cause] = field(default_factory=Counter)
-    floor: int = 0
-    """Drains held even when they end idle."""
-    open: dict[Hold, DrainProgress] = field(default_factory=dict)
-    ended: DrainProgress = field(default_factory=DrainProgress)
-    """Counts of its own drains that have ended, and all that shards counted."""
     beyond_end: frozenset[int] = frozenset()
-    lag_error: str | None = None
-    drain_error: str | None = None
-    join_by: float = math.inf
-    """When its group must be joined again, on the loop's clock."""
     ask_by: float = -math.inf
     """While its shard has a request: when its lag is asked for, on the loop's clock."""
     asked_at: float = -math.inf
@@ -86,34 +66,10 @@ class ScaledTrigger:
         """The requests by which it is delivered now."""
         return self.own if self.shard is None else self.shard.holds
 
-    @property
-    def wanted(self) -> int:
-        return self.scale.replicas
-
-    @property
-    def cooldown(self) -> float:
-        return self.autoscaling.cooldown_period
-
-    def on_open(self, hold: Hold) -> None:
-        self.open[hold] = DrainProgress()
-
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
         self.open[hold] = line
         if has_settled(line):
             self.drain_error = None
-
-    def on_close(self, hold: Hold) -> None:
-        self.ended = sum_progress([self.ended, self.open.pop(hold)], [])
-
-    def on_end(self, ended: Ended, last: DrainProgress | None, error: str | None) -> None:
-        self.drain_error = error
-        if ended in (Ended.IDLE, Ended.BUDGET):
-            self.joined()
-
-    def joined(self) -> None:
-        """Its group was joined; the next time is not everybody's at once."""
-        now = asyncio.get_running_loop().time()
-        self.join_by = now + KEPT_WITHOUT_DRAIN * random.uniform(0.5, 1)
 
     @property
     def needs_question(self) -> bool:
@@ -191,21 +147,3 @@ class ScaledTrigger:
 def has_settled(counts: Counts | DrainProgress) -> bool:
     """Whether any event got somewhere: what was wrong isn't any more."""
     return bool(counts.filtered or counts.delivered or counts.dead_lettered)
-
-
-def sum_progress(ended: Iterable[DrainProgress], open_: Collection[DrainProgress]) -> DrainProgress:
-    """Counts of all drains; what is momentary (`unsettled`, `partitions`) of the open ones."""
-    everything = [*ended, *open_]
-    counts: dict[str, Any] = {
-        name: sum(getattr(each, name) for each in everything) for name in COUNTED
-    }
-    letters: Counter[str] = Counter()
-    for each in everything:
-        letters.update(each.dead_letters)
-    return DrainProgress(
-        **counts,
-        dead_letters=dict(letters),
-        unsettled=sum(each.unsettled for each in open_),
-        congestion=next((each.congestion for each in open_ if each.congestion), None),
-        partitions=tuple(sorted({number for each in open_ for number in each.partitions})),
-    )

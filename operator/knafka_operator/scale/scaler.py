@@ -20,7 +20,6 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress, Shard
@@ -36,7 +35,9 @@ from knafka_operator.decide.scaling import (
     keeping_offsets,
 )
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.holds import Hold, Holds, explain
+from knafka_operator.scale.ending_holds import EndingHolds
+from knafka_operator.scale.following import Following
+from knafka_operator.scale.holds import Holds, cancel, explain
 from knafka_operator.scale.scaled_shard import ScaledShard
 from knafka_operator.scale.scaled_trigger import ScaledTrigger
 
@@ -90,33 +91,20 @@ class Scaler:
         self._topics: dict[str, _Topic] = {}
         self._shards: dict[str, ScaledShard] = {}
         """Those with members, or a request that isn't over, by group."""
-        self._ending: dict[str, set[Hold]] = {}
-        """By Trigger, what must be over before anything is opened for it."""
-        self._unfollowed: list[_Topic] = []
-        self._added = asyncio.Event()
-        """There are topics that aren't followed yet."""
+        self._ending = EndingHolds(self._has_ended)
+        self._following = Following(self._follow)
 
     async def run(self) -> None:
         """Look and hold until cancelled; the drains go on without."""
-        self._unfollowed = list(self._topics.values())
         try:
-            async with asyncio.TaskGroup() as follows:
-                while True:
-                    self._added.clear()
-                    added, self._unfollowed = self._unfollowed, []
-                    for topic in added:
-                        follows.create_task(self._follow(topic))
-                    await self._added.wait()
+            await self._following.run(self._topics.values())
         finally:
-            holds = set[Hold]().union(*self._ending.values())
+            holds = self._ending.all
             for trigger in self._triggers.values():
                 holds |= trigger.own.all
             for shard in self._shards.values():
                 holds |= shard.holds.all
-            for hold in holds:
-                hold.cancel()
-            if holds:
-                await asyncio.wait(holds)
+            await cancel(holds)
 
     async def watch(
         self,
@@ -141,7 +129,7 @@ class Scaler:
             if not stays or before.group != egress.group:
                 self._leave(trigger, stays=stays)
         if shard is not None or autoscaling.paused or before != egress:
-            self._end(trigger_id, trigger.own)
+            self._ending.end(trigger_id, trigger.own)
         if before != egress:
             self._unlist(trigger)
             trigger.egress = egress
@@ -152,15 +140,15 @@ class Scaler:
         self._list(trigger)
         self._join(trigger)
         self._soon(egress.topic)
-        await self._until_ended(trigger_id)
+        await self._ending.wait(trigger_id)
 
     async def forget(self, trigger_id: str) -> None:
         """Scale this Trigger no more; returns when what drained for it alone is over."""
         if trigger := self._triggers.pop(trigger_id, None):
             self._unlist(trigger)
             self._leave(trigger)
-            self._end(trigger_id, trigger.own)
-        await self._until_ended(trigger_id)
+            self._ending.end(trigger_id, trigger.own)
+        await self._ending.wait(trigger_id)
 
     async def applied(self, shard_group: str, position: int, timeout: float) -> bool:
         """Whether this shard delivers by every record before `position` of the contract's topic.
@@ -254,7 +242,7 @@ class Scaler:
                 topic.changed.set()
 
     def _new(self, trigger_id: str, egress: Egress, autoscaling: Autoscaling) -> ScaledTrigger:
-        trigger = ScaledTrigger(trigger_id, egress, autoscaling)
+        trigger = ScaledTrigger(trigger_id, autoscaling, egress)
         trigger.own = Holds(
             trigger,
             lambda request, stop: self._drains.hold(trigger_id, trigger.egress, request, stop),
@@ -280,8 +268,7 @@ class Scaler:
         topic = self._topics.get(name)
         if topic is None:
             topic = self._topics[name] = _Topic(name)
-            self._unfollowed.append(topic)
-            self._added.set()
+            self._following.add(topic)
         topic.triggers[trigger.id] = trigger
 
     def _unlist(self, trigger: ScaledTrigger) -> None:
@@ -308,7 +295,7 @@ class Scaler:
             return
         shard.remove(trigger)
         if shard.is_empty and not stays:
-            self._end(trigger.id, shard.holds)
+            self._ending.end(trigger.id, shard.holds)
             self._is_over_for(shard)
 
     def _is_over_for(self, shard: ScaledShard) -> None:
@@ -321,24 +308,10 @@ class Scaler:
         for topic in shard.topics:
             self._soon(topic)
 
-    def _end(self, trigger_id: str, holds: Holds[Any]) -> None:
-        """Begin to end these; until they are over, nothing is opened for this id."""
-        for hold in holds.stop():
-            self._ending.setdefault(trigger_id, set()).add(hold)
-            hold.add_done_callback(partial(self._is_over, trigger_id))
-
-    def _is_over(self, trigger_id: str, hold: Hold) -> None:
-        ending = self._ending[trigger_id]
-        ending.discard(hold)
-        if not ending:
-            del self._ending[trigger_id]
-            if successor := self._triggers.get(trigger_id):
-                self._join(successor)
-                self._soon(successor.egress.topic)
-
-    async def _until_ended(self, trigger_id: str) -> None:
-        if ending := self._ending.get(trigger_id):
-            await asyncio.wait(set(ending))
+    def _has_ended(self, trigger_id: str) -> None:
+        if successor := self._triggers.get(trigger_id):
+            self._join(successor)
+            self._soon(successor.egress.topic)
 
     async def _follow(self, topic: _Topic) -> None:
         """Look at one topic whenever it is due, as long as it has Triggers.

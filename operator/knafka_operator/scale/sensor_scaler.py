@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 from knafka.core.drain import DrainProgress, DrainRequest, Waiting
@@ -28,7 +27,9 @@ from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import GroupSource, Lag
 from knafka_operator.decide.scaling import Cause, TriggerStatus, decide, due_now, keeping_offsets
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.holds import Hold, Holds, explain
+from knafka_operator.scale.ending_holds import EndingHolds
+from knafka_operator.scale.following import Following
+from knafka_operator.scale.holds import Holds, cancel, explain
 from knafka_operator.scale.scaled_sensor import ScaledSensor
 from knafka_operator.scale.scaler import BUDGET, LAG_TIMEOUT, WAKE_SPACING
 
@@ -60,30 +61,18 @@ class SensorScaler:
         self._budget = budget
         self._now = now
         self._sensors: dict[str, ScaledSensor] = {}
-        self._ending: dict[str, set[Hold]] = {}
-        """By Sensor, what must be over before anything is opened for it."""
-        self._unfollowed: list[ScaledSensor] = []
-        self._added = asyncio.Event()
+        self._ending = EndingHolds(self._has_ended)
+        self._following = Following(self._follow)
 
     async def run(self) -> None:
         """Look and hold until cancelled; the drains go on without."""
-        self._unfollowed = list(self._sensors.values())
         try:
-            async with asyncio.TaskGroup() as follows:
-                while True:
-                    self._added.clear()
-                    added, self._unfollowed = self._unfollowed, []
-                    for each in added:
-                        follows.create_task(self._follow(each))
-                    await self._added.wait()
+            await self._following.run(self._sensors.values())
         finally:
-            holds = set[Hold]().union(*self._ending.values())
+            holds = self._ending.all
             for scaled in self._sensors.values():
                 holds |= scaled.holds.all
-            for hold in holds:
-                hold.cancel()
-            if holds:
-                await asyncio.wait(holds)
+            await cancel(holds)
 
     async def watch(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> None:
         """Scale this Sensor from now on, or by what has changed; its counts go on.
@@ -94,24 +83,23 @@ class SensorScaler:
         scaled = self._sensors.get(sensor_id)
         if scaled is None:
             scaled = self._sensors[sensor_id] = self._new(sensor_id, sensor, autoscaling)
-            self._unfollowed.append(scaled)
-            self._added.set()
+            self._following.add(scaled)
         if autoscaling.paused or scaled.sensor != sensor:
-            self._end(scaled)
+            self._ending.end(sensor_id, scaled.holds)
         if scaled.sensor != sensor:
             scaled.sensor = sensor
             scaled.drain_error = None
             scaled.holding.clear()  # of triggers that may be other ones
         scaled.autoscaling = autoscaling
         self._soon(scaled)
-        await self._until_ended(sensor_id)
+        await self._ending.wait(sensor_id)
 
     async def forget(self, sensor_id: str) -> None:
         """Scale this Sensor no more; returns when its drains are over."""
         if scaled := self._sensors.pop(sensor_id, None):
             scaled.changed.set()
-            self._end(scaled)
-        await self._until_ended(sensor_id)
+            self._ending.end(sensor_id, scaled.holds)
+        await self._ending.wait(sensor_id)
 
     def wake(self, topic: str) -> None:
         """There are new events: look at the Sensors that read this topic, if they sleep."""
@@ -145,7 +133,7 @@ class SensorScaler:
         return any(topic in each.topics for each in self._sensors.values())
 
     def _new(self, sensor_id: str, sensor: Sensor, autoscaling: Autoscaling) -> ScaledSensor:
-        scaled = ScaledSensor(sensor_id, sensor, autoscaling)
+        scaled = ScaledSensor(sensor_id, autoscaling, sensor)
         scaled.holds = Holds(
             scaled,
             lambda request, stop: self._drains.hold_sensor(sensor_id, scaled.sensor, request, stop),
@@ -166,23 +154,9 @@ class SensorScaler:
             scaled.look_at = soon
             scaled.changed.set()
 
-    def _end(self, scaled: ScaledSensor) -> None:
-        """Begin to end its drains; until they are over, nothing is opened for its id."""
-        for hold in scaled.holds.stop():
-            self._ending.setdefault(scaled.id, set()).add(hold)
-            hold.add_done_callback(partial(self._is_over, scaled.id))
-
-    def _is_over(self, sensor_id: str, hold: Hold) -> None:
-        ending = self._ending[sensor_id]
-        ending.discard(hold)
-        if not ending:
-            del self._ending[sensor_id]
-            if successor := self._sensors.get(sensor_id):
-                self._soon(successor)
-
-    async def _until_ended(self, sensor_id: str) -> None:
-        if ending := self._ending.get(sensor_id):
-            await asyncio.wait(set(ending))
+    def _has_ended(self, sensor_id: str) -> None:
+        if successor := self._sensors.get(sensor_id):
+            self._soon(successor)
 
     async def _follow(self, scaled: ScaledSensor) -> None:
         """Look at one Sensor whenever it is time to, as long as it is watched."""

@@ -1,0 +1,60 @@
+"""Deletions: what an object has in Kafka is deleted before the object goes.
+
+    attempt --Kafka refuses--> attempt again --too long--> given up; an Event says what is left
+
+So a Kafka that is away keeps no object for ever.
+
+Not here: what is deleted (`controller`, `sensors`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Final
+
+from knafka.core.errors import KnafkaError
+from knafka_operator.model.cluster import Document
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.runtime.events import Events
+
+log = logging.getLogger(__name__)
+
+DELETE_AGAIN: Final = 2.0
+"""Seconds before a deletion that Kafka has stood in the way of is tried again."""
+
+
+class Deletions:
+    """Those under way; belongs to one event loop."""
+
+    def __init__(self, events: Events, settings: Settings) -> None:
+        self._events = events
+        self._settings = settings
+        self.began: dict[Key, float] = {}
+        """Since when each is being tried, by the event loop's clock."""
+
+    async def is_over(
+        self, key: Key, document: Document, deletion: Awaitable[object], left: str
+    ) -> bool:
+        """Whether this attempt has succeeded, or was the last one: then `left` says what may be
+        there still. False: try again after `DELETE_AGAIN`."""
+        now = asyncio.get_running_loop().time()
+        began = self.began.setdefault(key, now)
+        try:
+            await deletion
+        except Exception as error:  # a bug neither: its object would never go
+            if not isinstance(error, KnafkaError):
+                log.exception("deleting %s", " ".join(key))
+            if now - began < self._settings.deletion_timeout:
+                log.info("%s is not deleted yet: %s", " ".join(key), error)
+                return False
+            message = f"{left}: {error}"
+            self._events.post(document, "Warning", "LeftInKafka", message)
+            log.warning("%s: %s", " ".join(key), message)
+        return True
+
+    def forget(self, key: Key) -> None:
+        """The object goes."""
+        self.began.pop(key, None)
