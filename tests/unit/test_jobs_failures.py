@@ -22,9 +22,10 @@ from knafka_jobs.report.plan import (
     buckets,
     examples,
     failed_again,
-    frequent_summaries,
     groups,
     past,
+    summaries,
+    sums,
     tops,
     with_few_summaries,
 )
@@ -104,7 +105,7 @@ def test_a_group_is_what_failed_alike_with_its_sums_and_times(spark: SparkSessio
         {"resolved": ago(20), "last_failed": ago(40)},
         {"code": None, "reason": "timeout"},
     )
-    told = groups(rows, before=ago(2)).where("code = 503")
+    told = groups(sums(rows, before=ago(2))).where("code = 503")
     columns = (
         "events bigint, failures bigint, unresolved bigint, resolved bigint, "
         "retries bigint, first_seen timestamp, last_seen timestamp, oldest_unresolved timestamp"
@@ -139,7 +140,7 @@ def test_a_kind_that_fails_in_very_many_ways_has_few_rows(spark: SparkSession) -
     ]
     given += [{"summary": None, "trigger": "bill"}]
     rows = failures(spark, *given)
-    told = rows.transform(with_few_summaries, frequent_summaries(rows))
+    told = rows.transform(with_few_summaries, summaries(rows))
     counted = {row["summary"]: row["count"] for row in told.groupBy("summary").count().collect()}
     assert counted.pop("") == 1
     assert counted.pop(OTHERS) == 3
@@ -163,7 +164,7 @@ def test_failures_are_counted_by_stretches_of_time(spark: SparkSession) -> None:
 
 def test_the_most_frequent_values_come_first_and_are_few(spark: SparkSession) -> None:
     given = [{"type": name} for name in "aabbbcdefg"] + [{"type": None}]
-    told = tops(failures(spark, *given), "type")
+    told = tops(sums(failures(spark, *given), before=None), "type")
     rows = [(row["value"], row["events"]) for row in told.collect()]
     assert rows == [("b", 3), ("a", 2), ("c", 1), ("d", 1), ("e", 1)]
 

@@ -41,21 +41,25 @@ def reported(failures: DataFrame, since: datetime) -> DataFrame:
     return failures.where(F.col("resolved").isNull() | is_recent)
 
 
-def frequent_summaries(failures: DataFrame) -> DataFrame:
-    """The groups of each kind that a report can have: `known`, a struct of `KIND` and `said`."""
+def summaries(failures: DataFrame) -> DataFrame:
+    """What is said of each kind: `KIND`, `said`, `events`, `first_failed`, and its `rank`, 1 for
+    the most frequent one. A report has groups of its own for those up to `MAX_SUMMARIES`."""
     by_count = Window.partitionBy(*KIND).orderBy(F.desc("events"), "said")
     return (
         failures.groupBy(*KIND, F.coalesce("summary", F.lit("")).alias("said"))
-        .agg(F.count("*").alias("events"))
+        .agg(F.count("*").alias("events"), F.min("first_failed").alias("first_failed"))
         .withColumn("rank", F.row_number().over(by_count))
-        .where(F.col("rank") <= MAX_SUMMARIES)
-        .select(F.struct(*KIND, "said").alias("known"))
     )
 
 
-def with_few_summaries(failures: DataFrame, frequent: DataFrame) -> DataFrame:
+def with_few_summaries(failures: DataFrame, summaries: DataFrame) -> DataFrame:
     """`failures` of which all that are in no frequent group of their kind say `OTHERS`."""
     said = F.coalesce("summary", F.lit(""))
+    if summaries.where(F.col("rank") > MAX_SUMMARIES).isEmpty():
+        return failures.withColumn("summary", said)
+    frequent = summaries.where(F.col("rank") <= MAX_SUMMARIES).select(
+        F.struct(*KIND, "said").alias("known")
+    )
     same = F.struct(*KIND, said.alias("said")).eqNullSafe(F.col("known"))
     return (
         failures.join(F.broadcast(frequent), same, "left")
@@ -64,11 +68,12 @@ def with_few_summaries(failures: DataFrame, frequent: DataFrame) -> DataFrame:
     )
 
 
-def groups(failures: DataFrame, before: datetime | None) -> DataFrame:
-    """One row a group: its sums, and how many were resolved since the report of `before`."""
+def sums(failures: DataFrame, before: datetime | None) -> DataFrame:
+    """One row for each type and source of a group, `GROUP` with both: its sums, and how many were
+    resolved since the report of `before`."""
     is_open = F.col("resolved").isNull()
     was_resolved = ~is_open if before is None else F.col("resolved") > F.lit(before)
-    return failures.groupBy(*GROUP).agg(
+    return failures.groupBy(*GROUP, "type", "source").agg(
         F.count("*").alias("events"),
         F.sum("failures").alias("failures"),
         F.count_if(is_open).alias("unresolved"),
@@ -77,6 +82,17 @@ def groups(failures: DataFrame, before: datetime | None) -> DataFrame:
         F.min("first_failed").alias("first_seen"),
         F.max("last_failed").alias("last_seen"),
         F.min(F.when(is_open, F.col("first_failed"))).alias("oldest_unresolved"),
+    )
+
+
+def groups(sums: DataFrame) -> DataFrame:
+    """One row a group, of `sums`."""
+    added = ("events", "failures", "unresolved", "resolved", "retries")
+    return sums.groupBy(*GROUP).agg(
+        *(F.sum(each).alias(each) for each in added),
+        F.min("first_seen").alias("first_seen"),
+        F.max("last_seen").alias("last_seen"),
+        F.min("oldest_unresolved").alias("oldest_unresolved"),
     )
 
 
@@ -92,13 +108,13 @@ def buckets(failures: DataFrame, since: datetime, until: datetime, seconds: int)
     )
 
 
-def tops(failures: DataFrame, column: str) -> DataFrame:
-    """The most frequent values of a column by group: `GROUP`, `value`, `events`."""
+def tops(sums: DataFrame, column: str) -> DataFrame:
+    """The most frequent types or sources by group, of `sums`: `GROUP`, `value`, `events`."""
     by_count = Window.partitionBy(*GROUP).orderBy(F.desc("events"), "value")
     return (
-        failures.where(F.col(column).isNotNull())
+        sums.where(F.col(column).isNotNull())
         .groupBy(*GROUP, F.col(column).alias("value"))
-        .agg(F.count("*").alias("events"))
+        .agg(F.sum("events").alias("events"))
         .withColumn("rank", F.row_number().over(by_count))
         .where(F.col("rank") <= MAX_TOPS)
         .orderBy(F.desc("events"), "value")
@@ -110,12 +126,25 @@ def examples(failures: DataFrame) -> DataFrame:
     """A few failures of each group: unresolved ones first, then those whose data can be shown, then
     the latest."""
     has_data = F.col("head").isNotNull() | F.col("data_bytes").isNull()
-    order = (F.col("resolved").isNotNull(), ~has_data, F.desc("last_failed"), "failure_id")
-    in_group = Window.partitionBy(*GROUP).orderBy(*order)
+    # All failures are sorted for this, so by little: whole, they would go to disk and back.
+    little = failures.select(
+        F.xxhash64(*GROUP).alias("group"),
+        F.col("resolved").isNotNull().alias("is_resolved"),
+        (~has_data).alias("has_no_data"),
+        "last_failed",
+        "failure_id",
+        "day",
+    )
+    order = ("is_resolved", "has_no_data", F.desc("last_failed"), "failure_id")
+    in_group = Window.partitionBy("group").orderBy(*order)
+    ranked = little.withColumn("rank", F.row_number().over(in_group))
+    chosen = ranked.where(F.col("rank") <= MAX_EXAMPLES).localCheckpoint()
+    # The few of them lie in some days, and only these are read whole.
+    days = [row["day"] for row in chosen.select("day").distinct().collect()]
+    there = F.col("day").isin([each for each in days if each is not None])
     return (
-        failures.select(*FAILURES)
-        .withColumn("rank", F.row_number().over(in_group))
-        .where(F.col("rank") <= MAX_EXAMPLES)
+        failures.where(there | F.col("day").isNull() if None in days else there)
+        .join(F.broadcast(chosen.select("failure_id", "rank")), "failure_id")
         .orderBy("rank")
         .select(*FAILURES)
     )

@@ -51,22 +51,23 @@ def report(
     failures = (
         tables.read("failures").transform(plan.of_broker, broker).transform(plan.reported, earliest)
     )
-    frequent = failures.transform(plan.frequent_summaries).localCheckpoint()
-    failures = failures.transform(plan.with_few_summaries, frequent)
+    summaries = failures.transform(plan.summaries).localCheckpoint()
+    failures = failures.transform(plan.with_few_summaries, summaries)
     reports = _of_same(tables.read("reports"), broker)
     previous = _previous(reports)
-    first = failures.selectExpr("min(first_failed)").first()
+    first = summaries.selectExpr("min(first_failed)").first()
     since = max(earliest, in_utc(first[0])) if first and first[0] else now - timedelta(hours=1)
     seconds = bucket_seconds(since, now)
     since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
     made = previous.report.made if previous else None
     sent = tables.read("sent")
+    sums = failures.transform(plan.sums, made).localCheckpoint()
     counted = Counted(
-        groups=failures.transform(plan.groups, made).collect(),
+        groups=sums.transform(plan.groups).collect(),
         failed_again=_by_group(failures.transform(plan.failed_again, sent, made)),
         buckets=_by_group(failures.transform(plan.buckets, since, now, seconds)),
-        types=_by_group(failures.transform(plan.tops, "type")),
-        sources=_by_group(failures.transform(plan.tops, "source")),
+        types=_by_group(sums.transform(plan.tops, "type")),
+        sources=_by_group(sums.transform(plan.tops, "source")),
         examples=_by_group(failures.transform(plan.examples)),
     )
     spans = settled(failures, since) if settled else ()
