@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -71,15 +72,16 @@ class Start:
 
     def arguments(self, usual: str) -> str:
         """`PYSPARK_SUBMIT_ARGS`, by those with which our jobs are started."""
+        words = shlex.split(usual)
         if self.c2:
-            usual = usual.replace("-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4")
+            words = [
+                each.replace("-XX:TieredStopAtLevel=1", "-XX:TieredStopAtLevel=4") for each in words
+            ]
         if self.executors:
             master = f"local-cluster[{self.executors},1,{EXECUTOR_MIB}]"
-            usual = usual.replace(
-                f"local[{dead_letter_jobs.CORES}]",
-                f"{master} --conf spark.executor.memory={EXECUTOR_MIB}m",
-            )
-        return usual
+            words[words.index("--master") + 1] = master
+            words = ["--conf", f"spark.executor.memory={EXECUTOR_MIB}m", *words]
+        return shlex.join(words)
 
 
 USUAL: Final = Start()
