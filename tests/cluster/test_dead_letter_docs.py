@@ -1,4 +1,5 @@
-"""docs/how-to/archive-dead-letters.md: its commands and manifests, run as they are written.
+"""docs/how-to/archive-dead-letters.md, and what handle-dead-letters.md has for a cluster: their
+commands and manifests, run as they are written.
 
 On the test cluster, a claim that is a folder of this machine, and a real S3. What stands for a
 reader's own words is in `instead`. The jobs' image takes minutes to build, so `make chaos` has it.
@@ -9,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pytest
 import yaml
 from support.archiving import IMAGE, WITHIN, volume
 from support.gate import only_chaos
-from support.installation import Installation, Subscriber
+from support.installation import ARRIVAL, Installation, Subscriber
 from support.pages import Shell, block, blocks
 from support.s3 import Bucket
 
@@ -25,7 +27,8 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka.ports.log import Record
 from knafka_jobs.lookup.run import TableFiles
-from knafka_local import dead_letter_jobs
+
+T = TypeVar("T")
 
 pytestmark = [pytest.mark.timeout(1_800), only_chaos]
 
@@ -51,19 +54,27 @@ NOT_HERE: Final = (
     ".venv/bin/knafka up",  # needs no cluster
 )
 
+OTHER_PAGE: Final = "how-to/handle-dead-letters.md"
+NOTICE: Final = block(OTHER_PAGE, "kubectl get trigger payments -o jsonpath='{.status.conditions")
+KEEP_LONGER: Final = block(OTHER_PAGE, "kubectl annotate trigger payments")
+TOPIC: Final = block(OTHER_PAGE, "kubectl get trigger payments -o jsonpath='{.status.annotations")
+BY_HAND: Final = block(OTHER_PAGE, "export PYSPARK_SUBMIT_ARGS")
+ERASE_BY_HAND: Final = block(OTHER_PAGE, ".venv/bin/python -m knafka_jobs compact")
+
 PERSON: Final = "4711"
 """The event that somebody wants to be erased."""
 IDS: Final = (PERSON, "4712", "4713")
 
 
 def instead(installed: Installation, namespace: str, bucket: Bucket) -> dict[str, str]:
-    """What a reader would put in place of the page's words. Their context is named as there."""
+    """What a reader would put in place of the pages' words; `shell` has their context."""
     registry, keys = "registry.example.com/team", bucket.environment
     return {
         "shop": namespace,
         "my-bucket": bucket.name,
         "http://minio.minio:9000": bucket.endpoint,
         "http://minio.example.com:9000": bucket.endpoint,
+        "kafka.example.com:9092": installed.kafka.bootstrap("PLAINTEXT"),
         **{f"{key}=...": f"{key}={keys[key]}" for key in keys if "KEY" in key},
         **{
             f"{registry}/{name}:1.0.0": installed.cluster.image(name)
@@ -79,10 +90,11 @@ def shell(
 ) -> Iterator[Shell]:
     cluster, kubeconfig = archiving.cluster, tmp_path / "kubeconfig"
     kubeconfig.write_text(cluster.kubeconfig.read_text())
-    named = cluster.kubectl("config", "current-context").strip()
-    cluster.kubectl(
-        "config", "--kubeconfig", str(kubeconfig), "rename-context", named, "my-cluster"
-    )
+    for words in (
+        ("rename-context", cluster.kubectl("config", "current-context").strip(), "my-cluster"),
+        ("set-context", "--current", f"--namespace={namespace}"),
+    ):
+        cluster.kubectl("config", "--kubeconfig", str(kubeconfig), *words)
     yield Shell.opened(tmp_path, kubeconfig, instead(archiving, namespace, cluster_bucket))
     cluster.kubectl("delete", "deadletterarchive", "--all", "-n", namespace, "--timeout=90s")
 
@@ -103,62 +115,86 @@ class Payments:
         self.address = installed.broker(namespace)
         self.subscriber: Subscriber = installed.subscriber(namespace, "payments")
         self.said = uuid.uuid4().hex
-        """What the events say of a person."""
-        self.failed = 0
+        """What the event says of a person."""
+        self.declare("payments")
+
+    def declare(self, trigger: str) -> None:
         filters = [{"exact": {"type": "made"}}]  # no report that is announced
-        installed.trigger(
-            namespace, "payments", self.subscriber.ref, delivery={"retry": 0}, filters=filters
+        self.installed.trigger(
+            self.namespace, trigger, self.subscriber.ref, delivery={"retry": 0}, filters=filters
         )
 
     def fail(self) -> None:
-        """Another dead letter of each of the events; returns once the archive knows of them."""
+        """Each of the events; returns once they are dead letters."""
         self.subscriber.behave(status=503)
         for id_ in IDS:
             said = self.said if id_ == PERSON else "nothing"
             data = json.dumps({"card": said}).encode()
             sent = self.installed.send(self.address, id_, data=data, subject=said)
             assert sent.status_code == 202
-        self.failed += len(IDS)
-        self.until(waiting=len(IDS))
+        self.installed.cluster.wait_for(
+            lambda: len(self.in_topic()) == len(IDS), ARRIVAL, "they are dead letters"
+        )
         self.subscriber.behave(status=202)
         self.subscriber.forget()
 
-    def status(self) -> dict[str, Any]:
-        return self.installed.status("deadletterarchive", "kept", self.namespace)
+    def until_archived(self, shell: Shell) -> None:
+        """By the Job that the page asks for, once the archive knows of them."""
+        self._until(waiting=len(IDS))
+        shell.run(NOW)
+        self._until(archived=len(IDS), waiting=0, phase="Idle")
 
-    def until(self, **expected: Any) -> None:
-        """The archive's status says so."""
+    def _until(self, **expected: Any) -> None:
+        def status() -> dict[str, Any]:
+            return self.installed.status("deadletterarchive", "kept", self.namespace)
+
         self.installed.cluster.wait_for(
-            lambda: expected.items() <= self.status().items(), WITHIN, f"kept: {expected}"
+            lambda: expected.items() <= status().items(), WITHIN, f"kept: {expected}"
         )
 
-    def in_topic(self) -> list[Record]:
-        """What the dead-letter topic has."""
-        topic = names.dead_letter_topic(self.namespace, "default", "payments")
+    def topic(self, trigger: str = "payments") -> str:
+        return names.dead_letter_topic(self.namespace, "default", trigger)
 
-        async def read() -> list[Record]:
+    def in_topic(self) -> Sequence[Record]:
+        """What the dead-letter topic has; it is made for the first."""
+
+        async def read(admin: KafkaAdmin) -> Sequence[Record]:
+            there = await admin.describe_topic(self.topic())
+            return await admin.read_all(self.topic(), 100) if there else []
+
+        return self._asked(read)
+
+    def keeps(self, trigger: str, milliseconds: str) -> bool:
+        """Whether that is the retention of the Trigger's topic."""
+
+        async def read(admin: KafkaAdmin) -> bool:
+            found = await admin.describe_topic(self.topic(trigger))
+            return found is not None and found.config.get("retention.ms") == milliseconds
+
+        return self._asked(read)
+
+    def _asked(self, what: Callable[[KafkaAdmin], Awaitable[T]]) -> T:
+        async def ask() -> T:
             servers = {"bootstrap.servers": self.installed.kafka.bootstrap("PLAINTEXT")}
             admin = KafkaAdmin(servers)
             try:
-                return list(await admin.read_all(topic, 100))
+                return await what(admin)
             finally:
                 await admin.close()
 
-        return asyncio.run(read())
+        return asyncio.run(ask())
 
 
-def saying(word: str, folder: Path) -> set[Path]:
-    """The files that have it: a random word is in Parquet as it is, compressed or not."""
+def saying(word: str, root: Path) -> set[str]:
+    """What of this folder has it, and be it in a file of a folder in it.
+
+    A word at random is in Parquet as it is, compressed or not.
+    """
     return {
-        each.relative_to(folder)
-        for each in folder.rglob("*")
+        each.relative_to(root).parts[0]
+        for each in root.rglob("*")
         if each.is_file() and word.encode() in each.read_bytes()
     }
-
-
-def tables_of(files: set[Path]) -> set[str]:
-    """Of files of one archive: in which folders."""
-    return {each.parts[1] for each in files}
 
 
 def test_every_block_of_the_page_is_run_or_named() -> None:
@@ -199,8 +235,7 @@ def test_a_claim_has_tables_and_reports_until_somebody_deletes_them(
     shell.run(ON_A_CLAIM)
     archiving.until_ready("deadletterarchive", "kept", namespace)
     payments.fail()
-    shell.run(NOW)
-    payments.until(archived=len(IDS), waiting=0, phase="Idle")
+    payments.until_archived(shell)
 
     reports = claim / "dead-letters" / "reports"
     assert (reports / "report.html").read_text().startswith("<!doctype html>")
@@ -229,9 +264,9 @@ def test_failed_events_are_sent_again_and_one_is_forgotten_by_objects(
     cluster, payments = archiving.cluster, Payments(archiving, namespace)
     shell.run(ON_A_CLAIM)
     payments.fail()
-    shell.run(NOW)
-    payments.until(archived=len(IDS), phase="Idle")
-    assert tables_of(saying(payments.said, claim)) >= {"records", "failures"}
+    payments.until_archived(shell)
+    tables = claim / "dead-letters"
+    assert saying(payments.said, tables) >= {"records", "failures", "reports"}
 
     shell.run(BIND)
     asked = ("auth", "can-i", "create", "-n", namespace, "--as=ada", "--as-group=shop-developers")
@@ -246,8 +281,8 @@ def test_failed_events_are_sent_again_and_one_is_forgotten_by_objects(
     assert sorted(payments.subscriber.ids()) == sorted(IDS)
     forgotten = archiving.status("deadletterpurge", "forget-4711", namespace)
     assert forgotten["purged"] == 1
-    assert tables_of(saying(payments.said, claim)) <= {"reports"}
-    files = TableFiles(str(claim / "dead-letters"))
+    assert saying(payments.said, tables) == {"reports"}, "as the page says"
+    files = TableFiles(str(tables))
     left = files.query("SELECT id FROM failures ORDER BY id", "failures")
     assert [each["id"] for each in left] == [each for each in IDS if each != PERSON]
 
@@ -283,13 +318,10 @@ def test_an_archive_in_a_bucket_is_read_on_this_machine_and_one_event_is_erased(
     shell.run(ON_S3)
     archiving.until_ready("deadletterarchive", "kept", namespace)
     payments.fail()
-    shell.run(NOW)
-    payments.until(archived=len(IDS), phase="Idle")
-    assert tables_of(saying(payments.said, folder)) >= {"records", "failures"}
+    payments.until_archived(shell)
+    assert saying(payments.said, folder / namespace) >= {"records", "failures"}
     assert len(payments.in_topic()) == len(IDS)
 
-    # As the page says, another command of `knafka dead-letters` has fetched the jars.
-    dead_letter_jobs.environment(print, s3=True)
     said = shell.run(LOOK, REPORT_BY_SPARK)
     listed = [line.split()[:2] for line in said.splitlines()]
     assert [f"{namespace}/payments", str(len(IDS))] in listed
@@ -308,3 +340,34 @@ def test_an_archive_in_a_bucket_is_read_on_this_machine_and_one_event_is_erased(
     assert "keep" not in spec.get("compaction", {})
     shell.run(DELETE)
     assert (folder / namespace / "failures").exists(), "the tables stay"
+
+
+def test_dead_letters_are_noticed_and_their_topics_keep_as_long_as_somebody_says(
+    archiving: Installation, namespace: str, shell: Shell
+) -> None:
+    """handle-dead-letters.md, "Notice them" and "How long they are kept"."""
+    cluster, payments = archiving.cluster, Payments(archiving, namespace)
+    payments.declare("audit")
+    payments.fail()
+    cluster.wait_for(
+        lambda: shell.run(NOTICE).startswith(f"{len(IDS)} dead letters wait"), ARRIVAL, "noticed"
+    )
+    assert shell.run(TOPIC) == payments.topic()
+    shell.run(KEEP_LONGER)
+    for trigger, kept in (("payments", str(90 * 86_400_000)), ("audit", "-1")):
+        cluster.wait_for(partial(payments.keeps, trigger, kept), ARRIVAL, f"{trigger}: {kept}")
+
+
+def test_one_event_is_erased_by_hand_from_a_kafka_anywhere(
+    archiving: Installation, namespace: str, shell: Shell
+) -> None:
+    """handle-dead-letters.md, "Of a Kafka anywhere" and "Delete them"."""
+    payments = Payments(archiving, namespace)
+    payments.fail()
+    shell.run(BY_HAND)
+    tables = shell.folder / "dead-letters"
+    assert saying(payments.said, tables) >= {"records", "failures"}
+    assert PERSON in (shell.folder / "dead-letters.html").read_text()
+    shell.run(BY_HAND.splitlines()[0], ERASE_BY_HAND)
+    assert saying(payments.said, tables) == set()
+    assert payments.in_topic() == []

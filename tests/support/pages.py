@@ -19,6 +19,8 @@ from typing import Final
 import pytest
 from support.installation import ROOT
 
+from knafka_local import dead_letter_jobs
+
 BIN: Final = Path(sys.executable).parent
 
 
@@ -38,12 +40,13 @@ def block(page: str, *begins: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """Somebody's, in a checkout with `make` done."""
+    """Somebody's who has a Java and a checkout with `make jobs` done."""
 
     folder: Path
     """It is their home, too."""
     kubeconfig: Path
     instead: Mapping[str, str]
+    java_home: str
 
     @classmethod
     def opened(cls, folder: Path, kubeconfig: Path, instead: Mapping[str, str]) -> Shell:
@@ -57,7 +60,9 @@ class Shell:
         }.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).symlink_to(target, target_is_directory=True)
-        return cls(folder, kubeconfig, instead)
+        # Jars that Spark lacks are fetched, too, as by any command that needs them.
+        java_home = dead_letter_jobs.environment(print, s3=True)["JAVA_HOME"]
+        return cls(folder, kubeconfig, instead, java_home)
 
     def written(self, text: str) -> str:
         """With their own words."""
@@ -72,6 +77,7 @@ class Shell:
         environment = {
             **os.environ,
             "HOME": str(self.folder),
+            "JAVA_HOME": self.java_home,
             "KUBECONFIG": str(self.kubeconfig),
             "NO_PROXY": "*",
             "PATH": f"{BIN}:{os.environ['PATH']}",
