@@ -241,7 +241,7 @@ def test_a_claim_has_tables_and_reports_until_somebody_deletes_them(
     assert (reports / "report.html").read_text().startswith("<!doctype html>")
     report = json.loads((reports / "report.json").read_text())
     assert report["totals"]["unresolved"] == len(IDS)
-    assert len(list((reports / "history").iterdir())) == 2, "both forms of the one report"
+    assert len(list((reports / "history").glob("*-report.*"))) == 2, "both forms of the one report"
     status = yaml.safe_load(shell.run(STATUS))["status"]
     assert status["lastRun"]["outcome"] == "Succeeded"
     assert (status["report"]["report"], status["report"]["unresolved"]) == (report["id"], len(IDS))
@@ -261,7 +261,7 @@ def test_failed_events_are_sent_again_and_one_is_forgotten_by_objects(
     archiving: Installation, namespace: str, shell: Shell, claim: Path
 ) -> None:
     """After the purge no file of the tables has the event, only the report that told of it."""
-    cluster, payments = archiving.cluster, Payments(archiving, namespace)
+    payments = Payments(archiving, namespace)
     shell.run(ON_A_CLAIM)
     payments.fail()
     payments.until_archived(shell)
@@ -269,9 +269,9 @@ def test_failed_events_are_sent_again_and_one_is_forgotten_by_objects(
     assert saying(payments.said, tables) >= {"records", "failures", "reports"}
 
     shell.run(BIND)
-    asked = ("auth", "can-i", "create", "-n", namespace, "--as=ada", "--as-group=shop-developers")
-    assert cluster.kubectl(*asked, "deadletterreplays.knafka.dev").strip() == "yes"
-    assert "no" in cluster.kubectl(*asked, "deadletterpurges.knafka.dev", check=False)
+    for kind, answer in (("deadletterreplays", "yes"), ("deadletterpurges", "no")):
+        ask = f"kubectl auth can-i create {kind}.knafka.dev --as=ada --as-group=shop-developers"
+        assert shell.run(f"{ask} || true").strip().endswith(answer)
 
     (shell.folder / "replay.yaml").write_text(shell.written(OPERATIONS))
     shown = shell.run(OPERATE)
@@ -330,7 +330,7 @@ def test_an_archive_in_a_bucket_is_read_on_this_machine_and_one_event_is_erased(
     assert f"{len(IDS)} would be sent: {len(IDS)} to {namespace}/default/payments" in said
     page = (shell.folder / "dead-letters.html").read_text()
     assert page.startswith("<!doctype html>")
-    assert PERSON in page
+    assert f'"unresolved": {len(IDS)}' in said
 
     said = shell.run(ERASE)
     assert "1 failures purged" in said
@@ -367,7 +367,7 @@ def test_one_event_is_erased_by_hand_from_a_kafka_anywhere(
     shell.run(BY_HAND)
     tables = shell.folder / "dead-letters"
     assert saying(payments.said, tables) >= {"records", "failures"}
-    assert PERSON in (shell.folder / "dead-letters.html").read_text()
+    assert (shell.folder / "dead-letters.html").read_text().startswith("<!doctype html>")
     shell.run(BY_HAND.splitlines()[0], ERASE_BY_HAND)
     assert saying(payments.said, tables) == set()
     assert payments.in_topic() == []

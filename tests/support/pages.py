@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -71,7 +72,7 @@ class Shell:
             rf"(?<![\w-])(?:{words})(?![\w-])", lambda found: self.instead[found[0]], text
         )
 
-    def run(self, *commands: str, within: float = 600.0) -> str:
+    def run(self, *commands: str, within: float = 1_500.0) -> str:
         """What these blocks print, one after another in one shell; each of them has to succeed."""
         script = self.written("\n".join(commands))
         environment = {
@@ -82,16 +83,23 @@ class Shell:
             "NO_PROXY": "*",
             "PATH": f"{BIN}:{os.environ['PATH']}",
         }
-        done = subprocess.run(
+        process = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=self.folder,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=within,
+            start_new_session=True,
         )
-        print(f"{textwrap.indent(script, '$ ')}\n{done.stdout}")
-        if done.returncode:
-            pytest.fail(f"exit code {done.returncode} of\n{script}\n{done.stdout}")
-        return done.stdout
+        try:
+            said, _ = process.communicate(timeout=within)
+        except BaseException:
+            # With all that it has started: a Spark would go on by itself.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        print(f"{textwrap.indent(script, '$ ')}\n{said}")
+        if process.returncode:
+            pytest.fail(f"exit code {process.returncode} of\n{script}\n{said}")
+        return said
