@@ -79,6 +79,7 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/chaos tests/integration/test_knative_eventing.py \
 		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
 		tests/cluster/test_changes.py tests/cluster/test_dead_letter_jobs.py \
+		tests/cluster/test_dead_letter_docs.py \
 		tests/integration/test_dead_letter_pipeline.py tests/integration/test_dead_letters_on_s3.py \
 		tests/unit/test_jobs_purge.py \
 		-s $(ARGS)

@@ -26,6 +26,7 @@ pytest_plugins = [
     "support.spark",
     "support.transactions",
     # After what they import, so that asserts there are rewritten:
+    "support.archiving",
     "support.channels",
     "support.conformance_world",
     "support.behaviour",

@@ -7,7 +7,6 @@ machine, which is the node.
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,17 +14,15 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from support.archiving import IMAGE, WITHIN, volume
 from support.browser import chromium_of, every, one, wait
-from support.cluster import OPERATOR_NAMESPACE, testcluster
+from support.cluster import OPERATOR_NAMESPACE
 from support.gate import only_chaos
 from support.installation import ROOT, Installation, Subscriber
 
 from knafka_jobs.lookup.run import TableFiles
 from knafka_operator.model.resources import TOPIC_STATUS
 
-IMAGE: Final = "knafka-jobs"
-WITHIN: Final = 300.0
-"""Seconds for a Job: its image is pulled, and Spark starts."""
 COUNT: Final = 20
 MADE: Final = [{"exact": {"type": "made"}}]
 """Filters of a Trigger that takes no event that tells of a report."""
@@ -33,55 +30,24 @@ MADE: Final = [{"exact": {"type": "made"}}]
 pytestmark = [pytest.mark.timeout(1_800), only_chaos]
 
 
-@pytest.fixture(scope="module")
-def archiving(installed: Installation) -> Iterator[Installation]:
-    """With what operator/deploy/dead-letters adds."""
-    cluster = installed.cluster
-    testcluster("jobs")
-    cluster.apply(ROOT / "crds" / "dead-letters")
-    cluster.apply(ROOT / "operator" / "deploy" / "dead-letters" / "rbac.yaml")
-    crd = "crd/deadletterarchives.knafka.dev"
-    cluster.kubectl("wait", "--for=condition=Established", crd, "--timeout=60s")
-    with installed.settings(KNAFKA_JOBS_IMAGE=cluster.image(IMAGE)):
-        yield installed
-
-
 @pytest.fixture
 def claim(archiving: Installation, namespace: str) -> Iterator[Path]:
     """A claim `tables`, and the folder that it is."""
-    cluster = archiving.cluster
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o777)  # a hostPath has no fsGroup
-        spec: dict[str, Any] = {
-            "accessModes": ["ReadWriteMany"],
-            "storageClassName": "",
-            "resources": {"requests": {"storage": "1Gi"}},
-        }
-        volume = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": namespace},
-            "spec": {
-                "capacity": {"storage": "1Gi"},
-                "accessModes": spec["accessModes"],
-                "storageClassName": "",
-                "hostPath": {"path": folder},
-                "claimRef": {"namespace": namespace, "name": "tables"},
-            },
-        }
-        cluster.apply(volume)
-        cluster.apply(
+    with volume(archiving.cluster, namespace, "tables") as folder:
+        archiving.cluster.apply(
             {
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",
                 "metadata": {"name": "tables", "namespace": namespace},
-                "spec": {**spec, "volumeName": namespace},
+                "spec": {
+                    "accessModes": ["ReadWriteMany"],
+                    "storageClassName": "",
+                    "resources": {"requests": {"storage": "1Gi"}},
+                    "volumeName": namespace,
+                },
             }
         )
-        yield Path(folder)
-        cluster.kubectl("delete", "deadletterarchive", "--all", "-n", namespace, "--timeout=90s")
-        cluster.kubectl("delete", "pvc", "tables", "-n", namespace, "--wait=false")
-        cluster.kubectl("delete", "pv", namespace, "--wait=false")
+        yield folder
 
 
 def bury(installed: Installation, namespace: str) -> None:

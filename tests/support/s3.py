@@ -1,7 +1,7 @@
 """A real S3 for the tests: versitygw, which keeps objects as files below a folder.
 
 `make s3-gateway` compiles it: see `go_programs`. Registered by `pytest_plugins` in
-tests/conftest.py.
+tests/conftest.py. One that pods of the test cluster reach: `support.archiving`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -47,33 +48,40 @@ class Bucket:
 @pytest.fixture(scope="session")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     """One of the test run's own gateway."""
+    with gateway(tmp_path_factory.mktemp("s3")) as found:
+        yield found
+
+
+@contextmanager
+def gateway(folder: Path, host: str = "127.0.0.1") -> Iterator[Bucket]:
+    """A bucket of a gateway that runs meanwhile, with its files in this folder."""
     program = obtain_or_skip(SOURCE, TARGET, PACKAGE)
-    folder, port = tmp_path_factory.mktemp("s3"), free_port()
+    port = free_port()
     # No two have a name, as Hadoop keeps a client for each.
     name = f"test-{uuid.uuid4().hex[:8]}"
     store = folder / "store" / name
     for each in (store, folder / "metadata"):
         each.mkdir(parents=True)
     keys = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": uuid.uuid4().hex}
-    endpoint = f"http://127.0.0.1:{port}"
+    endpoint = f"http://{host}:{port}"
     # Beside the objects: not every file system has extended attributes.
-    command = [str(program), "--port", f"127.0.0.1:{port}", "--quiet"]
+    command = [str(program), "--port", f"{host}:{port}", "--quiet"]
     command += ["posix", "--sidecar", str(folder / "metadata"), str(folder / "store")]
     roots = {name.replace("AWS", "ROOT"): value for name, value in keys.items()}
     with (folder / "log").open("wb") as log:
-        gateway = subprocess.Popen(
+        process = subprocess.Popen(
             command, env={**os.environ, **roots}, stdout=log, stderr=subprocess.STDOUT
         )
     try:
-        _until_up(gateway, endpoint, folder / "log")
+        _until_up(process, endpoint, folder / "log")
         where = {"AWS_ENDPOINT_URL": endpoint, "AWS_REGION": "us-east-1"}
         yield Bucket(name, endpoint, store, {**keys, **where})
     finally:
-        gateway.terminate()
-        gateway.wait()
+        process.terminate()
+        process.wait()
 
 
-def _until_up(gateway: subprocess.Popen[bytes], endpoint: str, log: Path) -> None:
+def _until_up(process: subprocess.Popen[bytes], endpoint: str, log: Path) -> None:
     deadline = time.monotonic() + WITHIN
     while True:
         try:
@@ -82,7 +90,7 @@ def _until_up(gateway: subprocess.Popen[bytes], endpoint: str, log: Path) -> Non
             refused.close()
             return  # nobody is let in without keys
         except OSError:
-            assert gateway.poll() is None, f"the S3 gateway ended: {log.read_text()}"
+            assert process.poll() is None, f"the S3 gateway ended: {log.read_text()}"
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         else:
