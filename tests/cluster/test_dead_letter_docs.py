@@ -228,7 +228,7 @@ def test_the_component_gives_the_operator_the_image_that_is_named(shell: Shell) 
 def test_a_claim_has_tables_and_reports_until_somebody_deletes_them(
     archiving: Installation, namespace: str, shell: Shell, claim: Path
 ) -> None:
-    """From the claim to a report that a chat is told of; the archive goes, its tables stay."""
+    """A report is made and its event reaches the chat; deleting the archive keeps the tables."""
     payments, hook = Payments(archiving, namespace), archiving.subscriber(namespace, "hook")
     shell.run(CHAT)
     archiving.until_ready("trigger", "reports-to-chat", namespace)
@@ -248,7 +248,7 @@ def test_a_claim_has_tables_and_reports_until_somebody_deletes_them(
     assert status["lastRun"]["outcome"] == "Succeeded"
     assert (status["report"]["report"], status["report"]["unresolved"]) == (report["id"], len(IDS))
     assert {each["status"] for each in status["conditions"]} == {"True"}
-    (told,) = archiving.cluster.wait_for(hook.seen, WITHIN, "the chat is told")
+    (told,) = archiving.cluster.wait_for(hook.seen, WITHIN, "the chat gets the event")
     assert told["attributes"] == {}, "it is no event but a plain POST"
 
     shell.run(DELETE)

@@ -135,7 +135,7 @@ def main() -> None:
         if not given.at_once:
             _compact_in_steps(servers, namespace, root / "steps", total)
         copy = [sys.executable, "-c", COPY, servers, ",".join(_names(namespace))]
-        for jvm, start in (("", Start()), (", with C2", Start(c2=True))):
+        for jvm, start in (("", USUAL), (", with C2", Start(c2=True))):
             what, tables = f"compact all at once{jvm}", root / f"once{jvm}"
             print(_compact(what, servers, namespace, tables, total, start), flush=True)
             what, files = f"plain copy to Parquet{jvm}", root / f"copy{jvm}"

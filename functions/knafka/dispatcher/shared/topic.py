@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -110,20 +108,20 @@ class SharedTopic:
 
     async def _commit(self, member: GroupMember) -> None:
         """A round: what waits of all groups, as long as Kafka knows us still."""
-        loop, waiting = asyncio.get_running_loop(), deque(self._waiting())
+        loop, waiting = (
+            asyncio.get_running_loop(),
+            [each for each in self._readers if each.to_commit],
+        )
         asked_at = loop.time()
-        turns = max(1, math.ceil(len(waiting) / COMMITS_TOGETHER))
-        confirmed = bool(waiting) and await member.confirm(_positions(waiting))
-        for _ in range(turns):
-            if confirmed and loop.time() - asked_at < CONFIRMED_FOR:
-                for _ in range(min(COMMITS_TOGETHER, len(waiting))):
-                    if (reader := waiting.popleft()).to_commit:
+        if waiting and not await member.confirm(_positions(waiting)):
+            waiting = []
+        starts = range(0, len(waiting) or 1, COMMITS_TOGETHER)
+        for start in starts:
+            if loop.time() - asked_at < CONFIRMED_FOR:
+                for reader in waiting[start : start + COMMITS_TOGETHER]:
+                    if reader.to_commit:
                         reader.begin_commit()
-            await member.serve(SERVE / turns)
-
-    def _waiting(self) -> list[GroupReader]:
-        """Those that have something to commit."""
-        return [each for each in self._readers if each.to_commit]
+            await member.serve(SERVE / len(starts))
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         self._owned.update(partitions)
