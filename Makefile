@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Not quiet: the first start takes a minute, and pip's lines and bars say what it is waiting for.
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hashes \
-	--python-version 3.11 --custom-compile-command "make lock"
+	--python-version 3.11 --no-strip-extras --custom-compile-command "make lock"
 
 PYTEST := $(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m testcluster
