@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from knafka.clients.reachability import ASK_TIMEOUT, SILENCE, Reachability
+from knafka.clients.reachability import ASK_TIMEOUT, RENEW_AFTER, SILENCE, Reachability
 from knafka.core.errors import LogError
 
 pytestmark = pytest.mark.looptime
@@ -20,8 +20,9 @@ class Kafka:
         self.problem: LogError | None = None
         self.asked = 0
         self.told = 0
+        self.renewed = 0
         self.in_flight = 0
-        self.reachability = Reachability(self.ask, self.on_away)
+        self.reachability = Reachability(self.ask, self.on_away, self.renew)
 
     async def ask(self, timeout: float) -> None:
         self.asked += 1
@@ -31,6 +32,9 @@ class Kafka:
 
     def on_away(self) -> None:
         self.told += 1
+
+    def renew(self) -> None:
+        self.renewed += 1
 
     @property
     def away(self) -> bool:
@@ -108,6 +112,24 @@ async def test_an_acknowledgement_ends_being_away_at_once(kafka: Kafka) -> None:
     assert kafka.away
     kafka.reachability.acknowledged()
     assert not kafka.away
+
+
+async def test_a_client_that_kafka_does_not_answer_is_renewed_again_and_again(
+    kafka: Kafka,
+) -> None:
+    """It may have lost its brokers, while Kafka is there (`kafka_liveness`)."""
+    kafka.problem = LogError("timed out")
+    kafka.reachability.all_down()
+    await asyncio.sleep(RENEW_AFTER)
+    assert kafka.away
+    assert kafka.renewed == 0
+    await asyncio.sleep(2 * ASK_TIMEOUT + 1)
+    assert kafka.renewed == 1
+    await asyncio.sleep(RENEW_AFTER + 2 * ASK_TIMEOUT)
+    assert kafka.renewed == 2
+    kafka.problem = None
+    await asyncio.sleep(3600)
+    assert kafka.renewed == 2
 
 
 async def test_a_kafka_that_refuses_us_is_there(kafka: Kafka) -> None:

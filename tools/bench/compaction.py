@@ -9,7 +9,9 @@ stored. Then a new compaction takes everything at once, and Spark copies the sam
 as our jobs start Spark and with Java's own settings (C2), which change what CPU a process costs.
 
 With `--executors` everything is taken at once by so many executors, processes of one core each
-beside the driver (Spark's `local-cluster`), in turns. Prints a table in Markdown.
+beside the driver (Spark's `local-cluster`), in turns; `--executor-cpus 0.5` limits each to half a
+core, as a pod's `limits` do (as root, by a cgroup), so that a small machine has cores that are
+free. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ PARTITIONS: Final = 4
 EXECUTOR_MIB: Final = 1024
 LOOK_INTERVAL: Final = 0.2
 """Seconds between two looks at a job's memory."""
+CGROUPS: Final = Path("/sys/fs/cgroup/cpu")
+CPU_PERIOD: Final = 100_000
+"""Microseconds, Kubernetes' own."""
 
 COPY: Final = """
 import sys
@@ -69,6 +74,8 @@ class Start:
     """With Java's own settings."""
     executors: int = 0
     """Beside the driver; 0: it does all by itself, with two cores."""
+    executor_cpus: float | None = None
+    """What each executor may use; None: as much as there is."""
 
     def arguments(self, usual: str) -> str:
         """`PYSPARK_SUBMIT_ARGS`, by those with which our jobs are started."""
@@ -115,6 +122,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--at-once", action="store_true", help="leave out the steps")
     parser.add_argument("--executors", type=int, nargs="+", help="compare these numbers of them")
+    parser.add_argument("--executor-cpus", type=float, help="limit each to so much of a core")
     parser.add_argument("--runs", type=int, default=1, help="of each number of executors")
     parser.add_argument("--folder", type=Path, help="for the tables; a temporary one if not given")
     given = parser.parse_args()
@@ -129,7 +137,7 @@ def main() -> None:
         if given.executors:
             for run, number in product(range(given.runs), given.executors):
                 what, tables = f"compact by {number} executors", root / f"{number}-{run}"
-                start = Start(executors=number)
+                start = Start(executors=number, executor_cpus=given.executor_cpus)
                 print(_compact(what, servers, namespace, tables, total, start), flush=True)
             return
         if not given.at_once:
@@ -184,6 +192,8 @@ def _measured(
             resident = 0
             for each in (process, *process.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):  # it has just ended
+                    if start.executor_cpus is not None:
+                        _limit(each, start.executor_cpus)
                     resident += each.memory_info().rss
                     spent[each.pid] = sum(each.cpu_times()[:2])
             peak = max(peak, resident)
@@ -193,6 +203,9 @@ def _measured(
     looking.start()
     answer, said = job.communicate()
     looking.join()
+    for group in CGROUPS.glob("knafka-bench-*"):
+        with suppress(OSError):  # its executor is still ending: after the next job
+            group.rmdir()
     seconds = time.monotonic() - begun
     if job.returncode != 0:
         sys.exit(f"{what} failed:\n{said[-4000:]}")
@@ -200,6 +213,17 @@ def _measured(
         sys.exit(f"{what}: {found} records instead of {records}")
     disk = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
     return Measured(what, records, seconds, sum(spent.values()), peak, disk)
+
+
+def _limit(process: psutil.Process, cpus: float) -> None:
+    """Give an executor a cgroup of its own, once."""
+    group = CGROUPS / f"knafka-bench-{process.pid}"
+    if group.exists() or not any("ExecutorBackend" in each for each in process.cmdline()):
+        return
+    group.mkdir()
+    (group / "cpu.cfs_period_us").write_text(str(CPU_PERIOD))
+    (group / "cpu.cfs_quota_us").write_text(str(int(cpus * CPU_PERIOD)))
+    (group / "cgroup.procs").write_text(str(process.pid))
 
 
 def _names(namespace: str) -> list[str]:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from confluent_kafka import Consumer, KafkaError, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._cluster import DescribeClusterResult
 from confluent_kafka.admin._config import ConfigResource, ConfigSource
 from confluent_kafka.admin._resource import ResourceType
@@ -75,7 +76,6 @@ class KafkaAdmin:
         self._connection = connection
         self._calls = AdminCalls(connection, request_timeout)
         self._groups = KafkaGroups(connection, self._calls)
-        self._admin = self._calls.admin
         self._topic_ranges = KafkaRanges(self._calls, self._partitions)
         self._seen: dict[str, _Seen] = {}
         """Topics as `end_offsets_of_all` found them."""
@@ -83,6 +83,10 @@ class KafkaAdmin:
         """What it read last, of topics all of whose partitions could be read."""
         self._ranges: dict[str, tuple[str, dict[int, tuple[int, int]]]] = {}
         """A topic's id, and its partitions' starts and ends when `lags` read them last."""
+
+    @property
+    def _admin(self) -> AdminClient:
+        return self._calls.admin
 
     async def cluster_id(self) -> str:
         described: DescribeClusterResult = await self._calls.single(

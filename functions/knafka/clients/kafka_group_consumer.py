@@ -26,6 +26,7 @@ from confluent_kafka import (
 
 from knafka.clients.kafka_client import READING, Connection, log_error, log_error_of, open_client
 from knafka.clients.kafka_commits import AGAIN, epoch_of
+from knafka.clients.kafka_liveness import Liveness
 from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
 from knafka.observability import RateLimitedFilter
@@ -100,6 +101,7 @@ class GroupConsumer(ABC):
         self.protocol = protocol
         self.joined = False
         self._errors = ConnectionErrors()
+        self._liveness = Liveness(connection, self._topics[0])
         self._opened_at = time.monotonic()
         self._heartbeat_at = 0.0
         self.consumer = self._open()
@@ -161,10 +163,14 @@ class GroupConsumer(ABC):
         self.consumer = self._open()
         self._subscribe()
 
-    def check_hope_of_joining(self) -> None:
-        """Raises `LogError` where it isn't a member and there is no hope of becoming one."""
-        if self.joined:
-            return
+    def check(self, *, heard: bool) -> None:
+        """Raises `LogError` where it isn't a member and there is no hope of becoming one, and where
+        its client has lost Kafka. `heard`: whether there was anything since the last time."""
+        self._liveness.check(self.consumer, heard=heard)
+        if not self.joined:
+            self._check_hope_of_joining()
+
+    def _check_hope_of_joining(self) -> None:
         why = self._errors.refusal or ""
         if not why and time.monotonic() - self._opened_at >= JOIN_TIMEOUT:
             why = str(self._errors)

@@ -24,6 +24,7 @@ from confluent_kafka import (
 
 from knafka.clients.call_thread import CallThread
 from knafka.clients.kafka_client import PASSING, READING, Connection, log_error_of, open_client
+from knafka.clients.kafka_liveness import Liveness
 from knafka.clients.kafka_reader import RESET
 from knafka.core.errors import LogError
 from knafka.observability import RateLimitedFilter
@@ -60,6 +61,7 @@ class KafkaPositionedReader:
         self._begun: set[int] = set()
         self._epochs: dict[int, int] = {}
         self._failure: LogError | None = None
+        self._liveness = Liveness(connection, topic)
 
     def begin(self, positions: Mapping[int, Position]) -> None:
         self._thread.call(partial(self._begin, dict(positions)))
@@ -149,6 +151,7 @@ class KafkaPositionedReader:
                 ends[number] = cast(int, message.offset())
             elif not error.retriable() and error.code() not in PASSING:
                 self._failure = log_error_of(error)
+        self._liveness.check(self._consumer, heard=bool(records or ends or restarted))
         for number, message in last.items():
             epoch = message.leader_epoch()
             self._epochs[number] = NO_EPOCH if epoch is None else epoch

@@ -1,4 +1,4 @@
-"""One librdkafka producer that is replaced when it fails for good.
+"""One librdkafka producer that is replaced when it fails for good, or when its owner says so.
 
 The producer is not idempotent, as an idempotent one may report a record as stored that Kafka
 rejected (docs/decisions/0012): here a report is about its own request alone.
@@ -45,7 +45,8 @@ class ReplaceableProducer:
         self._on_error = on_error
         self._producer = self._open()
         self._replaced: list[Producer] = []
-        """Producers that failed for good and still owe reports."""
+        """Producers that are used no more and still owe reports."""
+        self._renewing = False
         self.failure: LogError | None = None
         """Why nothing can be sent, where there can be no other producer either."""
 
@@ -110,12 +111,14 @@ class ReplaceableProducer:
         """Call back for the reports that are there; wait up to `timeout` seconds for the first."""
         try:
             if self.failure is not None:
-                self._replace()
+                self._replace(str(self.failure))
+            elif self._renewing:
+                self._replace("Kafka does not answer it")
             self._producer.poll(timeout)
         except KafkaException as error:
             # Only a fatal error is raised here: the producer takes records and sends none.
             self.failure = log_error_of(error.args[0])
-            self._replace()
+            self._replace(str(self.failure))
         if self._replaced:
             self._poll_replaced()
 
@@ -125,18 +128,22 @@ class ReplaceableProducer:
                 each.poll(0)
         self._replaced = [each for each in self._replaced if len(each)]
 
-    def _replace(self) -> None:
+    def _replace(self, why: str) -> None:
         """Go on with another producer if there can be one; else `failure` stays."""
         try:
             producer = self._open()
         except LogError as error:
             self.failure = error
             return
-        log.warning("the producer is replaced: %s", self.failure)
+        log.warning("the producer is replaced: %s", why)
         failed, self._producer = self._producer, producer
         self._replaced.append(failed)
-        self.failure = None
+        self.failure, self._renewing = None, False
         failed.purge(blocking=False)  # what it holds is reported as failed
+
+    def renew(self) -> None:
+        """Go on with another producer, from the next `poll` on."""
+        self._renewing = True
 
     def purge(self, *, in_flight: bool) -> None:
         """Have what is held reported as failed, what is under way to Kafka as well or not."""

@@ -88,7 +88,7 @@ class KafkaReader:
             elif not self._is_end(message):
                 self._judge(error)
         # Or to be refused would look like having nothing to do.
-        membership.check_hope_of_joining()
+        membership.check(heard=bool(records or membership.reached))
         failed = self._failed
         if failed is not None and not records:
             self._failure = None

@@ -64,10 +64,13 @@ class AdminCalls:
 
     def __init__(self, connection: Connection, timeout: float) -> None:
         self.timeout = timeout
+        self._connection = connection
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kafka-admin")
         self._errors = ConnectionErrors()
         self._refreshing: Future[None] | None = None
+        self._answered_at = time.monotonic()
         self.admin = open_admin(connection, self._errors.record)
+        """Another one when it got no answer for `timeout` seconds (see `kafka_liveness`)."""
 
     async def single(self, ask: Callable[[float], Future[T]]) -> T:
         """The result of one of the admin client's futures; `ask` is given the seconds it has."""
@@ -182,14 +185,28 @@ class AdminCalls:
             try:
                 answer = await ask(max(ASK_AGAIN, deadline - time.monotonic()))
                 self._errors.mended()
+                self._answered_at = time.monotonic()
                 return answer
             except KafkaException as error:
                 code = error.args[0].code()
                 if code in NO_ANSWER:
-                    raise self._no_answer() from error
+                    no_answer = self._no_answer()
+                    self._reopen()
+                    raise no_answer from error
                 if code not in ON_ITS_WAY or time.monotonic() > deadline:
                     raise log_error_of(error.args[0]) from error
             await asyncio.sleep(ASK_AGAIN)
+
+    def _reopen(self) -> None:
+        """Go on with another client, unless this one was answered lately."""
+        if time.monotonic() - self._answered_at < self.timeout:
+            return
+        with suppress(LogError):
+            lost, self.admin = self.admin, open_admin(self._connection, self._errors.record)
+            self._answered_at = time.monotonic()
+            with suppress(RuntimeError):  # it is being closed
+                # Its end waits for its threads, so it comes on one of ours.
+                self._threads.submit(lost.poll, 0)
 
     def _no_answer(self) -> LogError:
         self.admin.poll(0)

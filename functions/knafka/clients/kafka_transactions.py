@@ -203,7 +203,7 @@ class _Member(GroupConsumer):
             self._raised = self._failure = None
             self.go_back()
             raise failed
-        self.check_hope_of_joining()
+        self.check(heard=bool(records or self.reached))
         return records
 
     def _poll(self, limit: int, timeout: float) -> None:

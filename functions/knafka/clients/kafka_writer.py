@@ -91,7 +91,7 @@ class KafkaWriter:
         self._answered = False
         self._closed = False
         self._ended = threading.Event()
-        self._reachability = Reachability(self._ask, self._purge_queues)
+        self._reachability = Reachability(self._ask, self._purge_queues, self._renew)
         threading.Thread(target=self._serve, name="kafka-writer", daemon=True).start()
 
     def _open(self, linger_ms: float, **more: Any) -> ReplaceableProducer:
@@ -297,6 +297,11 @@ class KafkaWriter:
         """Kafka is away: what was never sent needs to wait no longer; its senders try again."""
         for each in self._producers():
             each.purge(in_flight=False)
+
+    def _renew(self) -> None:
+        for each in self._producers():
+            each.renew()
+        self._poll_soon()
 
     def _producers(self) -> list[ReplaceableProducer]:
         made = (self._prompt, self._gathering, self._alone)

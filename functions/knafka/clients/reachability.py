@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -30,6 +31,11 @@ UNANSWERED: Final = 2
 """Questions in a row without an answer before Kafka counts as away: the first may have been put to
 the one broker of several that hangs. Where all connections are broken, one is enough."""
 
+RENEW_AFTER: Final = 12.0
+"""Seconds away, and again after so many, until Kafka is asked by a client that is new: librdkafka
+may have lost its brokers (see `kafka_liveness`). Longer than `kafka_producer.DELIVERY_TIMEOUT`, so
+that the old one holds nothing."""
+
 Ask = Callable[[float], Awaitable[None]]
 """Ask Kafka for any answer within so many seconds; raises `LogError`, which is not `retriable` if
 Kafka refuses us: then it is there."""
@@ -38,11 +44,12 @@ Kafka refuses us: then it is there."""
 class Reachability:
     """What one writer knows; everything is called on the event loop."""
 
-    def __init__(self, ask: Ask, on_away: Callable[[], None]) -> None:
+    def __init__(self, ask: Ask, on_away: Callable[[], None], renew: Callable[[], None]) -> None:
         self.away: LogError | None = None
         """Why Kafka is known to be away, None while it isn't."""
         self._ask = ask
         self._on_away = on_away
+        self._renew = renew
         self._all_down = False
         self._acknowledged = 0
         self._asking: asyncio.Task[None] | None = None
@@ -79,7 +86,8 @@ class Reachability:
 
     async def _ask_on(self) -> None:
         """Ask until Kafka answers."""
-        unanswered = 0
+        loop = asyncio.get_running_loop()
+        unanswered, renew_at = 0, math.inf
         while True:
             before = self._acknowledged
             try:
@@ -89,6 +97,10 @@ class Reachability:
                 unanswered = unanswered + 1 if unheard else 0
                 if unanswered >= (1 if self._all_down else UNANSWERED):
                     self._give_up(error)
+                    renew_at = min(renew_at, loop.time() + RENEW_AFTER)
+                if loop.time() >= renew_at:
+                    self._renew()
+                    renew_at = math.inf
                 await asyncio.sleep(ASK_INTERVAL)
             else:
                 self._all_down = False

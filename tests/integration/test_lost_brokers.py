@@ -1,0 +1,180 @@
+"""Clients go on after librdkafka has lost its brokers (confluentinc/librdkafka#5301).
+
+A node that is fenced again and again, as one that gets too little CPU, answers metadata that name
+no broker; some of its clients never find back to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaException
+from confluent_kafka.admin import AdminClient
+from support.waiting import until
+
+from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.clients.kafka_client import Connection
+from knafka.clients.kafka_liveness import SILENCE, Liveness
+from knafka.clients.kafka_writer import KafkaWriter
+from knafka.core.errors import LogError
+from knafka_local.kafka_distribution import KafkaDistribution
+from knafka_local.kafka_server import KafkaServer
+
+pytestmark = pytest.mark.kafka
+
+FLAPPING = {"broker.session.timeout.ms": "400", "broker.heartbeat.interval.ms": "700"}
+"""It is fenced 0.3 s of every 0.7 s."""
+CLIENTS = 5
+LOST_AFTER = 3.0
+"""Seconds without an answer, of a node that answers every 0.7 s, after which a client is lost."""
+TOPIC = "events"
+
+
+class Asking:
+    """A client of librdkafka that asks for metadata, twice a second, in a thread."""
+
+    def __init__(self, client: AdminClient | Consumer) -> None:
+        self.client = client
+        self._answered_at = time.monotonic()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        while not self._stopped.wait(0.5):
+            try:
+                self.client.list_topics(timeout=1)
+            except KafkaException:
+                continue
+            self._answered_at = time.monotonic()
+
+    @property
+    def is_lost(self) -> bool:
+        return time.monotonic() - self._answered_at > LOST_AFTER
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+@contextmanager
+def asking(
+    open_one: Callable[[Connection], AdminClient | Consumer], kafka: Connection
+) -> Iterator[list[Asking]]:
+    clients = [Asking(open_one({**kafka, "log_level": 0})) for _ in range(CLIENTS)]
+    try:
+        yield clients
+    finally:
+        for each in clients:
+            each.stop()
+
+
+@pytest.fixture
+async def node(kafka_distribution: KafkaDistribution, tmp_path: Path) -> AsyncIterator[Node]:
+    made = Node(kafka_distribution, tmp_path / "kafka")
+    await made.start({})
+    yield made
+    await made.server.stop()
+
+
+class Node:
+    """A Kafka that is started with other properties, at the same address."""
+
+    def __init__(self, distribution: KafkaDistribution, directory: Path) -> None:
+        self._distribution = distribution
+        self._directory = directory
+        self._port = 0
+        self.server = KafkaServer(distribution, directory)
+
+    async def start(self, properties: dict[str, str]) -> None:
+        await self.server.stop()
+        self.server = KafkaServer(
+            self._distribution, self._directory, port=self._port, properties=properties
+        )
+        await self.server.start()
+        self._port = int(self.server.bootstrap_servers.rpartition(":")[2])
+        self.connection: Connection = {"bootstrap.servers": self.server.bootstrap_servers}
+
+
+async def test_clients_that_have_lost_their_brokers_are_known_and_replaced(node: Node) -> None:
+    """A topic that exists, or a partition that is read, makes librdkafka find back mostly; what
+    only asks does not."""
+    ours = [KafkaAdmin(node.connection, request_timeout=2) for _ in range(CLIENTS)]
+    await ours[0].ensure_topic(TOPIC, 1, 1, {})
+    grouped = {**node.connection, "group.id": "g"}
+    with (
+        asking(lambda kafka: AdminClient(dict(kafka)), node.connection) as admins,
+        asking(lambda kafka: Consumer(dict(kafka)), grouped) as consumers,
+    ):
+        await node.start(FLAPPING)
+        asked = [asyncio.create_task(ask_on(each)) for each in ours]
+        await until(lambda: any(each.is_lost for each in admins), 60)
+        await until(lambda: any(each.is_lost for each in consumers), 60)
+        for each in asked:
+            each.cancel()
+        await node.start({})
+        await asyncio.gather(*(until_answered(each) for each in ours))
+
+        assert any(each.is_lost for each in admins)
+        lost = [each.client for each in consumers if each.is_lost]
+    assert lost
+    for consumer in lost:
+        assert isinstance(consumer, Consumer)
+        with pytest.raises(LogError, match="lost its brokers"):
+            await asyncio.to_thread(silent(node.connection).check, consumer, heard=False)
+    found = Consumer({**grouped, "log_level": 0})
+    silent(node.connection).check(found, heard=False)
+    found.close()
+
+
+def silent(kafka: Connection) -> Liveness:
+    """Of a consumer that has heard nothing for long enough to ask."""
+    made = Liveness(kafka, TOPIC)
+    made._ask_at -= SILENCE
+    return made
+
+
+async def ask_on(admin: KafkaAdmin) -> None:
+    while True:
+        await answered(admin)
+
+
+async def until_answered(admin: KafkaAdmin) -> None:
+    deadline = time.monotonic() + 30
+    while not await answered(admin):
+        assert time.monotonic() < deadline
+
+
+async def answered(admin: KafkaAdmin) -> bool:
+    try:
+        return await admin.describe_topic(TOPIC) is not None
+    except LogError:
+        return False
+
+
+async def renewed(writer: KafkaWriter) -> None:
+    before = writer._prompt._producer
+    writer._renew()
+    await until(lambda: writer._prompt._producer is not before)
+
+
+async def test_a_writer_goes_on_with_another_producer(node: Node) -> None:
+    admin = KafkaAdmin(node.connection)
+    await admin.ensure_topic(TOPIC, 1, 1, {})
+    writer = KafkaWriter(node.connection)
+    reported: list[LogError | None] = []
+    for number in range(100):
+        if number % 25 == 0:
+            await renewed(writer)
+        writer.append(TOPIC, b"key", b"%d" % number, [], reported.append)
+        await until(lambda: not writer.in_flight)
+    assert reported == [None] * 100
+    values = [record.value() for record in await admin.read_all(TOPIC, 1000)]
+    assert values == [b"%d" % number for number in range(100)]
+    await writer.close(5)
