@@ -67,7 +67,7 @@ bench: $(VENV)/.dev ## Measure what an event costs, beside bare prototypes (45 m
 	$(BIN)/python tools/bench/run.py $(ARGS)
 
 bench-backtest: $(VENV)/.dev ## Backtest archived events beside the live reducer (ARGS="--events 10000000")
-	$(BIN)/python tools/bench/backtesting.py $(ARGS)
+	PYTHONPATH=tools $(BIN)/python tools/bench/backtesting.py $(ARGS)
 
 bench-jobs: $(VENV)/.dev ## Measure the dead-letter jobs on tables of 1, 5 and 50 million (an hour; 30 GB of disk)
 	PYTHONPATH=tools:local:functions:spark_jobs $(BIN)/python tools/bench/jobs.py $(ARGS)

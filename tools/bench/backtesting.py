@@ -18,16 +18,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
+from bench import job_process
 from knafka.core.documents import parse
 from knafka.core.sensor.backtest import Backtest, PastEvent
 from knafka.core.sensor.contract import Conditions
@@ -35,8 +34,6 @@ from knafka.core.sensor.records import correlation_of, trigger_of
 from knafka_local import dead_letter_jobs
 
 START: Final = 1_790_000_000_000
-LOOK_INTERVAL: Final = 0.2
-"""Seconds between two looks at the job's memory."""
 SPAN: Final = 1_000_000
 """Milliseconds from the first event to the last."""
 PER_KEY: Final = 4
@@ -131,40 +128,15 @@ def _job(count: int, root: Path) -> Mapping[str, tuple[int, str]]:
     sensor.write_text(json.dumps(SENSOR))
     command = [sys.executable, "-m", "knafka_jobs", "backtest", f"--sensor={sensor}"]
     command += [f"--archive={root / 'archive'}", f"--output={output}"]
-    environment = {**os.environ, **dead_letter_jobs.environment(lambda _: None)}
-    begun = time.monotonic()
-    job = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    peak = 0
-    spent: dict[int, float] = {}
-
-    def look() -> None:
-        nonlocal peak
-        process = psutil.Process(job.pid)
-        while job.poll() is None:
-            resident = 0
-            with suppress(psutil.NoSuchProcess):
-                for each in (process, *process.children(recursive=True)):
-                    with suppress(psutil.NoSuchProcess):
-                        # A worker shares pages with the one that it was forked from.
-                        resident += each.memory_info().rss
-                        spent[each.pid] = sum(each.cpu_times()[:2])
-            peak = max(peak, resident)
-            time.sleep(LOOK_INTERVAL)
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    answer, said = job.communicate()
-    looking.join()
-    seconds = time.monotonic() - begun
-    if job.returncode != 0:
-        sys.exit(f"error: the job failed:\n{said[-4000:]}")
-    found = json.loads(answer)
+    job = job_process.run(command, dead_letter_jobs.environment(lambda _: None))
+    if job.exit_code != 0:
+        sys.exit(f"error: the job failed:\n{job.said[-4000:]}")
+    found = json.loads(job.answer)
     if found["events"] != count:
         sys.exit(f"error: {found['events']} events were read, and not {count}")
     firings = sum(found["firings"].values())
-    print(_row(count, "the job", firings, seconds, sum(spent.values()), peak), flush=True)
+    row = _row(count, "the job", firings, job.seconds, job.cpu_seconds, job.peak_bytes)
+    print(row, flush=True)
     return _written(output, root)
 
 

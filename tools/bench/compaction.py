@@ -1,5 +1,6 @@
 """The compaction beside a plain copy of the same topic, at growing sizes: time, memory, bytes.
 
+    export PYTHONPATH=tools
     python tools/bench/compaction.py --bootstrap-servers HOST:PORT [--records 1000000]
     python tools/bench/compaction.py --bootstrap-servers HOST:PORT --executors 1 2 --runs 3
 
@@ -20,15 +21,13 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -38,6 +37,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from bench import job_process
 from knafka.core import names
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
@@ -47,8 +47,6 @@ EVENT_BYTES: Final = 1024
 TRIGGERS: Final = ("mail", "bill", "ship")
 PARTITIONS: Final = 4
 EXECUTOR_MIB: Final = 1024
-LOOK_INTERVAL: Final = 0.2
-"""Seconds between two looks at a job's memory."""
 CGROUPS: Final = Path("/sys/fs/cgroup/cpu")
 CPU_PERIOD: Final = 100_000
 """Microseconds, Kubernetes' own."""
@@ -102,7 +100,6 @@ class Measured:
     records: int
     seconds: float
     cpu_seconds: float
-    """Of all its processes: steadier than `seconds` on a machine that does other things, too."""
     peak_bytes: int
     disk_bytes: int
 
@@ -173,46 +170,22 @@ def _measured(
 ) -> Measured:
     environment = dead_letter_jobs.environment(lambda line: None)
     arguments = start.arguments(environment["PYSPARK_SUBMIT_ARGS"])
-    environment["PYSPARK_SUBMIT_ARGS"] = arguments
-    begun = time.monotonic()
-    job = subprocess.Popen(
-        command,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    peak = 0
-    spent: dict[int, float] = {}
-
-    def look() -> None:
-        nonlocal peak
-        process = psutil.Process(job.pid)
-        while job.poll() is None:
-            resident = 0
-            for each in (process, *process.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):  # it has just ended
-                    if start.executor_cpus is not None:
-                        _limit(each, start.executor_cpus)
-                    resident += each.memory_info().rss
-                    spent[each.pid] = sum(each.cpu_times()[:2])
-            peak = max(peak, resident)
-            time.sleep(LOOK_INTERVAL)
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    answer, said = job.communicate()
-    looking.join()
+    cpus = start.executor_cpus
+    limit: Callable[[psutil.Process], None] = partial(_limit, cpus=cpus) if cpus else _leave_alone
+    job = job_process.run(command, {**environment, "PYSPARK_SUBMIT_ARGS": arguments}, limit)
     for group in CGROUPS.glob("knafka-bench-*"):
         with suppress(OSError):  # its executor is still ending: after the next job
             group.rmdir()
-    seconds = time.monotonic() - begun
-    if job.returncode != 0:
-        sys.exit(f"{what} failed:\n{said[-4000:]}")
-    if answer.startswith("{") and (found := json.loads(answer)["records"]) != records:
+    if job.exit_code != 0:
+        sys.exit(f"{what} failed:\n{job.said[-4000:]}")
+    if job.answer.startswith("{") and (found := json.loads(job.answer)["records"]) != records:
         sys.exit(f"{what}: {found} records instead of {records}")
     disk = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
-    return Measured(what, records, seconds, sum(spent.values()), peak, disk)
+    return Measured(what, records, job.seconds, job.cpu_seconds, job.peak_bytes, disk)
+
+
+def _leave_alone(process: psutil.Process) -> None:
+    """It may use what there is."""
 
 
 def _limit(process: psutil.Process, cpus: float) -> None:

@@ -54,7 +54,8 @@ def actions(
         )
     kind, bus = broker.broker.kind, sensor.bus
     if (bus.family, bus.who.name) != (family_of(kind), broker.broker.metadata.name):
-        raise NotReady("SensorNotOurs", f"its Sensor is on {bus}")
+        message = f"its Sensor is on {bus}: it makes another one there, and removes this one"
+        raise NotReady("SensorNotOurs", message)
     mine, of_sensor = trigger["metadata"]["name"], sensor.metadata.name
     fired_by = [
         each.name

@@ -1,6 +1,7 @@
 """What a report counts: failures by group, over time, with examples, and the replays.
 
-Pure: DataFrames in and out; `assemble` makes the document of them.
+DataFrames in and out, of which `assemble` makes the document; `with_few_summaries` and `examples`
+run a job each, to know what to read whole.
 """
 
 from __future__ import annotations
