@@ -13,13 +13,16 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from knafka.clients.kafka_client import Connection, log_error_of, open_admin
 from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 ASK_AGAIN: Final = 0.1
 """Seconds before a request is repeated whose coordinator or leader is on its way."""
@@ -204,9 +207,13 @@ class AdminCalls:
         with suppress(LogError):
             lost, self.admin = self.admin, open_admin(self._connection, self._errors.record)
             self._answered_at = time.monotonic()
-            with suppress(RuntimeError):  # it is being closed
-                # Its end waits for its threads, so it comes on one of ours.
-                self._threads.submit(lost.poll, 0)
+            # What others have asked it ends in its own time.
+            asyncio.get_running_loop().call_later(self.timeout, self._end, lost)
+
+    def _end(self, lost: AdminClient) -> None:
+        """Let go of a client on a thread: its end waits for threads of its own."""
+        with suppress(RuntimeError):  # it is being closed
+            self._threads.submit(lost.poll, 0)
 
     def _no_answer(self) -> LogError:
         self.admin.poll(0)
