@@ -224,6 +224,22 @@ async def test_the_oldest_is_next_whatever_its_kind(world: ArchivesWorld) -> Non
     assert done == [f"{kind}/{name}" for kind, name in asked]
 
 
+async def test_what_was_made_in_one_second_is_replayed_before_it_is_purged(
+    world: ArchivesWorld,
+) -> None:
+    """As by one `kubectl apply -f` of both: Kubernetes tells seconds."""
+    asked = [(PURGE, "b"), (REPLAY, "c"), (PURGE, "a"), (REPLAY, "d")]
+    for kind, name in asked:
+        world.ask(kind, name)
+    await world.start()
+    done = []
+    for _ in asked:
+        await world.rounds()
+        done.append(world.job()["metadata"]["annotations"]["knafka.dev/operation-name"])
+        world.end(records=0)
+    assert [each.partition("/")[0] for each in done] == [REPLAY, REPLAY, PURGE, PURGE]
+
+
 async def test_many_operations_and_the_archive_take_turns(world: ArchivesWorld) -> None:
     world.declare(compaction={"number": 1})
     for number in range(3):

@@ -37,8 +37,9 @@ from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.reconcile.jobs import jobs_of, last_pods
 from knafka_operator.reconcile.work_queue import Key
 
-Turn: TypeAlias = tuple[str, str]
-"""When one was made, and its UID: the order in which they have their turns."""
+Turn: TypeAlias = tuple[str, int, str]
+"""When one was made, its kind and UID: the order in which they have their turns. Kubernetes tells
+seconds, and what is purged can't be replayed, so of one second replays come first."""
 
 
 @dataclass(eq=False, slots=True)
@@ -81,7 +82,8 @@ class Operations:
             self._records.pop(uid, None)
         elif uid not in self._records:
             key = document["kind"], metadata["namespace"], metadata["name"]
-            turn = str(metadata.get("creationTimestamp", "")), uid
+            made, kind = str(metadata.get("creationTimestamp", "")), document["kind"]
+            turn = made, OPERATIONS.index(kind), uid
             self._records[uid] = _Record(key, archive_of(document), turn)
 
     async def forget(self, document: Document) -> None:
