@@ -219,9 +219,9 @@ class TransactionalProducer:
                 f"; it was to be because of {reason.str()}"
             )
         aborted = self._aborted(reason)
-        if self._failed:
-            # Behind a record that was refused, this producer's next ones are out of sequence.
-            self._producer, self._fenced = self._open(), False
+        # Behind a record that was refused, and now and then (librdkafka 2.16.0) behind one that was
+        # not sent yet, this producer's next ones are out of sequence.
+        self._producer, self._fenced = self._open(), False
         return aborted
 
     def _aborted(self, reason: KafkaError) -> TransactionAborted:
