@@ -54,8 +54,7 @@ def actions(
         )
     kind, bus = broker.broker.kind, sensor.bus
     if (bus.family, bus.who.name) != (family_of(kind), broker.broker.metadata.name):
-        message = f"its Sensor is on {bus}: it makes another one there, and removes this one"
-        raise NotReady("SensorNotOurs", message)
+        raise NotReady("SensorNotOurs", f"its Sensor is on {bus}")
     mine, of_sensor = trigger["metadata"]["name"], sensor.metadata.name
     fired_by = [
         each.name
