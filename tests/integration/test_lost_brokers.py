@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient
-from support.waiting import until
+from support.waiting import until, until_found
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_client import Connection
@@ -119,7 +120,7 @@ async def test_clients_that_have_lost_their_brokers_are_known_and_replaced(node:
         for each in asked:
             each.cancel()
         await node.start({})
-        await asyncio.gather(*(until_answered(each) for each in ours))
+        await asyncio.gather(*(until_found(partial(answered, each)) for each in ours))
 
         assert any(each.is_lost for each in admins)
         lost = [each.client for each in consumers if each.is_lost]
@@ -143,12 +144,6 @@ def silent(kafka: Connection) -> Liveness:
 async def ask_on(admin: KafkaAdmin) -> None:
     while True:
         await answered(admin)
-
-
-async def until_answered(admin: KafkaAdmin) -> None:
-    deadline = time.monotonic() + 30
-    while not await answered(admin):
-        assert time.monotonic() < deadline
 
 
 async def answered(admin: KafkaAdmin) -> bool:

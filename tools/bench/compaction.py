@@ -24,7 +24,7 @@ import shlex
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -170,8 +170,7 @@ def _measured(
 ) -> Measured:
     environment = dead_letter_jobs.environment(lambda line: None)
     arguments = start.arguments(environment["PYSPARK_SUBMIT_ARGS"])
-    cpus = start.executor_cpus
-    limit: Callable[[psutil.Process], None] = partial(_limit, cpus=cpus) if cpus else _leave_alone
+    limit = partial(_limit, cpus=start.executor_cpus)
     job = job_process.run(command, {**environment, "PYSPARK_SUBMIT_ARGS": arguments}, limit)
     for group in CGROUPS.glob("knafka-bench-*"):
         with suppress(OSError):  # its executor is still ending: after the next job
@@ -184,14 +183,14 @@ def _measured(
     return Measured(what, records, job.seconds, job.cpu_seconds, job.peak_bytes, disk)
 
 
-def _leave_alone(process: psutil.Process) -> None:
-    """It may use what there is."""
-
-
-def _limit(process: psutil.Process, cpus: float) -> None:
-    """Give an executor a cgroup of its own, once."""
+def _limit(process: psutil.Process, cpus: float | None) -> None:
+    """Give an executor a cgroup of its own, once; None: it may use what there is."""
     group = CGROUPS / f"knafka-bench-{process.pid}"
-    if group.exists() or not any("ExecutorBackend" in each for each in process.cmdline()):
+    if (
+        cpus is None
+        or group.exists()
+        or not any("ExecutorBackend" in each for each in process.cmdline())
+    ):
         return
     group.mkdir()
     (group / "cpu.cfs_period_us").write_text(str(CPU_PERIOD))

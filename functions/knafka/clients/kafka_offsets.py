@@ -39,7 +39,6 @@ class KafkaOffsets:
     """Belongs to one event loop."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
         self._calls = AdminCalls(connection, TIMEOUT)
         self._groups = KafkaGroups(connection, self._calls)
         self._opened_at = time.monotonic()
@@ -48,10 +47,7 @@ class KafkaOffsets:
         """librdkafka remembers coordinators: a client that was told of the wrong one may ask it for
         ever, so another takes its place."""
         if time.monotonic() - self._opened_at > REOPEN_AFTER:
-            # What the others have asked it is answered still.
-            asyncio.get_running_loop().call_later(2 * TIMEOUT, self._calls.close)
-            self._calls = AdminCalls(self._connection, TIMEOUT)
-            self._groups = KafkaGroups(self._connection, self._calls)
+            self._calls.reopen()
             self._opened_at = time.monotonic()
 
     async def committed(

@@ -73,7 +73,7 @@ class AdminCalls:
         self._refreshing: Future[None] | None = None
         self._answered_at = time.monotonic()
         self.admin = open_admin(connection, self._errors.record)
-        """Another one when it got no answer for `timeout` seconds (see `kafka_liveness`)."""
+        """Another one after a `reopen`."""
 
     async def single(self, ask: Callable[[float], Future[T]]) -> T:
         """The result of one of the admin client's futures; `ask` is given the seconds it has."""
@@ -194,26 +194,26 @@ class AdminCalls:
                 code = error.args[0].code()
                 if code in NO_ANSWER:
                     no_answer = self._no_answer()
-                    self._reopen()
+                    if time.monotonic() - self._answered_at >= self.timeout:
+                        # It may have lost its brokers (`kafka_liveness`).
+                        with suppress(LogError):
+                            self.reopen()
                     raise no_answer from error
                 if code not in ON_ITS_WAY or time.monotonic() > deadline:
                     raise log_error_of(error.args[0]) from error
             await asyncio.sleep(ASK_AGAIN)
 
-    def _reopen(self) -> None:
-        """Go on with another client, unless this one was answered lately."""
-        if time.monotonic() - self._answered_at < self.timeout:
-            return
-        with suppress(LogError):
-            lost, self.admin = self.admin, open_admin(self._connection, self._errors.record)
-            self._answered_at = time.monotonic()
-            # What others have asked it ends in its own time.
-            asyncio.get_running_loop().call_later(self.timeout, self._end, lost)
+    def reopen(self) -> None:
+        """Go on with another client. Raises `LogError` where there can be none."""
+        former, self.admin = self.admin, open_admin(self._connection, self._errors.record)
+        self._answered_at = time.monotonic()
+        # What others have asked it ends in its own time.
+        asyncio.get_running_loop().call_later(self.timeout, self._end, former)
 
-    def _end(self, lost: AdminClient) -> None:
+    def _end(self, former: AdminClient) -> None:
         """Let go of a client on a thread: its end waits for threads of its own."""
         with suppress(RuntimeError):  # it is being closed
-            self._threads.submit(lost.poll, 0)
+            self._threads.submit(former.poll, 0)
 
     def _no_answer(self) -> LogError:
         self.admin.poll(0)

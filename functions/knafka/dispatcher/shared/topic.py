@@ -108,10 +108,8 @@ class SharedTopic:
 
     async def _commit(self, member: GroupMember) -> None:
         """A round: what waits of all groups, as long as Kafka knows us still."""
-        loop, waiting = (
-            asyncio.get_running_loop(),
-            [each for each in self._readers if each.to_commit],
-        )
+        loop = asyncio.get_running_loop()
+        waiting = [each for each in self._readers if each.to_commit]
         asked_at = loop.time()
         if waiting and not await member.confirm(_positions(waiting)):
             waiting = []
