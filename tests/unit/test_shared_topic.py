@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import pytest
 from support.drains import until
@@ -225,6 +226,24 @@ async def test_commits_of_many_groups_are_spread_over_the_time_of_a_round(
     assert begun.total() == 50
     assert max(begun.values()) == COMMITS_TOGETHER
     assert max(begun) - min(begun) <= SERVE
+
+
+async def test_a_commit_waits_for_no_more_than_a_tenth_of_a_second(world: World) -> None:
+    """Groups commit each second (docs/reference/delivery.md): a kill repeats that and the wait."""
+    loop = asyncio.get_running_loop()
+    world.append(10)
+    reader = world.reader("group")
+    await read(reader, 10)
+
+    def is_committed(offset: int) -> bool:
+        return world.committed("group") == offset
+
+    for offset in range(1, 10):
+        await asyncio.sleep(1.03)  # each at another moment of a round
+        reader.commit({0: OffsetAndMetadata(offset)})
+        wanted = loop.time()
+        await until(partial(is_committed, offset))
+        assert loop.time() - wanted <= 0.11
 
 
 async def test_a_round_ends_with_the_time_for_which_its_confirmation_counts(

@@ -24,8 +24,8 @@ from knafka.ports.shared_log import Commit, GroupMember, GroupOffsets, Position,
 
 log = logging.getLogger(__name__)
 
-SERVE: Final = 0.5
-"""Seconds that a round of commits takes."""
+SERVE: Final = 0.1
+"""Seconds that a round of commits takes: as much later a commit comes than its group wanted it."""
 COMMITS_TOGETHER: Final = 4
 """Of a round, those that begin at once; the others follow, spread over its time. Those of 200
 groups together would hold up all neighbours' events for tens of milliseconds."""
