@@ -1,12 +1,19 @@
 """Rate limit: attempts at one subscriber begin so far apart that no unit of time has too many.
 
 Evenly, without bursts: 60 in a minute are one in a second (BUS-S13). Each attempt counts, retries
-as well; the first one after a quiet time begins at once.
+as well; the first one after a quiet time begins at once. A timer may be late, so that an attempt
+begins `LATE` after its time, and then the next one's time doesn't move with it: else a thousand in
+a second, each late, would be far fewer. So those of one timer begin together.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from knafka.core.contract import RateLimit
+
+LATE: Final = 0.002
+"""Seconds: uvloop's timers and its clock are of whole milliseconds."""
 
 
 class AttemptRate:
@@ -14,6 +21,18 @@ class AttemptRate:
 
     def __init__(self, limit: RateLimit) -> None:
         self.is_open = True
-        """Whether an attempt may begin: it is closed for the interval after each begin."""
-        self.interval = limit.interval
-        """Seconds."""
+        """Whether an attempt may begin."""
+        # The times of those that begin in a unit lie in that unit, or are `LATE` before it.
+        self._interval = limit.interval + LATE / limit.requests_per_unit
+        self._next = 0.0
+
+    def begin(self, now: float) -> None:
+        """An attempt begins, in seconds of any clock that never goes back; `wait` follows."""
+        was_waiting = self._next <= now <= self._next + LATE
+        self._next = (self._next if was_waiting else now) + self._interval
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next one may begin; it is open if there are none."""
+        left = max(0.0, self._next - now)
+        self.is_open = left == 0
+        return left

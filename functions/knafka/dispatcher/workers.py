@@ -28,6 +28,9 @@ READY_ENOUGH: Final = 500
 """Events that may go at once and wait for a worker only: while there are more, none are read. What
 is held beyond them waits behind its own key, and reading on is what lets other keys go first."""
 
+SHORTEST_TIMER: Final = 0.001
+"""Seconds: uvloop takes a shorter one for none at all."""
+
 
 class Workers:
     """The attempts of one drain; `now` gives Unix time, all other times are the event loop's."""
@@ -188,7 +191,8 @@ class Workers:
             if event.stage is SUBSCRIBER:
                 under_way.add(event)
                 if congestion.rate is not None:
-                    self._close_rate(congestion.rate)
+                    congestion.rate.begin(self._loop.time())
+                    self._wait_for_rate(congestion.rate)
             try:
                 decision = await self._sender.attempt(event)
             except Exception as error:  # it concerns this event, and the others go on
@@ -253,13 +257,12 @@ class Workers:
             partition.held_back.append(event)
         return None
 
-    def _close_rate(self, rate: AttemptRate) -> None:
-        """An attempt begins: the next one may in a while."""
-        rate.is_open = False
-        self._rate_timer = self._loop.call_later(rate.interval, self._open_rate, rate)
-
-    def _open_rate(self, rate: AttemptRate) -> None:
-        rate.is_open = True
+    def _wait_for_rate(self, rate: AttemptRate) -> None:
+        """Have another attempt begin once it may."""
+        if left := rate.wait(self._loop.time()):
+            after = max(left, SHORTEST_TIMER)
+            self._rate_timer = self._loop.call_later(after, self._wait_for_rate, rate)
+            return
         self.moved.set()
         self._wake()
 
