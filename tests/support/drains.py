@@ -17,6 +17,7 @@ from knafka.core.event import Event
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read, to_record
 from knafka.dispatcher.at_most_once import AtMostOnceDrain
 from knafka.dispatcher.drain import Drain, OpenReader
+from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.tracing import EgressTracing
 from knafka.ports.log import TopicMaker
 from knafka.ports.subscriber import Response, Target
@@ -225,8 +226,11 @@ class World:
 
         self.open_reader = lambda assignment: Mortal(self.log, GROUP, TOPIC, assignment)
 
-    def drain(self, subscriber: ScriptedSubscriber | None = None) -> Drain:
-        """A drain that has not begun, with this world's subscriber or one of its own."""
+    def drain(
+        self, subscriber: ScriptedSubscriber | None = None, *, pace: Pace | None = None
+    ) -> Drain:
+        """A drain that has not begun, with this world's subscriber or one of its own; with a `pace`
+        as one that has neighbours."""
         loop = asyncio.get_running_loop()
         make: Callable[..., Drain] = AtMostOnceDrain if self.egress.at_most_once else Drain
         return make(
@@ -236,6 +240,7 @@ class World:
             subscriber or self.subscriber,
             loop.time,
             self.topics,
+            pace=pace,
             tracing=None if self.tracer is None else EgressTracing(self.tracer, self.egress),
         )
 

@@ -26,12 +26,20 @@ from knafka.core.drain import Ended
 from knafka.dispatcher import drain as drains
 from knafka.dispatcher import workers
 from knafka.dispatcher.drain import REVOKE_TIMEOUT
+from knafka.dispatcher.pace import Pace
 from knafka.ports.log import Record
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime
 
 FAR = 10_000.0
+
+
+class ByTens(MemoryReader):
+    """Gives ten records at once at most."""
+
+    async def read(self, limit: int, timeout: float) -> Sequence[Record]:
+        return await super().read(min(limit, 10), timeout)
 
 
 def slow(seconds: dict[str, float]) -> Answer:
@@ -205,6 +213,32 @@ async def test_a_partition_at_its_share_is_read_again_when_it_has_caught_up() ->
     first = [each for each in world.subscriber.ids if each.startswith("hangs")]
     assert first == [f"hangs-{number}" for number in range(100)]
     assert world.committed == {0: 100, 1: 100}
+
+
+@pytest.mark.parametrize(("neighbours", "held"), [(False, 40), (True, 10)])
+async def test_a_drain_with_neighbours_holds_less_of_a_partition_in_its_order(
+    monkeypatch: pytest.MonkeyPatch, *, neighbours: bool, held: int
+) -> None:
+    """Nothing may pass there; what a backlog holds costs its neighbours time."""
+    monkeypatch.setattr(drains, "READ_LIMIT", 40)
+    monkeypatch.setattr(drains, "NEIGHBOURS_LIMIT", 10)
+    hanging = asyncio.Event()
+
+    async def answer(request: Request) -> Response:
+        await hanging.wait()
+        return response()
+
+    world = World(answer, order=Order.PARTITION)
+    for number in range(200):
+        world.send(str(number))
+    world.reads_with(ByTens)
+    drain = world.drain(pace=Pace(8) if neighbours else None)
+    running = world.begin(drain)
+    await asyncio.sleep(30)
+    assert drain.progress().unsettled == held
+    hanging.set()
+    assert (await running).delivered == 200
+    assert world.subscriber.ids == [str(number) for number in range(200)]
 
 
 async def test_no_more_is_read_while_enough_events_could_go_at_once(

@@ -104,6 +104,27 @@ async def test_a_group_that_takes_nothing_keeps_nobody_from_reading(world: World
     assert offsets(await read(stuck, 5000)) == list(range(5000))
 
 
+async def test_a_group_with_a_backlog_leaves_its_neighbours_a_turn_between_two_reads(
+    world: World,
+) -> None:
+    world.append(90)
+    reader = world.reader("group")
+    await read(reader, 1)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    for _ in range(20):
+        assert len(await reader.read(4, 1)) == 4
+    counting.cancel()
+    assert turns >= 20
+
+
 async def test_a_group_that_lags_far_behind_reads_by_itself_until_it_has_caught_up(
     world: World,
 ) -> None:

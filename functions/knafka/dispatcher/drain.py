@@ -62,6 +62,9 @@ COMMIT_INTERVAL: Final = 1.0
 """Seconds between commits: what a killed dispatcher delivers again is about this much."""
 MAX_UNSETTLED: Final = 10_000
 """Records held at once over all partitions; with a slow key, how far others may run ahead."""
+NEIGHBOURS_LIMIT: Final = 100
+"""Records of a partition held in the order `partition`, where none may pass another, by one that
+has neighbours in its process: a backlog then leaves them time while it waits to read on."""
 MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
 ROOM_TIMEOUT: Final = 1.0
 """Seconds to wait for room before a partition is paused, which throws away what was prefetched."""
@@ -108,6 +111,7 @@ class Drain:
         self._policy = policy_of(egress)
         self._open_reader = open_reader
         self._max_held_bytes = held_bytes
+        self._held_in_order = READ_LIMIT if pace is None else NEIGHBOURS_LIMIT
         self._passes = compile_trigger(egress.filter, egress.filters, self.counts.filter_failed)
         self._lane_of = lane_of(egress.order)
         self._parser, self._tracing = parser or OwnParser(), tracing
@@ -354,7 +358,7 @@ class Drain:
 
     def _share(self) -> int:
         if self._egress.order is Order.PARTITION:
-            return READ_LIMIT  # nothing may pass, so what is further ahead only takes memory
+            return self._held_in_order  # what is further ahead only takes memory
         return max(READ_LIMIT, MAX_UNSETTLED // max(1, len(self._partitions)))
 
     # Offsets and partitions

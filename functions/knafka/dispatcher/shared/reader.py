@@ -85,6 +85,7 @@ class GroupReader:
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         loop, limit = asyncio.get_running_loop(), min(limit, TAKE_LIMIT)
         self.ends = {}
+        await asyncio.sleep(0)  # a backlog is taken bit by bit: neighbours have turns between
         records = self._take(limit)
         if records or self._failure is not None or self.is_closing or timeout <= 0:
             return self._or_failure(records)
