@@ -42,6 +42,16 @@ class ByTens(MemoryReader):
         return await super().read(min(limit, 10), timeout)
 
 
+def once_set(event: asyncio.Event) -> Answer:
+    """Answers nothing until then."""
+
+    async def answer(request: Request) -> Response:
+        await event.wait()
+        return response()
+
+    return answer
+
+
 def slow(seconds: dict[str, float]) -> Answer:
     async def answer(request: Request) -> Response:
         await asyncio.sleep(seconds.get(id_of(request), 0.0))
@@ -224,11 +234,7 @@ async def test_a_drain_with_neighbours_holds_less_of_a_partition_in_its_order(
     monkeypatch.setattr(drains, "NEIGHBOURS_LIMIT", 10)
     hanging = asyncio.Event()
 
-    async def answer(request: Request) -> Response:
-        await hanging.wait()
-        return response()
-
-    world = World(answer, order=Order.PARTITION)
+    world = World(once_set(hanging), order=Order.PARTITION)
     for number in range(200):
         world.send(str(number))
     world.reads_with(ByTens)
@@ -304,11 +310,7 @@ async def test_bytes_are_bounded_as_well_as_records(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(drains, "MAX_UNSETTLED_BYTES", 10_000)
     hanging = asyncio.Event()
 
-    async def answer(request: Request) -> Response:
-        await hanging.wait()
-        return response()
-
-    world = World(answer)
+    world = World(once_set(hanging))
     for number in range(20):
         world.send(str(number), str(number), b"x" * 2000)
     drain = world.drain()
