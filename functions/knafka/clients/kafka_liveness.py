@@ -37,18 +37,18 @@ class Liveness:
         self._topic = topic
         self._ask_at = time.monotonic() + SILENCE
 
-    def check(self, consumer: Consumer, *, heard: bool) -> None:
-        """Raises `LogError` where Kafka answers others and not `consumer`; blocks for up to three
+    def check(self, client: Consumer | AdminClient, *, heard: bool) -> None:
+        """Raises `LogError` where Kafka answers others and not `client`; blocks for up to three
         times `ASK_TIMEOUT` while it doesn't."""
         now = time.monotonic()
         if heard:
             self._ask_at = now + SILENCE
         elif now >= self._ask_at:
-            if self._answers(consumer):
+            if self._answers(client):
                 self._ask_at = now + SILENCE
             elif not self._answers_others():
                 self._ask_at = now + ASK_INTERVAL
-            elif not self._answers(consumer):  # Kafka may have come back between the first two
+            elif not self._answers(client):  # Kafka may have come back between the first two
                 raise LogError("the Kafka client has lost its brokers: it is opened anew")
 
     def _answers_others(self) -> bool:
