@@ -255,6 +255,25 @@ async def test_pause_and_resume_lose_nothing(log: Log, group: str) -> None:
     assert sorted(int(value or b"") for value in values(records)) == list(range(120))
 
 
+async def test_where_a_pause_is_free_a_resume_ends_a_read_that_waits(log: Log, group: str) -> None:
+    topic = await log.topic()
+    owner = Owner()
+    reader = log.reader(group, topic, owner)
+    if not reader.pause_is_free:
+        return  # the others' reads may last their time
+    await log.append(topic, b"1")
+    await read(reader, 1, owner)
+    reader.pause([0])
+    await log.append(topic, b"2")
+    assert list(await reader.read(1, NOTHING)) == []
+    waiting = asyncio.create_task(reader.read(1, SOON))
+    await asyncio.sleep(0.05)
+    started = time.monotonic()
+    reader.resume([0])
+    assert values(await waiting) == [b"2"]
+    assert time.monotonic() - started < 5, "far from the timeout"
+
+
 async def test_a_pause_ends_with_the_ownership(log: Log, group: str) -> None:
     topic = await log.topic()
     await log.append(topic, b"1")

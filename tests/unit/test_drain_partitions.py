@@ -42,6 +42,12 @@ class ByTens(MemoryReader):
         return await super().read(min(limit, 10), timeout)
 
 
+class FreePauses(ByTens):
+    """As a shared dispatcher reads."""
+
+    pause_is_free = True
+
+
 def once_set(event: asyncio.Event) -> Answer:
     """Answers nothing until then."""
 
@@ -245,6 +251,46 @@ async def test_a_drain_with_neighbours_holds_less_of_a_partition_in_its_order(
     hanging.set()
     assert (await running).delivered == 200
     assert world.subscriber.ids == [str(number) for number in range(200)]
+
+
+async def test_a_slow_partition_holds_up_no_other_where_a_pause_is_free() -> None:
+    """Each time it is full the others would wait until it has room."""
+
+    async def answer(request: Request) -> Response:
+        await asyncio.sleep(0.05 if key_of(request) == "slow" else 0.0005)
+        return response()
+
+    world = World(answer, partitions=2, order=Order.PARTITION)
+    for number in range(500):
+        world.store_at(0, f"slow-{number}", "slow")
+    for number in range(2000):
+        world.store_at(1, f"fast-{number}", "fast")
+    world.reads_with(FreePauses)
+    drain = world.drain(pace=Pace(8))
+    running = world.begin(drain)
+    await until(lambda: world.subscriber.answered[-1:] == ["fast-1999"])
+    assert asyncio.get_running_loop().time() < 2.0
+    await until(lambda: len(world.subscriber.answered) == 2500)
+    assert asyncio.get_running_loop().time() < 500 * 0.05 + 1.0
+    assert (await running).delivered == 2500
+
+
+async def test_a_full_partition_goes_on_as_soon_as_it_has_room_where_a_pause_is_free() -> None:
+    """Not with the end of a read that waits for other partitions."""
+
+    async def answer(request: Request) -> Response:
+        await asyncio.sleep(0.001)
+        return response()
+
+    world = World(answer, partitions=2, order=Order.PARTITION)
+    for number in range(2000):
+        world.store_at(0, str(number))
+    world.reads_with(FreePauses)
+    running = world.begin(world.drain(pace=Pace(8)))
+    await until(lambda: len(world.subscriber.answered) == 2000)
+    assert asyncio.get_running_loop().time() < 2000 * 0.001 + 0.3
+    await running
+    assert world.subscriber.ids == [str(number) for number in range(2000)]
 
 
 async def test_no_more_is_read_while_enough_events_could_go_at_once(

@@ -40,6 +40,8 @@ class KafkaReader:
     a rebalance in it included, and that waits for the loop (docs/decisions/0004).
     """
 
+    pause_is_free: Final = False
+
     def __init__(
         self,
         connection: Connection,

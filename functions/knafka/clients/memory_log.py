@@ -220,6 +220,9 @@ class MemoryWriter:
 class MemoryReader(MemoryPositions):
     """`LogReader` on a `MemoryLog`."""
 
+    pause_is_free = False
+    """As with `KafkaReader`, though here it would be."""
+
     def __init__(self, memory: MemoryLog, group: str, topic: str, assignment: Assignment) -> None:
         super().__init__(memory, topic)
         self._group = memory.group(group)

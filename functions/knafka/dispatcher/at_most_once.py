@@ -55,6 +55,8 @@ class ConfirmedReader:
     of which it isn't known whether Kafka has it is a `LogError`: nothing in it is ever given.
     """
 
+    pause_is_free: Final = False
+
     def __init__(
         self,
         open_reader: OpenReader,

@@ -20,6 +20,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, TypeAlias
 from zlib import crc32
 
@@ -122,6 +123,8 @@ class Drain:
             self._sender, self._settle, self.congestion, egress.max_in_flight, now, pace
         )
         self._workers.on_crash = self.stop
+        self._settled_while_paused: Callable[[], None] = lambda: None
+        """Called after something of a paused partition is settled."""
         self._partitions: dict[int, Partition] = {}
         self.partitions: Mapping[int, Partition] = self._partitions
         self._stopping = False
@@ -168,6 +171,8 @@ class Drain:
         """Drain; returns the last progress. A `LogError` ends it as failed, and is not raised."""
         self._active_at = self._loop.time()
         reader = self._open_reader(self)
+        if reader.pause_is_free:
+            self._settled_while_paused = partial(self._resume, reader)
         committing = asyncio.create_task(self._commit_regularly(reader))
         ended, problem = Ended.FAILED, None
         try:
@@ -308,10 +313,27 @@ class Drain:
         following = partition.lanes.release(event.lane)
         if following is not None:
             self._workers.add(following)
+        if partition.paused:
+            self._settled_while_paused()
 
     # Room
 
     async def _make_room(self, reader: LogReader) -> None:
+        self._resume(reader)
+        if not (full := self._full()):
+            return
+        if not reader.pause_is_free:
+            workers = self._workers
+            await self._moves_until(
+                lambda: workers.is_stopping or all(map(self._has_room, full)), ROOM_TIMEOUT
+            )
+            full = self._full()
+        for partition in full:
+            partition.paused = True
+        if full:
+            reader.pause([each.number for each in full])
+
+    def _resume(self, reader: LogReader) -> None:
         resumed = [
             each for each in self._partitions.values() if each.paused and self._has_room(each)
         ]
@@ -319,17 +341,6 @@ class Drain:
             partition.paused = False
         if resumed:
             reader.resume([each.number for each in resumed])
-        if not (full := self._full()):
-            return
-        workers = self._workers
-        await self._moves_until(
-            lambda: workers.is_stopping or all(map(self._has_room, full)), ROOM_TIMEOUT
-        )
-        full = self._full()
-        for partition in full:
-            partition.paused = True
-        if full:
-            reader.pause([each.number for each in full])
 
     def _full(self) -> list[Partition]:
         open_ones = [each for each in self._partitions.values() if not each.paused]

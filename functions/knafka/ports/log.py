@@ -140,6 +140,12 @@ class LogReader(Protocol):
     which each goes on. That may lie beyond the last record: a transaction's marker has an offset,
     and so have records of one that was aborted. An end is given by one read only."""
 
+    @property
+    def pause_is_free(self) -> bool:
+        """Whether a pause throws nothing away that was read ahead, and `resume` ends a read that
+        waits. Where it is not, a partition is better given some time before it is paused."""
+        ...
+
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Up to `limit` records, as soon as there are any, in order per partition; none after
         `timeout` seconds. Raises `LogError`, also if it is refused before it owns anything."""

@@ -54,6 +54,8 @@ class Places(Protocol):
 class GroupReader:
     """`LogReader`; made by `SharedTopic.reader`."""
 
+    pause_is_free: Final = True
+
     def __init__(
         self, topic: Places, group: str, assignment: Assignment, offsets: GroupOffsets
     ) -> None:
