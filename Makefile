@@ -81,6 +81,8 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/cluster/test_changes.py tests/cluster/test_dead_letter_jobs.py \
 		tests/cluster/test_dead_letter_docs.py \
 		tests/integration/test_dead_letter_pipeline.py tests/integration/test_dead_letters_on_s3.py \
+		tests/integration/test_dead_letters_once.py tests/integration/test_dead_letter_security.py \
+		tests/integration/test_served_report.py tests/integration/test_lost_brokers.py \
 		tests/unit/test_jobs_purge.py \
 		-s $(ARGS)
 

@@ -131,6 +131,7 @@ def test_garbage_is_tabled_like_everything_else(
     assert report(tables, None, datetime.now(UTC)).totals.events == 5
 
 
+@only_chaos
 def test_a_topic_that_vanishes_or_is_made_anew_loses_nothing(
     dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from pyspark.sql import SparkSession
 from support import secure_kafka
+from support.gate import only_chaos
 from support.letters import DeadLetters
 from support.secure_kafka import Authority, SecureKafka
 
@@ -58,7 +59,7 @@ async def admin(secured: SecureKafka) -> AsyncIterator[KafkaAdmin]:
     await made.close()
 
 
-@pytest.mark.parametrize("kind", ["SASL_SSL", "SSL"])
+@pytest.mark.parametrize("kind", ["SASL_SSL", pytest.param("SSL", marks=only_chaos)])
 async def test_compact_report_replay_and_purge_by_every_kind_of_security(
     secured: SecureKafka, admin: KafkaAdmin, spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:

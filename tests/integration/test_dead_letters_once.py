@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from support.gate import only_chaos
 from support.kafka import Kafka
 from support.letters import PARTITIONS, TRIGGERS, DeadLetters, compacted, held
 
@@ -138,6 +139,7 @@ def test_a_new_topic_whose_first_records_are_deleted_is_read_from_there(
     assert len(spans) == PARTITIONS
 
 
+@only_chaos
 def test_what_an_older_version_tabled_twice_is_reported_and_then_counted_once(
     dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:

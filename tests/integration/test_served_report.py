@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from support.gate import only_chaos
 from support.kafka import Kafka
 from support.letters import DeadLetters
 from support.reports import sample_groups, sample_report
@@ -24,6 +25,7 @@ from knafka_local.console.source import ArchiveName
 pytestmark = pytest.mark.kafka
 
 
+@only_chaos
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 def test_each_run_of_an_archive_serves_its_report_with_those_before_it(
