@@ -10,7 +10,7 @@ import httpx
 import pytest
 from confluent_kafka.admin import AdminClient
 from support.cluster import OPERATOR_NAMESPACE
-from support.installation import Installation
+from support.installation import READY, Installation
 from support.mortal_kafka import MortalKafka
 
 from knafka.clients.kafka_admin import KafkaAdmin
@@ -159,12 +159,20 @@ def test_what_has_drifted_is_a_condition_and_is_left_as_it_is(
 def test_prometheus_is_told_of_every_trigger(installed: Installation, namespace: str) -> None:
     installed.broker(namespace)
     installed.trigger(namespace, "all", {"uri": "http://nowhere.invalid"})
-    leader = installed.leader().partition("_")[0]
-    pod = installed.cluster.get("pod", leader, OPERATOR_NAMESPACE)
-    assert pod is not None
-    url = f"http://{pod['status']['podIP']}:9090/metrics"
-    text = httpx.get(url, trust_env=False, timeout=30).text
     labels = f'{{broker="default",namespace="{namespace}",trigger="all"}}'
-    assert "knafka_operator_leader 1.0" in text
-    assert f"knafka_trigger_lag{labels} 0.0" in text
-    assert f'knafka_broker_ready{{broker="default",namespace="{namespace}"}} 1.0' in text
+    wanted = (
+        "knafka_operator_leader 1.0",
+        f"knafka_trigger_lag{labels} 0.0",
+        f'knafka_broker_ready{{broker="default",namespace="{namespace}"}} 1.0',
+    )
+
+    def is_told() -> bool:
+        leader = installed.leader().partition("_")[0]
+        pod = installed.cluster.get("pod", leader, OPERATOR_NAMESPACE)
+        assert pod is not None
+        url = f"http://{pod['status']['podIP']}:9090/metrics"
+        text = httpx.get(url, trust_env=False, timeout=30).text
+        return all(each in text for each in wanted)
+
+    # A Trigger is Ready before its lag is looked at.
+    installed.cluster.wait_for(is_told, READY, "the leader tells of the Trigger")
