@@ -154,8 +154,8 @@ def is_known_as_lost(client: AdminClient | Consumer, node: Node) -> bool:
     liveness._ask_at -= SILENCE
     try:
         liveness.check(client, heard=False)
-    except LogError:
-        return True
+    except LogError as error:
+        return "lost its brokers" in str(error)
     return False
 
 
