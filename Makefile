@@ -7,16 +7,22 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hashes \
 	--python-version 3.11 --no-strip-extras --custom-compile-command "make lock"
 
-PYTEST := $(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
+# A file of tests for each worker: a Kafka and a Spark session in each, as they are asked for.
+SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+WORKERS ?= logical
+RUN_TESTS := $(BIN)/python tools/run_tests.py
+SHOWN := -q --durations=50 --durations-min=1
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m testcluster
 BUILD_IMAGES := $(BIN)/python tools/images/build.py
 TAG ?= latest
 # What is pure: no Kafka, no cluster, no Spark (marked slow).
 PURE := tests/unit tests/property tests/behaviour
+# What needs more than Python: a Kubernetes, or a program that Go compiles.
+BEYOND_PYTHON := cluster or go
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
 COVERED := 99
 
-.PHONY: help run jobs test test-fast lint types unit docs bench bench-backtest bench-jobs chaos lock clean \
+.PHONY: help run jobs test test-fast test-cluster tests-here lint types docs bench bench-backtest bench-jobs chaos lock clean \
 	collector s3-gateway image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -32,10 +38,14 @@ run: $(VENV)/.local ## Start the quickstart and send it events (PORT=8080 KAFKA_
 
 jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark and a reader of tables (500 MB)
 
-test: lint types unit ## Check style, types and imports, and run all tests (most of an hour)
+test: lint ## Check style, types and imports, run the tests that need Python alone (ten minutes)
+	@$(MAKE) --no-print-directory -j2 types tests-here
 
 test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute)
-	$(BIN)/python -m pytest $(PURE) -q -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest $(PURE) -q -m "not slow and not kafka" $(SIDE_BY_SIDE) $(ARGS)
+
+test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative (root, Linux, Go)
+	$(RUN_TESTS) cluster -m "$(BEYOND_PYTHON)" $(SHOWN) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -45,20 +55,9 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# All tests as two runs side by side: those of the cluster wait most of their time. Their output is
-# shown when the others are done, from its beginning.
-unit: $(VENV)/.dev
-ifdef ARGS
-	$(PYTEST) $(ARGS)
-else
-	@mkdir -p build
-	@echo "the tests of the cluster run meanwhile: build/cluster-tests.log"
-	@$(BIN)/python -m pytest -m cluster >build/cluster-tests.log 2>&1 & on_cluster=$$!; \
-	trap 'kill $$on_cluster' INT TERM; \
-	$(PYTEST) -m "not cluster" --cov-fail-under=$(COVERED); others=$$?; \
-	tail -n +1 -f --pid=$$on_cluster build/cluster-tests.log; \
-	wait $$on_cluster && exit $$others
-endif
+tests-here: $(VENV)/.dev
+	$(RUN_TESTS) here -m "not ($(BEYOND_PYTHON))" $(SIDE_BY_SIDE) $(SHOWN) --cov --cov-report= $(ARGS)
+	$(if $(ARGS),,$(BIN)/coverage report --skip-covered --show-missing --fail-under=$(COVERED))
 
 docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md wants a cluster)
 	$(BIN)/python tools/import_picture.py

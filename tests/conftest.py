@@ -13,10 +13,12 @@ pytest_plugins = [
     "support.browser",
     "support.cluster",
     "support.conformance",
+    "support.failures",
     "support.installation",
     "support.kafka",
     "support.letters",
     "support.logs",
+    "support.markers",
     "support.mortal_kafka",
     "support.prometheus",
     "support.raw_server",
@@ -45,17 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("knafka")
 
 
-WATCHED = tuple(Path(__file__).parent / each for each in ("unit", "property"))
-COVERING = (*WATCHED, Path(__file__).parent / "behaviour")
-"""Their tests, of real parts apart, are those that have to cover what is pure."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Measure coverage in the pure tests only: it doubles the CPU that a test takes."""
-    for item in items:
-        is_real = item.get_closest_marker("kafka") or item.get_closest_marker("slow")
-        if is_real or not any(item.path.is_relative_to(each) for each in COVERING):
-            item.add_marker("no_cover")
+WATCHED = tuple(Path(__file__).parent / folder for folder in ("unit", "property"))
 
 
 @pytest.fixture(autouse=True)

@@ -124,6 +124,7 @@ async def test_zipkin_has_the_whole_way_of_an_event(
             await dispatcher.terminate()
 
 
+@pytest.mark.go
 @pytest.mark.conformance("DSP-12")
 async def test_an_otlp_collector_has_the_whole_way_by_http_and_by_grpc(
     kafka: Kafka, topic: MakeTopic, tmp_path: Path

@@ -29,6 +29,7 @@ import pytest
 from support.gate import IN_CI
 from support.objects import Objects
 from support.secure_kafka import SecureKafka
+from support.waiting import PATIENCE
 
 from knafka_local.kafka_distribution import KafkaDistribution
 from testcluster import settings
@@ -39,10 +40,8 @@ BRING_UP: Final = 1800.0  # seconds; one to two minutes with what an earlier run
 KUBECTL_TIMEOUT: Final = 120.0  # seconds; what waits longer does so by `wait_for`
 PAUSE: Final = 0.4  # seconds between two looks, which may be by kubectl: 0.1 s of a core
 OPERATOR_NAMESPACE: Final = "knafka"
-PATIENCE: Final = 3.0  # the other tests want the same two cores
 CREATED_AT_ONCE: Final = 8  # requests; each waits for two webhooks of ours
 LAST_LINES: Final = 60  # of each log in a report
-FOLDER: Final = settings.ROOT / "tests" / "cluster"
 
 
 class Cluster:
@@ -238,16 +237,13 @@ def cluster_kafka(
         loop.close()
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` looks for the mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cluster tests come last: what they need may still be compiling (see .ci/run)."""
-    items.sort(key=_needs_cluster)
-    on_cluster = [item for item in items if _needs_cluster(item)]
-    for item in on_cluster:
-        item.add_marker(pytest.mark.cluster)
-    for item in on_cluster[:1]:
-        # The first one's time is the cluster's start as well.
-        item.add_marker(pytest.mark.timeout(BRING_UP), append=False)
+    """Give the first cluster test of each file the time in which the cluster starts as well."""
+    files: set[Path] = set()
+    for item in items:
+        if item.get_closest_marker("cluster") and item.path not in files:
+            files.add(item.path)
+            item.add_marker(pytest.mark.timeout(BRING_UP), append=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -260,11 +256,6 @@ def pytest_runtest_makereport(
         diagnosis = fixtures["cluster"].diagnosis(fixtures.get("namespace"))
         report.sections.append(("the cluster", diagnosis))
     return report
-
-
-def _needs_cluster(item: pytest.Item) -> bool:
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    return item.path.is_relative_to(FOLDER) or parameters.get("world") == "cluster"
 
 
 def _shown(config: pytest.Config) -> Any:

@@ -49,10 +49,3 @@ def spark(spark_environment: dict[str, str]) -> Iterator[SparkSession]:
         patch.setattr("pyspark.core.rdd.RDD._pickled", lambda rdd: rdd)
         yield started
         started.stop()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of Spark as slow: a session takes ten seconds to start."""
-    for item in items:
-        if "spark_environment" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.slow)

@@ -12,6 +12,7 @@ import pytest
 ALONE = Path(__file__).with_name("profiling_alone.py")
 
 
+@pytest.mark.slow  # a pytest of its own, for more than a minute
 @pytest.mark.conformance("DSP-14")
 def test_profiles_show_what_a_process_does() -> None:
     command = [

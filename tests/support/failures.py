@@ -1,0 +1,45 @@
+"""Writes which tests failed, with their markers, for `tools/run_tests.py`.
+
+`--failures-file FILE` has a run write FILE: a JSON object that maps the node id of each failed test
+to the names of its markers. Registered by `pytest_plugins` in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--failures-file",
+        type=Path,
+        metavar="FILE",
+        help="write the ids and markers of the tests that failed, as JSON",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file: Path | None = config.getoption("--failures-file")
+    # With pytest-xdist every worker reports to the controller, which alone writes.
+    if file is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresFile(file))
+
+
+class FailuresFile:
+    """Collects the failed reports of one run."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._failures: dict[str, list[str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.failed:
+            return
+        # A worker that died reports no keywords: its test then counts as pure.
+        self._failures[report.nodeid] = sorted(map(str, getattr(report, "keywords", {})))
+
+    def pytest_sessionfinish(self) -> None:
+        self._file.write_text(json.dumps(self._failures, indent=2))

@@ -1,0 +1,58 @@
+"""Gives every test its markers, timeout and turn, and measures coverage in the pure ones only.
+
+With pytest-xdist's `--dist loadfile` the files are handed out in the order of their first tests, so
+the longest begin first. Registered by `pytest_plugins` in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+PURE_TIMEOUT: Final = 60.0
+"""Seconds for a test that has only its own process; pyproject.toml has the others' timeout."""
+LONG: Final = ("kafka", "cluster", "spark", "slow")
+"""Markers of the tests that may take longer."""
+_TESTS: Final = Path(__file__).parents[1]
+CLUSTER_TESTS: Final = _TESTS / "cluster"
+COVERING: Final = tuple(_TESTS / folder for folder in ("unit", "property", "behaviour"))
+"""Folders whose tests, long ones apart, have to cover the pure packages."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` reads the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        mark_what_it_needs(item)
+        if not item.get_closest_marker("timeout") and not is_long(item):
+            item.add_marker(pytest.mark.timeout(PURE_TIMEOUT))
+        if is_long(item) or not any(item.path.is_relative_to(folder) for folder in COVERING):
+            item.add_marker("no_cover")  # measuring doubles the CPU that a test takes
+    items.sort(key=_turn)
+
+
+def mark_what_it_needs(item: pytest.Item) -> None:
+    """Mark a test of Spark or of an S3, as its fixtures tell, and one of the cluster."""
+    fixtures = getattr(item, "fixturenames", ())
+    if "spark_environment" in fixtures:
+        item.add_marker(pytest.mark.spark)
+        item.add_marker(pytest.mark.slow)
+    if "bucket" in fixtures:
+        item.add_marker(pytest.mark.go)
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    if item.path.is_relative_to(CLUSTER_TESTS) or parameters.get("world") == "cluster":
+        item.add_marker(pytest.mark.cluster)
+
+
+def is_long(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in LONG)
+
+
+def _turn(item: pytest.Item) -> int:
+    """0 for what begins first. Cluster tests come last: what they need may still be compiling."""
+    if item.get_closest_marker("cluster"):
+        return 3
+    if item.get_closest_marker("spark"):
+        return 0
+    return 1 if is_long(item) else 2
