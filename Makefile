@@ -22,7 +22,7 @@ BEYOND_PYTHON := cluster or go
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
 COVERED := 99
 
-.PHONY: help run jobs test test-fast test-cluster tests-here lint types docs bench bench-backtest bench-jobs chaos lock clean \
+.PHONY: help run jobs test test-fast test-cluster test-again tests-here lint types docs bench bench-backtest bench-jobs chaos lock clean \
 	collector s3-gateway image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -46,6 +46,9 @@ test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute)
 
 test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative (root, Linux, Go)
 	$(RUN_TESTS) cluster -m "$(BEYOND_PYTHON)" $(SHOWN) $(ARGS)
+
+test-again: $(VENV)/.dev ## Run tests of real services ten times, under load, shuffled (ARGS="--runs 3")
+	$(BIN)/python tools/repeat_tests.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

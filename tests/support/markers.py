@@ -6,6 +6,7 @@ the longest begin first. Registered by `pytest_plugins` in tests/conftest.py.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Final
 
@@ -21,15 +22,34 @@ COVERING: Final = tuple(_TESTS / folder for folder in ("unit", "property", "beha
 """Folders whose tests, long ones apart, have to cover the pure packages."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="run files and tests in a random order"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` reads the markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         mark_what_it_needs(item)
         if not item.get_closest_marker("timeout") and not is_long(item):
             item.add_marker(pytest.mark.timeout(PURE_TIMEOUT))
         if is_long(item) or not any(item.path.is_relative_to(folder) for folder in COVERING):
             item.add_marker("no_cover")  # measuring doubles the CPU that a test takes
-    items.sort(key=_turn)
+    seed: int | None = config.getoption("--shuffle")
+    if seed is None:
+        items.sort(key=_turn)
+    else:
+        shuffle(items, random.Random(seed))
+
+
+def shuffle(items: list[pytest.Item], order: random.Random) -> None:
+    """Put the files into this order, and in each of them its tests, whose fixtures they share."""
+    order.shuffle(items)
+    turns: dict[Path, int] = {}
+    for item in items:
+        turns.setdefault(item.path, len(turns))
+    items.sort(key=lambda item: turns[item.path])
 
 
 def mark_what_it_needs(item: pytest.Item) -> None:
