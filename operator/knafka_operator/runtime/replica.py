@@ -34,7 +34,7 @@ from knafka_operator.runtime import channel_handlers, handlers, webhooks
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import Controller
-from knafka_operator.runtime.leadership import ApiLeases, Leadership, Watchdog
+from knafka_operator.runtime.leadership import ApiLeases, Leadership, LeaseThread, Watchdog
 from knafka_operator.runtime.lease import Election
 from knafka_operator.runtime.metrics import HttpServer
 from knafka_operator.runtime.tracing import FollowedTracing
@@ -60,7 +60,7 @@ async def run(settings: Settings) -> None:
     leadership = Leadership(ApiLeases(settings.namespace), Election(settings.identity))
     # First of all: should nobody lead, the time until that is known begins here.
     acquired = asyncio.Event()
-    holding = asyncio.create_task(leadership.hold(acquired))
+    lease = LeaseThread(leadership, lambda: _from_thread(loop, acquired))
     tracing = FollowedTracing(settings, api)
     await tracing.start()
     operator = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter)
@@ -82,9 +82,9 @@ async def run(settings: Settings) -> None:
             with Watchdog(leadership):
                 controller = Controller(operator, cluster, api, channels, tracing)
                 await _lead(controller, operator, tracing, stop)
-            await _released(leadership, holding)
+            await _released(lease)
     finally:
-        holding.cancel()
+        await lease.close()
         await operator.close()
         await http.close()
         await asyncio.to_thread(serving.close)
@@ -135,12 +135,10 @@ async def _lead(
         await operator.close()
 
 
-async def _released(leadership: Leadership, holding: asyncio.Task[None]) -> None:
+async def _released(lease: LeaseThread) -> None:
     """Let another replica lead; nothing of this one acts any more."""
-    holding.cancel()
-    await asyncio.wait({holding})
     try:
-        await leadership.release()
+        await lease.release()
     except ClusterError as error:
         log.warning("the Lease is not released: %s", error)
 
@@ -220,6 +218,6 @@ async def _webhooks(
     return Webhooks(run_kopf, ready)
 
 
-def _from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+def _from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     if not loop.is_closed():
-        loop.call_soon_threadsafe(stop.set)
+        loop.call_soon_threadsafe(event.set)
