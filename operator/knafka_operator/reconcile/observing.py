@@ -25,6 +25,7 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.destinations import observe_sink
+from knafka_operator.reconcile.parsing import parsed, size_of
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerState, States, broker_of
 from knafka_operator.scale.kafka_clusters import KafkaCluster
@@ -43,11 +44,12 @@ class TriggerObserver:
     async def observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
         """Raises `ClusterError`."""
         identity, broker = Identity.of(document), broker_of(document)
-        record = self.states.trigger(document)
+        read = self.states.family.read_trigger
         try:
-            trigger = self.states.family.read_trigger(document)
+            trigger = await parsed(lambda: read(document), size_of(document))
         except InvalidDocument as error:
-            return ObservedTrigger(document, error, watched=record.watched)
+            return ObservedTrigger(document, error, watched=self.states.trigger(document).watched)
+        record = self.states.trigger(document)
         state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
         family = self.states.family
         kind = family.broker_version, family.broker
@@ -85,7 +87,9 @@ class TriggerObserver:
             if enabled and name:
                 of = KNAFKA, SENSOR, document["metadata"]["namespace"], name
                 stored = await self.cluster.get(*of)
-                sensor = None if stored is None else parse(Sensor, stored)
+                if stored is not None:
+                    declared = stored
+                    sensor = await parsed(lambda: parse(Sensor, declared), size_of(declared))
             return actions(document, sensor, broker, enabled=enabled)
         except (NotReady, InvalidDocument) as error:
             return error

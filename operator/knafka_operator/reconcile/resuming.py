@@ -23,6 +23,7 @@ from typing import Final
 from knafka.core.contract import Egress, Kafka, Receiver, Shard
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.filter_limits import characters_of
 from knafka_operator.decide import services
 from knafka_operator.decide.shards import Place
 from knafka_operator.decide.trigger import DEFAULT_AUTOSCALING
@@ -30,6 +31,7 @@ from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.reconcile.parsing import LARGE, parsed
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import Watched, group_in_status
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
@@ -167,7 +169,7 @@ class Resuming:
                 shard, secret = serves_shard(template)
                 await self._kafka(shard.kafka, secret, namespace)
             else:
-                serving = serves(template)
+                serving = await _serving(template)
                 await self._kafka(serving.egress.kafka, serving.secret, namespace)
         except KnafkaError as error:
             log.info("%s is left to reconciling: %s", service["metadata"]["name"], error)
@@ -190,7 +192,7 @@ class Resuming:
         template = await self._template(service)
         if template is None:
             return None
-        serving, metadata = serves(template), trigger["metadata"]
+        serving, metadata = await _serving(template), trigger["metadata"]
         if group_in_status(trigger) != serving.egress.group:
             return None  # it was promised nothing yet, has another group by now, or can't have this
         kafka = await self._kafka(serving.egress.kafka, serving.secret, metadata["namespace"])
@@ -239,6 +241,10 @@ def serves(template: Document) -> Serving:
     except (KeyError, ValueError) as error:
         raise InvalidDocument(services.EGRESS, f"no dispatcher of ours: {error!r}") from error
     return Serving(egress, _mounted(template), partitions)
+
+
+async def _serving(template: Document) -> Serving:
+    return await parsed(lambda: serves(template), characters_of(template, LARGE))
 
 
 def serves_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:

@@ -49,6 +49,7 @@ from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.parsing import parsed, size_of
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, SensorRecord, States
 from knafka_operator.reconcile.topics import made_topic
@@ -196,7 +197,7 @@ class Sensors:
         """Raises `ClusterError`."""
         annotations = _annotations(document)
         try:
-            sensor = parse(Sensor, document)
+            sensor = await parsed(lambda: parse(Sensor, document), size_of(document))
         except InvalidDocument as error:
             return ObservedSensor(document, error, annotations)
         there = await self.cluster.get(SERVING, "Service", *self._function(record))
