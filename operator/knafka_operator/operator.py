@@ -107,7 +107,7 @@ class Operator:
         self.cluster = cluster
         self._beside: list[Operator] = []
         if beside is None:
-            self._http = HttpDrains(self.states.urls)
+            self._http = HttpDrains(self.states.urls, settings.shard_size)
             self.queue = WorkQueue()
             self._kafkas = KafkaClusters(
                 connect,

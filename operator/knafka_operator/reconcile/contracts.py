@@ -27,8 +27,8 @@ from knafka_operator.decide import shards as deciding
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
-from knafka_operator.reconcile.parsing import parsed
 from knafka_operator.scale.kafka_clusters import KafkaCluster
+from knafka_operator.scale.parsing import parsed
 
 EVERYTHING: Final = 1_000_000
 """More records than there are in any contract's topic, before it is compacted too."""

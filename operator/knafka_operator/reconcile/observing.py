@@ -25,10 +25,10 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.destinations import observe_sink
-from knafka_operator.reconcile.parsing import parsed, size_of
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerState, States, broker_of
 from knafka_operator.scale.kafka_clusters import KafkaCluster
+from knafka_operator.scale.parsing import parsed, size_of
 
 
 @dataclass(eq=False)

@@ -31,10 +31,10 @@ from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING
-from knafka_operator.reconcile.parsing import LARGE, parsed
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import Watched, group_in_status
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+from knafka_operator.scale.parsing import LARGE, parsed
 
 log = logging.getLogger(__name__)
 

@@ -49,12 +49,12 @@ from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.functions import apply_service, delete_service
-from knafka_operator.reconcile.parsing import parsed, size_of
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, SensorRecord, States
 from knafka_operator.reconcile.topics import made_topic
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+from knafka_operator.scale.parsing import parsed, size_of
 
 Observed = ObservedSensor[KafkaCluster]
 
