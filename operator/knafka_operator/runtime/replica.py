@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, TypeVar
 
 import kopf
@@ -46,6 +47,9 @@ T = TypeVar("T")
 
 PREPARE_EVERY: Final = 300.0
 """Seconds between two looks of a replica that waits at which KafkaClusters it would need."""
+MAX_READ_BYTES: Final = 128 * 1024 * 1024
+"""Of a topic that is read whole, in memory: whoever has its Kafka can fill it. The contract of ten
+thousand Triggers has 20 MB, and some times that before it is compacted."""
 ASK_AGAIN: Final = 1.0
 WEBHOOKS_END: Final = 5.0
 
@@ -63,12 +67,13 @@ async def run(settings: Settings) -> None:
     lease = LeaseThread(leadership, lambda: _from_thread(loop, acquired))
     tracing = FollowedTracing(settings, api)
     await tracing.start()
-    operator = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter)
+    connect = partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES)
+    operator = Operator(settings, cluster, connect, open_writer=KafkaWriter)
     channels = None
     if settings.channels:
         unique = await _insisting("the installation", lambda: _installation(settings, api))
         settings = replace(settings, installation=unique)
-        channels = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter, beside=operator)
+        channels = Operator(settings, cluster, connect, open_writer=KafkaWriter, beside=operator)
     serving = await _webhooks(
         settings, api, operator, lambda: _from_thread(loop, stop), channels=settings.channels
     )
