@@ -38,6 +38,7 @@
                             links of reports ("": no links)
     KNAFKA_ALLOWED_SERVERS  patterns of the Kafka servers that may be connected to, host:port with
                             *, comma-separated ("*")
+    KNAFKA_MAX_...          what an object or a namespace may ask for at most: see `maxima`
     KNAFKA_PROFILING        "enabled": functions serve profiles on their pods' loopback ("disabled")
 
 Not here: what a Broker is configured with, which is in ConfigMaps that users may change.
@@ -57,6 +58,7 @@ from knafka.settings import profiling
 from knafka_operator.model.function_pods import FunctionPods
 from knafka_operator.model.handler import Handler, parse_handler
 from knafka_operator.model.isolation import Isolation, parse_isolation
+from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import BROKER_CLASSES, whole_number
 from knafka_operator.model.tracing import FunctionTracing
 
@@ -108,6 +110,8 @@ class Settings:
     """Where they look at a trace, `{trace}` in the place of its id; empty: that isn't known."""
     allowed_servers: tuple[str, ...] = ("*",)
     """Patterns of `host:port`, in lower case."""
+    maxima: Maxima = field(default_factory=Maxima)
+    """What one object, and one namespace, may ask for at most."""
     installation: str = ""
     """What no other cluster's installation has that uses the same Kafka: the UID of `namespace`.
     Empty: that isn't known."""
@@ -188,6 +192,7 @@ class Settings:
             jobs_image=environment.get("KNAFKA_JOBS_IMAGE", "").strip(),
             console_url=_console_url(environment.get("KNAFKA_CONSOLE_URL", "").strip()),
             trace_url=trace_url(environment),
+            maxima=Maxima.from_environment(environment),
             allowed_servers=_servers(environment.get("KNAFKA_ALLOWED_SERVERS", "*")),
         )
 
