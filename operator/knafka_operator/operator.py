@@ -173,7 +173,7 @@ class Operator:
             if (broker := broker_of(each)) in wanted:
                 wanted[broker].append(each)
         sharing = {who: each for who, each in ours.items() if has_contract(each)}
-        resuming = Resuming(self.cluster, self._kafkas, self._shards)
+        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings.maxima)
         apart = [each for who, some in wanted.items() if who not in sharing for each in some]
         for trigger, watched in await resuming.found(apart, found):
             await self.triggers.resume(trigger, watched)
@@ -194,7 +194,7 @@ class Operator:
             self.cluster.list(SERVING, "Service", DISPATCHERS),
             self.cluster.list(SERVING, "Service", SHARDS),
         )
-        resuming = Resuming(self.cluster, self._kafkas, self._shards)
+        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings.maxima)
         await resuming.connect([*found[0], *found[1]])
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:

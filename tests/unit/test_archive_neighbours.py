@@ -82,9 +82,7 @@ def test_the_longest_time_of_a_job_is_a_setting() -> None:
     given = {"KNAFKA_NAMESPACE": "knafka", "KNAFKA_IMAGE": "registry/functions"}
     maxima = Settings.from_environment({**given, "KNAFKA_MAX_JOB_TIMEOUT": "60"}).maxima
     assert maxima == Maxima(job_timeout=60)
-    with pytest.raises(
-        InvalidDocument, match="want at most 60 seconds, as this"
-    ) as it:
+    with pytest.raises(InvalidDocument, match="want at most 60 seconds, as this") as it:
         maxima.check_job_timeout(61, "spec.timeout")
     assert it.value.path == "spec.timeout"
     with pytest.raises(InvalidDocument, match="KNAFKA_MAX_JOB_TIMEOUT"):

@@ -1,14 +1,8 @@
 """Maxima: how much one object, and all of a namespace together, may ask of an installation.
 
-    KNAFKA_MAX_PARTITIONS             of a new topic (1,000)
-    KNAFKA_MAX_NAMESPACE_PARTITIONS   of a namespace's topics together, a new one included (10,000)
-    KNAFKA_MAX_REPLICATION            replicas of a new topic (10)
-    KNAFKA_MAX_SCALE                  pods of one function: min-scale and max-scale (100)
-    KNAFKA_MAX_NAMESPACE_MIN_SCALE    min-scale of a namespace's functions together (200)
-    KNAFKA_MAX_JOB_TIMEOUT            seconds of a DeadLetterArchive's Job (172,800)
+They are the settings `KNAFKA_MAX_...`. What was granted before stays as it is.
 
-What was granted before stays as it is. Not here: what a namespace may have in pods, memory or
-objects, for which Kubernetes has ResourceQuotas.
+Not here: what a namespace may have in memory or objects; for that Kubernetes has ResourceQuotas.
 """
 
 from __future__ import annotations
@@ -64,6 +58,10 @@ class Maxima:
     def check_job_timeout(self, seconds: float, path: str) -> None:
         """Raises `InvalidDocument`."""
         _check(seconds, self.job_timeout, path, "KNAFKA_MAX_JOB_TIMEOUT")
+
+
+UNLIMITED: Final = Maxima(MOST, MOST, MOST, MOST, MOST, MOST)
+"""Where no installation is known."""
 
 
 def _check(asked: float, most: float, path: str, setting: str) -> None:

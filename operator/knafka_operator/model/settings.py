@@ -38,7 +38,16 @@
                             links of reports ("": no links)
     KNAFKA_ALLOWED_SERVERS  patterns of the Kafka servers that may be connected to, host:port with
                             *, comma-separated ("*")
-    KNAFKA_MAX_...          what an object or a namespace may ask for at most: see `maxima`
+    KNAFKA_MAX_PARTITIONS, KNAFKA_MAX_REPLICATION
+                            of a new topic ("1000", "10")
+    KNAFKA_MAX_NAMESPACE_PARTITIONS
+                            of a namespace's topics of one kind together, a new one's included
+                            ("10000")
+    KNAFKA_MAX_SCALE        pods that one object may ask for of one function ("100")
+    KNAFKA_MAX_NAMESPACE_MIN_SCALE
+                            min-scale of a namespace's Triggers together; of its Subscriptions, too
+                            ("200")
+    KNAFKA_MAX_JOB_TIMEOUT  seconds that a DeadLetterArchive's Job may be given ("172800")
     KNAFKA_PROFILING        "enabled": functions serve profiles on their pods' loopback ("disabled")
 
 Not here: what a Broker is configured with, which is in ConfigMaps that users may change.
