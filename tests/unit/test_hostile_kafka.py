@@ -129,7 +129,7 @@ def test_a_contracts_topic_that_somebody_filled_is_not_read_to_its_end(
 @pytest.mark.parametrize(
     "servers",
     [
-        *("my-kafka.kafka.svc:9092", "MY-kafka.kafka.svc:9092 , b-1.msk.example:9098"),
+        *("my-kafka.kafka.svc:9092", "MY-kafka.kafka.svc:9092 , b-1.msk.example:9098,"),
         "SASL_SSL://b-1.msk.example:9098",
     ],
 )
