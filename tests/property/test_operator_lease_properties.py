@@ -116,7 +116,9 @@ def test_there_are_never_two_leaders(
 
 
 @given(st.floats(0, 3), st.lists(st.floats(0, 0.3), min_size=90, max_size=90))
-def test_a_killed_leader_is_followed_soon_after_its_lease_is_over(looked: float, delays: list[float]) -> None:
+def test_a_killed_leader_is_followed_soon_after_its_lease_is_over(
+    looked: float, delays: list[float]
+) -> None:
     store = Store()
     first, second = (Replica(name, 1.0, 0.0, store) for name in ("a", "b"))
     for now in (0.0, 0.0, 0.1, 0.1, 0.2, 0.2):
