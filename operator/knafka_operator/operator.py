@@ -107,7 +107,7 @@ class Operator:
         self.cluster = cluster
         self._beside: list[Operator] = []
         if beside is None:
-            self._http = HttpDrains(self.states.urls)
+            self._http = HttpDrains(self.states.urls, settings.shard_size)
             self.queue = WorkQueue()
             self._kafkas = KafkaClusters(
                 connect,
@@ -116,6 +116,7 @@ class Operator:
                 self.queue.retry_failed,
                 self.states.resting,
                 open_writer,
+                settings.allowed_servers,
             )
         else:
             beside._beside.append(self)
@@ -172,7 +173,7 @@ class Operator:
             if (broker := broker_of(each)) in wanted:
                 wanted[broker].append(each)
         sharing = {who: each for who, each in ours.items() if has_contract(each)}
-        resuming = Resuming(self.cluster, self._kafkas, self._shards)
+        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings.maxima)
         apart = [each for who, some in wanted.items() if who not in sharing for each in some]
         for trigger, watched in await resuming.found(apart, found):
             await self.triggers.resume(trigger, watched)
@@ -193,7 +194,7 @@ class Operator:
             self.cluster.list(SERVING, "Service", DISPATCHERS),
             self.cluster.list(SERVING, "Service", SHARDS),
         )
-        resuming = Resuming(self.cluster, self._kafkas, self._shards)
+        resuming = Resuming(self.cluster, self._kafkas, self._shards, self.settings.maxima)
         await resuming.connect([*found[0], *found[1]])
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:

@@ -115,8 +115,10 @@ def test_there_are_never_two_leaders(
         assert sum(each.leads(now) for each in replicas) <= 1
 
 
-@given(st.floats(0, 3), st.lists(st.floats(0, 0.3), min_size=30, max_size=30))
-def test_a_killed_leader_is_followed_within_ten_seconds(looked: float, delays: list[float]) -> None:
+@given(st.floats(0, 3), st.lists(st.floats(0, 0.3), min_size=90, max_size=90))
+def test_a_killed_leader_is_followed_soon_after_its_lease_is_over(
+    looked: float, delays: list[float]
+) -> None:
     store = Store()
     first, second = (Replica(name, 1.0, 0.0, store) for name in ("a", "b"))
     for now in (0.0, 0.0, 0.1, 0.1, 0.2, 0.2):
@@ -131,4 +133,4 @@ def test_a_killed_leader_is_followed_within_ten_seconds(looked: float, delays: l
         if second.stage == "idle":
             now += RETRY_EVERY
     assert second.leads(now)
-    assert now < max(looked, 0.1) + 10
+    assert now < max(looked, 0.1) + DURATION + 4

@@ -30,6 +30,7 @@ from knafka_operator.decide.admission import (
     trigger_warnings,
 )
 from knafka_operator.model.autoscaling import Autoscaling
+from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import (
     AUTOSCALING,
     DELIVERY_ORDER,
@@ -374,7 +375,8 @@ def test_a_filter_that_can_never_be_true_is_warned_of() -> None:
 def test_the_webhook_passes_warnings_on() -> None:
     told: list[str] = []
     document = trigger(filters=[{"cesql": "subject"}])
-    operator = SimpleNamespace(may_be_ours=lambda _: True)
+    settings = SimpleNamespace(maxima=Maxima())
+    operator = SimpleNamespace(may_be_ours=lambda _: True, settings=settings)
     check: Any = handlers.check_trigger
     check(document, memo=SimpleNamespace(operator=operator), warnings=told)
     assert len(told) == 1

@@ -9,11 +9,20 @@ from typing import Any
 
 import kubernetes
 import pytest
-from support.api_server import ApiServer, api_server
+from support.api_server import DEEP, ApiServer, api_server
 
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
 from knafka_operator.decide.resolving import Unresolved, resolve
 from knafka_operator.model.cluster import ClusterError, Rejected
-from knafka_operator.model.resources import CORE, EVENTING, SERVING, Destination, KReference
+from knafka_operator.model.resources import (
+    CORE,
+    EVENTING,
+    SERVING,
+    Destination,
+    KReference,
+    TriggerSpec,
+)
 from knafka_operator.runtime import kinds
 from knafka_operator.runtime.cluster import PER_NAMESPACE, THREADS, ApiCluster
 from knafka_operator.runtime.kinds import Kinds
@@ -33,6 +42,22 @@ def served() -> Iterator[Served]:
 @pytest.fixture
 def cluster(served: Served) -> ApiCluster:
     return ApiCluster(served[1])
+
+
+async def test_an_object_deeper_than_python_decodes_is_listed_beside_the_others(
+    served: Served, cluster: ApiCluster
+) -> None:
+    """A list of all Triggers is the first thing that a leader asks for."""
+    server, _ = served
+    server.put(EVENTING, "Trigger", "shop", "deep", spec={"filters": [DEEP]})
+    server.put(EVENTING, "Trigger", "shop", "good", spec={"broker": "a"})
+    deep, good = await cluster.list(EVENTING, "Trigger")
+    assert (deep["metadata"]["name"], good["spec"]) == ("deep", {"broker": "a"})
+    found = await cluster.get(EVENTING, "Trigger", "shop", "deep")
+    assert found is not None
+    assert found["metadata"] == deep["metadata"]
+    with pytest.raises(InvalidDocument, match="filters nested too deep: want at most 16"):
+        parse(TriggerSpec, {"broker": "a", "subscriber": {"uri": "http://a/"}, **deep["spec"]})
 
 
 async def test_misspelt_kinds_disturb_nobody_elses_look_ups(

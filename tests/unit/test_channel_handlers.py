@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import kopf
 import pytest
 
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING
+from knafka_operator.model.maxima import Maxima
 from knafka_operator.runtime import channel_handlers, handlers
 
 MAIL = {"ref": {"apiVersion": "v1", "kind": "Service", "name": "mail"}}
 ORDERS = {"apiVersion": KAFKA_CHANNEL_VERSIONS[0], "kind": "KafkaChannel", "name": "orders"}
+MEMO = kopf.Memo(operator=SimpleNamespace(settings=SimpleNamespace(maxima=Maxima())))
 OTHER = {**ORDERS, "kind": "InMemoryChannel"}
 
 
@@ -67,7 +71,7 @@ def test_a_channel_is_stored_with_its_defaults() -> None:
 
 def test_a_broken_channel_is_refused() -> None:
     """KN-CHN-10."""
-    check: Any = channel_handlers.check_channel
+    check: Any = partial(channel_handlers.check_channel, memo=MEMO)
     good, bad = document("KafkaChannel"), document("KafkaChannel", numPartitions=-1)
     check(body=kopf.Body(good))
     with pytest.raises(kopf.AdmissionError, match="validation failed: invalid value: -1") as raised:
@@ -81,7 +85,7 @@ def test_a_broken_channel_is_refused() -> None:
 @pytest.mark.conformance("KN-SUB-01", "KN-SUB-02")
 def test_only_subscriptions_to_our_channels_are_judged() -> None:
     """KN-SUB-01, KN-SUB-02: others are Knative Eventing's, or another implementation's."""
-    check: Any = channel_handlers.check_subscription
+    check: Any = partial(channel_handlers.check_subscription, memo=MEMO)
     ours = document("Subscription", channel=ORDERS, subscriber=MAIL)
     others = document("Subscription", channel=OTHER)
     check(body=kopf.Body(others))

@@ -132,7 +132,7 @@ def test_a_field_that_only_one_side_knows_is_found() -> None:
 def test_the_schema_holds_no_rule_that_would_hide_the_webhooks_message(kind: str) -> None:
     """Names and types only: the API server asks the schema first, the validating webhook last.
 
-    What it fills in breaks no rule.
+    What it fills in breaks no rule, and what is too large is to be refused without webhooks, too.
     """
 
     def keys(node: object) -> Iterator[str]:
@@ -145,7 +145,7 @@ def test_the_schema_holds_no_rule_that_would_hide_the_webhooks_message(kind: str
 
     assert set(keys(schema(kind)["spec"])) <= {
         *("type", "format", "description", "items", "x-kubernetes-preserve-unknown-fields"),
-        "default",
+        *("default", "maxItems", "maxLength"),
     }
 
 

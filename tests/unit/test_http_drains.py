@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, cast
@@ -15,7 +16,12 @@ from support.scaling import SHARD, egress
 from knafka.core import documents
 from knafka.core.drain import STOP, DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import InvalidDocument
+from knafka_operator.scale.answers import Pace
 from knafka_operator.scale.drains import DrainRefused, HttpDrains
+from knafka_operator.scale.holds import Hold
+from knafka_operator.scale.progress_bounds import MAX_PARTITIONS, MAX_REASONS, MAX_TEXT, OTHER
+from knafka_operator.scale.scaled_group import sum_progress
+from knafka_operator.scale.scaled_shard import MAX_STRANGERS, ScaledShard
 
 REQUEST = DrainRequest(idle=5, budget=60)
 KINDS = ["own", "shard"]
@@ -63,7 +69,7 @@ class Asking:
     def __init__(self, kind: str, dispatcher: Dispatcher, port: int) -> None:
         self.is_shard = kind == "shard"
         url = f"http://{HOST}:{port}/"
-        self.drains = HttpDrains({SHARD.group if self.is_shard else "shop/mail": url})
+        self.drains = HttpDrains({SHARD.group if self.is_shard else "shop/mail": url}, 5000)
         self.stop = asyncio.Event()
         self._dispatcher = dispatcher
 
@@ -187,3 +193,109 @@ async def test_a_line_may_have_thousands_of_egresses(
     line = await anext(asking())
     assert isinstance(line, ShardProgress)
     assert len(line.egresses) == 5000
+
+
+@pytest.mark.parametrize("asking", ["own"], indirect=True)
+async def test_a_line_that_is_no_dispatchers_ends_the_request_with_a_reason(
+    asking: Asking, dispatcher: Dispatcher
+) -> None:
+    """Issue 29: endless lines of 7.6 MB took nine tenths of the operator's event loop."""
+    asking.tell(error="x" * 7_600_000)
+    with pytest.raises(DrainRefused, match="answered with a line of more than 65536 bytes"):
+        await anext(asking())
+    dispatcher.lines.put_nowait(None)
+
+
+@pytest.mark.parametrize("asking", ["shard"], indirect=True)
+async def test_a_shards_lines_are_as_long_as_its_triggers_need(
+    asking: Asking, dispatcher: Dispatcher
+) -> None:
+    asking.drains = HttpDrains(asking.drains._urls, 10)
+    asking.tell(egresses={f"group-{number}": {"error": "x" * 1000} for number in range(1000)})
+    with pytest.raises(DrainRefused, match="more than 106496 bytes"):
+        await anext(asking())
+    dispatcher.lines.put_nowait(None)
+    await asking.drains.close()
+
+
+async def test_lines_that_come_faster_than_a_dispatcher_writes_them_are_left_to_wait(
+    asking: Asking, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    for _ in range(200):
+        asking.tell()
+    asking.tell(ended="budget")
+    dispatcher.lines.put_nowait(None)
+    assert len([line async for line in asking()]) == 201
+    assert 100 <= len(pauses) <= 121, "80 at once, then four a second"
+    before = len(pauses)
+    asking.tell(ended="budget")
+    dispatcher.lines.put_nowait(None)
+    assert [line.ended async for line in asking()] == [Ended.BUDGET]
+    assert len(pauses) == before + 1, "whoever begins anew is heard no faster"
+    assert pauses[-1] > 20
+
+
+def test_a_unit_is_heard_as_often_as_its_dispatchers_speak() -> None:
+    """A line a second of each, as long as they are usually: nobody waits."""
+    pace = Pace(4.0, 16_384.0)
+    pace.open = 50
+    assert not any(pace.pause(1_000, second) for second in range(600) for _ in range(50))
+    pace.open = 1
+    assert pace.pause(65_536, 600) == 0
+    assert [pace.pause(65_536, 600) for _ in range(7)][-1] > 10
+
+
+@pytest.mark.parametrize("asking", ["own"], indirect=True)
+async def test_nothing_is_decompressed_and_no_redirect_is_followed(
+    asking: Asking, dispatcher: Dispatcher
+) -> None:
+    """A megabyte of zeros is a kilobyte on the way, and an address of others is asked by us."""
+    dispatcher.status = "200 OK\r\nContent-Encoding: deflate"
+    dispatcher.lines.put_nowait(zlib.compress(b"{}\n" * 1_000_000))
+    dispatcher.lines.put_nowait(None)
+    with pytest.raises(InvalidDocument):
+        await anext(asking())
+    dispatcher.status = "307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/elsewhere"
+    dispatcher.lines.put_nowait(None)
+    with pytest.raises(DrainRefused, match="answered 307"):
+        await anext(asking())
+
+
+@pytest.mark.parametrize("asking", ["shard"], indirect=True)
+async def test_no_more_is_kept_of_a_long_line_than_a_dispatcher_would_say(
+    asking: Asking, dispatcher: Dispatcher
+) -> None:
+    letters = {f"reason {number}": 1 for number in range(20_000)}
+    progress = {"deadLetters": letters, "error": "x" * 50_000, "partitions": list(range(20_000))}
+    asking.tell(egresses={"a": progress})
+    line = await anext(asking())
+    assert isinstance(line, ShardProgress)
+    kept = line.egresses["a"]
+    assert len(kept.dead_letters) == MAX_REASONS + 1
+    assert kept.dead_letters[OTHER] == 20_000 - MAX_REASONS
+    assert kept.error is not None
+    assert (len(kept.error), len(kept.partitions)) == (MAX_TEXT, MAX_PARTITIONS)
+    dispatcher.lines.put_nowait(None)
+
+
+def test_reasons_for_dead_letters_that_differ_with_each_line_are_counted_together() -> None:
+    """Each is a metric's label, for as long as the operator runs."""
+    total = DrainProgress()
+    for number in range(1000):
+        total = sum_progress([total, DrainProgress(dead_letters={f"reason {number}": 2})], [])
+    assert len(total.dead_letters) == MAX_REASONS + 1
+    assert sum(total.dead_letters.values()) == 2000
+
+
+def test_a_shard_that_names_groups_of_nobody_keeps_few_of_them() -> None:
+    shard = ScaledShard(SHARD)
+    for number in range(10_000):
+        line = ShardProgress(contract=1, egresses={f"group-{number}": DrainProgress()})
+        shard.on_line(cast(Hold, None), line)
+    assert len(shard._told) == MAX_STRANGERS

@@ -23,6 +23,9 @@ class MemoryLeases:
     def __init__(self, stored: dict[str, Lease]) -> None:
         self.stored = stored
         self.away = False
+        self.failure: Exception | None = None
+        self.latency = 0.01
+        self.is_asked = False
 
     async def read(self) -> Lease | None:
         await self._answer()
@@ -37,7 +40,11 @@ class MemoryLeases:
         return self.stored["lease"]
 
     async def _answer(self) -> None:
-        await asyncio.sleep(0.01)
+        self.is_asked = True
+        await asyncio.sleep(self.latency)
+        self.is_asked = False
+        if self.failure is not None:
+            raise self.failure
         if self.away:
             raise ClusterError("can't read it: there is no answer")
 
@@ -69,7 +76,7 @@ async def test_a_replica_waits_for_as_long_as_another_renews() -> None:
     keeping.cancel()
 
 
-async def test_a_replica_that_was_killed_is_followed_within_ten_seconds() -> None:
+async def test_a_replica_that_was_killed_is_followed_within_sixteen_seconds() -> None:
     stored: dict[str, Lease] = {}
     (first, _), (second, _) = (_replica(name, stored) for name in "ab")
     await first.acquire()
@@ -112,10 +119,52 @@ async def test_a_short_absence_of_the_api_server_changes_nothing() -> None:
     keeping = asyncio.create_task(leadership.keep())
     for _ in range(10):
         leases.away = True
-        await asyncio.sleep(1.9)
+        await asyncio.sleep(7.5)
         leases.away = False
         await asyncio.sleep(2)
         assert leadership.leads()
+    keeping.cancel()
+
+
+async def test_an_api_server_that_takes_two_seconds_to_answer_costs_nobody_the_lease() -> None:
+    """Issue 30: 10 restarts in 42 minutes under load."""
+    stored: dict[str, Lease] = {}
+    (first, ours), (second, theirs) = (_replica(name, stored) for name in "ab")
+    ours.latency = theirs.latency = 2.0
+    await first.acquire()
+    keeping, waiting = (asyncio.create_task(each) for each in (first.keep(), second.acquire()))
+    for _ in range(6000):
+        await asyncio.sleep(0.1)
+        assert first.leads()
+    assert not waiting.done()
+    keeping.cancel()
+    waiting.cancel()
+
+
+async def test_a_lease_is_released_though_a_renewal_is_under_way() -> None:
+    """Else it would be refused as of an older version, and the next replica wait its duration."""
+    stored: dict[str, Lease] = {}
+    leadership, leases = _replica("a", stored)
+    leases.latency = 1.0
+    await leadership.acquire()
+    keeping = asyncio.create_task(leadership.keep())
+    await _until(lambda: leases.is_asked)
+    await leadership.release()
+    assert stored["lease"].holder == ""
+    await keeping
+    assert stored["lease"].holder == ""
+
+
+async def test_a_bug_in_a_renewal_loses_the_lease_by_the_clock_and_not_the_renewals() -> None:
+    leadership, leases = _replica("a", {})
+    await leadership.acquire()
+    keeping = asyncio.create_task(leadership.keep())
+    leases.failure = KeyError("metadata")
+    await asyncio.sleep(5)
+    assert leadership.leads()
+    leases.failure = None
+    await asyncio.sleep(60)
+    assert leadership.leads()
     keeping.cancel()
 
 
@@ -123,7 +172,7 @@ async def test_a_replica_that_waits_begins_to_renew_as_soon_as_it_leads() -> Non
     """Whatever else its process still has to do before it acts."""
     leadership, _ = _replica("a", {})
     acquired = asyncio.Event()
-    holding = asyncio.create_task(leadership.hold(acquired))
+    holding = asyncio.create_task(leadership.hold(acquired.set))
     await acquired.wait()
     await asyncio.sleep(600)
     assert leadership.leads()

@@ -56,7 +56,8 @@ async def test_the_installations_credentials_never_go_to_other_servers(
     await world.reconcile_broker(SHOP)
     to_thief = [each for each in world.connected if each["bootstrap.servers"] == "thief:9092"]
     assert to_thief
-    assert all(each.keys() == {"bootstrap.servers"} for each in to_thief)
+    known = {"bootstrap.servers", "receive.message.max.bytes"}
+    assert all(each.keys() == known for each in to_thief)
     template = world.cluster.objects[SERVING, "Service", SHOP, RECEIVER]["spec"]["template"]
     assert "volumes" not in template["spec"]
     assert not [

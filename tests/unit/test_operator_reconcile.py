@@ -30,6 +30,8 @@ RECEIVER, DISPATCHER = "default-kn-receiver", "orders-kn-dispatcher"
 ROOT = Path(__file__).resolve().parents[2]
 TRIED_ELSEWHERE = {
     *("TopicDrifted", "OldRevisionDelivers", "InternalError", "FunctionRejected"),
+    "ServersNotAllowed",  # test_hostile_kafka.py
+    *("NamespaceMinScale", "NamespacePartitions", "TopicTooLarge"),  # test_maxima.py
     *("DrainFailed", "SubscriberUnavailable", "CommittedBeyondEnd", "Paused", "ShardBehind"),
     # test_operator_channels.py and what stands beside it
     *("ChannelDoesNotExist", "ChannelNotConfigured", "ChannelNotReady", "NoAddress"),

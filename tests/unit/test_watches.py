@@ -9,10 +9,10 @@ from typing import Any
 
 import kubernetes
 import pytest
-from support.api_server import ApiServer, api_server
+from support.api_server import DEEP, ApiServer, api_server
 
 from knafka_operator.model.cluster import Document
-from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.model.resources import CORE, EVENTING, SERVING
 from knafka_operator.runtime import cluster as cluster_module
 from knafka_operator.runtime import watches
 from knafka_operator.runtime.cluster import ApiCluster, Selection
@@ -62,6 +62,22 @@ async def watching(served: Served, of: Selection = CONFIG_MAPS) -> AsyncIterator
     await asyncio.to_thread(watch._thread.join, 10)
     assert not watch._thread.is_alive()
     api.close()
+
+
+async def test_an_object_deeper_than_python_decodes_hides_no_other_one(served: Served) -> None:
+    """The API server stores 10,000 levels where a schema is open, as in a Trigger's filters."""
+    server, _ = served
+    triggers = Selection(EVENTING, "Trigger")
+    server.put(EVENTING, "Trigger", "shop", "good", spec={"broker": "default"})
+    server.put(EVENTING, "Trigger", "shop", "listed", spec={"filters": [DEEP], "broker": "a"})
+    async with watching(served, triggers) as heard:
+        await heard.until(lambda: heard.synced == [True])
+        assert heard.there.keys() == {"good", "listed"}
+        assert heard.there["listed"]["spec"]["broker"] == "a"
+        server.put(EVENTING, "Trigger", "shop", "followed", spec={"filters": [DEEP]})
+        server.put(EVENTING, "Trigger", "shop", "better")
+        await heard.until(lambda: {"followed", "better"} <= heard.there.keys())
+        assert heard.synced == [True]
 
 
 async def test_what_is_there_and_what_changes_is_told(served: Served) -> None:

@@ -12,18 +12,19 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
-from confluent_kafka import Consumer, KafkaError, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._cluster import DescribeClusterResult
 from confluent_kafka.admin._config import ConfigResource, ConfigSource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from knafka.clients.kafka_client import Connection, log_error_of, open_client
+from knafka.clients.kafka_client import Connection
 from knafka.clients.kafka_groups import KafkaGroups
 from knafka.clients.kafka_lag import at_most, beyond
 from knafka.clients.kafka_ranges import EARLIEST, GONE, LATEST, KafkaRanges, asking, listed
 from knafka.clients.kafka_requests import ASK_AGAIN, AdminCalls
+from knafka.clients.kafka_whole_topic import read_whole
 from knafka.core.errors import LogError
 from knafka.ports.log import (
     Commits,
@@ -72,8 +73,16 @@ class KafkaAdmin:
     what librdkafka knows of the reason. Wrong credentials are told as soon as Kafka refuses them.
     """
 
-    def __init__(self, connection: Connection, *, request_timeout: float = REQUEST_TIMEOUT) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        request_timeout: float = REQUEST_TIMEOUT,
+        max_read_bytes: int | None = None,
+    ) -> None:
+        """`max_read_bytes`: that of `read_whole`."""
         self._connection = connection
+        self._max_read_bytes = max_read_bytes
         self._calls = AdminCalls(connection, request_timeout)
         self._groups = KafkaGroups(connection, self._calls)
         self._topic_ranges = KafkaRanges(self._calls, self._partitions)
@@ -289,49 +298,8 @@ class KafkaAdmin:
 
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         await self._existing(topic)  # which says, better than a consumer, what is wrong
-        return await self._calls.in_thread(partial(self._read_all, topic, limit))
-
-    def _read_all(self, topic: str, limit: int, timeout: float) -> list[Record]:
-        consumer = open_client(
-            Consumer,
-            {
-                **self._connection,
-                "group.id": "knafka-unused",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-            },
-        )
-        records: list[Record] = []
-        try:
-            metadata = consumer.list_topics(topic, timeout=timeout).topics[topic]
-            if metadata.error is not None:
-                raise log_error_of(metadata.error)
-            waiting = set()
-            assigned = []
-            for number in metadata.partitions:
-                low, high = consumer.get_watermark_offsets(
-                    TopicPartition(topic, number), timeout=timeout
-                )
-                if low < high:
-                    waiting.add(number)
-                    assigned.append(TopicPartition(topic, number, max(low, high - limit)))
-            consumer.assign(assigned)
-            while waiting:
-                message = consumer.poll(timeout)
-                if message is None:
-                    raise LogError(f"Kafka did not answer within {timeout:g} s")
-                error = message.error()
-                if error is None:
-                    records.append(cast(Record, message))
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    waiting.discard(message.partition())
-                elif not error.retriable():
-                    raise log_error_of(error)
-        finally:
-            consumer.close()
-        records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
-        return records[-limit:]
+        read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
+        return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
 
     async def close(self) -> None:
         """Wait for nothing: librdkafka lets go when the client is collected."""

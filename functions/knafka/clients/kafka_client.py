@@ -51,6 +51,10 @@ READING: Final[Mapping[str, Any]] = {
 }
 """How every consumer of ours reads, unless it is set."""
 
+ASKING: Final[Mapping[str, Any]] = {"fetch.max.bytes": 8 * 1024 * 1024}
+"""Of consumers that ask instead of reading on: an answer fits into what may be received, which
+librdkafka demands where that is set."""
+
 C = TypeVar("C", Producer, Consumer)
 
 PASSING: Final = frozenset(

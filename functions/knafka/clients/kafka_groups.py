@@ -30,7 +30,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from knafka.clients.kafka_client import Connection, open_client
+from knafka.clients.kafka_client import ASKING, Connection, open_client
 from knafka.clients.kafka_requests import THREADS, AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
@@ -258,7 +258,8 @@ class KafkaGroups:
         def asked(timeout: float) -> list[TopicPartition]:
             # A commit takes no timeout of its own.
             bound = {"socket.timeout.ms": int(timeout * 1000)}
-            consumer = open_client(Consumer, {**self._connection, **bound, "group.id": group})
+            asking = {**self._connection, **ASKING, **bound}
+            consumer = open_client(Consumer, {**asking, "group.id": group})
             try:
                 answers = call(consumer, timeout) or []
                 for each in answers:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
@@ -54,11 +55,19 @@ Wanted: TypeAlias = Annotated[
 
 
 def _cesql(text: str) -> str:
-    try:
-        cesql.compile_expression(text)
-    except InvalidExpression as error:
-        raise problem(f"invalid CESQL expression: {error.problem}") from None
+    if (wrong := _wrong_with(text)) is not None:
+        raise problem(f"invalid CESQL expression: {wrong}")
     return text
+
+
+# Whoever reconciles reads the same objects again and again.
+@lru_cache(maxsize=512)
+def _wrong_with(expression: str) -> str | None:
+    try:
+        cesql.compile_expression(expression)
+    except InvalidExpression as error:
+        return error.problem
+    return None
 
 
 CesqlText: TypeAlias = Annotated[str, AfterValidator(_cesql)]

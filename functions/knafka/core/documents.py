@@ -186,10 +186,19 @@ def explained_faults() -> Iterator[None]:
 # What is wrong, in words
 
 
+MAX_PROBLEMS: Final = 20
+"""Broken fields that are named of one document: a list of thousands may be wrong in each entry."""
+
+
+def more_problems(count: int) -> str:
+    """What stands in the place of problems beyond `MAX_PROBLEMS`."""
+    return f"and {count - MAX_PROBLEMS} more"
+
+
 def _invalid(error: ValidationError, root: str) -> InvalidDocument:
     missing: list[str] = []
     problems: list[tuple[str, str]] = []
-    for each in error.errors(include_url=False):
+    for each in error.errors(include_url=False)[:MAX_PROBLEMS]:
         path = path_of(root, each["loc"])
         if each["type"] == "missing":
             missing.append(path)
@@ -199,6 +208,8 @@ def _invalid(error: ValidationError, root: str) -> InvalidDocument:
         problems.insert(0, (missing[0], f"missing field(s): {', '.join(missing)}"))
     path, first = problems[0]
     others = "".join(f"; {other}: {text}" for other, text in problems[1:])
+    if error.error_count() > MAX_PROBLEMS:
+        others += f"; {more_problems(error.error_count())}"
     return InvalidDocument(path, first + others)
 
 

@@ -47,9 +47,11 @@ from knafka_operator.decide.field_errors import (
     refuse,
     resolvable,
 )
+from knafka_operator.decide.receiver_scaling import check_receiver_scaling
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.isolation import declared_isolation
+from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     DELIVERY_ORDER,
@@ -138,25 +140,36 @@ def defaulted_trigger(document: Document) -> dict[str, Any]:
     return {**document, "metadata": metadata, "spec": spec}
 
 
-def check_broker(new: Document, old: Document | None = None) -> None:
+def check_broker(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
     """Refuse what is wrong with a Broker, or may not change (KN-BRK-05, KN-BRK-06, KN-DLV-06).
 
-    Raises `InvalidDocument` that tells all of it; its path is that of the first problem.
-    """
-    refuse(_wrong_with_broker, new, old, _broker_changes)
-
-
-def check_trigger(
-    new: Document, old: Document | None = None, autoscaling: Autoscaling | None = None
-) -> None:
-    """Refuse what is wrong with a Trigger, or may not change (KN-TRG-05, 09, 10, 13, KN-DLV-06).
-
-    `autoscaling` is what its annotations stand over, as for the scaler. Raises `InvalidDocument`
-    that tells all of it; its path is that of the first problem.
+    `maxima` are the installation's. Raises `InvalidDocument` that tells all of it; its path is that
+    of the first problem.
     """
 
     def wrong(document: Document) -> Iterator[Problem]:
-        return _wrong_with_trigger(document, autoscaling or Autoscaling())
+        yield from _wrong_with_broker(document)
+        annotations = annotations_of(document)
+        yield from caught(lambda: check_receiver_scaling(annotations, maxima))
+
+    refuse(wrong, new, old, _broker_changes)
+
+
+def check_trigger(
+    new: Document,
+    old: Document | None = None,
+    autoscaling: Autoscaling | None = None,
+    maxima: Maxima = UNLIMITED,
+) -> None:
+    """Refuse what is wrong with a Trigger, or may not change (KN-TRG-05, 09, 10, 13, KN-DLV-06).
+
+    `autoscaling` is what its annotations stand over, as for the scaler, and `maxima` are the
+    installation's. Raises `InvalidDocument` that tells all of it; its path is that of the first
+    problem.
+    """
+
+    def wrong(document: Document) -> Iterator[Problem]:
+        return _wrong_with_trigger(document, autoscaling or Autoscaling(), maxima)
 
     refuse(wrong, new, old, _trigger_changes)
 
@@ -188,11 +201,13 @@ def _wrong_with_broker(document: Document) -> Iterator[Problem]:
         yield Problem(f"invalid value: {topic}", why, annotation_key(EXTERNAL_TOPIC))
 
 
-def _wrong_with_trigger(document: Document, autoscaling: Autoscaling) -> Iterator[Problem]:
+def _wrong_with_trigger(
+    document: Document, autoscaling: Autoscaling, maxima: Maxima
+) -> Iterator[Problem]:
     yield from misfits(Trigger, {**document, "status": None})
     yield from broken_certificates(document)
     annotations = annotations_of(document)
-    yield from wrong_with_delivery(annotations, autoscaling)
+    yield from wrong_with_delivery(annotations, autoscaling, maxima)
     if (reference := annotations.get(DEPENDENCY)) is not None:
         yield from _wrong_with_dependency(reference, namespace_of(document))
     if (injection := annotations.get(INJECTION)) is not None:
@@ -200,7 +215,7 @@ def _wrong_with_trigger(document: Document, autoscaling: Autoscaling) -> Iterato
 
 
 def wrong_with_delivery(
-    annotations: Mapping[str, str], autoscaling: Autoscaling
+    annotations: Mapping[str, str], autoscaling: Autoscaling, maxima: Maxima
 ) -> Iterator[Problem]:
     """What is wrong with annotations that say how events are delivered: a Trigger's or a
     Subscription's."""
@@ -210,7 +225,7 @@ def wrong_with_delivery(
         yield from caught(lambda: whole_number(text, path, 1, desired.MAX_MAX_IN_FLIGHT))
     yield from caught(lambda: kafka_settings.check_trigger(annotations))
     yield from caught(lambda: dead_letter_topics.check(annotations))
-    yield from caught(lambda: Autoscaling.from_annotations(annotations, autoscaling))
+    yield from caught(lambda: Autoscaling.from_annotations(annotations, autoscaling, maxima))
 
 
 def wrong_with_order(annotations: Mapping[str, str]) -> Iterator[Problem]:

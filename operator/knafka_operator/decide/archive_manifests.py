@@ -322,13 +322,16 @@ def account(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
 
 
 def lease(of: str, holder: str, now: datetime, settings: Settings) -> Manifest:
-    """Who may have a Job on this place of tables."""
+    """Who of the holder's namespace may have a Job on this place of tables.
+
+    Another namespace's archives have a Lease of their own: any may name any bucket.
+    """
     return {
         "apiVersion": COORDINATION,
         "kind": "Lease",
         "metadata": {
             "namespace": settings.namespace,
-            "name": names.archive_lease(of),
+            "name": names.archive_lease(holder.partition("/")[0], of),
             "labels": services.with_common_labels({services.ROLE: ROLE}),
             "annotations": {ROOT: of},
         },

@@ -19,12 +19,15 @@ from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import (
     ApplyReceiver,
     AwaitReceivers,
+    CreateTopic,
     Effect,
     ProbeReceiver,
     ProjectSecret,
     RecordContract,
+    RecordTopic,
     WriteIngress,
 )
+from knafka_operator.decide.receiver_scaling import check_receiver_scaling
 from knafka_operator.decide.status import (
     ADDRESSABLE,
     BROKER_CONDITIONS,
@@ -68,6 +71,14 @@ class ObservedTopic:
     wanted: Topic
     found: TopicDescription | None = None
     """As Kafka has it; None: there is none."""
+    others: int = 0
+    """Partitions of the namespace's other topics."""
+
+    def effects(
+        self, annotations: Mapping[str, str], settings: Settings
+    ) -> tuple[RecordTopic | CreateTopic, ...]:
+        """What is to be done first; raises `TopicRefused`."""
+        return topic_effects(self.wanted, self.found, annotations, settings.maxima, self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +183,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         assert topic is not None
         if seen.recorded is not None:
             annotations.update({TOPIC_STATUS: seen.recorded, TOPIC_ID: ""})
-        if needed := topic_effects(topic.wanted, topic.found, annotations):
+        if needed := topic.effects(annotations, settings):
             steps.first(*needed)
         found = topic.found
         assert found is not None
@@ -194,6 +205,7 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         return decision(topic)
     with conditions.step(DATA_PLANE_AVAILABLE):
         if seen.revision is None:
+            check_receiver_scaling(broker.metadata.annotations, settings.maxima)
             secret = None if mount is None else (mount.name, mount.version)
             steps.first(
                 ApplyReceiver(services.receiver_service(broker, receiver, secret, settings))

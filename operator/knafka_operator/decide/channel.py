@@ -46,7 +46,7 @@ from knafka_operator.decide.status import (
     value,
 )
 from knafka_operator.decide.steps import Steps
-from knafka_operator.decide.topics import TOPIC_ID, as_declared, kept, topic_effects
+from knafka_operator.decide.topics import TOPIC_ID, as_declared, kept
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.conditions import READY, Condition, Severity, Status, merged
 from knafka_operator.model.handler import Handler, Handling
@@ -167,7 +167,7 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         assert topic is not None
         if seen.recorded is not None:
             annotations.update({TOPIC_STATUS: seen.recorded, TOPIC_ID: ""})
-        if needed := topic_effects(topic.wanted, topic.found, annotations):
+        if needed := topic.effects(annotations, settings):
             steps.first(*needed)
         found = topic.found
         assert found is not None

@@ -49,6 +49,7 @@ from knafka_operator.model.channels import (
 )
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.isolation import declared_isolation
+from knafka_operator.model.maxima import UNLIMITED, Maxima
 
 _DEFAULTS: Final[Mapping[str, object]] = {
     "numPartitions": PARTITIONS,
@@ -96,25 +97,35 @@ def defaulted_subscription(document: Document) -> dict[str, Any]:
     return {**document, "spec": spec}
 
 
-def check_channel(new: Document, old: Document | None = None) -> None:
+def check_channel(new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED) -> None:
     """Refuse what is wrong with a KafkaChannel, or may not change (KN-CHN-05, KN-CHN-10).
 
-    Raises `InvalidDocument` that names all of it; its path is that of the first problem.
-    """
-    refuse(_wrong_with_channel, new, old, _channel_changes)
-
-
-def check_subscription(
-    new: Document, old: Document | None = None, autoscaling: Autoscaling | None = None
-) -> None:
-    """Refuse what is wrong with a Subscription, or may not change (KN-SUB-01, 02, 04).
-
-    `autoscaling` is what its annotations stand over, as for the scaler. Raises `InvalidDocument`
-    that names all of it; its path is that of the first problem.
+    `maxima` are the installation's. Raises `InvalidDocument` that names all of it; its path is that
+    of the first problem.
     """
 
     def wrong(document: Document) -> Iterator[Problem]:
-        return _wrong_with_subscription(document, autoscaling or Autoscaling())
+        yield from _wrong_with_channel(document)
+        yield from _beyond(document, maxima)
+
+    refuse(wrong, new, old, _channel_changes)
+
+
+def check_subscription(
+    new: Document,
+    old: Document | None = None,
+    autoscaling: Autoscaling | None = None,
+    maxima: Maxima = UNLIMITED,
+) -> None:
+    """Refuse what is wrong with a Subscription, or may not change (KN-SUB-01, 02, 04).
+
+    `autoscaling` is what its annotations stand over, as for the scaler, and `maxima` are the
+    installation's. Raises `InvalidDocument` that names all of it; its path is that of the first
+    problem.
+    """
+
+    def wrong(document: Document) -> Iterator[Problem]:
+        return _wrong_with_subscription(document, autoscaling or Autoscaling(), maxima)
 
     refuse(wrong, new, old, _subscription_changes)
 
@@ -129,7 +140,25 @@ def _wrong_with_channel(document: Document) -> Iterator[Problem]:
     yield from caught(lambda: dead_letter_topics.check(annotations))
 
 
-def _wrong_with_subscription(document: Document, autoscaling: Autoscaling) -> Iterator[Problem]:
+def _beyond(document: Document, maxima: Maxima) -> Iterator[Problem]:
+    """What of a channel's topic is more than an installation allows."""
+    spec = mapping(document, "spec")
+    for name, check in (
+        ("numPartitions", maxima.check_partitions),
+        ("replicationFactor", maxima.check_replication),
+    ):
+        asked = spec.get(name)
+        if isinstance(asked, int):
+            try:
+                check(asked, f"spec.{name}")
+            except InvalidDocument as error:
+                message, _, wanted = error.problem.partition(": want ")
+                yield Problem(message, f"want {wanted}", error.path)
+
+
+def _wrong_with_subscription(
+    document: Document, autoscaling: Autoscaling, maxima: Maxima
+) -> Iterator[Problem]:
     for each in misfits(Subscription, {**document, "status": None}):
         if each.message == "missing field(s)":
             yield replace(each, details=_MISSING.get(each.path, ""))
@@ -141,7 +170,7 @@ def _wrong_with_subscription(document: Document, autoscaling: Autoscaling) -> It
         else:
             yield each
     yield from broken_certificates(document)
-    yield from wrong_with_delivery(annotations_of(document), autoscaling)
+    yield from wrong_with_delivery(annotations_of(document), autoscaling, maxima)
 
 
 def _channel_changes(old: Document, new: Document) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 # `parse` joins what it finds into one sentence; here each problem stands by itself.
-from knafka.core.documents import Model, path_of, told_of
+from knafka.core.documents import MAX_PROBLEMS, Model, more_problems, path_of, told_of
 from knafka.core.errors import InvalidDocument
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import annotation_path
@@ -51,12 +51,14 @@ def raise_all(problems: Collection[Problem]) -> None:
     if not problems:
         return
     paths: dict[tuple[str, str], list[str]] = {}
-    for each in sorted(problems):
+    for each in sorted(problems)[:MAX_PROBLEMS]:
         paths.setdefault((each.message, each.details), []).append(each.path)
     text = "\n".join(
         f"{message}: {', '.join(where)}" + (f"\n{details}" if details else "")
         for (message, details), where in paths.items()
     )
+    if len(problems) > MAX_PROBLEMS:
+        text += f"\n{more_problems(len(problems))}"
     raise InvalidDocument(min(problems).path, text)
 
 

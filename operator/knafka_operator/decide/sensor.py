@@ -146,7 +146,7 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
         group = _group(sensor, annotations, taken)
         if news := sensor_topics.to_record(wanted, group, broker, annotations, found):
             steps.first(RecordTopics(news))
-        if missing := sensor_topics.to_make(wanted, annotations, found):
+        if missing := sensor_topics.to_make(wanted, annotations, found, settings.maxima):
             steps.first(*missing)
         ids = {
             TOPICS[each][1]: sensor_topics.id_of(found[topic.name])
@@ -170,7 +170,7 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
 
     function = function_contract(sensor, broker, annotations)
     with conditions.step(FUNCTION_READY):
-        autoscaling = sensor_scaling.autoscaling(sensor)
+        autoscaling = sensor_scaling.autoscaling(sensor, settings.maxima)
         if (found_out := sensor_scaling.condition(autoscaling, seen.scaling)) is not None:
             conditions.set(found_out)
         if autoscaling.paused:

@@ -13,6 +13,7 @@ from knafka_operator.decide.status import DELIVERING
 from knafka_operator.model import resources
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Severity, Status
+from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import Resource
 
 DEFAULT_AUTOSCALING: Final = Autoscaling(lag_threshold=10_000)
@@ -28,9 +29,9 @@ PAUSED: Final = Condition(
 )
 
 
-def autoscaling(sensor: Resource) -> Autoscaling:
+def autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
     """By its annotations, which are a Trigger's; raises `InvalidDocument`."""
-    return Autoscaling.from_annotations(sensor.metadata.annotations, DEFAULT_AUTOSCALING)
+    return Autoscaling.from_annotations(sensor.metadata.annotations, DEFAULT_AUTOSCALING, maxima)
 
 
 def condition(declared: Autoscaling, scaled: TriggerStatus | None) -> Condition | None:

@@ -27,6 +27,7 @@ from knafka_operator.decide.topics import (
 )
 from knafka_operator.decide.trigger import BrokerState
 from knafka_operator.model.conditions import Condition
+from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.model.sensors import Sensor
 
@@ -148,12 +149,13 @@ def to_make(
     wanted: Mapping[str, Topic],
     annotations: Mapping[str, str],
     found: Mapping[str, TopicDescription | None],
+    maxima: Maxima,
 ) -> Sequence[Effect]:
-    """Raises `TopicRefused` for one that was made anew by somebody else."""
+    """Raises `TopicRefused` for one that was made anew by somebody else, or is too large."""
     effects: list[Effect] = []
     for what, topic in wanted.items():
         known = {TOPIC_STATUS: topic.name, TOPIC_ID: annotations.get(TOPICS[what][1], "")}
-        needed = topic_effects(topic, found[topic.name], known)
+        needed = topic_effects(topic, found[topic.name], known, maxima)
         effects += [each for each in needed if isinstance(each, CreateTopic)]
     return effects
 

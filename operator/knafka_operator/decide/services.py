@@ -77,8 +77,9 @@ LIVENESS_PROBE: Final[Mapping[str, Any]] = {
     "failureThreshold": 6,
 }
 
-_KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
+KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
 MAX_SCALE: Final = "autoscaling.knative.dev/max-scale"
+MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
 
 _RECEIVER_SCALING: Final[Mapping[str, str]] = {"min-scale": "0", "max-scale": "10"}
 
@@ -117,11 +118,11 @@ def receiver_service(
 
     `autoscaling.knative.dev/...` annotations of the Broker are the receiver's.
     """
-    scaling = {_KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()}
+    scaling = {KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()}
     declared = {
         key: value
         for key, value in broker.metadata.annotations.items()
-        if key.startswith(_KNATIVE_AUTOSCALING)
+        if key.startswith(KNATIVE_AUTOSCALING)
     }
     return knative_service(
         receiver_name(broker),
@@ -154,7 +155,7 @@ def channels_receiver_service(
         name,
         metadata,
         labels={ROLE: RECEIVER, BROKER: name},
-        annotations={_KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()},
+        annotations={KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()},
         environment={
             "FUNCTION_TARGET": "receive",
             RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
@@ -258,7 +259,7 @@ def exact_scaling(least: int, most: int, settings: Settings) -> Mapping[str, str
         "max-scale": str(most),
         "initial-scale": str(settings.initial_scale),
     }
-    return {_KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()}
+    return {KNATIVE_AUTOSCALING + key: value for key, value in scaling.items()}
 
 
 def url(name: str, namespace: str, settings: Settings) -> str:

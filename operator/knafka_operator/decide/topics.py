@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from knafka.core.errors import KnafkaError
+from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.decide.effects import CreateTopic, RecordTopic
 from knafka_operator.model.conditions import Condition, Severity, Status
+from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import EXTERNAL_TOPIC, TOPIC_STATUS
 
 TOPIC_AS_DECLARED: Final = "TopicAsDeclared"
@@ -34,11 +35,16 @@ class TopicRefused(KnafkaError):
 
 
 def topic_effects(
-    wanted: Topic, found: TopicDescription | None, annotations: Mapping[str, str]
+    wanted: Topic,
+    found: TopicDescription | None,
+    annotations: Mapping[str, str],
+    maxima: Maxima = UNLIMITED,
+    others: int = 0,
 ) -> tuple[RecordTopic | CreateTopic, ...]:
     """What is to be done before the Broker has its topic; raises `TopicRefused`.
 
-    `found` is the topic as Kafka has it, and `annotations` are those of the Broker's status.
+    `found` is the topic as Kafka has it, and `annotations` are those of the Broker's status. A new
+    one is within `maxima`; `others` are the partitions of its namespace's other topics.
     """
     if wanted.external:
         if found is None:
@@ -61,8 +67,25 @@ def topic_effects(
         )
     if found is not None:
         return ()
+    _check_new(wanted, maxima, others)
     intended = (RecordTopic(wanted.name),) if known_id is None else ()
     return *intended, CreateTopic(wanted)
+
+
+def _check_new(topic: Topic, maxima: Maxima, others: int) -> None:
+    """Raises `TopicRefused`."""
+    try:
+        maxima.check_partitions(topic.partitions, "partitions")
+        maxima.check_replication(topic.replication, "replicas")
+    except InvalidDocument as error:
+        raise TopicRefused("TopicTooLarge", f"topic {topic.name} is not made: {error}") from error
+    if topic.partitions + others > maxima.namespace_partitions:
+        raise TopicRefused(
+            "NamespacePartitions",
+            f"topic {topic.name} is not made: its {topic.partitions} partitions and the {others} of"
+            f" its namespace's other topics are more than the {maxima.namespace_partitions} that a"
+            " namespace may have (KNAFKA_MAX_NAMESPACE_PARTITIONS): declare less, or delete others",
+        )
 
 
 def _known_id(

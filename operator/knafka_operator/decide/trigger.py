@@ -52,7 +52,7 @@ from knafka_operator.decide.status import (
     no_dead_letter_sink,
     value,
 )
-from knafka_operator.decide.trigger_checks import check_broker, check_dependency
+from knafka_operator.decide.trigger_checks import check_broker, check_dependency, check_min_scale
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import BROKERS, family_of
@@ -145,6 +145,8 @@ class ObservedTrigger(Generic[K]):
     """What a Sensor has fired, which it delivers; None: its Broker's events."""
     needed: Isolation | None = None
     """What it was found to need last, where that is `auto`."""
+    others_min_scale: int = 0
+    """What the others of its kind in its namespace have of it together."""
 
 
 @dataclass(frozen=True)
@@ -219,8 +221,10 @@ def decide(
 
     with conditions.step(SUBSCRIPTION_READY):
         autoscaling = Autoscaling.from_annotations(
-            trigger.metadata.annotations, DEFAULT_AUTOSCALING
+            trigger.metadata.annotations, DEFAULT_AUTOSCALING, settings.maxima
         )
+        granted = seen.watched.autoscaling.min_scale if seen.watched else 0
+        check_min_scale(autoscaling.min_scale, granted, seen.others_min_scale, settings.maxima)
         egress = desired.egress(
             trigger,
             broker.broker,

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from knafka_operator.decide import admission
 from knafka_operator.decide.status import NotReady, is_ready, why_not_ready
 from knafka_operator.model.family import Family
+from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import Trigger
 
 
@@ -59,3 +60,17 @@ def check_dependency(trigger: Trigger, found: Mapping[str, Any] | None) -> None:
         raise NotReady("DependencyDoesNotExist", f"{named} does not exist")
     if not is_ready(found):
         raise NotReady("DependencyNotReady", f"{named} is not Ready: {why_not_ready(found)}")
+
+
+def check_min_scale(asked: int, has: int, others: int, maxima: Maxima) -> None:
+    """What a namespace may have run always; what a Trigger `has` already it keeps.
+
+    `others` is what the others of its namespace have. Raises `NotReady`.
+    """
+    if asked > has and asked + others > maxima.namespace_min_scale:
+        raise NotReady(
+            "NamespaceMinScale",
+            f"min-scale {asked} and the {others} of its namespace's others are more than the "
+            f"{maxima.namespace_min_scale} pods that a namespace may have run always "
+            "(KNAFKA_MAX_NAMESPACE_MIN_SCALE): declare less, here or there",
+        )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from knafka.core.errors import InvalidDocument
+from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import (
     AUTOSCALING,
     PAUSED,
@@ -57,8 +58,13 @@ class Autoscaling:
     """No drains, whatever the rest says."""
 
     @classmethod
-    def from_annotations(cls, annotations: Mapping[str, str], defaults: Autoscaling) -> Autoscaling:
-        """What the annotations say, else `defaults`.
+    def from_annotations(
+        cls,
+        annotations: Mapping[str, str],
+        defaults: Autoscaling,
+        maxima: Maxima = UNLIMITED,
+    ) -> Autoscaling:
+        """What the annotations say, else `defaults`, as far as `maxima` allow it.
 
         The class `disabled` holds one drain, always. Raises `InvalidDocument`.
         """
@@ -67,6 +73,9 @@ class Autoscaling:
             if (text := annotations.get(AUTOSCALING + key)) is not None:
                 path = annotation_path(AUTOSCALING + key)
                 given[name] = whole_number(text, path, minimum, 2**31 - 1)
+                if key in ("min-scale", "max-scale"):
+                    maxima.check_scale(given[name], path)
+        given.setdefault("max_scale", min(defaults.max_scale, maxima.scale))
         autoscaling = replace(defaults, **given, paused=_is_paused(annotations))
         if autoscaling.min_scale > autoscaling.max_scale:
             raise InvalidDocument(

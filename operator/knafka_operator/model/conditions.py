@@ -18,6 +18,10 @@ READY: Final = "Ready"
 SUCCEEDED: Final = "Succeeded"
 """The same of what runs to its end."""
 
+MAX_MESSAGE: Final = 4_096
+"""Characters of a message: what others answer may be in it, and a status that is too large for the
+API server is none at all."""
+
 _CAMEL_CASE = re.compile(r"[A-Z][A-Za-z0-9]*").fullmatch
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)", re.ASCII
@@ -103,6 +107,10 @@ def _told(condition: Condition, since: str) -> dict[str, str]:
         "severity": str(condition.severity),
         "lastTransitionTime": since,
         "reason": condition.reason,
-        "message": condition.message,
+        "message": _cut(condition.message),
     }
     return {name: value for name, value in fields.items() if value}
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…"

@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from knafka.core.contract import AttributesFilter, Delivery, Filter
+from knafka.core.contract import AttributesFilter, Delivery
 from knafka.core.documents import Model, parse, problem
 from knafka.core.errors import InvalidDocument
+from knafka.core.filter_limits import DeclaredAttributes, DeclaredFilters
 
 EVENTING: Final = "eventing.knative.dev/v1"
 SERVING: Final = "serving.knative.dev/v1"
@@ -203,8 +204,8 @@ class TriggerSpec(Declared):
     broker: Given
     """The Broker's name, `brokerRef`'s if it is referred to that way."""
     broker_ref: BrokerReference | None = None
-    filter: AttributesFilter = AttributesFilter()
-    filters: tuple[Filter, ...] = ()
+    filter: DeclaredAttributes = AttributesFilter()
+    filters: DeclaredFilters = ()
     subscriber: Destination
     delivery: DeliverySpec = DeliverySpec()
 

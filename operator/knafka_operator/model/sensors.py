@@ -15,6 +15,12 @@ from pydantic import AfterValidator, Field, model_validator
 
 from knafka.core.contract import RateLimit
 from knafka.core.documents import problem
+from knafka.core.filter_limits import (
+    MAX_FILTER_CHARACTERS,
+    beyond_limits,
+    characters_of,
+    too_long,
+)
 from knafka.core.sensor.contract import Conditions, SensorTrigger
 from knafka_operator.model.family import BROKERS, CHANNELS, Family
 from knafka_operator.model.identity import Identity
@@ -123,6 +129,23 @@ class SensorSpec(Conditions, Declared):
     """The bus in place of a Broker: a KafkaChannel of the Sensor's namespace."""
     triggers: tuple[TriggerOfSensor, ...]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _within_limits(cls, document: object) -> object:
+        """Before anything is parsed: what its dependencies and triggers decide by, together."""
+        dependencies, triggers = _entries(document, "dependencies"), _entries(document, "triggers")
+        filters = [each for dependency in dependencies for each in _entries(dependency, "filters")]
+        if (too_much := beyond_limits(filters)) is not None:
+            raise problem(f"of all dependencies: {too_much}", "dependencies")
+        expressions = [
+            filters,
+            [each.get("filter") for each in dependencies],
+            [(each.get("conditions"), each.get("correlation")) for each in triggers],
+        ]
+        if characters_of(expressions, MAX_FILTER_CHARACTERS + 1) > MAX_FILTER_CHARACTERS:
+            raise problem(too_long("filters, conditions and correlations"), "triggers")
+        return document
+
     @model_validator(mode="after")
     def _has_one_bus(self) -> Self:
         if self.channel is not None and "broker" in self.model_fields_set:
@@ -132,6 +155,13 @@ class SensorSpec(Conditions, Declared):
             message = "must not set the field(s): on a Broker replies go to the Broker"
             raise problem(message, *(f"triggers[{number}].reply" for number in replying))
         return self
+
+
+def _entries(document: object, name: str) -> list[Mapping[str, Any]]:
+    """Of a list in a document of any shape, what is an object."""
+    declared = document.get(name) if isinstance(document, Mapping) else None
+    entries = declared if isinstance(declared, list | tuple) else ()
+    return [each for each in entries if isinstance(each, Mapping)]
 
 
 class Sensor(Resource):

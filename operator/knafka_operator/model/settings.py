@@ -36,6 +36,18 @@
                             reports ("": no links)
     KNAFKA_TRACE_URL        where people look at a trace, {trace} in the place of its id, for the
                             links of reports ("": no links)
+    KNAFKA_ALLOWED_SERVERS  patterns of the Kafka servers that may be connected to, host:port with
+                            *, comma-separated ("*")
+    KNAFKA_MAX_PARTITIONS, KNAFKA_MAX_REPLICATION
+                            of a new topic ("1000", "10")
+    KNAFKA_MAX_NAMESPACE_PARTITIONS
+                            of a namespace's topics of one kind together, a new one's included
+                            ("10000")
+    KNAFKA_MAX_SCALE        pods that one object may ask for of one function ("100")
+    KNAFKA_MAX_NAMESPACE_MIN_SCALE
+                            min-scale of a namespace's Triggers together; of its Subscriptions, too
+                            ("200")
+    KNAFKA_MAX_JOB_TIMEOUT  seconds that a DeadLetterArchive's Job may be given ("172800")
     KNAFKA_PROFILING        "enabled": functions serve profiles on their pods' loopback ("disabled")
 
 Not here: what a Broker is configured with, which is in ConfigMaps that users may change.
@@ -55,6 +67,7 @@ from knafka.settings import profiling
 from knafka_operator.model.function_pods import FunctionPods
 from knafka_operator.model.handler import Handler, parse_handler
 from knafka_operator.model.isolation import Isolation, parse_isolation
+from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import BROKER_CLASSES, whole_number
 from knafka_operator.model.tracing import FunctionTracing
 
@@ -104,6 +117,10 @@ class Settings:
     """Where people reach the console; empty: that isn't known."""
     trace_url: str = ""
     """Where they look at a trace, `{trace}` in the place of its id; empty: that isn't known."""
+    allowed_servers: tuple[str, ...] = ("*",)
+    """Patterns of `host:port`, in lower case."""
+    maxima: Maxima = field(default_factory=Maxima)
+    """What one object, and one namespace, may ask for at most."""
     installation: str = ""
     """What no other cluster's installation has that uses the same Kafka: the UID of `namespace`.
     Empty: that isn't known."""
@@ -184,6 +201,8 @@ class Settings:
             jobs_image=environment.get("KNAFKA_JOBS_IMAGE", "").strip(),
             console_url=_console_url(environment.get("KNAFKA_CONSOLE_URL", "").strip()),
             trace_url=trace_url(environment),
+            maxima=Maxima.from_environment(environment),
+            allowed_servers=_servers(environment.get("KNAFKA_ALLOWED_SERVERS", "*")),
         )
 
 
@@ -192,6 +211,19 @@ def _console_url(text: str) -> str:
         wanted = "want http:// or https://, a host and maybe a path"
         raise InvalidDocument("KNAFKA_CONSOLE_URL", f"invalid value: {text:.200}: {wanted}")
     return text
+
+
+def _servers(text: str) -> tuple[str, ...]:
+    patterns = tuple(each.strip().lower() for each in text.split(",") if each.strip())
+    for each in patterns:
+        # What stands for any server has no port to it.
+        if each != "*" and re.fullmatch(r"[a-z0-9*._\[\]:-]+:(?:[0-9]+|\*)", each) is None:
+            wanted = "want host:port, with * for any characters, such as *.kafka.svc:9092"
+            raise InvalidDocument("KNAFKA_ALLOWED_SERVERS", f"invalid value: {each:.80}: {wanted}")
+    if not patterns:
+        wanted = "want patterns of servers, or * for any"
+        raise InvalidDocument("KNAFKA_ALLOWED_SERVERS", f"invalid value: it is empty: {wanted}")
+    return patterns
 
 
 def _identity(environment: Mapping[str, str]) -> str:

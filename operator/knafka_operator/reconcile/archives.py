@@ -39,6 +39,7 @@ from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE, DeadLetterArchiv
 from knafka_operator.model.cluster import Cluster, Conflict, Document, NotAllowed, Rejected
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.operations import OF_OPERATION
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
@@ -169,7 +170,8 @@ class Archives:
 
     async def _observe(self, document: Document, record: _Record) -> Observed:
         """Raises `ClusterError`."""
-        seen: Observed = ObservedArchive(document, _parsed(document), document.get("status") or {})
+        declared = _parsed(document, self.settings.maxima)
+        seen: Observed = ObservedArchive(document, declared, document.get("status") or {})
         if isinstance(seen.archive, DeadLetterArchive):
             return await self._observe_declared(seen, seen.archive, record)
         return seen
@@ -284,12 +286,20 @@ class Archives:
 
     async def _lease(self, document: Document) -> Document | None:
         storage = (document.get("spec") or {}).get("storage") or {}
+        namespace = document["metadata"]["namespace"]
         try:
-            of = manifests.root(document["metadata"]["namespace"], parse(Storage, storage))
+            of = manifests.root(namespace, parse(Storage, storage))
         except InvalidDocument:
             return None
-        of_root = self.settings.namespace, names.archive_lease(of)
-        return await self.cluster.get(COORDINATION, "Lease", *of_root)
+        leases = COORDINATION, "Lease", self.settings.namespace
+        found = await self.cluster.get(*leases, names.archive_lease(namespace, of))
+        if found is not None:
+            return found
+        # An operator of before may have a Job under way. Of another namespace it is no neighbour.
+        before = await self.cluster.get(*leases, names.archive_lease_before(of))
+        by = str(((before or {}).get("spec") or {}).get("holderIdentity") or "")
+        is_ours = by.startswith(f"{namespace}/") and not await self._is_gone(by)
+        return before if is_ours else None
 
     async def _is_gone(self, holder: str) -> bool:
         """Whether a holder is an archive that isn't any more, and has no Job."""
@@ -365,8 +375,10 @@ class Archives:
             raise NotReady("JobNotOurs", message)
 
 
-def _parsed(document: Document) -> DeadLetterArchive | InvalidDocument:
+def _parsed(document: Document, maxima: Maxima) -> DeadLetterArchive | InvalidDocument:
     try:
-        return parse(DeadLetterArchive, document)
+        archive = parse(DeadLetterArchive, document)
+        maxima.check_job_timeout(archive.spec.timeout, "spec.timeout")
+        return archive
     except InvalidDocument as error:
         return error

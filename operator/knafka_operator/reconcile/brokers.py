@@ -61,6 +61,7 @@ from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.broker_receivers import BrokerReceivers
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.namespace_totals import partitions_beside
 from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
@@ -271,7 +272,8 @@ class Brokers:
             found = await record.kafka.topics.describe_topic(wanted.name)
         except EXPECTED as error:
             return error
-        return ObservedTopic(wanted, found)
+        mine = Identity.of(seen.document)
+        return ObservedTopic(wanted, found, 0 if found else partitions_beside(self.states, mine))
 
     async def _kafka_of(self, broker: Broker) -> KafkaCluster:
         """Where its topic is, also when its ConfigMap went before it did."""

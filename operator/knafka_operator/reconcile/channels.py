@@ -52,6 +52,7 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.destinations import observe_sink
+from knafka_operator.reconcile.namespace_totals import partitions_beside
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, topic_in_status
@@ -222,7 +223,10 @@ class Channels:
         wanted = deciding.topic(channel, connection.defaults)
         try:
             self.states.claim_topic(record, wanted.name)
-            return ObservedTopic(wanted, await record.kafka.topics.describe_topic(wanted.name))
+            found = await record.kafka.topics.describe_topic(wanted.name)
+            mine = Identity(channel.metadata.namespace, channel.metadata.name)
+            others = 0 if found else partitions_beside(self.states, mine)
+            return ObservedTopic(wanted, found, others)
         except EXPECTED as error:
             return error
 

@@ -28,6 +28,7 @@ from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
 from knafka_operator.scale.kafka_clusters import KafkaCluster
+from knafka_operator.scale.parsing import parsed
 
 EVERYTHING: Final = 1_000_000
 """More records than there are in any contract's topic, before it is compacted too."""
@@ -138,7 +139,9 @@ class Contract(Generic[T]):
                 raise
             records, self.exists, self.position = (), False, 0
         # By offset: what was written later may have an earlier time, by another operator's clock.
-        self._found(self.parse(sorted(records, key=lambda record: record.offset())))
+        stored = sorted(records, key=lambda record: record.offset())
+        size = sum(len(record.value() or b"") for record in stored)
+        self._found(await parsed(lambda: self.parse(stored), size))
         self.known = True
         self.readings += 1
 

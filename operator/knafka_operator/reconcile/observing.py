@@ -6,6 +6,7 @@ Not here: what follows (`decide.trigger`), and doing it (`triggers`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from knafka.core.contract import Sink
 from knafka.core.documents import parse
@@ -19,15 +20,20 @@ from knafka_operator.decide.status import NotReady
 from knafka_operator.decide.trigger import ObservedTrigger
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import Destination, Trigger
+from knafka_operator.model.resources import AUTOSCALING, Destination, Trigger
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.destinations import observe_sink
+from knafka_operator.reconcile.namespace_totals import min_scale_beside
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerState, States, broker_of
 from knafka_operator.scale.kafka_clusters import KafkaCluster
+from knafka_operator.scale.parsing import parsed, size_of
+
+ASKS_FOR_PODS: Final = (f"{AUTOSCALING}min-scale", f"{AUTOSCALING}class")
+"""Annotations with which a Trigger has pods that run always."""
 
 
 @dataclass(eq=False)
@@ -43,11 +49,12 @@ class TriggerObserver:
     async def observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
         """Raises `ClusterError`."""
         identity, broker = Identity.of(document), broker_of(document)
-        record = self.states.trigger(document)
+        read = self.states.family.read_trigger
         try:
-            trigger = self.states.family.read_trigger(document)
+            trigger = await parsed(lambda: read(document), size_of(document))
         except InvalidDocument as error:
-            return ObservedTrigger(document, error, watched=record.watched)
+            return ObservedTrigger(document, error, watched=self.states.trigger(document).watched)
+        record = self.states.trigger(document)
         state, of_broker = self.states.broker_state(broker), self.states.brokers.get(broker)
         family = self.states.family
         kind = family.broker_version, family.broker
@@ -71,7 +78,15 @@ class TriggerObserver:
             contract=await self._contract(broker) if state else None,
             reply=await self._sink(reply, identity.namespace) if reply else None,
             actions=await self._actions(document, state) if state else None,
+            others_min_scale=self._others_min_scale(trigger),
             needed=record.needed,  # last, as it may change while the others are awaited
+        )
+
+    def _others_min_scale(self, trigger: Trigger) -> int:
+        if all(each not in trigger.metadata.annotations for each in ASKS_FOR_PODS):
+            return 0  # it asks for none, and nobody need be looked at
+        return min_scale_beside(
+            self.states, Identity(trigger.metadata.namespace, trigger.metadata.name)
         )
 
     async def _actions(
@@ -85,7 +100,9 @@ class TriggerObserver:
             if enabled and name:
                 of = KNAFKA, SENSOR, document["metadata"]["namespace"], name
                 stored = await self.cluster.get(*of)
-                sensor = None if stored is None else parse(Sensor, stored)
+                if stored is not None:
+                    declared = stored
+                    sensor = await parsed(lambda: parse(Sensor, declared), size_of(declared))
             return actions(document, sensor, broker, enabled=enabled)
         except (NotReady, InvalidDocument) as error:
             return error

@@ -12,6 +12,7 @@ the topic's reading and writing (`contracts`).
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -38,6 +39,7 @@ from knafka_operator.reconcile.contracts import Contract
 from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.reconcile.state import States
 from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.scale.answers import beginning
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,8 @@ CHECK_AGAIN: Final = 30.0
 """Seconds before it is asked again whether a contract's topic is as it was left."""
 PORT: Final = 8080
 ASK_TIMEOUT: Final = 2.0
+POSITION_BYTES: Final = 256
+"""Of what a pod says at `/contract`: a position, as JSON."""
 
 Positions = Callable[[str, str], Awaitable[Mapping[str, int | None]]]
 """Namespace and name of a receiver's Service -> each replica that takes requests, and the position
@@ -308,7 +312,7 @@ class PodPositions:
             if _takes_requests(each)
         }
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
             answers = await asyncio.gather(*(_position(session, at) for at in asked.values()))
             if self._url_of and answers and all(each is None for each in answers):
                 url = self._url_of(name, namespace)
@@ -319,11 +323,11 @@ class PodPositions:
 
 async def _position(session: aiohttp.ClientSession, url: str) -> int | None:
     try:
-        async with session.get(f"{url}/contract") as response:
+        async with session.get(f"{url}/contract", allow_redirects=False) as response:
             if response.status == HTTPStatus.NOT_FOUND:
                 return FOLLOWS_NONE
-            return int((await response.json(content_type=None))["position"])
-    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            return int(json.loads(await beginning(response, POSITION_BYTES))["position"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

@@ -23,16 +23,19 @@ from typing import Final
 from knafka.core.contract import Egress, Kafka, Receiver, Shard
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.filter_limits import characters_of
 from knafka_operator.decide import services
 from knafka_operator.decide.shards import Place
 from knafka_operator.decide.trigger import DEFAULT_AUTOSCALING
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
+from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import Watched, group_in_status
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+from knafka_operator.scale.parsing import LARGE, parsed
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +55,8 @@ class Serving:
     """Name and version of the Secret that its pods mount."""
     partitions: int
     """What max-scale allows for; reconciling knows better."""
+    min_scale: int
+    """Pods that run always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,11 @@ class ServingShard:
 class Resuming:
     """One look at everything; Secrets are read once each."""
 
-    def __init__(self, cluster: Cluster, kafkas: KafkaClusters, shards: Shards) -> None:
+    def __init__(
+        self, cluster: Cluster, kafkas: KafkaClusters, shards: Shards, maxima: Maxima = UNLIMITED
+    ) -> None:
         self._cluster = cluster
+        self._maxima = maxima
         self._kafkas = kafkas
         self._shards = shards
         self._secrets: dict[tuple[str, str], asyncio.Task[Document | None]] = {}
@@ -131,7 +139,9 @@ class Resuming:
             watched = shared.get(group_in_status(each) or "")
             if watched is not None and "deletionTimestamp" not in each["metadata"]:
                 annotations = each["metadata"].get("annotations") or {}
-                found.append((each, replace(watched, autoscaling=_autoscaling(annotations))))
+                found.append(
+                    (each, replace(watched, autoscaling=_autoscaling(annotations, self._maxima)))
+                )
         rest = [each for each in triggers if (group_in_status(each) or "") not in shared]
         return [*found, *await self.found(rest, own)]
 
@@ -167,7 +177,7 @@ class Resuming:
                 shard, secret = serves_shard(template)
                 await self._kafka(shard.kafka, secret, namespace)
             else:
-                serving = serves(template)
+                serving = await _serving(template)
                 await self._kafka(serving.egress.kafka, serving.secret, namespace)
         except KnafkaError as error:
             log.info("%s is left to reconciling: %s", service["metadata"]["name"], error)
@@ -190,13 +200,18 @@ class Resuming:
         template = await self._template(service)
         if template is None:
             return None
-        serving, metadata = serves(template), trigger["metadata"]
+        serving, metadata = await _serving(template), trigger["metadata"]
         if group_in_status(trigger) != serving.egress.group:
             return None  # it was promised nothing yet, has another group by now, or can't have this
         kafka = await self._kafka(serving.egress.kafka, serving.secret, metadata["namespace"])
-        autoscaling = _autoscaling(metadata.get("annotations") or {})
+        autoscaling = _autoscaling(metadata.get("annotations") or {}, self._maxima)
+        least = min(autoscaling.min_scale, serving.min_scale)  # more may have been refused
         return trigger, Watched(
-            kafka, serving.egress, autoscaling, serving.partitions, serving.secret
+            kafka,
+            serving.egress,
+            replace(autoscaling, min_scale=least),
+            serving.partitions,
+            serving.secret,
         )
 
     async def _template(self, service: Document) -> Document | None:
@@ -236,9 +251,14 @@ def serves(template: Document) -> Serving:
     try:
         egress = parse(Egress, json.loads(_environment(template)[services.EGRESS]))
         partitions = int(annotations[services.MAX_SCALE])
+        least = int(annotations.get(services.MIN_SCALE, "0"))
     except (KeyError, ValueError) as error:
         raise InvalidDocument(services.EGRESS, f"no dispatcher of ours: {error!r}") from error
-    return Serving(egress, _mounted(template), partitions)
+    return Serving(egress, _mounted(template), partitions, least)
+
+
+async def _serving(template: Document) -> Serving:
+    return await parsed(lambda: serves(template), characters_of(template, LARGE))
 
 
 def serves_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
@@ -272,8 +292,8 @@ def _mounted(template: Document) -> tuple[str, str] | None:
     return (mounted[0], str(annotations.get(services.SECRET_VERSION, ""))) if mounted else None
 
 
-def _autoscaling(annotations: Mapping[str, str]) -> Autoscaling:
+def _autoscaling(annotations: Mapping[str, str], maxima: Maxima) -> Autoscaling:
     try:
-        return Autoscaling.from_annotations(annotations, DEFAULT_AUTOSCALING)
+        return Autoscaling.from_annotations(annotations, DEFAULT_AUTOSCALING, maxima)
     except InvalidDocument:
         return DEFAULT_AUTOSCALING  # reconciling says what is wrong with it

@@ -54,6 +54,7 @@ from knafka_operator.reconcile.state import BrokerRecord, BrokerState, SensorRec
 from knafka_operator.reconcile.topics import made_topic
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
+from knafka_operator.scale.parsing import parsed, size_of
 
 Observed = ObservedSensor[KafkaCluster]
 
@@ -196,7 +197,7 @@ class Sensors:
         """Raises `ClusterError`."""
         annotations = _annotations(document)
         try:
-            sensor = parse(Sensor, document)
+            sensor = await parsed(lambda: parse(Sensor, document), size_of(document))
         except InvalidDocument as error:
             return ObservedSensor(document, error, annotations)
         there = await self.cluster.get(SERVING, "Service", *self._function(record))

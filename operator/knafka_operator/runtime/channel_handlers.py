@@ -7,6 +7,7 @@ Not here: the checks (`decide.channel_admission`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import kopf
@@ -38,10 +39,12 @@ def default_subscription(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
         patch.fns.append(lambda raw: become(raw, channel_admission.defaulted_subscription(raw)))
 
 
-def check_channel(body: kopf.Body, old: Any = None, **_: Any) -> None:
-    admit(channel_admission.check_channel, dict(body), old and dict(old))
+def check_channel(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+    check = partial(channel_admission.check_channel, maxima=memo.operator.settings.maxima)
+    admit(check, dict(body), old and dict(old))
 
 
-def check_subscription(body: kopf.Body, old: Any = None, **_: Any) -> None:
+def check_subscription(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
     if channel_admission.may_be_ours(old or body):
-        admit(channel_admission.check_subscription, dict(body), old and dict(old))
+        check = partial(channel_admission.check_subscription, maxima=memo.operator.settings.maxima)
+        admit(check, dict(body), old and dict(old))

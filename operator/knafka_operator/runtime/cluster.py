@@ -32,6 +32,7 @@ from kubernetes.dynamic.exceptions import (
 from urllib3.exceptions import HTTPError
 
 from knafka_operator.model.cluster import ClusterError, Conflict, Document, NotAllowed, Rejected
+from knafka_operator.runtime.json_answers import decode
 from knafka_operator.runtime.kinds import Kinds
 
 MANAGER: Final = "knafka-operator"
@@ -316,7 +317,7 @@ def _selected(of: Selection, as_: str) -> dict[str, Any]:
 
 
 def _decoded(answer: Any) -> Document:
-    document: Document = json.loads(answer.data)
+    document: Document = decode(answer.data)
     return document
 
 

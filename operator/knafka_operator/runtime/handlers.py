@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import kopf
@@ -73,7 +74,8 @@ def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: An
 @kopf.on.validate(*BROKERS, id="check-broker", **WEBHOOK)
 def check_broker(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
     if memo.operator.brokers.is_ours(old or body):
-        admit(admission.check_broker, dict(body), old and dict(old))
+        check = partial(admission.check_broker, maxima=memo.operator.settings.maxima)
+        admit(check, dict(body), old and dict(old))
 
 
 @kopf.on.validate(*TRIGGERS, id="check-trigger", **WEBHOOK)
@@ -81,7 +83,8 @@ def check_trigger(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
     if memo.operator.may_be_ours(old or body):
-        admit(admission.check_trigger, dict(body), old and dict(old))
+        check = partial(admission.check_trigger, maxima=memo.operator.settings.maxima)
+        admit(check, dict(body), old and dict(old))
         warnings.extend(admission.trigger_warnings(dict(body)))
 
 

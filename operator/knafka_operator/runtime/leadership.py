@@ -2,8 +2,10 @@
 
     acquire -> act -> release        lost -> the process ends at once
 
-A replica that can't renew in time doesn't wind up: its process ends, so that nothing of it acts
-when another begins. A thread of its own sees to that, whatever the event loop does.
+The Lease is renewed by a thread with an event loop of its own (`LeaseThread`), so that what keeps
+the operator's loop busy doesn't lose it. A replica that can't renew in time doesn't wind up: its
+process ends, so that nothing of it acts when another begins. Another thread sees to that
+(`Watchdog`), and where no Python runs any more, C does.
 
 Not here: what is done by who leads.
 """
@@ -11,6 +13,7 @@ Not here: what is done by who leads.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import logging
 import os
@@ -19,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import kubernetes
 from kubernetes.client.exceptions import ApiException
@@ -31,9 +34,15 @@ from knafka_operator.runtime.lease import DURATION, RENEW_AGAIN, RENEW_EVERY, El
 log = logging.getLogger(__name__)
 
 NAME: Final = "knafka-operator"
-REQUEST_TIMEOUT: Final = (1.0, 1.5)
-"""Seconds to connect, and for one answer: a second try fits in before the Lease is lost."""
+REQUEST_TIMEOUT: Final = (2.0, 3.5)
+"""Seconds to connect, and for one answer. An API server may take 3 s for each answer; of one that
+gives none, two tries fit in before the Lease is lost."""
 WATCHED_EVERY: Final = 0.1
+REARM_EVERY: Final = 1.0
+STUCK_TIMEOUT: Final = 2.0
+"""Seconds past the loss of the Lease at which C ends a process in which no Python runs."""
+LAST_WORDS: Final = 0.5
+"""Seconds for the log to take the reason: whoever reads it may have stopped."""
 LOST: Final = 3
 """Exit status of a replica that lost the Lease."""
 
@@ -57,14 +66,23 @@ class Leadership:
         self._leases = leases
         self._election = election
         self._now = now
+        self._writing = asyncio.Lock()
+        self._is_leaving = False
 
     def leads(self) -> bool:
+        """Whether this replica may act; for any thread."""
         return self._election.leads(self._now())
 
-    async def hold(self, acquired: asyncio.Event) -> None:
+    def seconds_left(self) -> float | None:
+        """Seconds for which this replica leads without another renewal; None: it doesn't lead.
+        For any thread."""
+        until = self._election.until
+        return None if until is None else max(0.0, until - self._now())
+
+    async def hold(self, acquired: Callable[[], None]) -> None:
         """Wait until we lead, say so, and renew until it is lost."""
         await self.acquire()
-        acquired.set()
+        acquired()
         await self.keep()
 
     async def acquire(self) -> None:
@@ -75,30 +93,40 @@ class Leadership:
             await self._try()
 
     async def keep(self) -> None:
-        """Renew until it is lost."""
-        renewed = True
+        """Renew until it is lost or released."""
+        renewed, sent = True, self._now()
         while self.leads():
-            await asyncio.sleep(RENEW_EVERY if renewed else RENEW_AGAIN)
+            pause = max(RENEW_AGAIN, sent + RENEW_EVERY - self._now()) if renewed else RENEW_AGAIN
+            await asyncio.sleep(pause)
+            sent = self._now()
             renewed = await self._try()
 
     async def release(self) -> None:
-        """Let another replica lead at once; nothing acts any more."""
-        if (released := self._election.released()) is not None:
-            await self._write(released)
+        """Let another replica lead at once; nothing acts any more. Raises `ClusterError`."""
+        self._is_leaving = True
+        async with self._writing:  # A renewal under way would make ours the older version.
+            if (released := self._election.released()) is not None:
+                await self._write(released)
 
     async def _try(self) -> bool:
         """Claim it if that is allowed, or renew it; whether the API server took it."""
-        try:
-            # Who leads knows what is stored, unless somebody else wrote it.
-            if self.leads() and await self._write(self._election.claimed()):
-                return True
-            self._election.observe(await self._leases.read(), self._now())
-            if not self._election.may_claim(self._now()):
-                return False
-            return await self._write(self._election.claimed())
-        except ClusterError as error:
-            log.warning("the Lease: %s", error)
+        async with self._writing:
+            try:
+                return not self._is_leaving and await self._claim()
+            except ClusterError as error:
+                log.warning("the Lease: %s", error)
+            except Exception:  # a bug: by the clock it is lost, and not for ever
+                log.exception("the Lease")
             return False
+
+    async def _claim(self) -> bool:
+        # Who leads knows what is stored, unless somebody else wrote it.
+        if self.leads() and await self._write(self._election.claimed()):
+            return True
+        self._election.observe(await self._leases.read(), self._now())
+        if not self._election.may_claim(self._now()):
+            return False
+        return await self._write(self._election.claimed())
 
     async def _write(self, lease: Lease) -> bool:
         sent = self._now()
@@ -108,26 +136,76 @@ class Leadership:
         return stored is not None
 
 
+class LeaseThread:
+    """Holds the Lease from a thread with an event loop of its own, from when it is made."""
+
+    def __init__(self, leadership: Leadership, acquired: Callable[[], None]) -> None:
+        """`acquired` is called in that thread once this replica leads."""
+        self._leadership = leadership
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(leadership.hold(acquired), self._loop)
+
+    async def release(self) -> None:
+        """Let another replica lead; nothing of this one acts any more. Raises `ClusterError`."""
+        releasing = asyncio.run_coroutine_threadsafe(self._leadership.release(), self._loop)
+        await asyncio.wrap_future(releasing)
+
+    async def close(self) -> None:
+        """Renew no more."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
+
+
 class Watchdog:
     """Ends the process as soon as it doesn't lead any more, unless the watchdog is left first."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
         self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
-        threading.Thread(target=self._watch, name="lease", daemon=True).start()
+        self._arm()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
+        armed = time.monotonic()
         while not self._over.wait(WATCHED_EVERY):
             if not self._leadership.leads():
-                log.error("the Lease is lost: this replica ends, and is started anew")
-                logging.shutdown()
-                os._exit(LOST)
+                end()
+            if time.monotonic() >= armed + REARM_EVERY:
+                self._arm()
+                armed = time.monotonic()
+
+    def _arm(self) -> None:
+        """Have C end the process, which needs no lock of Python's as one long call may hold it."""
+        if (left := self._leadership.seconds_left()) is not None:
+            faulthandler.dump_traceback_later(left + STUCK_TIMEOUT, exit=True)
+
+
+def end() -> NoReturn:
+    """End the process at once, also where nobody reads its log."""
+    last_words = threading.Thread(target=_log_loss, name="lease-lost", daemon=True)
+    last_words.start()
+    last_words.join(LAST_WORDS)
+    os._exit(LOST)
+
+
+def _log_loss() -> None:
+    log.error("the Lease is lost: this replica ends, and is started anew")
+    logging.shutdown()
 
 
 class ApiLeases:

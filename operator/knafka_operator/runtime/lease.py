@@ -17,12 +17,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-DURATION: Final = 6.0
-"""Seconds without a renewal after which others may claim it."""
-RENEW_WITHIN: Final = 4.5
+DURATION: Final = 15.0
+"""Seconds without a renewal after which others may claim it. This, `RENEW_WITHIN` and `RENEW_EVERY`
+are Kubernetes' own for its controllers: an API server under load was away for longer than the 4.5 s
+that stood here, and each restart reads everything again."""
+RENEW_WITHIN: Final = 10.0
 """Seconds after the last renewal was sent at which its holder stops: before `DURATION`, with room
 for clocks that don't run alike and for the stopping itself."""
-RENEW_EVERY: Final = 1.5
+RENEW_EVERY: Final = 2.0
+"""Seconds from the sending of one renewal to that of the next."""
 RENEW_AGAIN: Final = 0.2
 """Seconds after a renewal that failed."""
 RETRY_EVERY: Final = 1.0
@@ -44,7 +47,7 @@ class Lease:
 
 
 class Election:
-    """One replica's view of the Lease."""
+    """One replica's view of the Lease. Any thread may ask `leads`; the rest belongs to one."""
 
     def __init__(self, me: str) -> None:
         """`me` is no other process's name, unless that one is known to be dead."""
@@ -99,4 +102,10 @@ class Election:
 
     def leads(self, now: float) -> bool:
         """Whether to act. A replica that led and doesn't any more must end its process."""
-        return self._until is not None and now < self._until
+        until = self._until  # read once: another thread may set it to None
+        return until is not None and now < until
+
+    @property
+    def until(self) -> float | None:
+        """Time at which this replica stops leading unless it renews; None: it doesn't lead."""
+        return self._until

@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final, TypeVar
 
 import kopf
@@ -34,7 +35,7 @@ from knafka_operator.runtime import channel_handlers, handlers, webhooks
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
 from knafka_operator.runtime.controller import Controller
-from knafka_operator.runtime.leadership import ApiLeases, Leadership, Watchdog
+from knafka_operator.runtime.leadership import ApiLeases, Leadership, LeaseThread, Watchdog
 from knafka_operator.runtime.lease import Election
 from knafka_operator.runtime.metrics import HttpServer
 from knafka_operator.runtime.tracing import FollowedTracing
@@ -46,6 +47,9 @@ T = TypeVar("T")
 
 PREPARE_EVERY: Final = 300.0
 """Seconds between two looks of a replica that waits at which KafkaClusters it would need."""
+MAX_READ_BYTES: Final = 128 * 1024 * 1024
+"""Of a topic that is read whole, in memory: whoever has its Kafka can fill it. The contract of ten
+thousand Triggers has 20 MB, and some times that before it is compacted."""
 ASK_AGAIN: Final = 1.0
 WEBHOOKS_END: Final = 5.0
 
@@ -60,15 +64,16 @@ async def run(settings: Settings) -> None:
     leadership = Leadership(ApiLeases(settings.namespace), Election(settings.identity))
     # First of all: should nobody lead, the time until that is known begins here.
     acquired = asyncio.Event()
-    holding = asyncio.create_task(leadership.hold(acquired))
+    lease = LeaseThread(leadership, lambda: _from_thread(loop, acquired))
     tracing = FollowedTracing(settings, api)
     await tracing.start()
-    operator = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter)
+    connect = partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES)
+    operator = Operator(settings, cluster, connect, open_writer=KafkaWriter)
     channels = None
     if settings.channels:
         unique = await _insisting("the installation", lambda: _installation(settings, api))
         settings = replace(settings, installation=unique)
-        channels = Operator(settings, cluster, KafkaAdmin, open_writer=KafkaWriter, beside=operator)
+        channels = Operator(settings, cluster, connect, open_writer=KafkaWriter, beside=operator)
     serving = await _webhooks(
         settings, api, operator, lambda: _from_thread(loop, stop), channels=settings.channels
     )
@@ -82,9 +87,9 @@ async def run(settings: Settings) -> None:
             with Watchdog(leadership):
                 controller = Controller(operator, cluster, api, channels, tracing)
                 await _lead(controller, operator, tracing, stop)
-            await _released(leadership, holding)
+            await _released(lease)
     finally:
-        holding.cancel()
+        await lease.close()
         await operator.close()
         await http.close()
         await asyncio.to_thread(serving.close)
@@ -135,12 +140,10 @@ async def _lead(
         await operator.close()
 
 
-async def _released(leadership: Leadership, holding: asyncio.Task[None]) -> None:
+async def _released(lease: LeaseThread) -> None:
     """Let another replica lead; nothing of this one acts any more."""
-    holding.cancel()
-    await asyncio.wait({holding})
     try:
-        await leadership.release()
+        await lease.release()
     except ClusterError as error:
         log.warning("the Lease is not released: %s", error)
 
@@ -220,6 +223,6 @@ async def _webhooks(
     return Webhooks(run_kopf, ready)
 
 
-def _from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+def _from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     if not loop.is_closed():
-        loop.call_soon_threadsafe(stop.set)
+        loop.call_soon_threadsafe(event.set)

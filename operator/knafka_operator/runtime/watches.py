@@ -13,7 +13,6 @@ Not here: keeping objects (`cache`), and what follows from a change (`controller
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import threading
@@ -26,6 +25,7 @@ from urllib3.exceptions import HTTPError
 
 from knafka_operator.model.cluster import Document
 from knafka_operator.runtime.cluster import Selection
+from knafka_operator.runtime.json_answers import decode
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class Watch:
             if self._closed.is_set():
                 return version  # before there was anything to shut down
             for line in _lines(answer):
-                event = json.loads(line)
+                event = decode(line)
                 document = event["object"]
                 if event["type"] == "ERROR":
                     raise _WatchError(document)

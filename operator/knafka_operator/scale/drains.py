@@ -3,6 +3,9 @@
 The request that is held open is what Knative scales on: one each, so one pod each. Its response
 streams progress, and its body stays open for the line that ends the drain; hanging up doesn't.
 
+Whoever owns a namespace may answer in a dispatcher's place. So a line has a bound, and so has the
+rate at which lines are read: a unit that says more waits, and costs the others nothing.
+
 Not here: how many, and trying again (`scaler`).
 """
 
@@ -11,22 +14,39 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 
 from knafka.core import documents, drain
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import KnafkaError
 from knafka.core.sensor.contract import Sensor
+from knafka_operator.model.settings import SHARD_SIZE
+from knafka_operator.scale.answers import Pace, beginning, lines
+from knafka_operator.scale.parsing import LARGE, parsed
+from knafka_operator.scale.progress_bounds import cut, within_bounds
 
 SILENCE: Final = 120.0
 """Seconds without a line of progress: long enough for a pod that must be scheduled first."""
 CONNECT_TIMEOUT: Final = 10.0
-LINE_BYTES: Final = 8 * 1024 * 1024
-"""The longest line of progress. A shard's first and last one have all its Egresses, some hundred
-bytes each; by default aiohttp refuses a line of more than 128 KiB."""
+LINE_BYTES: Final = 64 * 1024
+"""The longest line of a Trigger's progress, which has some hundred bytes and the numbers of its
+partitions."""
+SENSOR_LINE_BYTES: Final = 1024 * 1024
+"""That of a Sensor: it has what each trigger holds in each partition."""
+MEMBER_BYTES: Final = 4 * 1024
+"""What each Trigger adds to a shard's line, at most; usual are some hundred bytes."""
+MAX_LINE_BYTES: Final = 8 * 1024 * 1024
+"""The longest line of a shard of any size."""
+LINES: Final = 4.0
+"""Lines a second; a dispatcher writes one, and a shard one more for each change of its contract."""
+
+LONGEST_EVERY: Final = 4.0
+"""Seconds that the longest line takes; the usual ones are a hundredth of it."""
 
 Progress = TypeVar("Progress", DrainProgress, ShardProgress)
 
@@ -39,35 +59,40 @@ class HttpDrains:
     """`kafka_clusters.AllDrains` over HTTP; `urls` has each Trigger's dispatcher and each Sensor's
     function, by the scaler's id, and each shard's, by its group."""
 
-    def __init__(self, urls: Mapping[str, str]) -> None:
+    def __init__(self, urls: Mapping[str, str], shard_size: int = SHARD_SIZE) -> None:
         self._urls = urls
+        self._shard_line = min(LINE_BYTES + shard_size * MEMBER_BYTES, MAX_LINE_BYTES)
         self._session: aiohttp.ClientSession | None = None
+        self._paces: dict[str, Pace] = {}
+        """By unit, also while none of its requests is open: one that ends and begins again is
+        not to be heard faster."""
 
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain; leaving the iterator hangs up. Raises `DrainRefused`, `aiohttp`'s own."""
         wanted = request.model_copy(update={"egress": documents.digest(egress)})
-        return self._lines(DrainProgress, trigger_id, wanted, stop)
+        return self._lines(DrainProgress, trigger_id, wanted, stop, LINE_BYTES)
 
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
         """Hold the drains of one shard, as `hold` does one."""
         wanted = request.model_copy(update={"shard": shard.group})
-        return self._lines(ShardProgress, shard.group, wanted, stop)
+        return self._lines(ShardProgress, shard.group, wanted, stop, self._shard_line)
 
     def hold_sensor(
         self, sensor_id: str, sensor: Sensor, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Hold one drain of a Sensor, as `hold` does."""
         wanted = request.model_copy(update={"sensor": documents.digest(sensor)})
-        return self._lines(DrainProgress, sensor_id, wanted, stop)
+        return self._lines(DrainProgress, sensor_id, wanted, stop, SENSOR_LINE_BYTES)
 
     async def _lines(
-        self, of: type[Progress], unit: str, wanted: DrainRequest, stop: asyncio.Event
+        self, of: type[Progress], unit: str, wanted: DrainRequest, stop: asyncio.Event, limit: int
     ) -> AsyncIterator[Progress]:
         url = self._urls[unit].rstrip("/") + drain.PATH
+        pace = self._pace(unit, limit)
 
         async def body() -> AsyncIterator[bytes]:
             yield json.dumps(documents.dump(wanted)).encode() + b"\n"
@@ -77,15 +102,24 @@ class HttpDrains:
         async with self._client().post(
             url,
             data=body(),
-            headers={"content-type": "application/json"},
-            read_bufsize=LINE_BYTES // 2,  # It reads on up to twice as much.
+            headers={"content-type": "application/json", "accept-encoding": "identity"},
+            read_bufsize=limit // 2,  # It reads on up to twice as much.
+            allow_redirects=False,
         ) as response:
             if response.status != 200:
-                text = (await response.content.read(300)).decode("utf-8", "replace").strip()
+                text = (await beginning(response, 300)).decode("utf-8", "replace").strip()
                 raise DrainRefused(f"{url} answered {response.status}: {text}")
-            async for line in response.content:
-                if line.strip():
-                    yield documents.parse_json(of, line.decode())
+            told = lines(response, pace)
+            while (line := await _next(told, url, limit)) is not None:
+                yield await parsed(partial(_progress, of, line), len(line))
+
+    def _pace(self, unit: str, limit: int) -> Pace:
+        if unit not in self._paces:
+            if len(self._paces) > 2 * len(self._urls):
+                for gone in self._paces.keys() - self._urls.keys():
+                    del self._paces[gone]
+            self._paces[unit] = Pace(LINES, limit / LONGEST_EVERY)
+        return self._paces[unit]
 
     async def close(self) -> None:
         if self._session is not None:
@@ -95,8 +129,30 @@ class HttpDrains:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
+                auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=CONNECT_TIMEOUT, sock_read=SILENCE
                 ),
             )
         return self._session
+
+
+async def _next(told: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
+    """The next line; None: there is none. Raises `DrainRefused` for one that is too long."""
+    try:
+        return await anext(told, None)
+    except (ValueError, LineTooLong) as error:
+        raise DrainRefused(
+            f"{url} answered with a line of more than {limit} bytes, which is no dispatcher's"
+        ) from error
+
+
+def _progress(of: type[Progress], line: bytes) -> Progress:
+    """What a line says; raises `InvalidDocument`."""
+    told = documents.parse_json(of, line.decode("utf-8", "replace"))
+    if len(line) < LARGE:
+        return told
+    if isinstance(told, ShardProgress):
+        egresses = {group: within_bounds(each) for group, each in told.egresses.items()}
+        return told.model_copy(update={"egresses": egresses, "error": cut(told.error)})
+    return within_bounds(told)

@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 from knafka.core.errors import LogError
 from knafka.core.kafka_secret import for_librdkafka
 from knafka.ports.log import LogAdmin, LogWriter, Positions
+from knafka_operator.decide.kafka_servers import ANY_SERVER, check_servers
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains, Scaler
 from knafka_operator.scale.sensor_scaler import SensorDrains, SensorScaler
@@ -37,6 +38,10 @@ FORGOTTEN: Final = 1800.0
 """Seconds after which a Kafka that nobody asked for is let go, if nobody uses it either."""
 LOOK_TIMEOUT: Final = 10.0
 """Seconds after which a look is given up; the next one follows."""
+MAX_ANSWER: Final = 16 * 1024 * 1024
+"""Bytes of one answer of a Kafka; the metadata of 200,000 partitions, Kafka's own limit for a
+cluster, have 12 MB. librdkafka's 100 MB would be as much as the operator has, several times over,
+once they are objects."""
 WRITER_CLOSE_TIMEOUT: Final = 1.0
 """Seconds for what is in flight, for which nobody waits any more."""
 
@@ -165,23 +170,29 @@ class KafkaClusters:
         on_return: Callable[[], None] = lambda: None,
         resting: Callable[[KafkaCluster], Collection[str]] = lambda _: (),
         open_writer: Callable[[Mapping[str, Any]], LogWriter] | None = None,
+        allowed: Collection[str] = ANY_SERVER,
     ) -> None:
         """`used` gives those that Brokers and Triggers use; it is asked seldom. `on_return` is
         called when a Kafka answers again: what waits for it need not wait for its back-off.
-        `resting` is each `KafkaCluster`'s; `open_writer` is like `connect`."""
+        `resting` is each `KafkaCluster`'s; `open_writer` is like `connect`. `allowed` has patterns
+        of the servers that may be connected to."""
         self._connect = connect
         self._drains = drains
         self._used = used
         self._on_return = on_return
         self._resting = resting
         self._open_writer = open_writer
+        self._allowed = allowed
         self._sides: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
 
     def at(self, bootstrap_servers: str, secret: Mapping[str, str] | None) -> KafkaCluster:
-        """The Kafka there; raises `InvalidDocument` for a Secret that can't work."""
+        """The Kafka there; raises `InvalidDocument` for a Secret that can't work, `NotReady` for
+        servers that are not allowed."""
+        check_servers(bootstrap_servers, self._allowed)
         configuration = {
             "bootstrap.servers": bootstrap_servers,
             **(for_librdkafka(secret) if secret is not None else {}),
+            "receive.message.max.bytes": MAX_ANSWER,
         }
         text = json.dumps(configuration, sort_keys=True)
         key = hashlib.sha256(text.encode()).hexdigest()

@@ -20,6 +20,7 @@ from knafka.core.drain import COUNTED, DrainProgress, Ended
 from knafka_operator.decide.scaling import Cause, Scale
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import Hold
+from knafka_operator.scale.progress_bounds import MAX_REASONS, few_reasons
 
 KEPT_WITHOUT_DRAIN: Final = 24 * 3600.0
 """Seconds without a drain, at most, after which one is held though there is no lag: Kafka forgets
@@ -84,7 +85,7 @@ def sum_progress(ended: Iterable[DrainProgress], open_: Collection[DrainProgress
         letters.update(each.dead_letters)
     return DrainProgress(
         **counts,
-        dead_letters=dict(letters),
+        dead_letters=few_reasons(letters) if len(letters) > MAX_REASONS else dict(letters),
         unsettled=sum(each.unsettled for each in open_),
         congestion=next((each.congestion for each in open_ if each.congestion), None),
         partitions=tuple(sorted({number for each in open_ for number in each.partitions})),

@@ -22,6 +22,9 @@ from knafka_operator.scale.holds import Hold, Holds
 from knafka_operator.scale.scaled_group import sum_progress
 from knafka_operator.scale.scaled_trigger import ScaledTrigger, has_settled
 
+MAX_STRANGERS: Final = 1_000
+"""Groups of an open request that are no members: on their way there, or all after a start."""
+
 _NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters": {}}
 
 
@@ -142,7 +145,9 @@ class ScaledShard:
 
     def on_line(self, hold: Hold, line: ShardProgress) -> None:
         for group, progress in line.egresses.items():
-            self._told[group] = progress
+            # One that becomes a member may be told of before; whoever answers can name any.
+            if group in self._members or len(self._told) < len(self._members) + MAX_STRANGERS:
+                self._told[group] = progress
             if (member := self._members.get(group)) is not None:
                 self._count(member, progress)
         if line.contract != self._contract:

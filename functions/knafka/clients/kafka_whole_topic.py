@@ -1,0 +1,85 @@
+"""A topic as a whole: all of its records, or the last ones, read once.
+
+Not here: following a topic, see `kafka_reader`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from knafka.clients.kafka_client import ASKING, Connection, log_error_of, open_client
+from knafka.core.errors import LogError
+from knafka.ports.log import Record
+
+RECORD_BYTES: Final = 500
+"""What a record takes in memory beside its key, value and headers."""
+ODD_RECORD_BYTES: Final = 1_000_000
+"""That of one whose headers can't be read."""
+
+
+def read_whole(
+    connection: Connection, topic: str, limit: int, *, timeout: float, max_bytes: int | None = None
+) -> list[Record]:
+    """The last `limit` records of a topic, oldest first; blocks.
+
+    Raises `LogError`, also for more than `max_bytes` in memory. Where that is given nobody may ask
+    the records for their headers, which confluent-kafka gives once.
+    """
+    consumer = open_client(
+        Consumer,
+        {
+            **connection,
+            **ASKING,
+            "group.id": "knafka-unused",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        },
+    )
+    records: list[Record] = []
+    size = 0
+    try:
+        metadata = consumer.list_topics(topic, timeout=timeout).topics[topic]
+        if metadata.error is not None:
+            raise log_error_of(metadata.error)
+        waiting = set()
+        assigned = []
+        for number in metadata.partitions:
+            low, high = consumer.get_watermark_offsets(
+                TopicPartition(topic, number), timeout=timeout
+            )
+            if low < high:
+                waiting.add(number)
+                assigned.append(TopicPartition(topic, number, max(low, high - limit)))
+        consumer.assign(assigned)
+        while waiting:
+            message = consumer.poll(timeout)
+            if message is None:
+                raise LogError(f"Kafka did not answer within {timeout:g} s")
+            error = message.error()
+            if error is None:
+                records.append(cast(Record, message))
+                if max_bytes is not None:
+                    size += _size_of(message)
+                    if size > max_bytes:
+                        most = f"{max_bytes} bytes, which is all that is read"
+                        raise LogError(f"topic {topic} has more than {most}")
+            elif error.code() == KafkaError._PARTITION_EOF:
+                waiting.discard(message.partition())
+            elif not error.retriable():
+                raise log_error_of(error)
+    finally:
+        consumer.close()
+    records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
+    return records[-limit:]
+
+
+def _size_of(record: Message) -> int:
+    try:
+        headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
+    except SystemError:  # a name that isn't UTF-8
+        return ODD_RECORD_BYTES
+    told = sum(len(name) + len(value or b"") for name, value in headers)
+    return RECORD_BYTES + len(record.key() or b"") + len(record.value() or b"") + told

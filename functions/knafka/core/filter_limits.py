@@ -1,0 +1,111 @@
+"""Filter limits: how much one declared object may ask of whoever reads and applies its filters.
+
+    decoded JSON -> nothing, or the first limit that it is beyond, in words
+
+What is too large is refused before any of it is parsed, and looked at only as far as the limit. An
+expression of the longest kind takes a second to parse on a busy machine, and whoever reads objects
+reads everybody's.
+
+Not here: what an expression may cost when it is evaluated (`cesql`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Final, TypeAlias
+
+from pydantic import BeforeValidator
+
+from knafka.core.contract import AttributesFilter, Filter
+from knafka.core.documents import problem
+
+MAX_FILTERS: Final = 1_000
+"""Filters of one object, those within others included."""
+MAX_FILTER_DEPTH: Final = 16
+"""Filters within each other, the outermost included; an expression has a depth of its own."""
+MAX_FILTER_CHARACTERS: Final = 32_768
+"""Characters of all names, values and expressions in the filters of one object. Its contract has to
+fit into a container's environment, of which one variable may have 128 KiB."""
+
+
+def beyond_limits(filters: object) -> str | None:
+    """What is too much of a list of declared filters, as a sentence; None: it is within limits."""
+    count = characters = 0
+    for depth, part, is_filter in _parts(filters):
+        count += is_filter
+        characters += len(part) if isinstance(part, str) else 0
+        if depth > MAX_FILTER_DEPTH:
+            return f"filters nested too deep: want at most {MAX_FILTER_DEPTH} within each other"
+        if count > MAX_FILTERS:
+            return f"too many filters: want at most {MAX_FILTERS}, those within others included"
+        if characters > MAX_FILTER_CHARACTERS:
+            return too_long("the filters")
+    return None
+
+
+def too_long(what: str) -> str:
+    """The sentence about what has more than `MAX_FILTER_CHARACTERS`."""
+    return f"{what} are too large: want at most {MAX_FILTER_CHARACTERS} characters in all"
+
+
+def characters_of(document: object, enough: int) -> int:
+    """Characters of all keys and texts in decoded JSON; counts no further than `enough`."""
+    characters, rest = 0, [document]
+    while rest and characters < enough:
+        match rest.pop():
+            case str(text):
+                characters += len(text)
+            case Mapping() as fields:
+                characters += sum(map(len, fields))
+                rest += fields.values()
+            case list() | tuple() as entries:
+                rest += entries
+    return characters
+
+
+def _parts(filters: object) -> Iterator[tuple[int, object, bool]]:
+    """Depth of each part of filters, the part, and whether it is a filter; of whatever is no
+    filter only so much that its size is known."""
+    rest: list[tuple[int, object]] = [(1, each) for each in _list(filters)]
+    while rest:
+        depth, declared = rest.pop()
+        yield depth, None, True
+        if not isinstance(declared, Mapping):
+            continue
+        for dialect, value in declared.items():
+            yield depth, dialect, False
+            match dialect, value:
+                case (("all" | "any"), _):
+                    rest += [(depth + 1, each) for each in _list(value)]
+                case "not", _:
+                    rest.append((depth + 1, value))
+                case _, Mapping():
+                    for name, wanted in value.items():
+                        yield depth, name, False
+                        yield depth, wanted, False
+                case _:
+                    yield depth, value, False
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _within_limits(filters: object) -> object:
+    if (too_much := beyond_limits(filters)) is not None:
+        raise problem(too_much)
+    return filters
+
+
+def _attributes_within_limits(declared: object) -> object:
+    if characters_of(declared, MAX_FILTER_CHARACTERS + 1) > MAX_FILTER_CHARACTERS:
+        raise problem(too_long("the attributes"))
+    return declared
+
+
+DeclaredFilters: TypeAlias = Annotated[tuple[Filter, ...], BeforeValidator(_within_limits)]
+"""Filters as an object declares them (KN-TRG-10)."""
+DeclaredAttributes: TypeAlias = Annotated[
+    AttributesFilter, BeforeValidator(_attributes_within_limits)
+]
+"""The older form (KN-TRG-08)."""

@@ -1,0 +1,59 @@
+"""Answers: what others' functions and pods say over HTTP, of which no more is read than is needed.
+
+Whoever may have pods in a namespace can have one stand in for a function of ours. So nothing is
+decompressed, no redirect is followed, and an answer has a bound in bytes and in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+import aiohttp
+
+BURST: Final = 20.0
+"""Seconds of an answer's rate that may come at once: a first and a last line are long."""
+
+
+class Pace:
+    """How fast the lines of one unit are taken, whichever of its answers they come in.
+
+    What comes faster is left where it is: its sender waits.
+    """
+
+    def __init__(self, lines: float, size: float) -> None:
+        """`lines`, and bytes (`size`), a second that each answer which is open adds."""
+        self.open = 0
+        self._lines = lines
+        self._size = size
+        self._paid_until = 0.0
+
+    def pause(self, size: int, now: float) -> float:
+        """Seconds to wait before the line after one of `size` bytes is read."""
+        cost = max(1 / self._lines, size / self._size) / max(1, self.open)
+        self._paid_until = max(now, self._paid_until) + cost
+        return max(0.0, self._paid_until - BURST - now)
+
+
+async def lines(response: aiohttp.ClientResponse, pace: Pace) -> AsyncIterator[bytes]:
+    """The lines of a response that are not empty. Raises `ValueError` or `LineTooLong` for one
+    longer than what its request reads ahead, and what `aiohttp` raises."""
+    loop = asyncio.get_running_loop()
+    pace.open += 1
+    try:
+        async for line in response.content:
+            if pause := pace.pause(len(line), loop.time()):
+                await asyncio.sleep(pause)
+            if line.strip():
+                yield line
+    finally:
+        pace.open -= 1
+
+
+async def beginning(response: aiohttp.ClientResponse, size: int) -> bytes:
+    """At most so many bytes of the body, as few as there are."""
+    text = b""
+    while len(text) < size and (more := await response.content.read(size - len(text))):
+        text += more
+    return text
