@@ -164,6 +164,17 @@ async def test_connections_never_outnumber_the_limit() -> None:
 
 
 @on_both_loops
+async def test_the_limit_of_connections_stays_what_it_was_after_responses() -> None:
+    """A post that ends gives back the slot that it took, and no other."""
+    async with serving(accept_everything, limit=2) as (server, post):
+        for _ in range(3):
+            await post()
+        await asyncio.gather(*(post() for _ in range(20)))
+        await asyncio.gather(*(post() for _ in range(20)))
+        assert server.accepted == 2
+
+
+@on_both_loops
 async def test_the_connection_used_last_is_used_next() -> None:
     used: list[int] = []
 
