@@ -298,6 +298,31 @@ async def test_closing_ends_what_is_under_way_and_what_is_idle() -> None:
         assert caught.value.reason == "broken"
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["a known origin", "a new origin"])
+@on_both_loops
+async def test_a_client_that_is_closed_posts_nothing(is_known: bool) -> None:
+    async with serving(accept_everything) as (server, post):
+        if is_known:
+            await post()
+        accepted = server.accepted
+        await post.client.close()
+        with pytest.raises(DeliveryError, match="the client is closed") as caught:
+            await post()
+        assert caught.value.reason == "broken"
+        assert server.accepted == accepted
+
+
+@on_both_loops
+async def test_a_connection_that_is_made_while_the_client_closes_is_dropped() -> None:
+    async with serving(silent) as (server, post):
+        posting = asyncio.create_task(post())
+        await asyncio.sleep(0)
+        await post.client.close()
+        with pytest.raises(DeliveryError, match="the client is closed"):
+            await posting
+        await server.until_finished(1)
+
+
 @on_both_loops
 async def test_dropped_connections_leave_no_garbage_behind() -> None:
     """The parser and its connection know each other: the cycle must be cut by hand."""

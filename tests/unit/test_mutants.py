@@ -58,6 +58,7 @@ def test_a_mutant_has_one_small_change(source: str, mutants: set[str]) -> None:
         "@dataclass(frozen=True)\nclass A: ...",
         "class A(Protocol):\n    def f(self) -> int:\n        return 1",
         "Alias = a | None",
+        "__all__ = ['name']",
     ],
 )
 def test_what_no_test_should_hold_is_left_alone(source: str) -> None:
@@ -85,12 +86,12 @@ def test_a_mutant_is_shown_the_tests_of_its_line_those_first_that_run_little_els
     assert coverage.tests_for("other.py", [1]) == []
 
 
-def test_tests_are_cut_to_the_seconds_that_they_take() -> None:
-    coverage = Coverage({}, {"a": 1.0, "b": 1.0, "c": 1.0})
-    assert coverage.first(["a", "b", "c"], 2.0) == ["a", "b"]
-    assert coverage.first(["a", "b", "c"], 3.0) == ["a", "b", "c"]
-    assert coverage.first(["a", "b", "c"], 0.5) == ["a"]
-    assert coverage.first([], 0.5) == []
+def test_tests_are_chosen_that_fit_into_the_time() -> None:
+    coverage = Coverage({}, {"a": 1.0, "slow": 9.0, "b": 1.0, "c": 1.0})
+    assert coverage.quick(["a", "slow", "b", "c"], 2.0) == ["a", "b"]
+    assert coverage.quick(["a", "slow", "b", "c"], 12.0) == ["a", "slow", "b", "c"]
+    assert coverage.quick(["slow", "a"], 0.5) == ["a"], "one at least"
+    assert coverage.quick([], 0.5) == []
 
 
 def test_only_a_copy_of_the_source_is_ever_changed(tmp_path: Path) -> None:

@@ -332,7 +332,8 @@ async def test_a_commit_for_a_deleted_topic_does_not_go_to_the_new_one(
     await asyncio.sleep(10 * SERVE)
     assert world.committed("group") is None
     reader.commit({0: OffsetAndMetadata(3)})
-    await until(lambda: world.committed("group") == 3)
+    await until(lambda: reader.committed == {0: 3})
+    assert world.committed("group") == 3
 
 
 async def test_a_commit_that_fails_while_its_topic_is_made_anew_is_not_made_again(

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -37,12 +38,15 @@ MODULES: Final = (
     "spark_jobs/knafka_jobs/compact/plan.py",
 )
 """What is mutated: files by the beginning of their path."""
-FIRST_SECONDS: Final = 15.0
+FIRST_SECONDS: Final = 10.0
 """The tests that a mutant is shown at first, by what they took when lines were counted."""
-GRACE: Final = 20.0
-"""Seconds more than its tests usually take, until a mutant counts as hanging."""
+GRACE: Final = 10.0
+"""Seconds that a mutant's tests may take besides, until it counts as hanging."""
 SLOWER: Final = 3.0
-"""How many times as long as usual its tests may take: the machine may be busy."""
+"""How many times as long as usual they and pytest's start may take: the machine may be busy."""
+SMALLEST: Final = "tests/unit/test_pace.py"
+"""A file with few tests, to see how long pytest takes to start."""
+SLOWEST_START: Final = 120.0
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -55,6 +59,7 @@ def parse_arguments() -> argparse.Namespace:
         "--seconds", type=float, default=3600, help="stop after so long, the map not counted (3600)"
     )
     parser.add_argument("--module", action="append", help="only files whose path begins so")
+    parser.add_argument("--resume", action="store_true", help="keep what the last results know")
     parser.add_argument("--again", action="store_true", help="only the last results' survivors")
     parser.add_argument(
         "--tests", action="append", default=[], help="a file whose tests every mutant is shown, too"
@@ -72,6 +77,7 @@ def main() -> None:
     files = repository_files()
     tree = Tree(ROOT, FOLDER / "tree", files)
     coverage = current_coverage(tree, files, options.keep_map)
+    tree.warm_up()
     began = time.monotonic()
     if options.again:
         sample = last_survivors(files)
@@ -79,6 +85,10 @@ def main() -> None:
         sample = sample_of(files, options.module or MODULES, options.seed, options.sample)
     say(f"{len(sample)} mutants; Ctrl-C ends with what is known")
     examination = Examination(tree, coverage, options.tests, began + options.seconds)
+    if options.resume:
+        examination.results = [result for result in last_results() if result.mutant in sample]
+    # As Ctrl-C does; a background job gets no SIGINT.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         examination.run(sample)
     except KeyboardInterrupt:
@@ -134,12 +144,17 @@ def sample_of(
     return sample
 
 
+def last_results() -> list[Result]:
+    results = json.loads((FOLDER / "results.json").read_text(encoding="utf-8"))
+    return [Result(Mutant(**each["mutant"]), Verdict(**each["verdict"])) for each in results]
+
+
 def last_survivors(files: Collection[str]) -> list[Mutant]:
     """The survivors of the last results, as far as their code is still there."""
     survivors: list[Mutant] = []
-    for result in json.loads((FOLDER / "results.json").read_text(encoding="utf-8")):
-        last = Mutant(**result["mutant"])
-        if Verdict(**result["verdict"]).is_killed or last.path not in files:
+    for result in last_results():
+        last = result.mutant
+        if result.verdict.is_killed or last.path not in files:
             continue
         same = [
             mutant
@@ -163,9 +178,15 @@ class Examination:
         self._files = files
         self._deadline = deadline
         self._runner = Runner(tree, FOLDER / "pytest.log")
+        began = time.monotonic()
+        self._runner.run([], [SMALLEST], SLOWEST_START)
+        self._start = time.monotonic() - began
 
     def run(self, sample: Sequence[Mutant]) -> None:
+        known = {result.mutant for result in self.results}
         for mutant in sample:
+            if mutant in known:
+                continue
             if time.monotonic() > self._deadline:
                 return
             self.results.append(Result(mutant, self._verdict(mutant, FIRST_SECONDS)))
@@ -183,15 +204,15 @@ class Examination:
     def _verdict(self, mutant: Mutant, seconds: float) -> Verdict:
         lines = range(mutant.line, mutant.last_line + 1)
         tests = self._coverage.tests_for(mutant.path, lines)
-        first = self._coverage.first(tests, seconds)
-        if not first and not self._files:
+        quick = self._coverage.quick(tests, seconds)
+        if not quick and not self._files:
             return Verdict("no tests")
-        usual = sum(self._coverage.seconds[test] for test in first)
+        usual = sum(self._coverage.seconds[test] for test in quick)
         with self._tree.holding(mutant):
             began = time.monotonic()
-            verdict = self._runner.run(first, self._files, GRACE + SLOWER * usual)
+            verdict = self._runner.run(quick, self._files, GRACE + SLOWER * (self._start + usual))
         took = round(time.monotonic() - began, 1)
-        return replace(verdict, tests=len(first), of=len(tests), seconds=took)
+        return replace(verdict, tests=len(quick), of=len(tests), seconds=took)
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:

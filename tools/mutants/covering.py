@@ -62,13 +62,15 @@ class Coverage:
         tests = tests or {test for some in file.values() for test in some}
         return sorted(tests, key=lambda test: (self._size[test], test))
 
-    def first(self, tests: Sequence[str], seconds: float) -> Sequence[str]:
-        """As many of the first tests as take so long together; at least one."""
-        for count, test in enumerate(tests):
-            seconds -= self.seconds.get(test, 0.0)
-            if seconds < 0:
-                return tests[: max(1, count)]
-        return tests
+    def quick(self, tests: Sequence[str], seconds: float) -> list[str]:
+        """Of the tests, in their order, those that fit into so many seconds; at least one."""
+        chosen: list[str] = []
+        for test in tests:
+            took = self.seconds.get(test, 0.0)
+            if took <= seconds:
+                chosen.append(test)
+                seconds -= took
+        return chosen or sorted(tests, key=lambda test: self.seconds.get(test, 0.0))[:1]
 
 
 def collect(tree: Path, folder: Path, environment: Mapping[str, str]) -> None:

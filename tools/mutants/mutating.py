@@ -145,7 +145,7 @@ def _is_left_alone(node: ast.AST) -> bool:
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True
         case ast.Assign(targets=[ast.Name(id=name)]):
-            return name in LOGGERS or name.endswith("TypeVar")
+            return name in LOGGERS or name == "__all__"
         case ast.ClassDef(bases=bases):
             return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in bases)
     return False

@@ -17,7 +17,7 @@ class Verdict:
     outcome: str
     """`killed`, `timeout` (it hangs, or takes too long: killed, too), `survived`, `no tests`."""
     by: str = ""
-    """The test that failed first; empty if none did, or the code could not be imported."""
+    """The test that failed first, or the error that let none be run."""
     tests: int = 0
     """How many it was shown."""
     of: int = 0

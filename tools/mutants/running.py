@@ -10,9 +10,10 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
+import subprocess
 import sys
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Final
 import hypothesis
 import pytest
 
-from mutants.covering import SPARK
+from mutants.covering import PURE, SPARK
 from mutants.mutating import Mutant
 from mutants.report import Verdict
 
@@ -62,6 +63,18 @@ class Tree:
             if path.suffix in (".py", ".yaml", ".md") and path.is_file():
                 if path.relative_to(folder).as_posix() not in files:
                     path.unlink()
+
+    def warm_up(self) -> None:
+        """Write the bytecode of all files, that of tests by collecting them: forks write none."""
+        environment = {**self.environment, "PYTHONDONTWRITEBYTECODE": ""}
+        roots = [name for name in ROOTS if (self.folder / name).is_dir()]
+        for command in (
+            [sys.executable, "-m", "compileall", "-q", *roots],
+            [sys.executable, "-m", "pytest", "--collect-only", "-q", "--no-cov", *PURE],
+        ):
+            subprocess.run(
+                command, cwd=self.folder, env=environment, stdout=subprocess.DEVNULL, check=True
+            )
 
     @property
     def environment(self) -> dict[str, str]:
@@ -105,26 +118,35 @@ class Runner:
             os.close(reading)
             self._be_child(tests, files, writing)
         os.close(writing)
-        deadline = time.monotonic() + seconds
-        status = None
-        while status is None and time.monotonic() < deadline:
-            done, code = os.waitpid(child, os.WNOHANG)
-            status = code if done else None
-            time.sleep(0.02)
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # with what it has started
-        if status is None:
-            os.waitpid(child, 0)
-        with os.fdopen(reading, encoding="utf-8") as pipe:
-            failed = json.loads(pipe.readline() or '""')
-        if status is None:
-            return Verdict("timeout", failed)
+        failed, is_over = "", False
+        try:
+            # Its end closes the pipe, and so does a failure: one test is enough.
+            if select.select([reading], [], [], seconds)[0]:
+                failed, is_over = os.read(reading, 65_536).decode(), True
+        finally:
+            if not is_over or failed:
+                with suppress(ProcessLookupError):
+                    os.killpg(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)  # what it has started
+            os.close(reading)
+        if not is_over:
+            return Verdict("timeout")
+        if failed:
+            return Verdict("killed", json.loads(failed.partition("\n")[0]))
         match os.waitstatus_to_exitcode(status):
             case pytest.ExitCode.OK:
                 return Verdict("survived")
             case pytest.ExitCode.NO_TESTS_COLLECTED | pytest.ExitCode.USAGE_ERROR:
                 return Verdict("no tests")
-        return Verdict("killed", failed)
+        return Verdict("killed", self._last_words())
+
+    def _last_words(self) -> str:
+        """The error that kept pytest from running any test, mostly one of an import."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("E  ")] or lines
+        return errors[-1].removeprefix("E").strip() if errors else ""
 
     def _be_child(self, tests: Sequence[str], files: Sequence[str], report: int) -> None:
         code: int = pytest.ExitCode.INTERNAL_ERROR
