@@ -44,6 +44,8 @@ GRACE: Final = 10.0
 """Seconds that a mutant's tests may take besides, until it counts as hanging."""
 SLOWER: Final = 3.0
 """How many times as long as usual they and pytest's start may take: the machine may be busy."""
+SPARK_START: Final = 60.0
+"""Seconds that a Spark session takes to start, at most."""
 SMALLEST: Final = "tests/unit/test_pace.py"
 """A file with few tests, to see how long pytest takes to start."""
 SLOWEST_START: Final = 120.0
@@ -208,6 +210,8 @@ class Examination:
         if not quick and not self._files:
             return Verdict("no tests")
         usual = sum(self._coverage.seconds[test] for test in quick)
+        if any(test.startswith(covering.SPARK) for test in quick):
+            usual += SPARK_START
         with self._tree.holding(mutant):
             began = time.monotonic()
             verdict = self._runner.run(quick, self._files, GRACE + SLOWER * (self._start + usual))

@@ -21,9 +21,10 @@ from typing import Final
 import coverage
 import pytest
 
-PURE: Final = ("tests/unit", "tests/property", "tests/behaviour")
+PURE: Final = ("tests/unit", "tests/property", "tests/behaviour", "tests/conformance")
 SPARK: Final = ("tests/unit/test_jobs_compaction.py",)
 """Slow tests, which `compact/plan.py` has no others than."""
+NOT_REAL: Final = "not kafka and not cluster"
 PACKAGES: Final = (
     "knafka.clients",
     "knafka.core",
@@ -87,7 +88,7 @@ def collect(tree: Path, folder: Path, environment: Mapping[str, str]) -> None:
     (folder / "coverage").unlink(missing_ok=True)
     # Python's own way of counting lines (sys.monitoring) has no contexts.
     environment = {**environment, PASSED: str(passed), "COVERAGE_CORE": "ctrace"}
-    for tests, marks in ((PURE, "not slow and not kafka"), (SPARK, "slow and not kafka")):
+    for tests, marks in ((PURE, f"not slow and {NOT_REAL}"), (SPARK, f"slow and {NOT_REAL}")):
         command = [
             *(sys.executable, "-m", "pytest", *tests, "-m", marks, "-q", "-p", "mutants.covering"),
             *("--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-append"),
@@ -135,6 +136,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _took[report.nodeid] += report.duration
     if not report.passed:
         _failed.add(report.nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Count the lines of all tests: tests/conftest.py leaves some out."""
+    for item in items:
+        item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "no_cover"]
 
 
 def pytest_sessionfinish() -> None:
