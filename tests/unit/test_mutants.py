@@ -58,6 +58,7 @@ def test_a_mutant_has_one_small_change(source: str, mutants: set[str]) -> None:
         "@dataclass(frozen=True)\nclass A: ...",
         "class A(Protocol):\n    def f(self) -> int:\n        return 1",
         "Alias = a | None",
+        "Alias = One | Other | Third",
         "__all__ = ['name']",
     ],
 )

@@ -236,6 +236,7 @@ def _is_no_sum(node: ast.BinOp) -> bool:
     return any(
         isinstance(side, ast.JoinedStr)
         or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes | None))
+        or (isinstance(node.op, ast.BitOr) and ast.unparse(side)[:1].isupper())
         for side in (node.left, node.right)
     )
 
