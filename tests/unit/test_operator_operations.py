@@ -108,6 +108,18 @@ async def test_neither_is_about_what_failed_after_it_was_made(world: ArchivesWor
     assert until == created.replace(second=created.second + 1).isoformat()
 
 
+@pytest.mark.parametrize(("asked", "counts"), [(-60, -60), (60, 1)], ids=["earlier", "later"])
+async def test_a_time_that_is_selected_counts_unless_it_is_after_the_operation(
+    world: ArchivesWorld, asked: int, counts: int
+) -> None:
+    created = world.time.replace(microsecond=0)
+    until = created + timedelta(seconds=asked)
+    world.ask(PURGE, "all", unresolved=True, select={"until": until.isoformat()})
+    await world.rounds(after=MINUTE)
+    selected = datetime.fromisoformat(str(given(world.job()).select["until"]))
+    assert selected == created + timedelta(seconds=counts)
+
+
 async def test_kubernetes_expands_nothing_of_a_selection(world: ArchivesWorld) -> None:
     """Else `$(AWS_SECRET_ACCESS_KEY)` would become part of what the tables keep of a replay."""
     world.ask(REPLAY, "again", select={"summary": "$(AWS_SECRET_ACCESS_KEY) $$"})
