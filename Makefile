@@ -88,6 +88,10 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/unit/test_jobs_purge.py \
 		-s $(ARGS)
 
+.PHONY: mutants
+mutants: $(VENV)/.dev ## Change pure code bit by bit, and see which changes no test notices (75 minutes)
+	PYTHONPATH=tools nice $(BIN)/python -m mutants $(ARGS)
+
 collector: $(VENV)/.dev ## Compile the OTLP collector that a test of traces needs (a minute; needs Go)
 	PYTHONPATH=tests $(BIN)/python -m support.otlp
 

@@ -150,13 +150,22 @@ class DeleteRecords:
 
 
 @dataclass(frozen=True)
+class CutOff:
+    """The log's last records are lost."""
+
+    name: str
+    partition: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Purge:
     """Rows are taken from the table for good."""
 
     names: frozenset[str]
 
 
-Event: TypeAlias = Append | Delete | MakeAnew | AddPartition | DeleteRecords
+Event: TypeAlias = Append | Delete | MakeAnew | AddPartition | DeleteRecords | CutOff
 
 a_name = st.sampled_from(NAMES)
 some_names = st.frozensets(a_name)
@@ -196,6 +205,9 @@ def happens(log: Log, event: Event) -> None:
         case DeleteRecords(_, number, count):
             offsets = partitions[number % len(partitions)]
             offsets[0] = min(offsets[0] + count, offsets[1])
+        case CutOff(_, number, count):
+            offsets = partitions[number % len(partitions)]
+            offsets[1] = max(offsets[0], offsets[1] - count)
 
 
 def compact(log: Log, table: Table, run: Run, clock: Callable[[], int]) -> None:
@@ -297,6 +309,20 @@ def test_tables_whose_notes_are_lost_go_on_after_their_rows(
     assert set(log.read({w: s for w, s in there.items() if s.start < s.end})) <= table.rows.keys()
 
 
+def test_what_is_appended_after_a_log_lost_its_end_is_tabled() -> None:
+    """An unclean election: the log ends before where reading would go on, and grows from there."""
+    log, table = Log(), Table()
+    log.make("a")
+    happens(log, Append("a", 0, 8))
+    compact(log, table, EVERYTHING, lambda: 0)
+    happens(log, CutOff("a", 0, 3))
+    compact(log, table, EVERYTHING, lambda: 0)
+    happens(log, Append("a", 0, 2))
+    compact(log, table, EVERYTHING, lambda: 0)
+    offsets = sorted(offset for _, _, offset in table.appended.elements())
+    assert offsets == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7], "the 5 and 6 that were lost, and the new ones"
+
+
 partitions = st.tuples(a_name, a_partition)
 spans = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(
     lambda each: Span(min(each), max(each))
@@ -314,6 +340,7 @@ def test_a_batch_is_bounded_and_reads_where_reading_goes_on(
     batch = next_batch(there, read, limit)
     if batch is None:
         assert all(each.start == each.end for where, each in there.items() if where not in read)
+        assert all(there[where].end == read[where] for where in read.keys() & there.keys())
         return
     sizes = [each.end - each.start for each in batch.ranges.values()]
     assert all(sizes)
@@ -324,5 +351,7 @@ def test_a_batch_is_bounded_and_reads_where_reading_goes_on(
         assert batch.after[where] == each.end
         if there[where].start <= read.get(where, 0) <= there[where].end:
             assert each.start == read.get(where, 0)
+    for where in read.keys() & there.keys():
+        assert there[where].start <= batch.after[where] <= there[where].end
     for where in read.keys() - there.keys():
         assert batch.after[where] == read[where]

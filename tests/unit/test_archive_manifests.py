@@ -149,11 +149,13 @@ def test_its_pod_fits_the_restricted_security_standard_and_has_no_token() -> Non
     assert security["runAsNonRoot"]
     assert security["readOnlyRootFilesystem"]
     assert security["capabilities"] == {"drop": ["ALL"]}
-    assert {each["mountPath"] for each in container(made)["volumeMounts"]} == {
+    mounts = container(made)["volumeMounts"]
+    assert {each["mountPath"] for each in mounts} == {
         "/tmp",
         "/archive",
         "/var/run/secrets/knafka/kafka",
     }
+    assert {each["name"] for each in spec["volumes"]} == {each["name"] for each in mounts}
     assert container(made)["resources"] == {
         "requests": {"cpu": "500m", "memory": "2Gi"},
         "limits": {"memory": "2Gi"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from knafka.core.cesql import MAX_LENGTH, compile_expression
+from knafka.core.cesql import MAX_DEPTH, MAX_LENGTH, compile_expression
 from knafka.core.errors import InvalidExpression
 
 
@@ -43,6 +43,15 @@ def test_a_broken_expression_says_what_is_wrong_and_where(
         position,
         f"{problem} (at character {position})",
     )
+
+
+def test_operands_are_within_operands_up_to_the_limit_and_no_deeper() -> None:
+    deepest = "(" * (MAX_DEPTH - 1) + "TRUE" + ")" * (MAX_DEPTH - 1)
+    assert compile_expression(deepest).matches({})
+    side_by_side = " AND ".join(["(TRUE)"] * 2 * MAX_DEPTH)
+    assert compile_expression(side_by_side).matches({}), "however many"
+    with pytest.raises(InvalidExpression, match=f"nested deeper than {MAX_DEPTH}"):
+        compile_expression(f"({deepest})")
 
 
 def test_an_expression_may_be_as_long_as_the_limit_and_no_longer() -> None:

@@ -155,6 +155,17 @@ def test_a_restored_event_has_none_of_its_subscribers_extensions() -> None:
     assert restored(headers, "r/f") == [*own, (REPLAY, b"r/f")]
 
 
+def test_no_extension_of_a_subscriber_stands_for_an_attribute_of_the_event() -> None:
+    """KN-BRK-10; also where the event has none of that name, as its content type is a header."""
+    given = [("datacontenttype", "text/html"), ("id", "2"), ("team", "blue")]
+    failure = Failure("http://s/", Reason.STATUS, 1, 0, 0, 400, extensions=given)
+    own = [("ce_specversion", b"1.0"), ("ce_id", b"1"), ("ce_source", b"/s"), ("ce_type", b"t")]
+    headers, _ = dead_letter_of(own, b"data", failure, Origin("n", "b", "t", "topic", 0, 0))
+    assert [value for name, value in headers if name == "ce_id"] == [b"1"]
+    assert "ce_datacontenttype" not in dict(headers)
+    assert dict(headers)["ce_team"] == b"blue"
+
+
 def test_the_last_attempts_are_told_one_by_one_and_what_they_take_is_bounded() -> None:
     """Beside their number, which counts all of them."""
     attempts = [Attempt(1.5 * number, Outcome(500 + number)) for number in range(12)]

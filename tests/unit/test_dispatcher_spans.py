@@ -186,6 +186,20 @@ async def test_a_line_about_an_event_that_isnt_sampled_has_the_ids_that_came_wit
     assert line.__dict__["span_id"] == TRACEPARENT.split("-")[2]
 
 
+async def test_the_span_of_an_attempt_without_a_response_tells_why() -> None:
+    async def never(request: Request) -> Response:
+        await asyncio.sleep(1000.0)
+        return response()
+
+    world = World(never, delivery=Delivery.model_validate({"timeout": "PT2S", "retry": 0}))
+    recorded = traced(world)
+    world.send("1", passed=TRACE)
+    await world.run()
+    attempt = recorded.one("attempt")
+    assert attempt.error == "timeout"
+    assert "http.response.status_code" not in attempt.attributes
+
+
 async def test_an_attempt_that_is_abandoned_has_its_span_all_the_same() -> None:
     async def never(request: Request) -> Response:
         await asyncio.sleep(1000.0)

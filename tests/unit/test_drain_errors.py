@@ -11,7 +11,8 @@ from support.drains import DEAD, SUBSCRIBER, TOPIC, Request, World, id_of, respo
 
 from knafka.clients.memory_log import MemoryWriter
 from knafka.clients.memory_records import MemoryRecord
-from knafka.core.dead_letter import dead_letter_of
+from knafka.core.contract import Delivery
+from knafka.core.dead_letter import ATTEMPT_LOG, dead_letter_of, logged_attempts
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
 from knafka.dispatcher import parsing, sender
@@ -113,6 +114,25 @@ async def test_an_event_that_a_bug_breaks_is_dead_lettered_and_the_others_go_on(
     assert told["ce_knafkalasttime"].endswith(b"Z")
     assert [each for each in world.subscriber.ids if each != BAD] == ["1", "4", "3"]
     assert world.committed == {0: 4}
+
+
+async def test_a_bug_in_a_later_attempt_is_told_after_the_attempts_before_it() -> None:
+    attempts = iter([response(503), None])
+
+    async def answer(request: Request) -> Response:
+        if id_of(request) != BAD:
+            return response()
+        if (given := next(attempts)) is None:
+            raise ZeroDivisionError("a bug")
+        return given
+
+    world = world_with_a_bad_event(answer=answer, delivery=Delivery(retry=3))
+    progress = await world.run()
+    assert (progress.delivered, progress.dead_lettered) == (3, 1)
+    told = story(world)
+    assert told["ce_knafkaattempts"] == b"2"
+    results = [result for _, result in logged_attempts(told[f"ce_{ATTEMPT_LOG}"].decode())]
+    assert results == ["503", "internal-error"]
 
 
 @pytest.mark.parametrize("sink", [False, True], ids=["no sink", "sink"])

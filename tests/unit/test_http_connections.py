@@ -164,6 +164,17 @@ async def test_connections_never_outnumber_the_limit() -> None:
 
 
 @on_both_loops
+async def test_the_limit_of_connections_stays_what_it_was_after_responses() -> None:
+    """A post that ends gives back the slot that it took, and no other."""
+    async with serving(accept_everything, limit=2) as (server, post):
+        for _ in range(3):
+            await post()
+        await asyncio.gather(*(post() for _ in range(20)))
+        await asyncio.gather(*(post() for _ in range(20)))
+        assert server.accepted == 2
+
+
+@on_both_loops
 async def test_the_connection_used_last_is_used_next() -> None:
     used: list[int] = []
 
@@ -285,6 +296,31 @@ async def test_closing_ends_what_is_under_way_and_what_is_idle() -> None:
         with pytest.raises(DeliveryError) as caught:
             await under_way
         assert caught.value.reason == "broken"
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["a known origin", "a new origin"])
+@on_both_loops
+async def test_a_client_that_is_closed_posts_nothing(is_known: bool) -> None:
+    async with serving(accept_everything) as (server, post):
+        if is_known:
+            await post()
+        accepted = server.accepted
+        await post.client.close()
+        with pytest.raises(DeliveryError, match="the client is closed") as caught:
+            await post()
+        assert caught.value.reason == "broken"
+        assert server.accepted == accepted
+
+
+@on_both_loops
+async def test_a_connection_that_is_made_while_the_client_closes_is_dropped() -> None:
+    async with serving(silent) as (server, post):
+        posting = asyncio.create_task(post())
+        await asyncio.sleep(0)
+        await post.client.close()
+        with pytest.raises(DeliveryError, match="the client is closed"):
+            await posting
+        await server.until_finished(1)
 
 
 @on_both_loops

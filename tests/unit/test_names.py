@@ -72,6 +72,12 @@ def test_a_child_is_part_of_a_host_name(parent: str) -> None:
     assert child.endswith("-kn-receiver")
 
 
+def test_a_childs_name_begins_with_its_parents_as_long_as_that_fits_into_a_label() -> None:
+    """63 characters. Services that are there would be made anew under another name."""
+    assert names.child("a" * 60, "-kn") == "a" * 60 + "-kn"
+    assert names.child("a" * 61, "-kn") != "a" * 61 + "-kn"
+
+
 def test_two_parents_never_share_a_child() -> None:
     parents = ["a.b", "a-b", "k-a-b", "a" * 70, "a" * 71, "9", "k-9"]
     assert len({names.child(each, "-x") for each in parents}) == len(parents)

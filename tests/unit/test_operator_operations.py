@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from support.crashing import Crash, Crashing
 from support.operator_world import condition
 
 from knafka_jobs import pod
-from knafka_operator.decide.operation import MAX_ATTEMPTS
+from knafka_operator.decide.operation import MAX_ATTEMPTS, ObservedOperation, decide
 from knafka_operator.model.archives import ARCHIVE
-from knafka_operator.model.operations import MAX_IDS, PURGE, REPLAY
+from knafka_operator.model.operations import MAX_IDS, PURGE, REPLAY, operation_of
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 
@@ -105,6 +106,18 @@ async def test_neither_is_about_what_failed_after_it_was_made(world: ArchivesWor
     await world.rounds(after=MINUTE)
     until = given(world.job()).select["until"]
     assert until == created.replace(second=created.second + 1).isoformat()
+
+
+@pytest.mark.parametrize(("asked", "counts"), [(-60, -60), (60, 1)], ids=["earlier", "later"])
+async def test_a_time_that_is_selected_counts_unless_it_is_after_the_operation(
+    world: ArchivesWorld, asked: int, counts: int
+) -> None:
+    created = world.time.replace(microsecond=0)
+    until = created + timedelta(seconds=asked)
+    world.ask(PURGE, "all", unresolved=True, select={"until": until.isoformat()})
+    await world.rounds(after=MINUTE)
+    selected = datetime.fromisoformat(str(given(world.job()).select["until"]))
+    assert selected == created + timedelta(seconds=counts)
 
 
 async def test_kubernetes_expands_nothing_of_a_selection(world: ArchivesWorld) -> None:
@@ -425,6 +438,29 @@ async def test_one_that_has_ended_stays_unless_it_says_for_how_long(world: Archi
     assert (KNAFKA, REPLAY, "shop", "goes") not in world.cluster.objects
     await world.rounds(after=1_000_000)
     assert world.told(REPLAY, "stays")["phase"] == "Succeeded"
+
+
+def test_one_that_stays_for_a_time_is_looked_at_again_when_that_is_over() -> None:
+    """Not each second till then."""
+    document = {
+        "apiVersion": KNAFKA,
+        "kind": REPLAY,
+        "metadata": {
+            "namespace": "shop",
+            "name": "goes",
+            "creationTimestamp": "2026-11-25T11:00:00Z",
+        },
+        "spec": {"archive": "kept", "ttlSecondsAfterFinished": 600},
+        "status": {"phase": "Succeeded", "completionTime": "2026-11-25T12:00:00Z"},
+    }
+    seen = ObservedOperation(document, operation_of(document))
+    noon = datetime(2026, 11, 25, 12, tzinfo=UTC)
+    soon, later = (
+        decide(seen, noon + timedelta(seconds=60)),
+        decide(seen, noon + timedelta(hours=1)),
+    )
+    assert (soon.expired, soon.again) == (False, 540)
+    assert later.expired
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -244,17 +244,20 @@ def test_an_event_of_the_very_moment_of_a_reset_is_not_newer_than_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cron", "timezone", "problem"),
+    ("cron", "timezone", "field", "problem"),
     [
-        ("61 * * * *", "UTC", "invalid cron expression '61 * * * *': bad minute"),
-        ("* * * *", "UTC", "want five fields, as 59 23 * * *"),
-        ("0 59 23 * * *", "UTC", "want five fields"),
-        ("59 23 * * *", "Mars/Olympus", "unknown time zone 'Mars/Olympus'"),
-        ("59 23 * * *", "../etc/passwd", "unknown time zone"),
-        ("59 23 * * *", "", "unknown time zone"),
+        ("61 * * * *", "UTC", "cron", "invalid cron expression '61 * * * *': bad minute"),
+        ("* * * *", "UTC", "cron", "want five fields, as 59 23 * * *"),
+        ("0 59 23 * * *", "UTC", "cron", "want five fields"),
+        ("59 23 * * *", "Mars/Olympus", "timezone", "unknown time zone 'Mars/Olympus'"),
+        ("59 23 * * *", "../etc/passwd", "timezone", "unknown time zone"),
+        ("59 23 * * *", "", "timezone", "unknown time zone"),
     ],
 )
-def test_what_is_no_reset_is_refused(cron: str, timezone: str, problem: str) -> None:
+def test_what_is_no_reset_is_refused_by_its_field(
+    cron: str, timezone: str, field: str, problem: str
+) -> None:
     with pytest.raises(InvalidDocument) as refused:
         Reset(cron, timezone)
+    assert refused.value.path == field
     assert problem in str(refused.value)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -27,13 +27,15 @@ from support.drains import (
 )
 from support.shards import Shard, lines_of
 
+from knafka.clients.memory_shared import MemoryPositionedReader
 from knafka.core.contract import Delivery, Egress
 from knafka.core.documents import dump
 from knafka.core.drain import STOP, Ended
 from knafka.dispatcher.drain import JOIN_PATIENCE
 from knafka.dispatcher.shared.drain import LOOK_INTERVAL
+from knafka.ports.log import Record
 from knafka.ports.subscriber import Response
-from knafka.settings import DRAIN_AT_START
+from knafka.settings import DRAIN_AT_START, SHARD
 
 pytestmark = pytest.mark.looptime
 
@@ -70,6 +72,27 @@ async def test_one_request_drains_all_and_its_last_line_tells_of_each(three: Run
         f"group-{number}": 1 for number in range(3)
     }
     assert [three.committed(number) for number in range(3)] == [1, 1, 1]
+
+
+async def test_a_request_that_comes_before_the_contract_is_read_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = MemoryPositionedReader.read
+
+    async def read_late(
+        self: MemoryPositionedReader, limit: int, timeout: float
+    ) -> Sequence[Record]:
+        await asyncio.sleep(2.0)
+        return await read(self, limit, timeout)
+
+    monkeypatch.setattr(MemoryPositionedReader, "read", read_late)
+    running = Running(accept)
+    running.contract.write(running.name, *running.egresses)
+    await running.dispatcher.start({SHARD: json.dumps(dump(running.document))})
+    exchange = running.drain(idle="PT5S")
+    await exchange.task
+    assert exchange.status == 200
+    await running.dispatcher.stop()
 
 
 async def test_a_line_tells_of_those_that_have_changed(three: Running) -> None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 
 import pytest
 from support.drains import until
 from support.logs import Owner, shared_memory
 
+from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryLog, MemoryReader
-from knafka.clients.memory_shared import MemoryMember
+from knafka.clients.memory_shared import MemoryMember, MemoryOffsets
 from knafka.core.errors import LogError
 from knafka.dispatcher.shared.fetcher import Limits
 from knafka.dispatcher.shared.reader import GroupReader
 from knafka.dispatcher.shared.topic import COMMITS_TOGETHER, CONFIRMED_FOR, SERVE
 from knafka.ports.log import OffsetAndMetadata, Positions, Record
-from knafka.ports.shared_log import GroupHasMembers
+from knafka.ports.shared_log import Commit, GroupHasMembers
 
 pytestmark = pytest.mark.looptime
 
@@ -43,6 +44,11 @@ class World:
     def committed(self, group: str) -> int | None:
         found = self.memory.group(group).committed.get((TOPIC, 0))
         return found and found.offset
+
+    async def make_anew(self) -> None:
+        """The topic is deleted, and made again under its name."""
+        await MemoryAdmin(self.memory).delete_topic(TOPIC)
+        self.memory.create(TOPIC)
 
     def reader(self, group: str, owner: Owner | None = None) -> GroupReader:
         self.readers.append(self.shared.reader(group, owner or Owner()))
@@ -303,6 +309,60 @@ async def test_partitions_that_go_to_another_process_are_committed_for_every_gro
         await reader.close(5)
     world.readers.clear()
     assert [world.committed(f"group-{number}") for number in range(3)] == [4, 5, 6]
+
+
+async def test_a_commit_for_a_deleted_topic_does_not_go_to_the_new_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited when the topic was made anew, whose first events it would hide."""
+    known = False
+
+    async def confirm(self: MemoryMember, positions: Positions) -> bool:
+        return known
+
+    monkeypatch.setattr(MemoryMember, "confirm", confirm)
+    world.append(10)
+    reader = world.reader("group")
+    await read(reader, 10)
+    reader.commit({0: OffsetAndMetadata(10)})
+    await world.make_anew()
+    world.append(3)
+    assert offsets(await read(reader, 3)) == [0, 1, 2]
+    known = True
+    await asyncio.sleep(10 * SERVE)
+    assert world.committed("group") is None
+    reader.commit({0: OffsetAndMetadata(3)})
+    await until(lambda: reader.committed == {0: 3})
+    assert world.committed("group") == 3
+
+
+async def test_a_commit_that_fails_while_its_topic_is_made_anew_is_not_made_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+    commit = MemoryOffsets.commit
+
+    async def fail(
+        self: MemoryOffsets, group: str, topic: str, commits: Mapping[int, Commit]
+    ) -> None:
+        asked.set()
+        await answered.wait()
+        raise LogError("Broker: Unknown topic or partition")
+
+    monkeypatch.setattr(MemoryOffsets, "commit", fail)
+    world.append(10)
+    reader = world.reader("group")
+    await read(reader, 10)
+    reader.commit({0: OffsetAndMetadata(10)})
+    await asked.wait()
+    await world.make_anew()
+    world.append(3)
+    assert offsets(await read(reader, 3)) == [0, 1, 2]
+    monkeypatch.setattr(MemoryOffsets, "commit", commit)
+    answered.set()
+    await asyncio.sleep(10 * SERVE)
+    assert world.committed("group") is None
+    assert reader.committed == {}
 
 
 async def test_a_log_that_fails_ends_the_reads_of_those_who_are_in_it(

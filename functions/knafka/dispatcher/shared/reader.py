@@ -77,6 +77,8 @@ class GroupReader:
         """Of what was committed when a partition was assigned."""
         self._to_commit: dict[int, OffsetAndMetadata] = {}
         self._committing: asyncio.Task[None] | None = None
+        self._restarted: set[int] = set()
+        """Partitions that are others since the last commit began: it is not for them."""
         self._last_commits: asyncio.Future[Commits] | None = None
         """Known when it closes."""
         self._committed = asyncio.Event()
@@ -186,6 +188,7 @@ class GroupReader:
         self._to_commit.pop(number, None)
         self._epochs.pop(number, None)
         self.committed.pop(number, None)
+        self._restarted.add(number)
         self._assignment.lost([number])
         self._assignment.assigned({number: None})
 
@@ -247,6 +250,7 @@ class GroupReader:
     def begin_commit(self) -> None:
         """Commit what waits, without waiting for it."""
         commits, self._to_commit = self._to_commit, {}
+        self._restarted.clear()
         self._committing = asyncio.create_task(self._commit_regularly(commits))
 
     async def _commit_regularly(self, commits: dict[int, OffsetAndMetadata]) -> None:
@@ -256,7 +260,8 @@ class GroupReader:
             self.fail(error)
         except LogError as error:
             log.info("a commit of %s failed, and is made again: %s", self.group, error)
-            again = {number: each for number, each in commits.items() if number in self.cursors}
+            same = self.cursors.keys() - self._restarted
+            again = {number: each for number, each in commits.items() if number in same}
             self._to_commit = {**again, **self._to_commit}
         finally:
             self._committing = None
@@ -271,7 +276,7 @@ class GroupReader:
         for number in whole:
             self.committed.pop(number, None)
         await self._offsets.commit(self.group, self._topic.name, whole)
-        for number in whole.keys() & self.cursors.keys():
+        for number in whole.keys() & self.cursors.keys() - self._restarted:
             self.committed[number] = whole[number].offset
 
     def _epochs_of(self, numbers: Collection[int]) -> dict[int, int]:

@@ -1,0 +1,152 @@
+"""Which tests run which lines: collected by one run of the pure tests with coverage's contexts.
+
+The run has this module as a plugin, which notes what each test takes and which of them passed.
+Coverage makes it about twice as long as the tests alone; the map is kept until a source or a test
+changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import coverage
+import pytest
+
+PURE: Final = ("tests/unit", "tests/property", "tests/behaviour", "tests/conformance")
+SPARK: Final = ("tests/unit/test_jobs_compaction.py",)
+"""Slow tests, which `compact/plan.py` has no others than."""
+NOT_REAL: Final = "not kafka and not cluster"
+PACKAGES: Final = (
+    "knafka.clients",
+    "knafka.core",
+    "knafka.dispatcher",
+    "knafka_jobs.compact",
+    "knafka_operator.decide",
+)
+PASSED: Final = "KNAFKA_PASSED_TESTS"
+"""The variable that names the file to which the plugin writes tests with their seconds."""
+
+
+@dataclass(slots=True)
+class Coverage:
+    """What tests run; a test is named by its node id."""
+
+    tests_of: Mapping[str, Mapping[int, Collection[str]]]
+    """By file (from the root) and line, those that passed."""
+    seconds: Mapping[str, float]
+    """By test, fixtures included, as long as it took when lines were counted."""
+    _size: dict[str, int] = field(default_factory=dict, repr=False)
+    """By test, how many lines it runs."""
+
+    def __post_init__(self) -> None:
+        for file in self.tests_of.values():
+            for tests in file.values():
+                for test in tests:
+                    self._size[test] = self._size.get(test, 0) + 1
+
+    def tests_for(self, path: str, lines: Iterable[int]) -> list[str]:
+        """The tests that run any of these lines, those first that run little else.
+
+        What runs at import belongs to no test: those count that run anything of the file.
+        """
+        file = self.tests_of.get(path, {})
+        tests = {test for line in lines for test in file.get(line, ())}
+        tests = tests or {test for some in file.values() for test in some}
+        return sorted(tests, key=lambda test: (self._size[test], test))
+
+    def quick(self, tests: Sequence[str], seconds: float) -> list[str]:
+        """Of the tests, in their order, those that fit into so many seconds; at least one."""
+        chosen: list[str] = []
+        for test in tests:
+            took = self.seconds.get(test, 0.0)
+            if took <= seconds:
+                chosen.append(test)
+                seconds -= took
+        return chosen or sorted(tests, key=lambda test: self.seconds.get(test, 0.0))[:1]
+
+
+def collect(tree: Path, folder: Path, environment: Mapping[str, str]) -> None:
+    """Run the tests of the tree, and write into the folder what `read` reads.
+
+    Tests may fail: those kill no mutants. Raises `RuntimeError` if none passed.
+    """
+    settings, passed = folder / "coverage.ini", folder / "passed"
+    sources = "".join(f"    {package}\n" for package in PACKAGES)
+    settings.write_text(
+        f"[run]\nsource_pkgs =\n{sources}data_file = {folder / 'coverage'}\n", encoding="utf-8"
+    )
+    passed.unlink(missing_ok=True)
+    (folder / "coverage").unlink(missing_ok=True)
+    # Python's own way of counting lines (sys.monitoring) has no contexts.
+    environment = {**environment, PASSED: str(passed), "COVERAGE_CORE": "ctrace"}
+    for tests, marks in ((PURE, f"not slow and {NOT_REAL}"), (SPARK, f"slow and {NOT_REAL}")):
+        command = [
+            *(sys.executable, "-m", "pytest", *tests, "-m", marks, "-q", "-p", "mutants.covering"),
+            *("--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-append"),
+            *("--cov-report=", "--hypothesis-seed=0", "--timeout=120"),
+        ]
+        with (folder / "collecting.log").open("ab") as log:
+            subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False)
+    if not passed.exists():
+        raise RuntimeError(f"no test passed: see {folder / 'collecting.log'}")
+
+
+def read(folder: Path, tree: Path) -> Coverage:
+    """What `collect` has written."""
+    seconds: dict[str, float] = {}
+    for line in (folder / "passed").read_text(encoding="utf-8").splitlines():
+        test, took = json.loads(line)
+        seconds[test] = took
+    data = coverage.CoverageData(str(folder / "coverage"))
+    data.read()
+    tests_of: dict[str, dict[int, list[str]]] = {}
+    for measured in data.measured_files():
+        path = Path(measured).relative_to(tree).as_posix()
+        lines = tests_of[path] = {}
+        for number, contexts in data.contexts_by_lineno(measured).items():
+            tests = {context.rpartition("|")[0] for context in contexts}
+            lines[number] = sorted(tests & seconds.keys())
+    return Coverage(tests_of, seconds)
+
+
+def stamp(root: Path, files: Iterable[str]) -> str:
+    """A digest of files: of another one the map is out of date."""
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+# The plugin of the run that collects
+
+_took: defaultdict[str, float] = defaultdict(float)
+_failed: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _took[report.nodeid] += report.duration
+    if not report.passed:
+        _failed.add(report.nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Count the lines of all tests: tests/conftest.py leaves some out."""
+    for item in items:
+        item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "no_cover"]
+
+
+def pytest_sessionfinish() -> None:
+    with Path(os.environ[PASSED]).open("a", encoding="utf-8") as file:
+        for test, seconds in _took.items():
+            if test not in _failed:
+                file.write(json.dumps([test, round(seconds, 4)]) + "\n")
