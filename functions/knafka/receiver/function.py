@@ -99,8 +99,9 @@ class Receiver:
         entries = IngressEntries(declared.path)
         follower = self._follower = ContractFollower(entries, open_reader)
         self.ingest = IngestHandler(
-            (), (), _limits(), Contract(), tracing=spans, more_metrics=self._statistics.metrics
-        )
+            (), (), _limits(), Contract(), tracing=spans, more_metrics=self._statistics.metrics,
+            only_path=declared.path,
+        )  # fmt: skip
         always = self._writer(declared.kafka)
 
         def changed() -> None:
