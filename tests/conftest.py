@@ -13,6 +13,7 @@ pytest_plugins = [
     "support.browser",
     "support.cluster",
     "support.conformance",
+    "support.func_source",
     "support.installation",
     "support.kafka",
     "support.letters",

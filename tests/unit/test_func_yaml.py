@@ -1,4 +1,7 @@
-"""func.yaml says what func knows, and nothing else (FN-7, FN-8, FN-12, UX-2).
+"""The func.yaml of both ways to deploy say what func knows, and nothing else (FN-7, FN-8, UX-2).
+
+    func.yaml             a prebuilt image (FN-12)
+    functions/func.yaml   built from source by func's host builder (FN-13)
 
 The models are func's schema (schema/func_yaml-schema.json), as spec/functions.md has it; func
 itself can't be had through the package registries.
@@ -18,7 +21,8 @@ from pydantic.alias_generators import to_camel
 
 from knafka.core.contract import parse_ingresses
 
-FUNC_YAML = Path(__file__).parents[2] / "func.yaml"
+ROOT = Path(__file__).parents[2]
+PREBUILT, FROM_SOURCE = "func.yaml", "functions/func.yaml"
 
 Quantity = Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?(m|k|Ki|M|Mi|G|Gi)?$")]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -112,7 +116,8 @@ class Deploy(Document):
 
 
 class Build(Document):
-    builder: Literal["pack", "s2i"] | None = None
+    # The schema's own list lacks `host`, which func takes and writes.
+    builder: Literal["host", "pack", "s2i"] | None = None
     buildpacks: list[str] = []
     builder_images: dict[str, str] = {}
     build_envs: list[Env] = []
@@ -131,7 +136,7 @@ class Function(Document):
     runtime: Text
     registry: str | None = None
     registry_insecure: bool = False
-    image: Text
+    image: Text | None = None
     namespace: str | None = None
     deployer: Deployer | None = None
     invoke: Literal["http", "cloudevent"] = "http"
@@ -140,9 +145,14 @@ class Function(Document):
     deploy: Deploy = Deploy()
 
 
-@pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(FUNC_YAML.read_text())
+@pytest.fixture(params=[PREBUILT, FROM_SOURCE])
+def path(request: pytest.FixtureRequest) -> Path:
+    return ROOT / str(request.param)
+
+
+@pytest.fixture
+def document(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(path.read_text())
     return loaded
 
 
@@ -159,8 +169,36 @@ def test_it_has_the_fields_that_func_requires_and_none_that_it_does_not_know(
     assert function.run.kafka is None, "func has a Kafka transport for Go only (FN-8)"
 
 
+def test_only_the_one_that_is_not_built_names_an_image() -> None:
+    """FN-12, FN-13: func names a built one by the registry that it is told."""
+    prebuilt, from_source = (
+        Function.model_validate(yaml.safe_load((ROOT / each).read_text()))
+        for each in (PREBUILT, FROM_SOURCE)
+    )
+    assert (prebuilt.image, prebuilt.build.builder) == ("knafka:latest", None)
+    assert (from_source.image, from_source.build.builder) == (None, "host")
+    assert prebuilt.run == from_source.run
+    assert prebuilt.deploy == from_source.deploy
+
+
+def test_func_makes_no_event_of_a_request(function: Function) -> None:
+    """FN-3: with `cloudevent` its scaffolding would take the body, and answer 400 to a drain."""
+    assert function.invoke == "http"
+
+
+def test_nothing_is_lost_when_func_rewrites_the_file(path: Path) -> None:
+    """It keeps no comments: what there is to say is in docs/how-to/deploy-with-func.md."""
+    assert "#" not in path.read_text()
+
+
+@pytest.mark.parametrize("folder", [".", "functions"])
+def test_git_ignores_what_func_keeps_beside_the_file(folder: str) -> None:
+    """func appends the line to the .gitignore beside func.yaml unless one there begins so."""
+    assert "/.func" in (ROOT / folder / ".gitignore").read_text().splitlines()
+
+
 @pytest.mark.parametrize(
-    ("path", "value"),
+    ("where", "value"),
     [
         pytest.param(("specVersion",), None, id="no specVersion"),
         pytest.param(("created",), None, id="no created"),
@@ -171,11 +209,11 @@ def test_it_has_the_fields_that_func_requires_and_none_that_it_does_not_know(
     ],
 )
 def test_the_schema_refuses_what_func_would(
-    document: dict[str, Any], path: tuple[str, ...], value: Any
+    document: dict[str, Any], where: tuple[str, ...], value: Any
 ) -> None:
     """FN-7: without this, a schema that lets everything through would look the same."""
     broken = json.loads(json.dumps(document, default=str))
-    *parents, last = path
+    *parents, last = where
     target = broken
     for each in parents:
         target = target[each]

@@ -171,6 +171,24 @@ def _func_runtime() -> Path:
     return _installed("func", FUNC_RUNTIME.encode(), FUNC_RUNTIME)
 
 
+def write_func_scaffolding(folder: Path, function: Path) -> None:
+    """The project that func's host builder writes around a Python function whose `invoke` is http:
+    `function` is the function's folder, which `folder` may be inside (FN-5, FN-13)."""
+    (folder / "service").mkdir(parents=True)
+    (folder / "f").symlink_to(os.path.relpath(function, folder))
+    (folder / "pyproject.toml").write_text(
+        '[project]\nname = "service"\nversion = "0.1.0"\nrequires-python = ">=3.10"\n'
+        f'dependencies = ["{FUNC_RUNTIME}", "function @ {{root:uri}}/f"]\n\n'
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n\n'
+        "[tool.hatch.metadata]\nallow-direct-references = true\n"
+    )
+    (folder / "service" / "__init__.py").touch()
+    (folder / "service" / "main.py").write_text(
+        "from func_python.http import serve\nfrom function import new\n\n"
+        'if __name__ == "__main__":\n    serve(new)\n'
+    )
+
+
 def _installed(name: str, inputs: bytes, *what: object, base: Path | None = None) -> Path:
     base = base or _python()
     archive = CACHE / f"{name}-{_digest(inputs, base.name.encode())}.tar"
