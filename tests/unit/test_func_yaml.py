@@ -3,6 +3,8 @@
     func.yaml             a prebuilt image (FN-12)
     functions/func.yaml   built from source by func's host builder (FN-13)
 
+and those that docs/how-to/deploy-with-func.md has for a dispatcher and a Sensor.
+
 The models are func's schema (schema/func_yaml-schema.json), as spec/functions.md has it; func
 itself can't be had through the package registries.
 """
@@ -10,6 +12,7 @@ itself can't be had through the package registries.
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,8 +21,9 @@ import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
+from support.pages import blocks
 
-from knafka.core.contract import parse_ingresses
+from knafka import settings
 
 ROOT = Path(__file__).parents[2]
 PREBUILT, FROM_SOURCE = "func.yaml", "functions/func.yaml"
@@ -145,14 +149,23 @@ class Function(Document):
     deploy: Deploy = Deploy()
 
 
-@pytest.fixture(params=[PREBUILT, FROM_SOURCE])
-def path(request: pytest.FixtureRequest) -> Path:
-    return ROOT / str(request.param)
+ON_PAGE = {
+    re.findall(r"name: (\S+)", text)[0]: text
+    for text in blocks("how-to/deploy-with-func.md")
+    if text.startswith("specVersion")
+}
+DISPATCHER, SENSOR = "mail-dispatcher", "fulfilment"
+
+
+@pytest.fixture(params=[PREBUILT, FROM_SOURCE, DISPATCHER, SENSOR])
+def text(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    return ON_PAGE[name] if name in ON_PAGE else (ROOT / name).read_text()
 
 
 @pytest.fixture
-def document(path: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(path.read_text())
+def document(text: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(text)
     return loaded
 
 
@@ -186,9 +199,9 @@ def test_func_makes_no_event_of_a_request(function: Function) -> None:
     assert function.invoke == "http"
 
 
-def test_nothing_is_lost_when_func_rewrites_the_file(path: Path) -> None:
+def test_nothing_is_lost_when_func_rewrites_the_file(text: str) -> None:
     """It keeps no comments: what there is to say is in docs/how-to/deploy-with-func.md."""
-    assert "#" not in path.read_text()
+    assert "#" not in text
 
 
 @pytest.mark.parametrize("folder", [".", "functions"])
@@ -238,9 +251,27 @@ def test_its_probes_are_those_that_the_functions_answer(function: Function) -> N
     assert function.deploy.health_endpoints.readiness == "/health/readiness"
 
 
-def test_its_contract_is_one_that_the_receiver_reads(function: Function) -> None:
+def environment(name: str) -> dict[str, str]:
+    text = ON_PAGE[name] if name in ON_PAGE else (ROOT / name).read_text()
+    function = Function.model_validate(yaml.safe_load(text))
+    return {each.name or "": each.value or "" for each in function.run.envs}
+
+
+@pytest.mark.parametrize("name", [PREBUILT, FROM_SOURCE])
+def test_its_contract_is_one_that_the_receiver_reads(name: str) -> None:
     """UX-2: by the environment, and all of it."""
-    environment = {each.name: each.value for each in function.run.envs}
-    assert environment["FUNCTION_TARGET"] == "receive"
-    (ingress,) = parse_ingresses(environment["KNAFKA_INGRESSES"] or "")
+    assert environment(name)["FUNCTION_TARGET"] == "receive"
+    (ingress,) = settings.ingresses(environment(name))
     assert ingress.path == "/default/default"
+
+
+def test_the_pages_contracts_are_those_of_a_dispatcher_and_a_sensor() -> None:
+    """FN-10: nobody wakes them, so they drain from their start, in one pod at least."""
+    assert environment(DISPATCHER)["FUNCTION_TARGET"] == "dispatch"
+    egress = settings.egress(environment(DISPATCHER))
+    assert environment(SENSOR)["FUNCTION_TARGET"] == "sense"
+    sensor = settings.sensor(environment(SENSOR))
+    assert (egress.topic, sensor.topic) == ("orders", "orders")
+    for name in (DISPATCHER, SENSOR):
+        assert settings.drains(environment(name)).at_start
+        assert yaml.safe_load(ON_PAGE[name])["deploy"]["options"]["scale"] == {"min": 1, "max": 1}
