@@ -32,6 +32,7 @@ class Hosted:
     def __init__(self, function: Function) -> None:
         self._function = function
         self._starting: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     def start(self, environment: Mapping[str, str]) -> None:
         """Begin to start; called on the event loop, by func or by the first request."""
@@ -49,6 +50,9 @@ class Hosted:
 
     def _listen_for_the_end(self) -> None:
         loop = asyncio.get_running_loop()
+        if loop.remove_signal_handler(signal.SIGTERM):
+            loop.add_signal_handler(signal.SIGTERM, self._end_before_the_server)
+            return
         before = signal.getsignal(signal.SIGTERM)
 
         def interrupt(number: int, frame: FrameType | None) -> None:
@@ -57,6 +61,19 @@ class Hosted:
                 before(number, frame)
 
         signal.signal(signal.SIGTERM, interrupt)
+
+    def _end_before_the_server(self) -> None:
+        """SIGTERM where the server listens by the event loop, as func's does: it waits for open
+        connections and for nothing that `stop` begins, so it is told once drains have ended."""
+        if self._ending is None:
+            self._function.interrupt()
+            self._ending = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        try:
+            await self._function.interrupted()
+        finally:
+            signal.raise_signal(signal.SIGINT)  # by which func's server ends as well
 
     def stop(self) -> None:
         """Begin to stop; called on the event loop, by func when requests have ended."""

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 from support import functions, traffic
 from support.func_source import Scaffolding
-from support.kafka import Kafka, MakeTopic
+from support.kafka import Kafka, MakeTopic, fill
 from support.sensors import SensorWorld
 from support.waiting import until, until_found
 
@@ -234,26 +232,34 @@ async def test_func_gets_an_instance_with_its_contract(kafka: Kafka, topic: Make
         signal.signal(signal.SIGTERM, before)
 
 
-async def test_a_dispatcher_under_func_has_left_its_group_when_it_ends(
+async def test_a_dispatcher_under_func_ends_its_attempts_and_leaves_its_group(
     kafka: Kafka, topic: MakeTopic, func_scaffolding: Scaffolding
 ) -> None:
-    """UX-3: the next one would wait for the session's end, 45 s. func's server ends the loop once
-    `stop` has returned."""
+    """UX-3: else the event would be sent again, and the next one waits for the session's end, 45 s.
+    func's server has no open connection to wait for, and ends the loop once `stop` has returned."""
     name = topic(partitions=1)
-    egress = json.dumps(documents.dump(egress_on(kafka, name, "http://127.0.0.1:9/")))
-    environment = {settings.EGRESS: egress, settings.DRAIN_AT_START: "true"}
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    fill(kafka.bootstrap_servers, name, keys=1, per_key=1)
+    begun, told = asyncio.Event(), asyncio.Event()
 
-    def members() -> int:
-        (group,) = admin.describe_consumer_groups([f"group-{name}"]).values()
-        try:
-            return len(group.result().members)
-        except KafkaException:  # not yet made
-            return 0
+    async def behave(key: str, number: int) -> int:
+        begun.set()
+        await told.wait()
+        await asyncio.sleep(0.5)  # as long as func's server would need to end
+        return 200
 
-    environment["FUNCTION_TARGET"] = "dispatch"
-    async with hosting(*func_scaffolding.command, **environment) as dispatcher:
-        await dispatcher.ready()
-        await until(members, within=30)
-        assert await dispatcher.terminate() == 0
-        assert members() == 0
+    admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
+    async with traffic.CountingSubscriber(behave) as subscriber:
+        environment = {
+            settings.EGRESS: json.dumps(documents.dump(egress_on(kafka, name, subscriber.url))),
+            settings.DRAIN_AT_START: "true",
+            "FUNCTION_TARGET": "dispatch",
+        }
+        async with hosting(*func_scaffolding.command, **environment) as dispatcher:
+            async with asyncio.timeout(30):
+                await begun.wait()
+            asyncio.get_running_loop().call_later(0, told.set)
+            assert await dispatcher.terminate() == 0
+        assert subscriber.arrivals.by_key == {"0": [0]}
+    assert (await admin.lags([f"group-{name}"], name))[f"group-{name}"].total == 0
+    assert await admin.members(f"group-{name}") == []
+    await admin.close()

@@ -185,6 +185,9 @@ class Receiver:
     def interrupt(self) -> None:
         """Nothing takes long here: connections are answered as Kafka acknowledges."""
 
+    async def interrupted(self) -> None:
+        """Nothing is waited for: requests go on until the server ends."""
+
     async def stop(self) -> None:
         """Finish what is in flight, within `STOP_TIMEOUT`."""
         self._connections.close()
