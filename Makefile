@@ -113,7 +113,7 @@ cluster-build: ## Compile what the test cluster is made of (minutes the first ti
 cluster-up: ## Start a real Kubernetes with Knative Serving for tests (root, Linux)
 	$(CLUSTER) up
 
-cluster-images: | $(VENV)/bin/python ## Build all images and push them into the test cluster
+cluster-images: $(VENV)/.dev ## Build all images and push them into the test cluster
 	PYTHONPATH=tools $(BIN)/python -m testcluster images $(TAG)
 
 cluster-down: ## Stop the test cluster; `cluster-up` resumes it

@@ -14,6 +14,7 @@ pytest_plugins = [
     "support.cluster",
     "support.conformance",
     "support.failures",
+    "support.func_source",
     "support.installation",
     "support.kafka",
     "support.letters",

@@ -54,6 +54,10 @@ class Function(Protocol):
         """The process is to end: begin with what takes time. Called on the event loop."""
         ...
 
+    async def interrupted(self) -> None:
+        """Wait for the end of what `interrupt` began, while requests are still answered."""
+        ...
+
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     def alive(self) -> tuple[bool, str]:

@@ -1,27 +1,45 @@
-"""func.yaml deployed: the Knative Service that `func deploy --build=false` makes of it (FN-12).
+"""docs/how-to/deploy-with-func.md on a cluster: its func.yaml, deployed (FN-12, FN-13).
 
-func can't be had through the package registries, so its part is played by `service_of`.
+func can't be had through the package registries, so its part is played: by `service_of`, and of a
+build from source by tools/images/build.py. Kafka's own tool is played by `Topics`. Everything else
+is as it stands on the page.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
+import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 import yaml
 from support.cluster import Cluster
-from support.installation import READY, ROOT
+from support.installation import ARRIVAL, READY, ROOT, Installation, Subscriber
+from support.pages import block, blocks
 from support.secure_kafka import SecureKafka
 
 from knafka.clients.kafka_admin import KafkaAdmin
-from knafka.ports.log import Record
 
-FUNC_YAML: Final = ROOT / "func.yaml"
+PAGE: Final = "how-to/deploy-with-func.md"
+PREBUILT, FROM_SOURCE = "knafka", "knafka-func"
+KAFKA: Final = "kafka.example.com:9092"
+EDIT: Final = dict(
+    zip(
+        (PREBUILT, FROM_SOURCE),
+        (line for text in blocks(PAGE) for line in text.splitlines() if line.startswith("sed -i")),
+        strict=True,
+    )
+)
+"""What puts one's own words into the func.yaml of the receiver."""
 
 
 def service_of(function: dict[str, Any]) -> dict[str, Any]:
@@ -69,76 +87,184 @@ def service_of(function: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Topic:
-    """One topic of the tests' Kafka."""
+class Topics:
+    """The page's topics in the tests' Kafka, each under a name of its own."""
 
-    def __init__(self, kafka: SecureKafka, name: str) -> None:
-        self.name = name
-        self.bootstrap = kafka.bootstrap("PLAINTEXT")
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self._suffix = uuid.uuid4().hex[:8]
+        self._made: set[str] = set()
 
-    def make(self) -> None:
-        asyncio.run(self._ask("make"))
+    def own(self, text: str, namespace: str) -> str:
+        """The page's text with our words in place of its own."""
+        text = text.replace(KAFKA, self.bootstrap).replace(".default.svc", f".{namespace}.svc")
+        named = r"\b(orders(-mail-dead-letters)?|fulfilment-(trigger|action|changelog))\b"
+        text = re.sub(named, rf"\1-{self._suffix}", text)
+        return re.sub(r'("group": "\w+)', rf"\1-{self._suffix}", text)
 
-    def delete(self) -> None:
-        asyncio.run(self._ask("delete"))
+    def run(self, text: str) -> None:
+        """`kafka-topics.sh`, a line or many."""
+        for line in text.replace("\\\n", " ").splitlines():
+            program, *words = shlex.split(line)
+            assert program == "kafka-topics.sh"
+            options = dict(pairwise(words))
+            assert options["--bootstrap-server"] == self.bootstrap
+            if "--delete" in options:
+                asyncio.run(self.delete(options["--topic"]))
+            else:
+                assert "--create" in options
+                config = dict([options["--config"].split("=")]) if "--config" in options else {}
+                asyncio.run(self._make(options["--topic"], int(options["--partitions"]), config))
 
-    def records(self) -> list[Record]:
-        return asyncio.run(self._ask("read"))
-
-    async def _ask(self, what: str) -> list[Record]:
+    async def _make(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
         admin = KafkaAdmin({"bootstrap.servers": self.bootstrap})
-        try:
-            match what:
-                case "make":
-                    await admin.ensure_topic(self.name, 2, 1, {})
-                case "delete":
-                    await admin.delete_topic(self.name)
-                case "read":
-                    return list(await admin.read_all(self.name, 10))
-        finally:
-            await admin.close()
-        return []
+        await admin.ensure_topic(topic, partitions, 1, config)
+        await admin.close()
+        self._made.add(topic)
+
+    async def delete(self, *topics: str) -> None:
+        """These, or all that were made."""
+        admin = KafkaAdmin({"bootstrap.servers": self.bootstrap})
+        for topic in topics or tuple(self._made):
+            await admin.delete_topic(topic)
+            self._made.discard(topic)
+        await admin.close()
 
 
 @pytest.fixture
-def topic(cluster_kafka: SecureKafka) -> Iterator[Topic]:
-    found = Topic(cluster_kafka, f"func-{uuid.uuid4().hex[:8]}")
-    found.make()
-    yield found
-    found.delete()
+def topics(cluster_kafka: SecureKafka) -> Iterator[Topics]:
+    made = Topics(cluster_kafka.bootstrap("PLAINTEXT"))
+    yield made
+    asyncio.run(made.delete())
 
 
-def test_the_service_that_func_makes_of_func_yaml_takes_events_into_its_topic(
-    cluster: Cluster, namespace: str, topic: Topic
-) -> None:
-    """FN-12, UX-1: as it is in the repository, but for where the image and Kafka are."""
-    function = yaml.safe_load(FUNC_YAML.read_text())
-    function["image"] = cluster.image("knafka")
-    for each in function["run"]["envs"]:
-        if each["name"] == "KNAFKA_INGRESSES":
-            (ingress,) = json.loads(each["value"])
-            kafka = {"bootstrapServers": topic.bootstrap}
-            each["value"] = json.dumps([{**ingress, "topic": topic.name, "kafka": kafka}])
-    cluster.apply(service_of(function), namespace=namespace)
-    name = function["name"]
-    cluster.wait_for(lambda: cluster.is_ready("ksvc", name, namespace), READY, f"{name} is Ready")
-    service = cluster.get("ksvc", name, namespace)
-    assert service is not None
+class Functions:
+    """The page's functions in a namespace, all of one image."""
 
-    answer = cluster.request(
-        urlsplit(service["status"]["url"]).netloc,
-        "/default/default",
-        headers={
+    def __init__(self, cluster: Cluster, namespace: str, topics: Topics, image: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.topics = topics
+        self.image = image
+        for each in topic_commands()[:1]:
+            topics.run(topics.own(each, namespace))
+
+    def deploy(self, text: str) -> str:
+        """A func.yaml, as `func deploy`; gives the URL once it is Ready."""
+        function = yaml.safe_load(self.topics.own(text, self.namespace))
+        function["image"] = self.cluster.image(self.image)
+        self.cluster.apply(service_of(function), namespace=self.namespace)
+        name = function["name"]
+        self.cluster.wait_for(
+            lambda: self.cluster.is_ready("ksvc", name, self.namespace), READY, f"{name} is Ready"
+        )
+        service = self.cluster.get("ksvc", name, self.namespace)
+        assert service is not None
+        return str(service["status"]["url"])
+
+    def receiver(self, folder: Path) -> str:
+        """The func.yaml of the repository, edited by the page's command."""
+        edit = EDIT[self.image]
+        file = folder / edit.split()[-1]
+        file.parent.mkdir(exist_ok=True)
+        file.write_text((ROOT / edit.split()[-1]).read_text())
+        subprocess.run(["bash", "-euc", edit], cwd=folder, check=True)
+        assert KAFKA in file.read_text()
+        return self.deploy(file.read_text())
+
+    def dispatcher(self, **contract: object) -> str:
+        """The page's dispatcher, with these fields of its contract otherwise."""
+        (text,) = func_yamls("mail-dispatcher")
+        function = yaml.safe_load(text)
+        for variable in function["run"]["envs"]:
+            if variable["name"] == "KNAFKA_EGRESS":
+                variable["value"] = json.dumps({**json.loads(variable["value"]), **contract})
+        return self.deploy(yaml.safe_dump(function, width=10_000))
+
+    def ask(self, url: str, path: str, **more: Any) -> httpx.Response:
+        return self.cluster.request(urlsplit(url).netloc, path, **more)
+
+    def send(self, url: str, type_: str, **attributes: str) -> None:
+        """As `func invoke -f cloudevent`, which knows no path."""
+        headers = {
             "ce-specversion": "1.0",
-            "ce-id": "1",
-            "ce-source": "/tests",
-            "ce-type": "made",
+            "ce-id": str(uuid.uuid4()),
+            "ce-source": "/boson/fn",
+            "ce-type": type_,
             "content-type": "application/json",
-        },
-        content=b'{"n": 1}',
-    )
+            **{f"ce-{name}": value for name, value in attributes.items()},
+        }
+        answer = self.ask(url, "/", headers=headers, content=b'{"item": "a pen"}')
+        assert answer.status_code == 202
 
-    assert answer.status_code == 202
-    (record,) = topic.records()
-    assert record.value() == b'{"n": 1}'
-    assert dict(record.headers() or [])["ce_id"] == b"1"
+
+def topic_commands() -> Sequence[str]:
+    return [
+        each for each in blocks(PAGE) if each.startswith("kafka-topics.sh") and "create" in each
+    ]
+
+
+def func_yamls(name: str) -> Sequence[str]:
+    return [each for each in blocks(PAGE) if f"name: {name}\n" in each]
+
+
+@pytest.fixture
+def subscriber(cluster: Cluster, cluster_kafka: SecureKafka, namespace: str) -> Subscriber:
+    """The page's `mail`."""
+    return Installation(cluster, cluster_kafka).subscriber(namespace, "mail")
+
+
+@pytest.mark.parametrize("image", [PREBUILT, FROM_SOURCE])
+def test_an_event_goes_through_the_pages_receiver_and_dispatcher(
+    cluster: Cluster, namespace: str, topics: Topics, subscriber: Subscriber, tmp_path: Path,
+    image: str,
+) -> None:  # fmt: skip
+    """FN-12, FN-13, UX-1: from zero, as `func invoke` sends it; nobody asks the dispatcher."""
+    functions = Functions(cluster, namespace, topics, image)
+    url = functions.receiver(tmp_path)
+    functions.dispatcher()
+    functions.send(url, "com.example.order.cancelled")
+    functions.send(url, "com.example.order.placed")
+    (event,) = subscriber.wait_for(1, ARRIVAL)
+    assert event["type"] == "com.example.order.placed"
+    for command in block(PAGE, "func delete").splitlines():  # which deletes the Knative Service
+        name = command.split()[2]
+        cluster.kubectl("delete", "ksvc", name, "-n", namespace, "--timeout=90s")
+    topics.run(topics.own(block(PAGE, f"kafka-topics.sh --bootstrap-server {KAFKA} --delete"), ""))
+
+
+def test_a_sensors_action_goes_through_the_pages_functions(
+    cluster: Cluster, namespace: str, topics: Topics, subscriber: Subscriber, tmp_path: Path
+) -> None:
+    """FN-12: and a dispatcher of its topic, which sleeps until somebody asks it."""
+    functions = Functions(cluster, namespace, topics, PREBUILT)
+    for each in topic_commands()[1:]:
+        topics.run(topics.own(each, namespace))
+    url = functions.receiver(tmp_path)
+    (sensor,) = func_yamls("fulfilment")
+    functions.deploy(sensor)
+    (action_topic,) = set(re.findall(r'"actionTopic": "([\w-]+)"', sensor))
+    functions.dispatcher(topic=action_topic, filters=[])
+    functions.send(url, "com.example.order.placed", orderid="o-1")
+    functions.send(url, "com.example.payment.received", orderid="o-1")
+    (event,) = subscriber.wait_for(1, ARRIVAL)
+    assert event["type"] == "dev.knafka.sensor.fired"
+    assert event["key"] == "o-1", "what the events have in common is the subject"
+
+
+def test_a_dispatcher_that_may_sleep_delivers_when_somebody_asks_it(
+    cluster: Cluster, namespace: str, topics: Topics, subscriber: Subscriber, tmp_path: Path
+) -> None:
+    """FN-10: without KNAFKA_DRAIN_AT_START and with `min: 0`, as the page says."""
+    functions = Functions(cluster, namespace, topics, PREBUILT)
+    functions.send(functions.receiver(tmp_path), "com.example.order.placed")
+    (text,) = func_yamls("mail-dispatcher")
+    text = re.sub(r" +- name: KNAFKA_DRAIN_AT_START\n.*\n", "", text).replace("min: 1", "min: 0")
+    url = functions.deploy(text)
+    command = shlex.split(block(PAGE, "curl -X POST DISPATCHER_URL"))
+    path = command[3].removeprefix("DISPATCHER_URL")
+    answer = functions.ask(url, path, content=command[-1].encode())
+    assert answer.status_code == 200, answer.text
+    last = json.loads(answer.text.splitlines()[-1])
+    assert (last["ended"], last["delivered"]) == ("idle", 1)
+    assert subscriber.summary()["unique"] == 1

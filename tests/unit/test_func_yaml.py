@@ -1,4 +1,9 @@
-"""func.yaml says what func knows, and nothing else (FN-7, FN-8, FN-12, UX-2).
+"""The func.yaml of both ways to deploy say what func knows, and nothing else (FN-7, FN-8, UX-2).
+
+    func.yaml             a prebuilt image (FN-12)
+    functions/func.yaml   built from source by func's host builder (FN-13)
+
+and those that docs/how-to/deploy-with-func.md has for a dispatcher and a Sensor.
 
 The models are func's schema (schema/func_yaml-schema.json), as spec/functions.md has it; func
 itself can't be had through the package registries.
@@ -7,6 +12,7 @@ itself can't be had through the package registries.
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,10 +21,12 @@ import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
+from support.pages import blocks
 
-from knafka.core.contract import parse_ingresses
+from knafka import settings
 
-FUNC_YAML = Path(__file__).parents[2] / "func.yaml"
+ROOT = Path(__file__).parents[2]
+PREBUILT, FROM_SOURCE = "func.yaml", "functions/func.yaml"
 
 Quantity = Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?(m|k|Ki|M|Mi|G|Gi)?$")]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -112,7 +120,8 @@ class Deploy(Document):
 
 
 class Build(Document):
-    builder: Literal["pack", "s2i"] | None = None
+    # The schema's own list lacks `host`, which func takes and writes.
+    builder: Literal["host", "pack", "s2i"] | None = None
     buildpacks: list[str] = []
     builder_images: dict[str, str] = {}
     build_envs: list[Env] = []
@@ -131,7 +140,7 @@ class Function(Document):
     runtime: Text
     registry: str | None = None
     registry_insecure: bool = False
-    image: Text
+    image: Text | None = None
     namespace: str | None = None
     deployer: Deployer | None = None
     invoke: Literal["http", "cloudevent"] = "http"
@@ -140,9 +149,23 @@ class Function(Document):
     deploy: Deploy = Deploy()
 
 
-@pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(FUNC_YAML.read_text())
+ON_PAGE = {
+    re.findall(r"name: (\S+)", text)[0]: text
+    for text in blocks("how-to/deploy-with-func.md")
+    if text.startswith("specVersion")
+}
+DISPATCHER, SENSOR = "mail-dispatcher", "fulfilment"
+
+
+@pytest.fixture(params=[PREBUILT, FROM_SOURCE, DISPATCHER, SENSOR])
+def text(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    return ON_PAGE[name] if name in ON_PAGE else (ROOT / name).read_text()
+
+
+@pytest.fixture
+def document(text: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(text)
     return loaded
 
 
@@ -159,8 +182,36 @@ def test_it_has_the_fields_that_func_requires_and_none_that_it_does_not_know(
     assert function.run.kafka is None, "func has a Kafka transport for Go only (FN-8)"
 
 
+def test_only_the_one_that_is_not_built_names_an_image() -> None:
+    """FN-12, FN-13: func names a built one by the registry that it is told."""
+    prebuilt, from_source = (
+        Function.model_validate(yaml.safe_load((ROOT / each).read_text()))
+        for each in (PREBUILT, FROM_SOURCE)
+    )
+    assert (prebuilt.image, prebuilt.build.builder) == ("knafka:latest", None)
+    assert (from_source.image, from_source.build.builder) == (None, "host")
+    assert prebuilt.run == from_source.run
+    assert prebuilt.deploy == from_source.deploy
+
+
+def test_func_makes_no_event_of_a_request(function: Function) -> None:
+    """FN-3: with `cloudevent` its scaffolding would take the body, and answer 400 to a drain."""
+    assert function.invoke == "http"
+
+
+def test_nothing_is_lost_when_func_rewrites_the_file(text: str) -> None:
+    """It keeps no comments: what there is to say is in docs/how-to/deploy-with-func.md."""
+    assert "#" not in text
+
+
+@pytest.mark.parametrize("folder", [".", "functions"])
+def test_git_ignores_what_func_keeps_beside_the_file(folder: str) -> None:
+    """func appends the line to the .gitignore beside func.yaml unless one there begins so."""
+    assert "/.func" in (ROOT / folder / ".gitignore").read_text().splitlines()
+
+
 @pytest.mark.parametrize(
-    ("path", "value"),
+    ("where", "value"),
     [
         pytest.param(("specVersion",), None, id="no specVersion"),
         pytest.param(("created",), None, id="no created"),
@@ -171,11 +222,11 @@ def test_it_has_the_fields_that_func_requires_and_none_that_it_does_not_know(
     ],
 )
 def test_the_schema_refuses_what_func_would(
-    document: dict[str, Any], path: tuple[str, ...], value: Any
+    document: dict[str, Any], where: tuple[str, ...], value: Any
 ) -> None:
     """FN-7: without this, a schema that lets everything through would look the same."""
     broken = json.loads(json.dumps(document, default=str))
-    *parents, last = path
+    *parents, last = where
     target = broken
     for each in parents:
         target = target[each]
@@ -200,9 +251,27 @@ def test_its_probes_are_those_that_the_functions_answer(function: Function) -> N
     assert function.deploy.health_endpoints.readiness == "/health/readiness"
 
 
-def test_its_contract_is_one_that_the_receiver_reads(function: Function) -> None:
+def environment(name: str) -> dict[str, str]:
+    text = ON_PAGE[name] if name in ON_PAGE else (ROOT / name).read_text()
+    function = Function.model_validate(yaml.safe_load(text))
+    return {each.name or "": each.value or "" for each in function.run.envs}
+
+
+@pytest.mark.parametrize("name", [PREBUILT, FROM_SOURCE])
+def test_its_contract_is_one_that_the_receiver_reads(name: str) -> None:
     """UX-2: by the environment, and all of it."""
-    environment = {each.name: each.value for each in function.run.envs}
-    assert environment["FUNCTION_TARGET"] == "receive"
-    (ingress,) = parse_ingresses(environment["KNAFKA_INGRESSES"] or "")
+    assert environment(name)["FUNCTION_TARGET"] == "receive"
+    (ingress,) = settings.ingresses(environment(name))
     assert ingress.path == "/default/default"
+
+
+def test_the_pages_contracts_are_those_of_a_dispatcher_and_a_sensor() -> None:
+    """FN-10: nobody wakes them, so they drain from their start, in one pod at least."""
+    assert environment(DISPATCHER)["FUNCTION_TARGET"] == "dispatch"
+    egress = settings.egress(environment(DISPATCHER))
+    assert environment(SENSOR)["FUNCTION_TARGET"] == "sense"
+    sensor = settings.sensor(environment(SENSOR))
+    assert (egress.topic, sensor.topic) == ("orders", "orders")
+    for name in (DISPATCHER, SENSOR):
+        assert settings.drains(environment(name)).at_start
+        assert yaml.safe_load(ON_PAGE[name])["deploy"]["options"]["scale"] == {"min": 1, "max": 1}

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.requests import EVERY, MINIMAL, PATH, Headers, Request, attributes, ingress
+from support.requests import EVERY, MINIMAL, PATH, Headers, Request, attributes, channel, ingress
 from support.waiting import until
 
 from knafka.clients.memory_log import MemoryLog, MemoryWriter
-from knafka.core.contract import MAX_EVENT_BYTES
+from knafka.core.contract import MAX_EVENT_BYTES, Ingress
 from knafka.core.errors import LogError
 from knafka.observability import Histogram
+from knafka.receiver.address import address_of
 from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import IngestHandler, Limits
 
@@ -390,3 +391,44 @@ def test_whatever_comes_is_answered_once_and_nothing_is_raised(
         assert len(world.answers) == 2
 
     loop.run_until_complete(ask())
+
+
+AT_A_HOST = address_of(b"/", [(b"host", b"knafka-receiver.default.example.com")])
+
+
+def receiver_of(*ingresses: Ingress) -> World:
+    """A world whose receiver has these Ingresses in its environment."""
+    world = World()
+    writer = MemoryWriter(world.log)
+    world.ingest = IngestHandler(ingresses, [writer for _ in ingresses])
+    return world
+
+
+@pytest.mark.parametrize(
+    ("ingresses", "status"),
+    [
+        pytest.param([ingress()], 202, id="one Broker"),
+        pytest.param([ingress(), ingress().model_copy(update={"broker": "b"})], 404, id="two"),
+        pytest.param([], 404, id="none"),
+        pytest.param([channel("orders", "events")], 404, id="a channel, whose hosts decide"),
+    ],
+)
+async def test_the_root_is_the_path_of_a_receiver_that_serves_no_other(
+    ingresses: Sequence[Ingress], status: int
+) -> None:
+    """UX-1: `func invoke -f cloudevent` asks a function at `/`, whatever its host."""
+    world = receiver_of(*ingresses)
+    assert (await world.answer(path=AT_A_HOST)).status == status
+    assert (await world.answer(path=b"/nowhere")).status == 404
+    assert len(world.log.topics["events"][0]) == (status == 202)
+
+
+async def test_at_the_root_everything_is_as_at_the_path() -> None:
+    """Limits, methods, handshakes and counts of the Broker that is served there."""
+    world = World(max_event_bytes=200)
+    assert (await world.answer(path=AT_A_HOST, body=b"x" * 300)).status == 413
+    assert (await world.answer(b"GET", path=AT_A_HOST)).status == 405
+    assert (await world.answer(b"OPTIONS", path=AT_A_HOST)).status == 200
+    assert world.ingest.body_limit(AT_A_HOST) == world.ingest.body_limit(PATH)
+    assert world.metric("knafka_receiver_events_total") == {"413": 1, "405": 1, "200": 1}
+    assert world.metric("knafka_receiver_unrouted_total") == {}

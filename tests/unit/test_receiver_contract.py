@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from support.contracts import MemoryContract, ingress_record
 from support.hosting import Hosted
-from support.requests import MINIMAL, channel
+from support.requests import MINIMAL, channel, ingress
 from support.waiting import until
 from support.wire import Wire, connected
 from uvicorn.server import ServerState
@@ -417,3 +417,22 @@ async def test_one_that_starts_while_kafka_is_away_is_ready_and_refuses_what_it_
     await world.serve(ORDERS)
     assert await world.hosted.ask(path="/shop/orders") == 202
     await world.stop()
+
+
+async def test_the_root_of_a_brokers_own_receiver_is_its_path_once_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the environment has the Broker. One that follows all Brokers never has it, however
+    few there are now: the next one would take the senders of `/` their Broker."""
+    for only, status in (("/ns/broker", 202), (None, 404)):
+        world = World(monkeypatch)
+        await world.start(path=only)
+        assert await world.hosted.ask(path="/") == 503
+        await world.serve(ingress())
+        async with connected(world.port) as wire:
+            wire.send(post())
+            assert await wire.statuses(1) == [status]
+        assert await world.hosted.ask(path="/") == status
+        await world.remove(ingress())
+        assert await world.hosted.ask(path="/") == (503 if only else 404)
+        await world.stop()

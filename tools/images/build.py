@@ -11,6 +11,7 @@
     knafka-jobs        with --jobs, and no other: the dead-letter jobs, with Java and Spark
     knafka-test        with --test: subscribers, by themselves and under functions-framework
     knafka-test-func   with --test: a function under func's own runtime
+    knafka-func        with --test: our functions as func's host builder makes an image of them
 
 Archives go to build/images/ (for `docker load`, `ctr images import` or a push). Layers lie from
 what changes least to what changes most: Python, dependencies, source. All byte code is compiled
@@ -109,7 +110,8 @@ def main(arguments: Sequence[str]) -> None:
             "knafka-test-func", chosen.tag, _func_runtime(),
             [f"{subscribers}/func_function.py"], "func_function",
         )  # fmt: skip
-        names += ["knafka-test", "knafka-test-func"]
+        _func_built("knafka-func", chosen.tag)
+        names += ["knafka-test", "knafka-test-func", "knafka-func"]
     _finish(names, chosen)
 
 
@@ -169,6 +171,51 @@ def _dependencies(lock: str) -> Path:
 def _func_runtime() -> Path:
     """func's own Python runtime: it can't share an environment with functions-framework (FF-4)."""
     return _installed("func", FUNC_RUNTIME.encode(), FUNC_RUNTIME)
+
+
+def _func_built(name: str, tag: str) -> None:
+    """Layers and settings as func's own, but for the base's Python and what owns the files."""
+    with tempfile.TemporaryDirectory() as directory:
+        function, build = Path(directory) / "func", ".func/builds/by-hash/test"
+        ignored = shutil.ignore_patterns("__pycache__", ".func")
+        shutil.copytree(ROOT / "functions", function, ignore=ignored)
+        write_func_scaffolding(function / build, function)
+        install_func_scaffolding(function / build)
+        _build(
+            f"{REPOSITORY}/{name}:{tag}", OUT / f"{name}.tar", _python(), {function: "/func"},
+            "--user", "1000:1000", "--workdir", "/func/",
+            "--env", f"PYTHONPATH=/func/{build}/lib", "--env", "LISTEN_ADDRESS=[::]:8080",
+            "--entrypoint", "python", "--entrypoint", f"/func/{build}/service/main.py",
+        )  # fmt: skip
+
+
+def install_func_scaffolding(folder: Path) -> None:
+    """What func does with pip: install the project, with all that it needs, into `lib`."""
+    _run(
+        # By uv, which takes a second where pip takes ten. It takes a folder for unchanged while its
+        # pyproject.toml is.
+        sys.executable, "-m", "uv", "--quiet", "pip", "install", "--python", sys.executable,
+        "--target", "lib", "--link-mode=hardlink", "--refresh-package=function",
+        "--refresh-package=service", ".", cwd=folder,
+    )  # fmt: skip
+
+
+def write_func_scaffolding(folder: Path, function: Path) -> None:
+    """The project that func's host builder writes around a Python function whose `invoke` is http:
+    `function` is the function's folder, which `folder` may be inside (FN-5, FN-13)."""
+    (folder / "service").mkdir(parents=True)
+    (folder / "f").symlink_to(os.path.relpath(function, folder))
+    (folder / "pyproject.toml").write_text(
+        '[project]\nname = "service"\nversion = "0.1.0"\nrequires-python = ">=3.10"\n'
+        f'dependencies = ["{FUNC_RUNTIME}", "function @ {{root:uri}}/f"]\n\n'
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n\n'
+        "[tool.hatch.metadata]\nallow-direct-references = true\n"
+    )
+    (folder / "service" / "__init__.py").touch()
+    (folder / "service" / "main.py").write_text(
+        "from func_python.http import serve\nfrom function import new\n\n"
+        'if __name__ == "__main__":\n    serve(new)\n'
+    )
 
 
 def _installed(name: str, inputs: bytes, *what: object, base: Path | None = None) -> Path:

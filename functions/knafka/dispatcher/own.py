@@ -51,6 +51,6 @@ class OwnEgress(LeasedSide):
         return ""
 
     async def close(self) -> None:
-        await self._lease.wait()
+        await self.drained()
         await self._clients.subscriber.close()
         await self._writer.close(STOP_TIMEOUT)

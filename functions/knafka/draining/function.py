@@ -77,6 +77,10 @@ class Side(Protocol):
         """End: attempts under way get `timeout` seconds."""
         ...
 
+    async def drained(self) -> None:
+        """Wait for the end of all drains."""
+        ...
+
     async def close(self) -> None:
         """Wait for the end of all drains, and close what was opened."""
         ...
@@ -120,6 +124,11 @@ class DrainingFunction:
         if not self._ending and self._side is not None:
             self._side.stop(self._stop_timeout)
         self._ending = True
+
+    async def interrupted(self) -> None:
+        """Wait for the end of the drains: their attempts, their last commits, their groups."""
+        if self._side is not None:
+            await self._side.drained()
 
     async def stop(self) -> None:
         """End the drains, and close what was opened."""

@@ -36,3 +36,6 @@ class LeasedSide:
 
     def stop(self, timeout: float) -> None:
         self._lease.stop(timeout)
+
+    async def drained(self) -> None:
+        await self._lease.wait()

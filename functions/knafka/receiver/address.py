@@ -1,7 +1,8 @@
 """A request's address: what finds the Broker or KafkaChannel that it is for.
 
     /{namespace}/{name}   its path, percent-decoded
-    host:{host}           the name of a host, where the path is only `/` (KN-CHN-11)
+    host:{host}           the name of a host, where the path is only `/` (KN-CHN-11); of any host,
+                          where a receiver serves one Broker for good
 
 Not here: what is at an address (`ingest`).
 """

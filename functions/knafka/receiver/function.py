@@ -99,8 +99,9 @@ class Receiver:
         entries = IngressEntries(declared.path)
         follower = self._follower = ContractFollower(entries, open_reader)
         self.ingest = IngestHandler(
-            (), (), _limits(), Contract(), tracing=spans, more_metrics=self._statistics.metrics
-        )
+            (), (), _limits(), Contract(), tracing=spans, more_metrics=self._statistics.metrics,
+            only_path=declared.path,
+        )  # fmt: skip
         always = self._writer(declared.kafka)
 
         def changed() -> None:
@@ -183,6 +184,9 @@ class Receiver:
 
     def interrupt(self) -> None:
         """Nothing takes long here: connections are answered as Kafka acknowledges."""
+
+    async def interrupted(self) -> None:
+        """Nothing is waited for: requests go on until the server ends."""
 
     async def stop(self) -> None:
         """Finish what is in flight, within `STOP_TIMEOUT`."""

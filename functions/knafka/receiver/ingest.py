@@ -116,8 +116,10 @@ class IngestHandler:
         clock: Callable[[], float] = time.perf_counter,
         tracing: IngestTracing | None = None,
         more_metrics: Callable[[], Iterable[Metric]] = tuple,
+        only_path: str | None = None,
     ) -> None:
-        """`clock`: seconds since whenever. `more_metrics`: of the writers' clients."""
+        """`clock`: seconds since whenever. `more_metrics`: of the writers' clients. `only_path`: of
+        the one Broker that a contract's receiver is for; it is known where `contract` is None."""
         self.limits = limits
         self._clock = clock
         self._tracing = tracing
@@ -132,6 +134,10 @@ class IngestHandler:
         """By address: path and hosts."""
         self._refused: Collection[bytes] = ()
         """Addresses of what is declared and can't be served."""
+        if contract is None and len(ingresses) == 1:
+            only_path = ingresses[0].path
+        self._only_path = only_path
+        """The one path that this receiver will ever serve; None: there may be several."""
         self.serve(zip(ingresses, writers, strict=True), contract)
         self._is_read = contract is None
         self._waiting_bytes = 0
@@ -162,6 +168,9 @@ class IngestHandler:
         refused = () if contract is None else contract.refused.keys()
         self._refused = frozenset(path.encode() for path in refused)
         self._served, self._routes = served, routes
+        root = None if self._only_path is None else served.get(self._only_path)
+        # A host that is declared decides what `/` is, and another host is nobody's (KN-CHN-11).
+        self._root = None if root is None or root.ingress.hosts else root
         self._contract, self._is_read = contract, True
         self.max_event_bytes = max((each.max_event_bytes for each in served.values()), default=0)
 
@@ -180,8 +189,10 @@ class IngestHandler:
             route.respond(self._handshake(method, headers), respond)
 
     def find(self, address: bytes) -> BrokerRoute | None:
-        """What is at this address, until `serve` is called again."""
-        return self._routes.get(address) or self._routes.get(address.removesuffix(b"/"))
+        """What is at this address, until `serve` is called again. `/` of any host is the one path
+        of a receiver that serves no other: `func invoke` knows a function's URL only (UX-1)."""
+        route = self._routes.get(address) or self._routes.get(address.removesuffix(b"/"))
+        return self._root if route is None and is_host(address) else route
 
     def receive(
         self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond

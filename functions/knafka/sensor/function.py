@@ -120,7 +120,7 @@ class SensorSide(LeasedSide):
         super().detach()
 
     async def close(self) -> None:
-        await self._lease.wait()
+        await self.drained()
         await self._subscriber.close()
 
     def metrics(self) -> Iterator[Metric]:

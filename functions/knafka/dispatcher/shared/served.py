@@ -114,8 +114,11 @@ class ServedShard:
             self._following.cancel()
         self._lease.stop(timeout)
 
-    async def close(self) -> None:
+    async def drained(self) -> None:
         await self._lease.wait()
+
+    async def close(self) -> None:
+        await self.drained()
         if self._following is not None:
             with suppress(asyncio.CancelledError):
                 await self._following

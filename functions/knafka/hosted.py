@@ -1,0 +1,125 @@
+"""The functions under a foreign server: func's contract, which functions-framework's targets share.
+
+func calls `new()` once and then the instance: `start` and `stop` are plain calls on the event loop,
+`handle` is ASGI, `alive` and `ready` answer its probes (FN-2, FN-4). `functions/function` exports
+`new` for a build from source (FN-13), `functions/main.py` has the targets of functions-framework.
+
+Not here: an import of either framework. They don't fit into one environment (FF-4), and this module
+is in both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from types import FrameType
+from typing import Final
+
+from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.serving import Function, Receive, Scope, Send, start_profiling
+
+log = logging.getLogger(__name__)
+
+TARGET: Final = "FUNCTION_TARGET"
+
+
+class Hosted:
+    """A function under a foreign server, as func's contract has it (FN-2)."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._starting: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Begin to start; called on the event loop, by func or by the first request."""
+        self._starting = asyncio.create_task(self._start(environment))
+        self._listen_for_the_end()
+
+    async def _start(self, environment: Mapping[str, str]) -> None:
+        try:
+            start_profiling(environment)
+            await self._function.start(environment)
+        except KnafkaError as error:
+            # The probe is told, too, but Kubernetes shows only the status of its answer.
+            log.error("error: %s", error)
+            raise
+
+    def _listen_for_the_end(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.remove_signal_handler(signal.SIGTERM):
+            loop.add_signal_handler(signal.SIGTERM, self._end_before_the_server)
+            return
+        before = signal.getsignal(signal.SIGTERM)
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self._function.interrupt)
+            if callable(before):
+                before(number, frame)
+
+        signal.signal(signal.SIGTERM, interrupt)
+
+    def _end_before_the_server(self) -> None:
+        """SIGTERM where the server listens by the event loop, as func's does: it waits for open
+        connections and for nothing that `stop` begins, so it is told once drains have ended."""
+        if self._ending is None:
+            self._function.interrupt()
+            self._ending = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        try:
+            await self._function.interrupted()
+        finally:
+            signal.raise_signal(signal.SIGINT)  # by which func's server ends as well
+
+    def stop(self) -> None:
+        """Begin to stop; called on the event loop, by func when requests have ended."""
+        self._stopping = asyncio.create_task(self._function.stop())
+
+    async def stopped(self) -> None:
+        """Wait for what `stop` began."""
+        await self._stopping
+
+    def alive(self) -> tuple[bool, str]:
+        return self._function.alive()
+
+    def ready(self) -> tuple[bool, str]:
+        if self._starting is None or not self._starting.done():
+            return False, "starting"
+        if error := self._starting.exception():
+            return False, str(error)
+        return self._function.ready()
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._starting is None:
+            self.start(os.environ)
+            assert self._starting is not None
+        await asyncio.shield(self._starting)
+        await self._function.handle(scope, receive, send)
+
+
+def new() -> Hosted:
+    """The function that FUNCTION_TARGET names, for func; `receive` where it is not set.
+
+    Raises `InvalidDocument` for another name. Only the named function is imported: what a start
+    imports is most of what a cold start takes.
+    """
+    match os.environ.get(TARGET) or "receive":
+        case "receive":
+            from knafka.receiver.function import Receiver
+
+            return Hosted(Receiver())
+        case "dispatch":
+            from knafka.dispatcher.function import Dispatcher
+
+            return Hosted(Dispatcher())
+        case "sense":
+            from knafka.sensor.function import SensorFunction
+
+            return Hosted(SensorFunction())
+        case target:
+            problem = f"invalid value: {target!r:.80}: want receive, dispatch, sense"
+            raise InvalidDocument(TARGET, problem)
