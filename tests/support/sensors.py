@@ -85,6 +85,8 @@ class SensorWorld:
             "triggerTopic": self.trigger_topic,
             "changelogTopic": self.changelog,
             "actionTopic": self.action_topic,
+            "bus": "default",
+            "deadLetterTopic": f"{self.bus}-dead-letters",
             "dependencies": [
                 {"name": each, "filter": {"attributes": {"type": each}}} for each in dependencies
             ],
