@@ -12,6 +12,7 @@ from knafka.core.sensor import letters, records
 from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.held import Firing, Held, HeldEvent
 from knafka.core.sensor.letters import TooLarge
+from knafka.ports.log import Record
 from knafka.ports.transactions import Output, Partition
 from knafka.sensor.counts import Counts
 from knafka.sensor.state import State
@@ -50,13 +51,14 @@ class Batch:
         """`refused`: what is known to be too large. `now`: ms since the Unix epoch."""
         self._refused: Refused = {} if refused is None else refused
         self._now = now
-        self._place: Place | None = None
         self.letters = 0
         """Dead letters in it."""
         self.let_go_keys = 0
         """Keys that it lets go of as too much was held."""
-        self._origins: list[tuple[Output, Place | None]] = []
-        """Outputs, and what each of them follows from."""
+        self._units: list[Record | tuple[Partition, str]] = []
+        """What was begun: records, and keys of the trigger topic."""
+        self._starts: list[int] = []
+        """Where the outputs of each of them begin."""
         self.spans: list[Span] = []
         """Of what fires; they end with the transaction."""
         self._tracing = tracing
@@ -64,6 +66,8 @@ class Batch:
         self._added: dict[tuple[int, bytes], Output] = {}
         """What is to be held, by partition and key in the changelog: what fires within the batch is
         never written there."""
+        self._added_by: dict[tuple[int, bytes], int] = {}
+        """From which of `_units` each of them follows."""
         self.positions: dict[Partition, int] = {}
         self.counts = Counts()
         self._sensor = sensor
@@ -75,29 +79,35 @@ class Batch:
             self._remove(number, key)
             self.tidied += 1
 
-    def begin(self, place: Place) -> None:
-        """What is added from now on follows from this."""
-        self._place = place
+    def begin(self, unit: Record | tuple[Partition, str]) -> None:
+        """What is added from now on follows from this record, or from this key of the trigger
+        topic."""
+        self._units.append(unit)
+        self._starts.append(len(self._outputs))
 
     def refuse(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
         """What is to be left out the next time, as a record with this key was too large for its
         topic; `all_as_large`: so is every other one there of its size. Empty: there is none."""
-        there = [
-            (each, place)
-            for each, place in self._origins
-            if each.topic == topic and place is not None
-        ]
+        there = [(each, unit) for each, unit in self._with_units() if each.topic == topic]
         limit = max((_size_of(each) for each, _ in there if each.key == key), default=0)
         found: Refused = {}
-        for each, place in there:
+        for each, unit in there:
             if _size_of(each) >= limit and (all_as_large or each.key == key):
-                assert place is not None
-                found.setdefault(place, {})[topic, each.key] = limit
+                found.setdefault(_place_of(unit), {})[topic, each.key] = limit
         return found
+
+    def _with_units(self) -> Iterator[tuple[Output, Record | tuple[Partition, str]]]:
+        """What is to be appended, with what it follows from; but what was stale in the changelog."""
+        ends = [*self._starts[1:], len(self._outputs)]
+        for unit, start, end in zip(self._units, self._starts, ends, strict=True):
+            yield from ((each, unit) for each in self._outputs[start:end])
+        for name, number in self._added_by.items():
+            if name in self._added:
+                yield self._added[name], self._units[number]
 
     def _check(self, output: Output) -> None:
         """Raises `TooLarge`."""
-        limits = None if self._place is None else self._refused.get(self._place)
+        limits = self._refused.get(_place_of(self._units[-1])) if self._units else None
         if limits is None:
             return
         limit = limits.get((output.topic, output.key))
@@ -110,7 +120,6 @@ class Batch:
         if self._refused:
             self._check(output)
         self._outputs.append(output)
-        self._origins.append((output, self._place))
 
     def dead_letter(self, letter: Draft, reason: Reason) -> None:
         """Keep a dead letter; of one that is too large a stub."""
@@ -185,9 +194,9 @@ class Batch:
                 self._add(number, key, each)
 
     def _add(self, number: int, key: str, event: HeldEvent) -> None:
-        output = self._held_record(number, key, event)
-        self._added[number, records.changelog_key(key, event.offset)] = output
-        self._origins.append((output, self._place))
+        name = number, records.changelog_key(key, event.offset)
+        self._added[name] = self._held_record(number, key, event)
+        self._added_by[name] = len(self._units) - 1
 
     def _held_record(self, number: int, key: str, event: HeldEvent) -> Output:
         headers = records.headers_of(event, self._sensor.generation)
@@ -231,6 +240,12 @@ class Batch:
         }
         due = self._state.due_with(number, self._changed.get(number, {}))
         return records.commit_metadata(needed, due)
+
+
+def _place_of(unit: Record | tuple[Partition, str]) -> Place:
+    if isinstance(unit, tuple):
+        return unit
+    return Partition(unit.topic(), unit.partition()), unit.offset()
 
 
 def _size_of(output: Output) -> int:

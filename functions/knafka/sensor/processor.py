@@ -143,8 +143,8 @@ class Processor:
         self._make_room(batch)
         for record in found:
             position = _partition_of(record)
-            batch.begin((position, record.offset()))
-            self._handle(record, batch)
+            batch.begin(record)
+            self._handle(record, batch, is_of_bus=position.topic == self._sensor.topic)
             batch.positions[position] = record.offset() + 1
         for partition, end in reached.items():
             if self._positions.get(partition) != end:
@@ -224,10 +224,9 @@ class Processor:
 
     # Handlers
 
-    def _handle(self, record: Record, batch: Batch) -> None:
+    def _handle(self, record: Record, batch: Batch, *, is_of_bus: bool) -> None:
         """Whatever one record raises, it is dead-lettered, and the others go on (CE-K8)."""
         headers: RecordHeaders | None = None
-        is_of_bus = record.topic() == self._sensor.topic
         try:
             headers = _headers(record)
             if is_of_bus:
@@ -383,7 +382,7 @@ class Processor:
         """Leave out, the next time, what was too large. Raises `error` where that is no news: it
         would be aborted again and again."""
         news = batch.refuse(error.topic, error.key, all_as_large=not self._is_compressed)
-        if all(self._refused.get(place) == limits for place, limits in news.items()):
+        if all(limits.items() <= self._refused.get(at, {}).items() for at, limits in news.items()):
             raise error
         for place, limits in news.items():
             self._refused[place] = {**self._refused.get(place, {}), **limits}

@@ -34,8 +34,8 @@ class _Partition:
     """When what is held changes by itself."""
     due: Timers = field(default_factory=Timers)
     """When something fires for which nothing else is to come."""
-    since: Timers = field(default_factory=Timers)
-    """Of when the oldest event is that is held."""
+    since: Timers | None = None
+    """Of when the oldest event is that is held; None: it was never asked for."""
     bytes: int = 0
     """Of all events that are held, as JSON."""
 
@@ -101,16 +101,23 @@ class State:
         """Partition and key of what is to be let go of, so that no more is held than may be: those
         with the oldest events, up to `limit`. Each is given once, until `set_timers` or `keep`."""
         keys, size = self.keys, self.held_bytes
+        for each in self._partitions.values():
+            if each.since is None:
+                # Kept from now on: most never hold that much.
+                each.since = Timers()
+                for key, held in each.held.items():
+                    each.since.set(key, held[0].at)
         while limit > 0 and (keys > self._max_keys or size > self._max_bytes):
             times = [
                 (first, number)
                 for number, each in self._partitions.items()
-                if (first := each.since.first) is not None
+                if each.since is not None and (first := each.since.first) is not None
             ]
             if not times:
                 return
             first, number = min(times)
             partition = self._partitions[number]
+            assert partition.since is not None
             key = next(partition.since.until(first))
             keys, size, limit = keys - 1, size - _bytes_of(partition.held[key]), limit - 1
             yield number, key
@@ -169,7 +176,8 @@ class State:
         """By what is held of this key, which `changed_until` or `excess` may have given."""
         partition, rule = self._partitions[number], self._rules[records.trigger_of(key)]
         held = partition.held.get(key, ())
-        partition.since.set(key, held[0].at if held else None)
+        if partition.since is not None:
+            partition.since.set(key, held[0].at if held else None)
         try:
             expires, due = rules.expires(rule, held), rules.due(rule, held)
         except Exception:  # a bug, which must not end the Sensor: what is held goes by no time
@@ -211,7 +219,10 @@ class State:
 
 
 def _bytes_of(held: Iterable[HeldEvent]) -> int:
-    return sum(len(each.document) for each in held)
+    size = 0
+    for each in held:  # a sum of a generator costs twice as much, and it is asked for each event
+        size += len(each.document)
+    return size
 
 
 def _read(changelog: Iterable[Sequence[Record]], now: int) -> Mapping[str, Sequence[HeldEvent]]:
