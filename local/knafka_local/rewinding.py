@@ -51,7 +51,7 @@ def moment(text: str, now: float) -> float:
     if text == "start":
         return START
     if ago := _ago(text):
-        return now - float(ago[1]) * _SECONDS[ago[2]]
+        return max(START, now - float(ago[1]) * _SECONDS[ago[2]])
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):

@@ -308,6 +308,20 @@ def test_a_dead_letter_that_is_too_large_is_stored_without_its_data() -> None:
     }
 
 
+def test_a_foreign_record_whose_headers_have_no_values_is_dead_lettered_however_large() -> None:
+    """Kafka allows for that; it is no event, and too large for the dead-letter topic as well."""
+    world = MemorySensor(1)
+    world.memory.create(DEAD, 1)
+    world.limit(DEAD, 3_000)
+    headers: Any = [("ce_id", None), ("x", None)]
+    world.memory.store(BUS, b"k", LARGE, headers, timestamp=world.now)
+    world.send(Send("c", "x", 0))
+    settle(world)
+    assert world.actions()["one: c0"] == 1
+    (letter,) = world.letters()
+    assert (letter.reason, letter.about["knafkaomitted"]) == ("undecodable-record", "data")
+
+
 def test_what_even_the_dead_letter_topic_does_not_take_moves_no_offset() -> None:
     """KN-DLV-09: the drain ends with an error, and goes on where it was once it is taken."""
     world = MemorySensor(1)

@@ -22,7 +22,7 @@ from knafka.core.sensor import rules
 from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.held import HeldEvent
 from knafka.core.sensor.resets import Reset
-from knafka_local import dead_letters, tailing
+from knafka_local import dead_letters, rewinding, tailing
 from knafka_local.cli import app
 from knafka_operator.decide import dead_letters as letters_of_triggers
 from knafka_operator.decide import sensor_waiting
@@ -149,3 +149,9 @@ def test_sensor_test_plays_events_of_the_first_and_the_last_day(tmp_path: Path) 
     assert result.exit_code == 0, result.output
     assert "4 events" in result.output
     assert datetime.now(UTC) < times.moment(times.LATEST)
+
+
+@pytest.mark.parametrize("ago", ["99999999999999999d", "9" * 400 + "s"])
+def test_as_long_ago_as_nobody_can_count_is_the_start(ago: str) -> None:
+    """Kafka's client takes times of 64 bits."""
+    assert rewinding.moment(ago, 1_764_096_000.0) == rewinding.START

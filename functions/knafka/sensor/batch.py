@@ -250,5 +250,5 @@ def _place_of(unit: Record | tuple[Partition, str]) -> Place:
 
 def _size_of(output: Output) -> int:
     """Bytes of key, value and headers: two records to one topic differ in little else."""
-    headers = sum(len(name) + len(value) for name, value in output.headers)
+    headers = sum(len(name) + len(value or b"") for name, value in output.headers)
     return len(output.key or b"") + len(output.value or b"") + headers

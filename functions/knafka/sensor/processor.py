@@ -268,7 +268,8 @@ class Processor:
         if found.generation > self._sensor.generation:
             raise NewerSensor(
                 f"the Sensor is at generation {found.generation} elsewhere, and here at"
-                f" {self._sensor.generation}"
+                f" {self._sensor.generation}; if there is none such, pass over what says so: "
+                "knafka sensor next and skip"
             )
         rule = self._rules.get(records.trigger_of(found.key))
         if rule is not None:  # else the trigger was removed
