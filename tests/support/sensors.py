@@ -127,6 +127,11 @@ class SensorWorld:
             self._producer.produce(self.bus, draft.value, draft.key, timestamp=at, headers=headers)
         assert self._producer.flush(30) == 0
 
+    def publish_what_is_none(self) -> None:
+        """Append a record to the bus that holds no event."""
+        self._producer.produce(self.bus, b"{")
+        assert self._producer.flush(30) == 0
+
     def routed(self) -> Mapping[str, Sequence[Routed]]:
         """What is in the trigger topic, in order, by its records' key."""
         found: dict[str, list[Routed]] = {}

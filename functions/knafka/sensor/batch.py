@@ -97,7 +97,7 @@ class Batch:
         return found
 
     def _with_units(self) -> Iterator[tuple[Output, Record | tuple[Partition, str]]]:
-        """What is to be appended, with what it follows from; but what was stale in the changelog."""
+        """What is to be appended, with what it follows from, but for stale records that go."""
         ends = [*self._starts[1:], len(self._outputs)]
         for unit, start, end in zip(self._units, self._starts, ends, strict=True):
             yield from ((each, unit) for each in self._outputs[start:end])
