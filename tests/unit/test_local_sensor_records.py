@@ -13,7 +13,7 @@ from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka.core.sensor import letters, records
 from knafka.core.sensor.held import HeldEvent
-from knafka_local import sensor_positions, sensor_record_commands
+from knafka_local import dead_letters, sensor_positions, sensor_record_commands
 from knafka_local.cli import app
 from knafka_local.installation import Installation, SensorPlace, State
 from knafka_local.sensor_positions import Standing
@@ -119,7 +119,7 @@ def test_its_dead_letters_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     async def read(admin: object, topic: str, limit: int) -> list[MemoryRecord]:
         return [record][: limit if topic == "dead" else 0]
 
-    monkeypatch.setattr(sensor_record_commands.dead_letters, "read_topic", read)
+    monkeypatch.setattr(dead_letters, "read_topic", read)
     code, output = run("dead-letters", "shop/paid")
     assert code == 0
     assert "record-too-large" in output

@@ -28,9 +28,9 @@ from knafka.core.sensor.resets import Reset
 from knafka.core.sensor.rules import Rule
 
 MAX_HELD_KEYS: Final = 1_000_000
-"""At some 600 bytes each beside its events, this is what a pod of a GiB has room for."""
-MAX_HELD_BYTES: Final = 256 * 1024 * 1024
-"""Of events that are held: a firing of as much is beyond every topic's limit anyway."""
+"""Each costs some 450 bytes of memory beside its events: half a GB."""
+MAX_HELD_BYTES: Final = 512 * 1024 * 1024
+"""Of events as JSON: what a million keys hold with 200 bytes of data each is less."""
 
 MAX_TRIGGERS = 100
 """Triggers of one Sensor, and dependencies: a commit of 4 KiB says what they still need."""
