@@ -21,6 +21,7 @@ from knafka_local import (
     dead_letter_commands,
     send_command,
     sensor_commands,
+    sensor_record_commands,
     status_commands,
     tail_command,
     trace_command,
@@ -65,6 +66,7 @@ convert_app = typer.Typer(help="What others run, declared for Knafka.", no_args_
 convert_commands.add_to(convert_app)
 app.add_typer(convert_app, name="convert")
 sensor_commands.add_to(sensor_app)
+sensor_record_commands.add_to(sensor_app)
 app.add_typer(sensor_app, name="sensor")
 dead_letter_commands.add_to(letters_app)
 app.add_typer(letters_app, name="dead-letters")

@@ -33,6 +33,7 @@ from knafka_local.cluster import (
     ready_of,
     version_of,
 )
+from knafka_local.installation import SensorPlace
 from knafka_local.manifests import Declared
 from knafka_local.serving import Served
 from knafka_operator.decide.scaling import TriggerStatus
@@ -161,6 +162,16 @@ class Controller:
         Subscription."""
         operators = self._operators.values()
         return [each.egress for of in operators for each in of.triggers.watched.values()]
+
+    def sensors(self) -> list[SensorPlace]:
+        """Where the records of each Sensor lie that is ready to run."""
+        records = self._operator.states.sensors.values()
+        places = SensorPlace.model_fields
+        return [
+            SensorPlace(**{name: getattr(each.scaled[1], name) for name in places})
+            for each in records
+            if each.scaled is not None
+        ]
 
     def ingresses(self, *families: Family) -> list[Ingress]:
         """What receivers serve of what is declared, by name: that of Brokers, then the other."""

@@ -31,6 +31,8 @@ S3: Final = "s3a://"
 
 SAYS: Final = "knafka: "
 """What a job's own lines begin with; all others are Spark's."""
+ERROR: Final = "error: "
+"""What follows in the one that says why it failed."""
 
 _VECTOR_MODULE: Final = "jdk.incubator.vector"
 
@@ -75,10 +77,12 @@ def run(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    last = ""
+    last = told = ""
     try:
         for line in process.stderr:
             last = line.strip() or last
+            if line.startswith(f"{SAYS}{ERROR}"):
+                told = line.strip()
             if line.startswith(SAYS):
                 progress(line.removeprefix(SAYS).strip())
         answer = process.stdout.read()
@@ -90,7 +94,8 @@ def run(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
         process.stdout.close()
         process.stderr.close()
     if process.returncode != 0:
-        problem = last.removeprefix(SAYS).removeprefix("error: ")
+        # Spark may have lines of its own behind the job's.
+        problem = (told or last).removeprefix(SAYS).removeprefix(ERROR)
         raise JobFailed(problem or f"the job ended with {process.returncode}")
     return answer.strip().rpartition("\n")[2]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from knafka.core import documents
-from knafka.core.contract import Egress, Ingress
+from knafka.core.contract import KEPT_FOR_EVER, Egress, Ingress, TopicSettings
 from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument, KnafkaError
 
@@ -45,6 +45,20 @@ class NotRunning(KnafkaError):
     """No `knafka up` runs on the data that a command was pointed at."""
 
 
+class SensorPlace(Model):
+    """Where a Sensor's records lie in Kafka."""
+
+    namespace: str
+    name: str
+    bus: str
+    """The name of its Broker, or `names.of_channel` of its KafkaChannel."""
+    topic: str
+    group: str
+    trigger_topic: str
+    dead_letter_topic: str
+    dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
+
+
 class State(Model):
     """What runs, for the other commands."""
 
@@ -60,6 +74,7 @@ class State(Model):
     """Those of Brokers, then those of KafkaChannels."""
     egresses: tuple[Egress, ...] = ()
     """Those of Triggers, then those of Subscriptions."""
+    sensors: tuple[SensorPlace, ...] = ()
 
     def url_of(self, ingress: Ingress) -> str:
         """Where it takes events."""

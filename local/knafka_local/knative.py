@@ -24,6 +24,7 @@ from knafka_local.cluster import LocalCluster
 from knafka_local.controller import Controller
 from knafka_local.declining import Declining
 from knafka_local.dispatchers import DispatcherProcesses
+from knafka_local.installation import SensorPlace
 from knafka_local.kept_names import KeptNames
 from knafka_local.manifests import Declared
 from knafka_local.observing import Observer
@@ -119,3 +120,7 @@ class LocalKnative:
     @property
     def egresses(self) -> tuple[Egress, ...]:
         return tuple(self._controller.egresses())
+
+    @property
+    def sensors(self) -> tuple[SensorPlace, ...]:
+        return tuple(self._controller.sensors())

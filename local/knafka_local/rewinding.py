@@ -25,7 +25,7 @@ START: Final = 0.0
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ago = re.compile(r"(\d+(?:\.\d+)?)([smhd])").fullmatch
-_HAS_MEMBERS: Final = frozenset(
+HAS_MEMBERS: Final = frozenset(
     {
         KafkaError.UNKNOWN_MEMBER_ID,
         KafkaError.ILLEGAL_GENERATION,
@@ -51,7 +51,7 @@ def moment(text: str, now: float) -> float:
     if text == "start":
         return START
     if ago := _ago(text):
-        return now - float(ago[1]) * _SECONDS[ago[2]]
+        return max(START, now - float(ago[1]) * _SECONDS[ago[2]])
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
@@ -91,7 +91,7 @@ def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run:
                 if each.error is not None:
                     raise KafkaException(each.error)
     except KafkaException as error:
-        if error.args[0].code() in _HAS_MEMBERS:
+        if error.args[0].code() in HAS_MEMBERS:
             raise Delivering(egress) from error
         raise log_error_of(error.args[0]) from error
     finally:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
 from knafka.core.filters import never_true
 from knafka_local.cesql_calls import missing_functions
 from knafka_local.impossible import impossible
+from knafka_operator.decide.sensor_limits import held_limits, too_many_events
+from knafka_operator.decide.sensor_scaling import autoscaling
 from knafka_operator.model.resources import Destination
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 
@@ -25,8 +28,14 @@ def read(document: Mapping[str, Any]) -> Sensor:
 
 
 def errors(sensor: Sensor) -> list[str]:
-    """Filters that no event can match, and what their expressions call that isn't there."""
+    """Annotations that say nothing usable, filters that no event can match, and what their
+    expressions call that isn't there."""
     found: list[str] = []
+    for read_annotations in (autoscaling, held_limits):
+        try:
+            read_annotations(sensor)
+        except InvalidDocument as error:
+            found.append(str(error))
     for number, each in enumerate(sensor.spec.dependencies):
         path = f"spec.dependencies[{number}].filters"
         found += [f"{where}: {problem}" for where, problem in never_true(each.filters, path)]
@@ -44,6 +53,8 @@ def warnings(sensor: Sensor) -> list[str]:
             found.append(f"spec.dependencies[{number}]: no trigger's conditions name {each.name}")
         if each.filters and each.filter.attributes:
             found.append(f"spec.dependencies[{number}].filter says nothing, as filters is there")
+    for number, doubt in too_many_events(sensor.spec):
+        found.append(f"spec.triggers[{number}].conditions: {doubt}")
     return found
 
 

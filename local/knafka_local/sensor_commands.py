@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,6 +18,7 @@ import yaml
 from knafka.core import json_format
 from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidDocument
+from knafka.core.times import moment, rfc3339
 from knafka_local import rewinding, sending, status
 from knafka_local.declared_source import namespace_in
 from knafka_local.installation import DEFAULT_DATA, Installation
@@ -188,7 +189,7 @@ def _moment(text: str | None) -> str | None:
     if text is None:
         return None
     at = rewinding.moment(text, time.time())
-    return datetime.fromtimestamp(at, UTC).isoformat()
+    return moment(at).isoformat()
 
 
 def _conditions(sensor: Sensor) -> dict[str, Any]:
@@ -300,8 +301,7 @@ def _of(event: HeldEvent) -> Mapping[str, Any]:
 
 
 def _text(at: int) -> str:
-    moment = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")
-    return moment.replace("+00:00", "Z")
+    return rfc3339(at / 1000)
 
 
 def _line(firing: Mapping[str, Any]) -> str:

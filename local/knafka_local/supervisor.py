@@ -228,6 +228,7 @@ class Supervisor:
             manifests=tuple(map(str, self._manifests.paths)),
             ingresses=self._knative.ingresses,
             egresses=self._knative.egresses,
+            sensors=self._knative.sensors,
         )
         if state != self._state:
             self._installation.write(state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, TypeAlias, cast
 
@@ -16,6 +15,7 @@ from knafka.core.dead_letter import ATTRIBUTE_PREFIX
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.filters import Predicate
 from knafka.core.kafka_binding import read
+from knafka.core.times import moment
 from knafka.ports.log import Record
 from knafka_local.dead_letters import letter, shown
 
@@ -214,5 +214,5 @@ def _place(record: Record) -> str:
 
 
 def _time(record: Record) -> str:
-    moment = datetime.fromtimestamp(record.timestamp()[1] / 1000)
-    return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
+    local = moment(record.timestamp()[1] / 1000).astimezone()
+    return f"{local:%H:%M:%S}.{local.microsecond // 1000:03d}"

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Final
 
 from knafka.core.documents import explained_faults
 from knafka.core.errors import KnafkaError
+from knafka_jobs.errors import in_one_line
 from knafka_jobs.options import parser
 
 FAILED: Final = 1
@@ -30,8 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with explained_faults():
             found = commands.run(given, _progress)
-    except KnafkaError as error:
-        _progress(f"error: {error}")
+    except Exception as error:
+        if not isinstance(error, KnafkaError):
+            traceback.print_exc()
+        _progress(f"error: {in_one_line(error)}")
         return FAILED
     print(json.dumps(found), flush=True)
     return 0

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from knafka.core.errors import KnafkaError
+
+MAX_TEXT: Final = 2_000
+"""Characters of an error that nobody foresaw: Spark's may be pages."""
 
 
 class JobError(KnafkaError):
@@ -11,3 +16,11 @@ class JobError(KnafkaError):
 
 class NeedsSpark(JobError):
     """Delta's files alone don't tell; the same asked of a job does."""
+
+
+def in_one_line(error: Exception) -> str:
+    """Why a job failed, as its last line says it: whoever reads that takes one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KnafkaError):
+        return text
+    return f"{type(error).__name__}: {text[:MAX_TEXT]}; this is a fault of Knafka: please report it"

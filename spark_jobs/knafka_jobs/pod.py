@@ -20,6 +20,7 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from knafka.core.documents import explained_faults, parse_json
 from knafka.core.errors import KnafkaError
 from knafka_jobs.__main__ import FAILED, PREFIX
+from knafka_jobs.errors import in_one_line
 from knafka_jobs.options import OPTIONS, parser
 
 if TYPE_CHECKING:
@@ -98,9 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with explained_faults():
             found = (backtest if is_backtest else run)(given, _progress)
-    except KnafkaError as error:
-        print(f"{PREFIX}error: {error}", file=sys.stderr, flush=True)
-        _tell({"error": str(error)[: MAX_MESSAGE // 2]})
+    except Exception as error:
+        if not isinstance(error, KnafkaError):
+            traceback.print_exc()
+        told = in_one_line(error)
+        print(f"{PREFIX}error: {told}", file=sys.stderr, flush=True)
+        _tell({"error": told[: MAX_MESSAGE // 2]})
         return FAILED
     if not is_backtest:  # whose firings have no room in a termination message
         _tell(found)

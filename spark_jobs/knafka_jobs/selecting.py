@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from knafka.core import names
 from knafka.core.dead_letter import OMITTED
 from knafka.core.delivery import Reason
 from knafka_jobs.options import Selection
@@ -48,8 +49,10 @@ def conditions(selection: Selection) -> list[Condition]:
 
 REPLAYABLE: Final = (
     f"reason <> '{Reason.UNDECODABLE.value}' AND resolved IS NULL AND namespace <> ''"
+    f" AND trigger NOT LIKE '{names.SENSORS}%'"
 )
-"""Which of `failures` can be sent again: unresolved events of a known Trigger. Besides, they must
+"""Which of `failures` can be sent again: unresolved events of a known Trigger, and of no Sensor,
+which reads no replays. Besides, they must
 have their data (`STUB_HEADER`) and not be on their way (`PENDING`)."""
 
 LIKELY_STUB: Final = "data_bytes IS NULL"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 
 import pytest
 from support.logs import SOON
@@ -166,6 +167,22 @@ def test_a_record_that_is_too_large_is_named(
     read(member, 1)
     member.commit([output(out, b"small")], behind)
     assert values(everything(member, out)) == [b"small"]
+
+
+def test_a_topic_is_made_once_and_written_without_a_key(
+    transactions: Transactions,
+) -> None:
+    """As the one for dead letters is, with the first of them."""
+    source, name = transactions.topic(), f"transactions-made-{uuid.uuid4().hex[:8]}"
+    transactions.append(source, b"1")
+    member = transactions.member(source)
+    behind = offsets_behind(read(member, 1))
+    for _ in range(2):
+        member.ensure_topic(name, 2, -1, {"cleanup.policy": "delete"})
+    assert len(member.ends(name)) == 2
+    member.commit([Output(name, None, b"letter", [], partition=1)], behind)
+    (found,) = everything(member, name, 1)
+    assert (found.key(), found.value()) == (None, b"letter")
 
 
 def test_metadata_beyond_kafkas_limit_aborts(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import cast
 
 import pytest
 from support.kafka import Kafka, MakeTopic
 from support.sensors import SensorWorld, process, rest
 
+from knafka.ports.log import Record
 from knafka.sensor.processor import Processor
 
 pytestmark = pytest.mark.kafka
@@ -112,3 +114,28 @@ def test_what_does_not_come_fires_after_its_time(
     rest([processor])
     assert world.actions() == ["late: a2"]
     assert processor.held() == {}
+
+
+def test_one_record_of_an_impossible_time_or_size_stops_no_sensor(
+    kafka: Kafka, topic: MakeTopic, started: Callable[[Processor], Processor]
+) -> None:
+    """A sender's clock in the year 0, and twenty events that no action has room for."""
+    world = SensorWorld(kafka, topic)
+    processor = started(world.processor(world.sensor({"t1": "a && b", "t2": "20 of c"})))
+    world.publish("a1", at=-62_135_600_400_000)
+    world.publish(*(f"c{number}" for number in range(20)), data=b"x" * 90_000)
+    world.publish("b1")
+    process([processor], lambda: world.actions() != [])
+    world.publish("a2", "b2")
+    process([processor], lambda: len(world.actions()) == 2)
+    # The first is taken to be as old as its reading, and may be either's junior.
+    assert [sorted(each.split()) for each in world.actions()] == [
+        ["a1", "b1", "t1:"],
+        ["a2", "b2", "t1:"],
+    ]
+    (letter,) = world.read(world.dead_letter_topic)
+    about = dict(cast(Record, letter).headers() or ())
+    assert (about["ce_knafkareason"], about["ce_sensortrigger"]) == (b"record-too-large", b"t2")
+    named = json.loads(letter.value() or b"")["events"]
+    assert [each["id"] for each in named] == [f"c{number}" for number in range(20)]
+    assert world.committed(world.bus)[0].offset == world.end(world.bus)

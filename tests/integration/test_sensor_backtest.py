@@ -71,7 +71,10 @@ def test_a_backtest_of_the_bus_says_what_the_function_fires(
         processor.close(10)
 
     assert run(datetime.now(UTC), later).events == 0
-    world.publish("a1", "b1")
-    assert run(None, later).events == 152
+    world.publish("a1", at=-62_135_600_400_000)  # which is taken when it is read
+    world.publish("b1")
+    again = run(None, later)
+    assert again.events == 152
+    assert again.shown[-1]["events"][-1]["id"] == "a1"
     with pytest.raises(JobError, match="there is no topic none"):
         of_topic(spark, client, "none", Span(), later)

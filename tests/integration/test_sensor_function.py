@@ -22,6 +22,7 @@ async def test_a_drain_fires_what_has_come_and_ends_when_idle(
     """BUS-21: what waits for b holds no process."""
     world = SensorWorld(kafka, topic)
     world.publish("a1", "c1", "d1")
+    world.publish_what_is_none()
     sensor = world.sensor({"t1": "a && b", "t2": "c && d"})
     async with functions.sensor(sensor, tmp_path / "log") as process:
         await process.ready()
@@ -40,12 +41,15 @@ async def test_a_drain_fires_what_has_come_and_ends_when_idle(
         assert progress[-1].holding is not None
         held = {each.trigger: each.has for each in progress[-1].holding.triggers}
         assert held == {"t1": ("a",)}
-        assert (progress[-1].read, progress[-1].delivered) == (3, 1)
+        assert (progress[-1].read, progress[-1].delivered) == (4, 1)
+        assert progress[-1].dead_letters == {"undecodable-record": 1}
+        assert progress[-1].dead_lettered == 1
         assert world.actions() == ["t2: c1 d1"]
         status, metrics = await process.get("/metrics")
         assert status == 200
         labels = 'namespace="shop",sensor="sensor",trigger="t2"'
         assert f"knafka_sensor_firings_total{{{labels}}} 1.0" in metrics.decode()
+        assert "knafka_sensor_dead_letters_total{" in metrics.decode()
         await process.terminate()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from support.sensors import Routed
 
@@ -22,6 +24,7 @@ from knafka.sensor.processor import Processor
 from knafka.tracing.spans import Tracer
 
 BUS, TRIGGER, CHANGELOG, ACTION, GROUP = "bus", "trigger", "changelog", "action", "shop-sensor"
+DEAD = "dead-letters"
 WAIT = 3
 """Seconds that `late` waits for b."""
 PROCESSES = 3
@@ -35,7 +38,30 @@ class Send:
     """Seconds since the event before."""
 
 
-def sensor(generation: int, without: Sequence[str] = ()) -> Sensor:
+class Letter(NamedTuple):
+    """A dead letter."""
+
+    about: Mapping[str, str]
+    """Its attributes, and other headers."""
+    key: bytes | None
+    value: bytes | None
+
+    @property
+    def reason(self) -> str:
+        return self.about["knafkareason"]
+
+    @property
+    def told(self) -> str:
+        """Why, in words."""
+        return base64.b64decode(self.about["knativeerrordata"]).decode()
+
+    @property
+    def named(self) -> Sequence[str]:
+        """Ids of the events that it names."""
+        return [each["id"] for each in json.loads(self.value or b"")["events"]]
+
+
+def sensor(generation: int, without: Sequence[str] = (), **more: Any) -> Sensor:
     declared = parse(
         Sensor,
         {
@@ -48,6 +74,8 @@ def sensor(generation: int, without: Sequence[str] = ()) -> Sensor:
             "triggerTopic": TRIGGER,
             "changelogTopic": CHANGELOG,
             "actionTopic": ACTION,
+            "bus": "default",
+            "deadLetterTopic": DEAD,
             "dependencies": [
                 {"name": each, "filter": {"attributes": {"type": each}}} for each in "abc"
             ],
@@ -65,7 +93,7 @@ def sensor(generation: int, without: Sequence[str] = ()) -> Sensor:
         },
     )
     kept = tuple(each for each in declared.triggers if each.name not in without)
-    return declared.model_copy(update={"triggers": kept})
+    return declared.model_copy(update={"triggers": kept, **more})
 
 
 class MemorySensor:
@@ -77,11 +105,20 @@ class MemorySensor:
         self.generation = 1
         self.without: tuple[str, ...] = ()
         """Triggers that the Sensor has no more."""
+        self.more: dict[str, Any] = {}
+        """Other fields of its contract."""
         self.tracer: Tracer | None = None
         self.sent: list[tuple[str, str]] = []
         self._processes: list[tuple[Processor, MemoryTransactions] | None] = [None] * PROCESSES
 
-    def send(self, event: Send, traceparent: bytes | None = None) -> None:
+    def send(
+        self,
+        event: Send,
+        traceparent: bytes | None = None,
+        data: bytes | None = None,
+        at: int | None = None,
+    ) -> None:
+        """`at`: the record's timestamp, if it isn't now."""
         self.now += event.after * 1000
         identity = f"{event.dependency}{len(self.sent)}"
         attributes = {
@@ -93,8 +130,9 @@ class MemorySensor:
             "partitionkey": str(len(self.sent)),
         }
         passed: RecordHeaders = [] if traceparent is None else [("traceparent", traceparent)]
-        draft = to_record(Event(attributes, None), passed)
-        self.memory.store(BUS, draft.key, draft.value, draft.headers, timestamp=self.now)
+        draft = to_record(Event(attributes, data), passed)
+        when = self.now if at is None else at
+        self.memory.store(BUS, draft.key, draft.value, draft.headers, timestamp=when)
         self.sent.append((identity, event.order))
 
     def opened(self, number: int) -> tuple[Processor, MemoryTransactions]:
@@ -106,7 +144,9 @@ class MemorySensor:
                 logs.append(MemoryTransactions(self.memory, GROUP, topics, claims, str(number)))
                 return logs[0]
 
-            processor = Processor(sensor(self.generation, self.without), open_log, self.tracer)
+            processor = Processor(
+                sensor(self.generation, self.without, **self.more), open_log, self.tracer
+            )
             found = self._processes[number] = processor, logs[0]
         return found
 
@@ -175,6 +215,25 @@ class MemorySensor:
             key = (record.key() or b"").decode()
             used = " ".join(each["id"] for each in json.loads(record.value() or b""))
             found[f"{key}: {used}"] += 1
+        return found
+
+    def limit(self, topic: str, size: int) -> None:
+        """From now on a topic takes no larger records than this."""
+        there = self.memory.descriptions[topic]
+        config = {**there.config, "max.message.bytes": str(size)}
+        self.memory.descriptions[topic] = replace(there, config=config)
+
+    def letters(self) -> Sequence[Letter]:
+        """What was dead-lettered, in order."""
+        if DEAD not in self.memory.topics:
+            return []
+        found = []
+        for record in self.read(DEAD):
+            about = {
+                name.removeprefix("ce_"): raw.decode(errors="replace")
+                for name, raw in record.headers() or ()
+            }
+            found.append(Letter(about, record.key(), record.value()))
         return found
 
     def routed(self) -> Mapping[str, Sequence[Routed]]:

@@ -45,6 +45,8 @@ class QuietDrains:
         self.held = Counter[str]()
         """Requests that are open, by Trigger, shard or Sensor."""
         self.holding: Holding | None = None
+        self.sensor_letters: dict[str, int] = {}
+        """Dead letters that a Sensor's drain reports, by reason."""
         """What processes of Sensors say that they hold."""
 
     async def hold(
@@ -62,8 +64,13 @@ class QuietDrains:
     ) -> AsyncIterator[DrainProgress]:
         self.held[sensor_id] += 1
         try:
-            if self.holding is not None:
-                yield DrainProgress(holding=self.holding)
+            if self.holding is not None or self.sensor_letters:
+                letters = self.sensor_letters
+                yield DrainProgress(
+                    holding=self.holding,
+                    dead_lettered=sum(letters.values()),
+                    dead_letters=letters,
+                )
             await stop.wait()
             yield DrainProgress(ended=Ended.STOPPED)
         finally:

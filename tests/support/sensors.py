@@ -62,6 +62,7 @@ class SensorWorld:
         self.bus, self.trigger_topic = topic(partitions), topic(partitions)
         self.changelog = topic(partitions, cleanup_policy="compact")
         self.action_topic = topic(partitions)
+        self.dead_letter_topic = f"{self.bus}-dead-letters"
         self.group = f"shop-sensor-{uuid.uuid4().hex[:8]}"
         self._producer = Producer(self._connection)
 
@@ -85,6 +86,8 @@ class SensorWorld:
             "triggerTopic": self.trigger_topic,
             "changelogTopic": self.changelog,
             "actionTopic": self.action_topic,
+            "bus": "default",
+            "deadLetterTopic": self.dead_letter_topic,
             "dependencies": [
                 {"name": each, "filter": {"attributes": {"type": each}}} for each in dependencies
             ],
@@ -102,8 +105,11 @@ class SensorWorld:
 
         return Processor(sensor, open_log)
 
-    def publish(self, *events: str, **attributes: str) -> None:
-        """Append `a1`: an event of the type a whose id is a1."""
+    def publish(
+        self, *events: str, at: int = 0, data: bytes | None = None, **attributes: str
+    ) -> None:
+        """Append `a1`: an event of the type a whose id is a1. `at`: the records' timestamp (ms), if
+        it isn't now."""
         for identity in events:
             draft = to_record(
                 Event(
@@ -114,11 +120,16 @@ class SensorWorld:
                         "type": identity[0],
                         **attributes,
                     },
-                    None,
+                    data,
                 )
             )
             headers: list[tuple[str, str | bytes | None]] = [*draft.headers]
-            self._producer.produce(self.bus, draft.value, draft.key, headers=headers)
+            self._producer.produce(self.bus, draft.value, draft.key, timestamp=at, headers=headers)
+        assert self._producer.flush(30) == 0
+
+    def publish_what_is_none(self) -> None:
+        """Append a record to the bus that holds no event."""
+        self._producer.produce(self.bus, b"{")
         assert self._producer.flush(30) == 0
 
     def routed(self) -> Mapping[str, Sequence[Routed]]:
@@ -158,6 +169,14 @@ class SensorWorld:
                         assert error.code() == KafkaError._PARTITION_EOF
                         ended.add(message.partition())
             return records
+        finally:
+            consumer.close()
+
+    def there(self, topic: str) -> bool:
+        """Whether a topic exists."""
+        consumer = Consumer({**self._connection, "group.id": self.group})
+        try:
+            return topic in consumer.list_topics(timeout=30).topics
         finally:
             consumer.close()
 

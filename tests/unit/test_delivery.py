@@ -133,6 +133,8 @@ def test_retry_after_waits_as_long_as_the_spec_says(
         (b"Friday, 31-Dec-99 23:59:59 GMT", 59.0),
         (b"Fri Dec 31 23:59:59 1999", 59.0),
         (b"Sat Jan  1 00:01:00 2000", 120.0),
+        (b"Sat, 01 Jan 99999999999999999999 00:00:00 GMT", None),
+        (b"Sat, 01 Jan 2000 00:00:00 +99999999999999999999", None),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(value: bytes, seconds: float | None) -> None:

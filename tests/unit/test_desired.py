@@ -20,7 +20,8 @@ from knafka.core.contract import (
     TopicSettings,
 )
 from knafka.core.errors import InvalidDocument
-from knafka_operator.decide import desired
+from knafka.ports.log import TopicDescription
+from knafka_operator.decide import desired, topics
 from knafka_operator.decide.dead_letter_topics import RETENTION_ANNOTATION, STORY_BYTES
 from knafka_operator.decide.desired import Defaults, Topic
 from knafka_operator.model.resources import (
@@ -95,9 +96,20 @@ def egress_of(of_trigger: Trigger, of_broker: Broker | None = None) -> Any:
 
 def test_a_broker_without_config_gets_the_defaults() -> None:
     topic = desired.broker_topic(broker(), None, DEFAULTS)
-    assert topic == Topic(
-        "knative-broker-shop-orders", 10, 3, {"min.insync.replicas": "2"}, external=False
-    )
+    by_the_log = {"min.insync.replicas": "2", "message.timestamp.type": "LogAppendTime"}
+    assert topic == Topic("knative-broker-shop-orders", 10, 3, by_the_log, external=False)
+
+
+def test_whose_time_counts_may_be_declared_and_is_not_told_of_older_topics() -> None:
+    """What was made before Knafka set it has its senders' times, and is left as it is."""
+    declared = config(default_topic_config_message_timestamp_type="CreateTime")
+    topic = desired.broker_topic(broker(), declared, DEFAULTS)
+    assert topic.config["message.timestamp.type"] == "CreateTime"
+    older = TopicDescription("id", 10, 3, {"min.insync.replicas": "2"})
+    assert topics.drift(desired.broker_topic(broker(), None, DEFAULTS), older) == []
+    altered = replace(older, config={**older.config, "message.timestamp.type": "CreateTime"})
+    (drifted,) = topics.drift(desired.broker_topic(broker(), None, DEFAULTS), altered)
+    assert drifted == "message.timestamp.type: CreateTime, declared LogAppendTime"
 
 
 def test_a_config_map_sets_the_topic_up() -> None:
@@ -109,7 +121,14 @@ def test_a_config_map_sets_the_topic_up() -> None:
     )
     defaults = Defaults(DEFAULTS.kafka, topic_config={"min.insync.replicas": "2"})
     assert desired.broker_topic(broker(), data, defaults) == Topic(
-        "knative-broker-shop-orders", 4, 2, {"min.insync.replicas": "2", "retention.ms": "1000"}
+        "knative-broker-shop-orders",
+        4,
+        2,
+        {
+            "min.insync.replicas": "2",
+            "message.timestamp.type": "LogAppendTime",
+            "retention.ms": "1000",
+        },
     )
 
 
@@ -436,4 +455,4 @@ def test_where_there_are_three_replicas_two_acknowledge(
 
 def test_nothing_is_said_of_replicas_that_a_single_node_does_not_have() -> None:
     one = replace(DEFAULTS, max_replication=1)
-    assert desired.broker_topic(broker(), None, one).config == {}
+    assert "min.insync.replicas" not in desired.broker_topic(broker(), None, one).config

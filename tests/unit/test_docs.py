@@ -33,7 +33,7 @@ SPEC_ID = re.compile(
 NO_REASONS = {
     *("ConfigMap", "CustomResourceDefinition", "RuntimeDefault"),
     *("PartialObjectMetadata", "PartialObjectMetadataList", "KafkaChannel", "KafkaChannels"),
-    *("ExternalName", "ClusterLocal"),
+    *("ExternalName", "ClusterLocal", "LogAppendTime"),
     # Of a DeadLetterArchive's Job and its pods.
     *("DeadLetterArchive", "DeadLetterReplay", "DeadLetterPurge", "PersistentVolumeClaim"),
     *("ServiceAccount", "RoleBinding"),

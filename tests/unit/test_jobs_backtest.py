@@ -152,6 +152,26 @@ def test_lines_of_events_are_taken_by_their_time_and_what_has_none_is_counted(
     assert (found.events, found.undated, found.undecodable) == (6, 3, 1)
 
 
+@pytest.mark.parametrize("at", [-62_135_600_400_000, 1_764_096_000_000_000])
+def test_an_event_of_an_impossible_time_is_counted_and_left_out(
+    at: int, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The year 0, and what a sender has in microseconds."""
+    path = tmp_path / "archive"
+    records: list[DataFrame] = []
+    for number, millis in enumerate((START, at)):
+        about = {"specversion": "1.0", "id": str(number), "source": "/s", "type": "a"}
+        rows = [("bus", 0, number, None, b"{}", to_record(Event(about, b"{}")).headers)]
+        moment = f"timestamp_millis({millis})"
+        frame = spark.createDataFrame(rows, RECORD)
+        records.append(frame.selectExpr("topic", "partition", "offset", f"{moment} AS timestamp",
+                                        "value", "headers"))  # fmt: skip
+    records[0].union(records[1]).write.parquet(str(path))
+    found = run(spark, str(path), sensor({"name": "t", "conditions": "a"}))
+    assert [each["events"][0]["id"] for each in found.shown] == ["0"]
+    assert (found.events, found.undated) == (2, 1)
+
+
 def test_only_events_of_the_span_count_and_all_firings_are_in_the_table(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ async def test_a_channel_is_a_topic_an_entry_at_the_shared_receiver_and_an_addre
     assert condition(status, "Ready")["status"] == "True", status["conditions"]
     description = world.log.descriptions[TOPIC]
     assert (description.partitions, description.config["retention.ms"]) == (4, "3600000")
+    assert description.config["message.timestamp.type"] == "LogAppendTime"
     assert status["annotations"]["default.topic"] == TOPIC
     assert world.ingresses()["/shop/orders"].topic == TOPIC
     assert status["address"] == {

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from support.operator_world import condition
 from support.sensors_world import BUS, ID, SensorsWorld, ready_sensor, spec, store
 from support.waiting import until
 
+from knafka.core import names
 from knafka.core.drain import Holding, Waiting
+from knafka.core.sensor.contract import MAX_HELD_KEYS
+from knafka_operator.decide.sensor_limits import (
+    MAX_HELD_BYTES_ANNOTATION,
+    MAX_HELD_KEYS_ANNOTATION,
+)
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, PAUSED
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
@@ -66,6 +73,56 @@ async def test_scaling_that_cannot_be_read_is_told(world: SensorsWorld) -> None:
     world.declare(annotations={AUTOSCALING + "lag-threshold": "many"}, **spec())
     await world.settle()
     assert world.says("FunctionReady") == ("False", "Invalid")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "reason", "says"),
+    [
+        ({"record-too-large": 2}, "DeadLettered", "2 record-too-large"),
+        ({"state-full": 5, "internal-error": 1}, "StateFull", "raise knafka.dev/max-held-keys"),
+    ],
+)
+async def test_its_status_says_what_it_could_not_handle(
+    reasons: dict[str, int], reason: str, says: str, world: SensorsWorld
+) -> None:
+    world.inner.drains.sensor_letters = reasons
+    await woken(world)
+    operator = world.inner.operator
+    publishing = SensorPublishing(operator.cluster, operator.states, operator.queue)
+    record = operator.states.sensors[Identity("shop", "paid")]
+    assert record.scaled is not None
+    kafka, _ = record.scaled
+
+    def reported() -> bool:
+        status = kafka.sensors.status(ID)
+        return status is not None and status.counts.dead_letters == reasons
+
+    await until(reported)
+    await publishing.look()
+    await world.settle()
+    assert world.says("DeadLetters") == ("False", reason)
+    assert says in condition(world.status(), "DeadLetters")["message"]
+    assert world.says("Ready") == ("True", ""), "it is a warning"
+
+
+async def test_how_much_it_may_hold_is_declared_by_annotations(world: SensorsWorld) -> None:
+    assert world.contract().max_held_keys == MAX_HELD_KEYS
+    limits = {MAX_HELD_KEYS_ANNOTATION: "5", MAX_HELD_BYTES_ANNOTATION: "2000000"}
+    world.declare(annotations=limits, **spec())
+    await world.settle()
+    contract = world.contract()
+    assert (contract.max_held_keys, contract.max_held_bytes) == (5, 2_000_000)
+    world.declare(annotations={MAX_HELD_BYTES_ANNOTATION: "5"}, **spec())
+    await world.settle()
+    assert world.says("FunctionReady") == ("False", "Invalid")
+
+
+async def test_its_function_knows_where_its_dead_letters_go(world: SensorsWorld) -> None:
+    contract = world.contract()
+    topic = names.dead_letter_topic("shop", "default", "Sensor-paid")
+    assert (contract.bus, contract.dead_letter_topic) == ("default", topic)
+    assert contract.dead_letter_settings.config["cleanup.policy"] == "delete"
+    assert contract.dead_letter_settings.config["retention.ms"] == str(30 * 86_400_000)
 
 
 async def test_its_status_says_what_its_triggers_wait_for(world: SensorsWorld) -> None:

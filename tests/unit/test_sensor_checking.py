@@ -58,6 +58,17 @@ def test_a_sensor_that_is_right_has_nothing_to_be_said_of_it(file: Path) -> None
         ),
         ("broker: default", "broker: default\n  more: 1", "spec.more: unknown field"),
         (
+            "order && payment",
+            "20 of order && payment",
+            "warning: spec.triggers[0].conditions: a firing may have 21 events, and its topic has "
+            "room for 16 of the largest",
+        ),
+        (
+            "name: fulfilment,",
+            "name: fulfilment, annotations: {knafka.dev/max-held-keys: some},",
+            "error: metadata.annotations.knafka.dev/max-held-keys: invalid value: some",
+        ),
+        (
             "      within: PT10M\n",
             "      within: PT10M\n      rateLimit: {unit: Day, requestsPerUnit: 1}\n",
             "spec.triggers[1].rateLimit.unit",

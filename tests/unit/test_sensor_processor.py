@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Final
 from zlib import crc32
 
@@ -11,7 +10,6 @@ import pytest
 from support.memory_sensors import ACTION, BUS, CHANGELOG, GROUP, TRIGGER, WAIT, MemorySensor, Send
 
 from knafka.clients.memory_transactions import Interruption
-from knafka.ports.transactions import RecordTooLarge
 from knafka.sensor.batch import BATCH
 
 TOPICS: Final = (BUS, TRIGGER)
@@ -104,24 +102,6 @@ def test_what_comes_while_keys_are_due_is_decided_by_what_is_known_after_it() ->
     assert any(key == f"late/{order}" for key in processor.held())
     world.rest()
     assert not any(each.startswith(f"late/{order}:") for each in world.actions())
-
-
-def test_an_action_that_is_too_large_is_said_and_nothing_is_lost() -> None:
-    """Its topic's limit has to be raised: then it goes on where it was."""
-    world = MemorySensor(1)
-    before = world.memory.descriptions[ACTION]
-    limited = replace(before, config={"max.message.bytes": "100"})
-    world.memory.descriptions[ACTION] = limited
-    world.send(Send("a", "x", 0))
-    world.send(Send("b", "x", 0))
-    for _ in range(2):
-        world.run(0)  # they are routed
-    with pytest.raises(RecordTooLarge, match="too large for action"):
-        world.opened(0)[0].step(world.now)
-    world.end(0, expelled=False)
-    world.memory.descriptions[ACTION] = before
-    world.rest()
-    assert world.actions() == {"two: a0 b1": 1}
 
 
 def test_what_a_removed_trigger_held_is_removed_from_the_changelog() -> None:

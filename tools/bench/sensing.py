@@ -140,6 +140,8 @@ async def _declared(
                 "triggerTopic": triggers,
                 "changelogTopic": changelog,
                 "actionTopic": actions,
+                "bus": "bench",
+                "deadLetterTopic": f"{actions}-dead-letters",
                 "dependencies": [
                     {"name": each, "filter": {"attributes": {"type": each}}} for each in "ab"
                 ],

@@ -8,7 +8,7 @@ know before it goes on, such as its own state. Every call blocks, and all come f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from confluent_kafka import (
@@ -145,6 +145,42 @@ class BoundedReader:
         if described.error is not None:
             raise log_error_of(described.error)
         return [TopicPartition(topic, number) for number in sorted(described.partitions)]
+
+    def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> None:
+        """As `TransactionalLog.ensure_topic`. One that is there already wants no right to make
+        it."""
+        try:
+            self.partitions(topic)
+        except LogError as error:
+            if not error.unknown_topic:
+                raise
+        else:
+            return
+        from confluent_kafka.cimpl import NewTopic
+
+        new = NewTopic(topic, partitions, replication, config=dict(config))
+        try:
+            self._asked(
+                lambda timeout: self._admin.create_topics([new], request_timeout=timeout)[
+                    topic
+                ].result()
+            )
+        except LogError as error:
+            # Another process may have made it meanwhile.
+            if not self._exists(topic):
+                raise LogError(
+                    f"topic {topic} could not be made ({error}): make it, or allow the Kafka user "
+                    "of this Sensor to create topics whose names begin with knafka-"
+                ) from error
+
+    def _exists(self, topic: str) -> bool:
+        try:
+            self.partitions(topic)
+        except LogError:
+            return False
+        return True
 
     def committed(self, topic: str, timeout: float) -> Positions:
         """As `TransactionalLog.committed`. Raises `LogError` after `timeout` seconds."""

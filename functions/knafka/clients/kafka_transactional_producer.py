@@ -53,7 +53,7 @@ class _Failed(NamedTuple):
     error: KafkaError
     topic: str
     partition: int | None
-    key: bytes
+    key: bytes | None
 
 
 class TransactionalProducer:
@@ -104,7 +104,7 @@ class TransactionalProducer:
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and error.code() not in _PURGED:
             self._failed.append(
-                _Failed(error, message.topic() or "", message.partition(), message.key() or b"")
+                _Failed(error, message.topic() or "", message.partition(), message.key())
             )
 
     def fence(self, timeout: float) -> bool:

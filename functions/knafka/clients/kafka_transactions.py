@@ -123,6 +123,12 @@ class KafkaTransactions:
         self._ready()
         return self._bounded.read_all(topic, partition)
 
+    def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> None:
+        self._check()
+        self._bounded.ensure_topic(topic, partitions, replication, config)
+
     def ends(self, topic: str) -> Positions:
         return self._bounded.ends(topic)
 

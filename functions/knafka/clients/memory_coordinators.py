@@ -136,6 +136,7 @@ class TransactionCoordinator:
                 each.value(),
                 each.headers(),
                 each.timestamp()[1],
+                each.timestamp()[0],
             )
             touched.add((each.topic(), each.partition()))
         for topic, number in sorted(touched):

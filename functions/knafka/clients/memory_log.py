@@ -20,7 +20,13 @@ from typing import NamedTuple
 
 from knafka.clients.memory_coordinators import GroupCoordinator, TransactionCoordinator
 from knafka.clients.memory_positions import MemoryPositions
-from knafka.clients.memory_records import Marker, MemoryRecord, size_of
+from knafka.clients.memory_records import (
+    CREATE_TIME,
+    LOG_APPEND_TIME,
+    Marker,
+    MemoryRecord,
+    size_of,
+)
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.errors import LogError, LogFull
 from knafka.core.kafka_binding import RecordHeaders
@@ -95,6 +101,13 @@ class MemoryLog:
             else MAX_RECORD_BYTES
         )
 
+    def _time_kind_of(self, topic: str) -> int:
+        """Whose clock a topic's times are of; a test says what the log's own shows."""
+        described = self.descriptions.get(topic)
+        config = {} if described is None else described.config
+        by_log = config.get("message.timestamp.type") == "LogAppendTime"
+        return LOG_APPEND_TIME if by_log else CREATE_TIME
+
     def fail(self, error: LogError | None) -> None:
         """Every append from now on is reported with `error`; None: no more."""
         self.failing = error
@@ -129,7 +142,16 @@ class MemoryLog:
             number = partition
         records = partitions[number]
         millis = time.time_ns() // 1_000_000 if timestamp is None else timestamp
-        record = kind(topic, number, len(records), key, value, headers or None, millis)
+        record = kind(
+            topic,
+            number,
+            len(records),
+            key,
+            value,
+            headers or None,
+            millis,
+            self._time_kind_of(topic),
+        )
         records.append(record)
         self.wake()
         return record

@@ -7,12 +7,23 @@ from collections.abc import Sequence
 from knafka.core.kafka_binding import RecordHeaders
 
 CREATE_TIME = 1
+LOG_APPEND_TIME = 2
+"""Kinds of timestamps, as confluent-kafka numbers them."""
 
 
 class MemoryRecord:
     """A record with confluent-kafka's accessors."""
 
-    __slots__ = ("_headers", "_key", "_millis", "_offset", "_partition", "_topic", "_value")
+    __slots__ = (
+        "_headers",
+        "_key",
+        "_kind",
+        "_millis",
+        "_offset",
+        "_partition",
+        "_topic",
+        "_value",
+    )
 
     def __init__(
         self,
@@ -23,7 +34,9 @@ class MemoryRecord:
         value: bytes | None,
         headers: RecordHeaders | None,
         millis: int = 0,
+        time_kind: int = CREATE_TIME,
     ) -> None:
+        self._kind = time_kind
         self._topic = topic
         self._partition = partition
         self._offset = offset
@@ -51,7 +64,7 @@ class MemoryRecord:
         return self._headers
 
     def timestamp(self) -> tuple[int, int]:
-        return (CREATE_TIME, self._millis)
+        return (self._kind, self._millis)
 
 
 class Marker(MemoryRecord):

@@ -181,6 +181,14 @@ class MemoryTransactions:
         if records:
             yield records
 
+    def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> None:
+        self._check()
+        if self._memory.failing is not None:
+            raise self._memory.failing
+        self._memory.create(topic, partitions, max(1, replication), config)
+
     def ends(self, topic: str) -> Positions:
         self._check()
         return {number: len(each) for number, each in enumerate(self._existing(topic))}

@@ -14,13 +14,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from knafka.core.delivery import Outcome, Reason
 from knafka.core.event import REQUIRED, is_attribute_name, is_legal
 from knafka.core.http_binding import HttpHeaders, text_of
 from knafka.core.kafka_binding import Draft, RecordHeaders, read, to_record
+from knafka.core.times import rfc3339
 
 ERROR_DATA_BYTES: Final = 768
 """Bytes of a failing response's body, or of the sentence in its place, that are kept: 1024
@@ -214,5 +214,4 @@ def _beginning(body: bytes) -> bytes:
 
 def timestamp(seconds: float) -> str:
     """Unix time as RFC 3339 has it, in UTC, to the millisecond."""
-    moment = datetime.fromtimestamp(seconds, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return rfc3339(seconds)

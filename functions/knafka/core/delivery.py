@@ -40,6 +40,10 @@ class Reason(StrEnum):
     # New ones at the end: progress that is committed has their numbers (`core.progress`).
     REPLY_NOT_DELIVERED = "reply-not-delivered"
     """A Subscription's reply destination did not take the reply (KN-SUB-07)."""
+    TOO_LARGE = "record-too-large"
+    """What a Sensor was to write of it is larger than the topic takes."""
+    STATE_FULL = "state-full"
+    """A Sensor holds as much as it may, and let go of its oldest events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,7 @@ def retry_after_seconds(value: bytes, now: float) -> float | None:
         return float(text[:12])
     try:
         moment = parsedate_to_datetime(text)
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, TypeError, IndexError, OverflowError):
         return None
     if moment.tzinfo is None:  # asctime's form names no zone
         moment = moment.replace(tzinfo=UTC)

@@ -35,6 +35,9 @@ REPORTS: Final = f"{OURS}reports-"
 CONTRACTS: Final = f"{OURS}contract-"
 """What the name of every topic with a contract begins with."""
 
+SENSORS: Final = "Sensor-"
+"""What stands before a Sensor's name where names of dead letters have a Trigger."""
+
 SHARDS: Final = f"{OURS}shard-"
 """What the name of every shard's consumer group begins with."""
 
@@ -86,6 +89,12 @@ def of_channel(channel: str) -> str:
     """What stands for a KafkaChannel where names of ours have a Broker. Names in Kubernetes have no
     capitals, so it is no Broker's."""
     return f"KafkaChannel-{channel}"
+
+
+def of_sensor(sensor: str) -> str:
+    """What stands for a Sensor where names of dead letters have a Trigger. Names in Kubernetes have
+    no capitals, so it is no Trigger's."""
+    return f"{SENSORS}{sensor}"
 
 
 def subscription_group(namespace: str, channel: str, uid: str) -> str:

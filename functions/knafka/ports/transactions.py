@@ -30,7 +30,8 @@ class Output(NamedTuple):
     """A record to be appended in a transaction."""
 
     topic: str
-    key: bytes
+    key: bytes | None
+    """None: any partition, as of a record that had none."""
     value: bytes | None
     """None: a tombstone, in a compacted topic."""
     headers: RecordHeaders
@@ -51,7 +52,7 @@ class TransactionAborted(LogError):
 class RecordTooLarge(TransactionAborted):
     """An output is larger than its topic takes, so that this transaction never succeeds."""
 
-    def __init__(self, topic: str, key: bytes) -> None:
+    def __init__(self, topic: str, key: bytes | None) -> None:
         super().__init__(
             f"a record with the key {key!r:.80} is too large for {topic}",
             retriable=False,
@@ -101,6 +102,13 @@ class TransactionalLog(Protocol):
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
         """Everything that is committed in this partition, in batches, up to its end as it is now.
         Waits for a transaction that is under way there. Raises `LogError`."""
+        ...
+
+    def ensure_topic(
+        self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> None:
+        """Make a topic unless it exists; `replication` -1 is the cluster's default. Raises
+        `LogError`."""
         ...
 
     def ends(self, topic: str) -> Positions:

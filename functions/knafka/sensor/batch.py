@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
-from knafka.core.sensor import records
+from knafka.core.delivery import Reason
+from knafka.core.kafka_binding import Draft
+from knafka.core.sensor import letters, records
 from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.held import Firing, Held, HeldEvent
+from knafka.core.sensor.letters import TooLarge
+from knafka.ports.log import Record
 from knafka.ports.transactions import Output, Partition
 from knafka.sensor.counts import Counts
 from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
 from knafka.tracing.spans import Span
 
+LIMIT: Final = "max.message.bytes"
 BATCH: Final = 1000
 """Records that one transaction follows from at most, and keys of what changes by itself. Of a
 backlog 100 (BUS-S9) would be too few: a transaction costs Kafka as much as hundreds of records do
@@ -22,10 +27,38 @@ backlog 100 (BUS-S9) would be too few: a transaction costs Kafka as much as hund
 Kafka lets a transaction be."""
 
 
+MAX_FIRING_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of events that are joined to one action: no producer of ours sends a larger record."""
+
+Place: TypeAlias = tuple[Partition, int | str]
+"""What something follows from: a record, by its offset, or a key of the trigger topic."""
+Refused: TypeAlias = dict[Place, dict[tuple[str, bytes | None], int]]
+"""Records that were too large: what they follow from, their topic and key, and the size (bytes)
+from which on their topic doesn't take them."""
+
+
 class Batch:
     """One transaction's outputs and positions, and what will be held after it."""
 
-    def __init__(self, sensor: Sensor, state: State, tracing: SensorTracing | None = None) -> None:
+    def __init__(
+        self,
+        sensor: Sensor,
+        state: State,
+        tracing: SensorTracing | None = None,
+        refused: Refused | None = None,
+        now: int = 0,
+    ) -> None:
+        """`refused`: what is known to be too large. `now`: ms since the Unix epoch."""
+        self._refused: Refused = {} if refused is None else refused
+        self._now = now
+        self.letters = 0
+        """Dead letters in it."""
+        self.let_go_keys = 0
+        """Keys that it lets go of as too much was held."""
+        self._units: list[Record | tuple[Partition, str]] = []
+        """What was begun: records, and keys of the trigger topic."""
+        self._starts: list[int] = []
+        """Where the outputs of each of them begin."""
         self.spans: list[Span] = []
         """Of what fires; they end with the transaction."""
         self._tracing = tracing
@@ -33,6 +66,8 @@ class Batch:
         self._added: dict[tuple[int, bytes], Output] = {}
         """What is to be held, by partition and key in the changelog: what fires within the batch is
         never written there."""
+        self._added_by: dict[tuple[int, bytes], int] = {}
+        """From which of `_units` each of them follows."""
         self.positions: dict[Partition, int] = {}
         self.counts = Counts()
         self._sensor = sensor
@@ -43,6 +78,82 @@ class Batch:
         for number, key in islice(state.stale, BATCH):
             self._remove(number, key)
             self.tidied += 1
+
+    def begin(self, unit: Record | tuple[Partition, str]) -> None:
+        """What is added from now on follows from this record, or from this key of the trigger
+        topic."""
+        self._units.append(unit)
+        self._starts.append(len(self._outputs))
+
+    def refuse(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
+        """What is to be left out the next time, as a record with this key was too large for its
+        topic; `all_as_large`: so is every other one there of its size. Empty: there is none."""
+        there = [(each, unit) for each, unit in self._with_units() if each.topic == topic]
+        limit = max((_size_of(each) for each, _ in there if each.key == key), default=0)
+        found: Refused = {}
+        for each, unit in there:
+            if _size_of(each) >= limit and (all_as_large or each.key == key):
+                found.setdefault(_place_of(unit), {})[topic, each.key] = limit
+        return found
+
+    def _with_units(self) -> Iterator[tuple[Output, Record | tuple[Partition, str]]]:
+        """What is to be appended, with what it follows from, but for stale records that go."""
+        ends = [*self._starts[1:], len(self._outputs)]
+        for unit, start, end in zip(self._units, self._starts, ends, strict=True):
+            yield from ((each, unit) for each in self._outputs[start:end])
+        for name, number in self._added_by.items():
+            if name in self._added:
+                yield self._added[name], self._units[number]
+
+    def _check(self, output: Output) -> None:
+        """Raises `TooLarge`."""
+        limits = self._refused.get(_place_of(self._units[-1])) if self._units else None
+        if limits is None:
+            return
+        limit = limits.get((output.topic, output.key))
+        if limit is not None and _size_of(output) >= limit:
+            size = _size_of(output)
+            raise TooLarge(f"{output.topic} takes no record of {size} bytes: raise {LIMIT} there")
+
+    def _append(self, output: Output) -> None:
+        """Raises `TooLarge`."""
+        if self._refused:
+            self._check(output)
+        self._outputs.append(output)
+
+    def dead_letter(self, letter: Draft, reason: Reason) -> None:
+        """Keep a dead letter; of one that is too large a stub."""
+        topic = self._sensor.dead_letter_topic
+        try:
+            self._append(Output(topic, letter.key, letter.value, letter.headers))
+        except TooLarge:
+            letter = letters.cut(letter)
+            self._outputs.append(Output(topic, letter.key, letter.value, letter.headers))
+        self.letters += 1
+        self.counts.dead_letters[reason.value] += 1
+
+    def give_up(
+        self,
+        place: tuple[str, int, int],
+        record: Draft,
+        failure: tuple[Reason, str],
+        trigger: str | None,
+    ) -> None:
+        """Dead-letter a record, see `letters.of_record`."""
+        now = self._now / 1000
+        letter = letters.of_record(self._sensor, place, record, failure, now, trigger)
+        self.dead_letter(letter, failure[0])
+
+    def let_go(self, number: int, key: str, failure: tuple[Reason, str]) -> None:
+        """Hold nothing of a key any more: its events are named in a dead letter."""
+        if held := self.held(number, key):
+            self.name_events(number, key, held, failure)
+        self.keep(number, key, ())
+
+    def name_events(self, number: int, key: str, events: Held, failure: tuple[Reason, str]) -> None:
+        """One dead letter that names these events of a trigger."""
+        letter = letters.of_events(self._sensor, key, events, number, failure, self._now / 1000)
+        self.dead_letter(letter, failure[0])
 
     def held(self, number: int, key: str) -> Held:
         changed = self._changed.get(number, {}).get(key)
@@ -63,14 +174,18 @@ class Batch:
         """An event counts for a trigger: it goes to what that holds (BUS-13)."""
         headers = records.headers_of(event, self._sensor.generation)
         topic = self._sensor.trigger_topic
-        self._outputs.append(Output(topic, key.encode(), event.document, headers))
+        self._append(Output(topic, key.encode(), event.document, headers))
         self.counts.matched += 1
 
     def keep(self, number: int, key: str, after: Held) -> None:
-        """This is what is held of a key."""
+        """This is what is held of a key. Raises `TooLarge`, and nothing has changed."""
         before = self.held(number, key)
-        self._changed.setdefault(number, {})[key] = after
         kept, known = ({each.offset for each in held} for held in (after, before))
+        if self._refused:
+            for each in after:
+                if each.offset not in known:
+                    self._check(self._held_record(number, key, each))
+        self._changed.setdefault(number, {})[key] = after
         for each in before:
             if each.offset not in kept:
                 self._remove(number, records.changelog_key(key, each.offset))
@@ -79,12 +194,14 @@ class Batch:
                 self._add(number, key, each)
 
     def _add(self, number: int, key: str, event: HeldEvent) -> None:
-        topic, headers = (
-            self._sensor.changelog_topic,
-            records.headers_of(event, self._sensor.generation),
-        )
+        name = number, records.changelog_key(key, event.offset)
+        self._added[name] = self._held_record(number, key, event)
+        self._added_by[name] = len(self._units) - 1
+
+    def _held_record(self, number: int, key: str, event: HeldEvent) -> Output:
+        headers = records.headers_of(event, self._sensor.generation)
         name = records.changelog_key(key, event.offset)
-        self._added[number, name] = Output(topic, name, event.document, headers, number)
+        return Output(self._sensor.changelog_topic, name, event.document, headers, number)
 
     def _remove(self, number: int, name: bytes) -> None:
         if self._added.pop((number, name), None) is None:
@@ -92,16 +209,20 @@ class Batch:
 
     def fire(self, key: str, firing: Firing, place: str) -> None:
         """A condition has become true; `place`: where its last event was read, which makes the
-        action's id the same however often it is written."""
+        action's id the same however often it is written. Raises `TooLarge`."""
         sensor, trigger = self._sensor, records.trigger_of(key)
-        source = f"/apis/v1/namespaces/{sensor.namespace}/sensors/{sensor.name}"
+        size = sum(len(each.document) for each in firing.events)
+        if size > MAX_FIRING_BYTES:
+            raise TooLarge(f"{len(firing.events)} events of {size} bytes fit into no record")
+        source = records.source_of(sensor.namespace, sensor.name)
         identity = f"{sensor.namespace}.{sensor.name}.{trigger}.{place}"
-        trace = b""
+        trace, span = b"", None
         if self._tracing is not None and (span := self._tracing.fire(key, identity, firing)):
-            self.spans.append(span)
             trace = span.context.encode()
         headers, data = records.action(source, identity, key, firing, trace)
-        self._outputs.append(Output(sensor.action_topic, key.encode(), data, headers))
+        self._append(Output(sensor.action_topic, key.encode(), data, headers))
+        if span is not None:
+            self.spans.append(span)
         self.counts.fired[trigger] += 1
 
     def metadata(self, partition: Partition) -> str:
@@ -119,3 +240,15 @@ class Batch:
         }
         due = self._state.due_with(number, self._changed.get(number, {}))
         return records.commit_metadata(needed, due)
+
+
+def _place_of(unit: Record | tuple[Partition, str]) -> Place:
+    if isinstance(unit, tuple):
+        return unit
+    return Partition(unit.topic(), unit.partition()), unit.offset()
+
+
+def _size_of(output: Output) -> int:
+    """Bytes of key, value and headers: two records to one topic differ in little else."""
+    headers = sum(len(name) + len(value or b"") for name, value in output.headers)
+    return len(output.key or b"") + len(output.value or b"") + headers

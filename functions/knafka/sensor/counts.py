@@ -17,6 +17,11 @@ class Counts:
     fired: Counter[str] = field(default_factory=Counter)
     """By trigger."""
     undecodable: int = 0
+    dead_letters: Counter[str] = field(default_factory=Counter)
+    """By reason."""
+    let_go: Counter[str] = field(default_factory=Counter)
+    """Triggers, or their correlation keys, whose events were let go of as the Sensor held too much;
+    by the trigger."""
     errors: Counter[str] = field(default_factory=Counter)
     """Evaluations of a filter or a correlation that ended with an error, by its kind."""
     transactions: int = 0
@@ -28,6 +33,8 @@ class Counts:
             self.matched + other.matched,
             self.fired + other.fired,
             self.undecodable + other.undecodable,
+            self.dead_letters + other.dead_letters,
+            self.let_go + other.let_go,
             self.errors + other.errors,
             self.transactions + other.transactions,
             self.aborted + other.aborted,

@@ -75,6 +75,8 @@ class SensorDrain:
         return DrainProgress(
             read=now.read - before.read,
             delivered=now.fired.total() - before.fired.total(),
+            dead_lettered=now.dead_letters.total() - before.dead_letters.total(),
+            dead_letters=dict(now.dead_letters - before.dead_letters),
             partitions=self.processor.partitions,
             slot=self.slot,
             holding=holding,

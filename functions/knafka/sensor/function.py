@@ -136,6 +136,16 @@ class SensorSide(LeasedSide):
             ],
         )
         yield Metric(
+            "knafka_sensor_dead_letters_total",
+            "Dead letters by reason: of records, of firings, and of what was let go of",
+            [({**labels, "reason": why}, count) for why, count in totals.dead_letters.items()],
+        )
+        yield Metric(
+            "knafka_sensor_let_go_total",
+            "Triggers, or their correlation keys, whose events were let go of as too much was held",
+            [({**labels, "trigger": name}, count) for name, count in totals.let_go.items()],
+        )
+        yield Metric(
             "knafka_sensor_firings_total",
             "Conditions that have become true, by trigger",
             [({**labels, "trigger": name}, count) for name, count in totals.fired.items()],
@@ -158,5 +168,11 @@ class SensorSide(LeasedSide):
             "knafka_sensor_held_keys",
             "Triggers, or their correlation keys, for which this process holds events",
             [(labels, 0 if processor is None else processor.held_keys)],
+            kind="gauge",
+        )
+        yield Metric(
+            "knafka_sensor_held_bytes",
+            "Bytes of the events, as JSON, that this process holds",
+            [(labels, 0 if processor is None else processor.held_bytes)],
             kind="gauge",
         )

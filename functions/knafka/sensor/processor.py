@@ -13,20 +13,23 @@ partition goes (BUS-S10). It never holds an offset back for it: what a trigger w
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
 from knafka.core import json_format
 from knafka.core.cesql import ErrorKind
+from knafka.core.delivery import Reason
 from knafka.core.drain import Holding
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.kafka_binding import RecordHeaders, read
-from knafka.core.sensor import records, rules
+from knafka.core.sensor import letters, records, rules
 from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.held import Firing, Held, HeldEvent
 from knafka.core.sensor.routing import Router
 from knafka.core.sensor.rules import Rule, Step
+from knafka.core.times import taken_at, written_at
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka.ports.transactions import (
@@ -36,8 +39,9 @@ from knafka.ports.transactions import (
     TransactionAborted,
     TransactionalLog,
 )
-from knafka.sensor.batch import BATCH, Batch
+from knafka.sensor.batch import BATCH, Batch, Refused
 from knafka.sensor.counts import Counts
+from knafka.sensor.giving_up import fire_or_name, give_up, let_go
 from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
 from knafka.sensor.watermark import INTERVAL, LATENESS, Watermark
@@ -80,7 +84,15 @@ class Processor:
         self._sensor = sensor
         self._rules: Mapping[str, Rule] = {each.name: each for each in sensor.rules()}
         self._router = Router(sensor, self._failed)
-        self._state = State(self._rules)
+        self._state = State(self._rules, sensor.max_held_keys, sensor.max_held_bytes)
+        self._refused: Refused = {}
+        """What is known to be too large for its topic, and isn't committed yet."""
+        self._is_compressed = sensor.kafka.producer.get("compression.type", "none") != "none"
+        """Whether a record that is larger than another may be smaller in its topic."""
+        self._has_letters = False
+        """Whether the topic of dead letters exists, as far as is known."""
+        self._now = 0
+        """The time (ms) of the last read."""
         self._positions: dict[Partition, int] = {}
         """What is committed."""
         self._moved: set[Partition] = set()
@@ -116,22 +128,23 @@ class Processor:
         wait; the last of these are no reason to stay awake. Raises `LogError` for a log that can't
         be gone on with."""
         first = self._state.first_timer
+        self._now, began = now, time.monotonic()
         if self._is_known(first):
             patience = 0
-        elif next(self._state.stale, None) is not None:
+        elif next(self._state.stale, None) is not None or self._state.is_full:
             patience = min(patience, GATHERING)
         elif first is not None:
             patience = min(patience, max(INTERVAL, first + LATENESS - now) / 1000)
         found, reached = self._read(patience)
         if found:
             self._known_until = None
-        batch = Batch(self._sensor, self._state, self._tracing)
+        self._now = now + round((time.monotonic() - began) * 1000)
+        batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
+        self._make_room(batch)
         for record in found:
             position = _partition_of(record)
-            if position.topic == self._sensor.topic:
-                self._route(record, batch)
-            else:
-                self._reduce(record, batch)
+            batch.begin(record)
+            self._handle(record, batch, is_of_bus=position.topic == self._sensor.topic)
             batch.positions[position] = record.offset() + 1
         for partition, end in reached.items():
             if self._positions.get(partition) != end:
@@ -140,7 +153,7 @@ class Processor:
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
-        return len(found) + (expired if expired == BATCH else 0) + batch.tidied
+        return len(found) + (expired if expired == BATCH else 0) + batch.tidied + batch.let_go_keys
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
         """What has come, and what was read to its end with it: the first record, and those that
@@ -166,6 +179,11 @@ class Processor:
     def held_keys(self) -> int:
         """Triggers, or their correlation keys, for which events are held here."""
         return self._state.keys
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the events that are held here, as JSON."""
+        return self._state.held_bytes
 
     @property
     def due(self) -> int | None:
@@ -195,7 +213,7 @@ class Processor:
             self._positions[partition] = 0 if committed is None else committed.offset
             if partition.topic == self._sensor.trigger_topic:
                 number = partition.number
-                self._state.restore(number, self._log.read_all(changelog, number))
+                self._state.restore(number, self._log.read_all(changelog, number), self._now)
 
     def revoked(self, partitions: Collection[Partition]) -> None:
         self._moved.update(partitions)
@@ -206,47 +224,66 @@ class Processor:
 
     # Handlers
 
-    def _route(self, record: Record, batch: Batch) -> None:
+    def _handle(self, record: Record, batch: Batch, *, is_of_bus: bool) -> None:
+        """Whatever one record raises, it is dead-lettered, and the others go on (CE-K8)."""
+        headers: RecordHeaders | None = None
+        try:
+            headers = _headers(record)
+            if is_of_bus:
+                self._route(record, headers, batch)
+            else:
+                self._reduce(record, headers, batch)
+        except LogError:
+            raise
+        except Exception as error:
+            if not is_of_bus and not isinstance(error, InvalidEvent):
+                headers = letters.structured(record.value())
+            give_up(record, headers, error, batch)
+
+    def _route(self, record: Record, headers: RecordHeaders | None, batch: Batch) -> None:
         """An event of the bus: to what each trigger holds, or at once into an action (BUS-12)."""
         batch.counts.read += 1
-        try:
-            envelope = read(_headers(record), record.value())
-            routes = self._router.route(envelope.attributes)
-            document = json_format.write(envelope.event) if routes else b""
-        except InvalidEvent as error:
-            self._undecodable(record, error, batch)
-            return
+        envelope = read(headers, record.value())
+        routes = self._router.route(envelope.attributes)
         if not routes:
             return
+        document = json_format.write(envelope.event)
         identity = records.identity_of(envelope.attributes)
-        _, at = record.timestamp()
+        at = taken_at(record.timestamp(), self._now)
         trace = b"" if self._tracing is None else self._tracing.of(envelope)
         for route in routes:
             event = HeldEvent(route.dependency, identity, at, record.offset(), document, trace)
-            if route.fires:
-                place = f"e{record.partition()}.{record.offset()}"
-                batch.fire(route.key, Firing((event,)), place)
-            else:
-                batch.match(route.key, event)
+            try:
+                if route.fires:
+                    place = f"e{record.partition()}.{record.offset()}"
+                    batch.fire(route.key, Firing((event,)), place)
+                else:
+                    batch.match(route.key, event)
+            except Exception as error:  # the event's other triggers have it all the same
+                give_up(record, headers, error, batch, records.trigger_of(route.key))
 
-    def _reduce(self, record: Record, batch: Batch) -> None:
+    def _reduce(self, record: Record, headers: RecordHeaders | None, batch: Batch) -> None:
         """An event for a trigger: what it holds, and what fires (BUS-13)."""
-        key, offset = record.key(), record.offset()
-        try:
-            found = records.read_trigger(key, record.value(), _headers(record), offset)
-        except InvalidEvent as error:
-            self._undecodable(record, error, batch)
-            return
+        found = records.read_trigger(record.key(), record.value(), headers, record.offset())
         if found.generation > self._sensor.generation:
             raise NewerSensor(
                 f"the Sensor is at generation {found.generation} elsewhere, and here at"
-                f" {self._sensor.generation}"
+                f" {self._sensor.generation}; if there is none such, pass over what says so: "
+                "knafka sensor next and skip"
             )
         rule = self._rules.get(records.trigger_of(found.key))
         if rule is not None:  # else the trigger was removed
-            number = record.partition()
-            after = rules.step(rule, batch.held(number, found.key), found.event)
-            self._follow(number, found.key, after, batch)
+            number, key = record.partition(), found.key
+            event, at = found.event, written_at(found.event.at, self._now)
+            if at != event.at:
+                event = event._replace(at=at)
+            try:
+                after = rules.step(rule, batch.held(number, key), event)
+            except Exception as error:
+                # If it is this event's fault, this raises again.
+                after = rules.step(rule, (), event)
+                let_go(number, key, error, batch)
+            self._follow(number, key, after, batch)
 
     def _is_known(self, time: int | None) -> bool:
         """Whether every event before this time was read, for certain."""
@@ -268,7 +305,13 @@ class Processor:
         changed = 0
         for number, key in islice(self._state.changed_until(until), BATCH):
             rule = self._rules[records.trigger_of(key)]
-            self._follow(number, key, rules.expire(rule, batch.held(number, key), until), batch)
+            batch.begin((Partition(topic, number), key))
+            try:
+                after = rules.expire(rule, batch.held(number, key), until)
+            except Exception as error:
+                let_go(number, key, error, batch)
+            else:
+                self._follow(number, key, after, batch)
             batch.positions.setdefault(Partition(topic, number), positions[number])
             changed += 1
         return changed
@@ -276,15 +319,23 @@ class Processor:
     def _follow(self, number: int, key: str, after: Step, batch: Batch) -> None:
         batch.keep(number, key, after.held)
         for firing in after.firings:
-            batch.fire(key, firing, f"t{number}.{firing.last.offset}")
+            fire_or_name(number, key, firing, batch)
 
-    def _undecodable(self, record: Record, error: InvalidEvent, batch: Batch) -> None:
-        """BUS-S11: it is said, and passed over."""
-        batch.counts.undecodable += 1
-        log.error(
-            "the record at %d of %s/%d is no event: %s",
-            record.offset(), record.topic(), record.partition(), error,
-        )  # fmt: skip
+    def _make_room(self, batch: Batch) -> None:
+        """Let go of the oldest events where more is held than may be."""
+        if not self._state.is_full:
+            return
+        topic, sensor = self._sensor.trigger_topic, self._sensor
+        limits = f"{sensor.max_held_keys} keys or {sensor.max_held_bytes} bytes"
+        told = f"the Sensor held more than {limits}, and these events were the oldest"
+        for number, key in self._state.excess(BATCH):
+            partition = Partition(topic, number)
+            batch.begin((partition, key))
+            batch.let_go(number, key, (Reason.STATE_FULL, told))
+            batch.positions.setdefault(partition, self._positions[partition])
+            batch.counts.let_go[records.trigger_of(key)] += 1
+            batch.let_go_keys += 1
+        log.warning("%s: they are dead-lettered", told)
 
     def _failed(self, kind: ErrorKind) -> None:
         self.counts.errors[kind] += 1
@@ -297,10 +348,13 @@ class Processor:
             for partition, offset in batch.positions.items()
         }
         try:
+            if batch.letters and not self._has_letters:
+                self._ensure_letters()
             self._log.commit(outputs, offsets)
-        except RecordTooLarge:
-            raise  # it would be aborted again and again: somebody has to raise the topic's limit
         except TransactionAborted as error:
+            if isinstance(error, RecordTooLarge):
+                self._refuse(error, batch)
+            self._has_letters = self._has_letters and not error.unknown_topic
             self.counts.aborted += 1
             self._known_until = None
             log.warning("a transaction was aborted, and its records are read again: %s", error)
@@ -308,6 +362,7 @@ class Processor:
                 self._state.set_timers(number, key)
             return
         self._positions.update(batch.positions)
+        self._refused.clear()
         self._state.stale_gone(batch.tidied)
         for number, key, held in batch.changed:
             self._state.keep(number, key, held)
@@ -316,6 +371,22 @@ class Processor:
                 self._tracing.tracer.end(span)
         batch.counts.transactions = 1
         self.counts.add(batch.counts)
+
+    def _ensure_letters(self) -> None:
+        sensor, settings = self._sensor, self._sensor.dead_letter_settings
+        self._log.ensure_topic(
+            sensor.dead_letter_topic, settings.partitions, settings.replication, settings.config
+        )
+        self._has_letters = True
+
+    def _refuse(self, error: RecordTooLarge, batch: Batch) -> None:
+        """Leave out, the next time, what was too large. Raises `error` where that is no news: it
+        would be aborted again and again."""
+        news = batch.refuse(error.topic, error.key, all_as_large=not self._is_compressed)
+        if all(limits.items() <= self._refused.get(at, {}).items() for at, limits in news.items()):
+            raise error
+        for place, limits in news.items():
+            self._refused[place] = {**self._refused.get(place, {}), **limits}
 
 
 def _partition_of(record: Record) -> Partition:

@@ -6,15 +6,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from knafka.core.drain import Holding, Waiting
-from knafka.core.errors import InvalidEvent
 from knafka.core.sensor import records, rules
 from knafka.core.sensor.held import Held, HeldEvent, in_time
 from knafka.core.sensor.rules import Rule
 from knafka.core.sensor.timers import Timers
+from knafka.core.times import written_at
 from knafka.ports.log import Record
 
 log = logging.getLogger(__name__)
@@ -33,19 +34,27 @@ class _Partition:
     """When what is held changes by itself."""
     due: Timers = field(default_factory=Timers)
     """When something fires for which nothing else is to come."""
+    since: Timers | None = None
+    """Of when the oldest event is that is held; None: it was never asked for."""
+    bytes: int = 0
+    """Of all events that are held, as JSON."""
 
 
 class State:
     """By partition of the trigger topic; what isn't committed yet is in no State."""
 
-    def __init__(self, rules: Mapping[str, Rule]) -> None:
+    def __init__(self, rules: Mapping[str, Rule], max_keys: int, max_bytes: int) -> None:
+        """`max_keys`, `max_bytes`: what it may hold at most, see `excess`."""
         self._rules = rules
+        self._max_keys = max_keys
+        self._max_bytes = max_bytes
         self._partitions: dict[int, _Partition] = {}
 
-    def restore(self, number: int, changelog: Iterable[Sequence[Record]]) -> None:
-        """A partition is this process's, and this is all that its changelog has."""
+    def restore(self, number: int, changelog: Iterable[Sequence[Record]], now: int) -> None:
+        """A partition is this process's, and this is all that its changelog has; `now`: ms since
+        the Unix epoch."""
         partition = _Partition()
-        for key, events in _read(changelog).items():
+        for key, events in _read(changelog, now).items():
             rule = self._rules.get(records.trigger_of(key))
             names = frozenset() if rule is None else rule.condition.names
             kept = [each for each in events if each.dependency in names]
@@ -53,6 +62,7 @@ class State:
             partition.stale += [records.changelog_key(key, each.offset) for each in gone]
             if kept:
                 partition.held[key] = in_time(kept)
+                partition.bytes += _bytes_of(kept)
         self._partitions[number] = partition
         for key in partition.held:
             self.set_timers(number, key)
@@ -76,6 +86,41 @@ class State:
     def keys(self) -> int:
         """Triggers, or their correlation keys, for which events are held."""
         return sum(len(each.held) for each in list(self._partitions.values()))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all events that are held, as JSON."""
+        return sum(each.bytes for each in list(self._partitions.values()))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds more than it may."""
+        return self.keys > self._max_keys or self.held_bytes > self._max_bytes
+
+    def excess(self, limit: int) -> Iterator[tuple[int, str]]:
+        """Partition and key of what is to be let go of, so that no more is held than may be: those
+        with the oldest events, up to `limit`. Each is given once, until `set_timers` or `keep`."""
+        keys, size = self.keys, self.held_bytes
+        for each in self._partitions.values():
+            if each.since is None:
+                # Kept from now on: most never hold that much.
+                each.since = Timers()
+                for key, held in each.held.items():
+                    each.since.set(key, held[0].at)
+        while limit > 0 and (keys > self._max_keys or size > self._max_bytes):
+            times = [
+                (first, number)
+                for number, each in self._partitions.items()
+                if each.since is not None and (first := each.since.first) is not None
+            ]
+            if not times:
+                return
+            first, number = min(times)
+            partition = self._partitions[number]
+            assert partition.since is not None
+            key = next(partition.since.until(first))
+            keys, size, limit = keys - 1, size - _bytes_of(partition.held[key]), limit - 1
+            yield number, key
 
     def holding(self) -> Holding:
         """What there is of each trigger; costs a look at everything."""
@@ -104,6 +149,7 @@ class State:
     def keep(self, number: int, key: str, held: Held) -> None:
         """This is held from now on."""
         partition = self._partitions[number]
+        partition.bytes += _bytes_of(held) - _bytes_of(partition.held.get(key, ()))
         if held:
             partition.held[key] = held
         else:
@@ -127,11 +173,18 @@ class State:
     # Time
 
     def set_timers(self, number: int, key: str) -> None:
-        """By what is held of this key, which `changed_until` may have given."""
+        """By what is held of this key, which `changed_until` or `excess` may have given."""
         partition, rule = self._partitions[number], self._rules[records.trigger_of(key)]
         held = partition.held.get(key, ())
-        partition.timers.set(key, rules.expires(rule, held))
-        partition.due.set(key, rules.due(rule, held))
+        if partition.since is not None:
+            partition.since.set(key, held[0].at if held else None)
+        try:
+            expires, due = rules.expires(rule, held), rules.due(rule, held)
+        except Exception:  # a bug, which must not end the Sensor: what is held goes by no time
+            log.exception("when what is held of %.200s changes by itself isn't known", key)
+            expires = due = None
+        partition.timers.set(key, expires)
+        partition.due.set(key, due)
 
     @property
     def first_timer(self) -> int | None:
@@ -157,14 +210,22 @@ class State:
         due = self._partitions[number].due
         before = {key: due.of(key) for key in changed}
         for key, held in changed.items():
-            due.set(key, rules.due(self._rules[records.trigger_of(key)], held))
+            with suppress(Exception):  # `set_timers` says so
+                due.set(key, rules.due(self._rules[records.trigger_of(key)], held))
         first = due.first
         for key, at in before.items():
             due.set(key, at)
         return first
 
 
-def _read(changelog: Iterable[Sequence[Record]]) -> Mapping[str, Sequence[HeldEvent]]:
+def _bytes_of(held: Iterable[HeldEvent]) -> int:
+    size = 0
+    for each in held:  # a sum of a generator costs twice as much, and it is asked for each event
+        size += len(each.document)
+    return size
+
+
+def _read(changelog: Iterable[Sequence[Record]], now: int) -> Mapping[str, Sequence[HeldEvent]]:
     found: dict[str, dict[int, HeldEvent]] = {}
     for batch in changelog:
         for record in batch:
@@ -174,8 +235,9 @@ def _read(changelog: Iterable[Sequence[Record]]) -> Mapping[str, Sequence[HeldEv
                     found.get(key, {}).pop(offset, None)
                     continue
                 read = records.read_trigger(key.encode(), record.value(), record.headers(), offset)
-            except InvalidEvent as error:
+            except Exception as error:  # also a SystemError, for a header's name that isn't UTF-8
                 log.error("a record of the changelog can't be read: %s", error)
             else:
-                found.setdefault(key, {})[offset] = read.event
+                event = read.event
+                found.setdefault(key, {})[offset] = event._replace(at=written_at(event.at, now))
     return {key: list(events.values()) for key, events in found.items()}

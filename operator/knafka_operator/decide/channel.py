@@ -17,7 +17,7 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide import desired, receivers, routes, services
 from knafka_operator.decide.broker import ObservedTopic
-from knafka_operator.decide.desired import MIN_IN_SYNC, Defaults, Topic
+from knafka_operator.decide.desired import LOG_TIME, MIN_IN_SYNC, Defaults, Topic
 from knafka_operator.decide.effects import (
     ApplyReceiver,
     ApplyRoute,
@@ -238,7 +238,8 @@ def topic(channel: KafkaChannel, defaults: Defaults) -> Topic:
     metadata, spec = channel.metadata, channel.spec
     name = names.channel_topic(metadata.namespace, metadata.name)
     replication = min(spec.replication_factor, defaults.max_replication)
-    config = {**defaults.topic_config, "retention.ms": str(int(spec.retention_duration * 1000))}
+    retention = {"retention.ms": str(int(spec.retention_duration * 1000))}
+    config = {**LOG_TIME, **defaults.topic_config, **retention}
     if replication >= 3:
         config = {MIN_IN_SYNC: "2", **config}
     return Topic(name, spec.num_partitions, replication, config)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
+from knafka.core.times import to_the_second
 from knafka_operator.model.conditions import Condition, Severity, Status
 
 DEAD_LETTERS: Final = "DeadLetters"
@@ -58,7 +58,7 @@ def condition(waiting: Waiting, now: float) -> Condition:
     elif kept is not None and waiting.oldest_age(now) >= EXPIRY_SHARE * kept:
         assert waiting.oldest is not None
         reason = EXPIRE
-        message += f"; Kafka may delete it from {_time(waiting.oldest + kept)} on"
+        message += f"; Kafka may delete it from {to_the_second(waiting.oldest + kept)} on"
     return Condition(DEAD_LETTERS, Status.FALSE, reason, message, Severity.WARNING)
 
 
@@ -68,7 +68,7 @@ def summary(waiting: Waiting) -> str:
     some = "1 dead letter waits" if one else f"{waiting.records} dead letters wait"
     since = ""
     if waiting.oldest is not None:
-        since = f", {'stored' if one else 'the oldest'} at {_time(waiting.oldest)}"
+        since = f", {'stored' if one else 'the oldest'} at {to_the_second(waiting.oldest)}"
     return f"{some} in the topic {waiting.topic}{since}"
 
 
@@ -82,7 +82,3 @@ def stored(document: Mapping[str, Any]) -> Condition | None:
                 status = Status(each.get("status", ""))
                 return Condition(DEAD_LETTERS, status, reason, message, Severity.WARNING)
     return None
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

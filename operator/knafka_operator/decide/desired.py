@@ -58,6 +58,8 @@ DEFAULT_DELIVERY: Final = Delivery(
 """Upstream's `default-br-config` (KN-DLV-01)."""
 
 MIN_IN_SYNC: Final = "min.insync.replicas"
+LOG_TIME: Final[Mapping[str, str]] = {"message.timestamp.type": "LogAppendTime"}
+"""Of what is decided by time: the log's own clock, and not a sender's."""
 
 ORDERS: Final[Mapping[str, Order]] = {
     "ordered": Order.PARTITION,
@@ -217,8 +219,9 @@ def broker_topic(
 
 
 def _durable(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
-    """An acknowledged record is on two replicas where there are three; what is declared wins."""
-    return {MIN_IN_SYNC: "2", **config} if replication >= 3 else config
+    """An acknowledged record is on two replicas where there are three, and has the log's own time;
+    what is declared wins."""
+    return {**({MIN_IN_SYNC: "2"} if replication >= 3 else {}), **LOG_TIME, **config}
 
 
 def ingress(

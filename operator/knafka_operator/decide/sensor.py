@@ -17,7 +17,14 @@ from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.core.sensor import contract
 from knafka.ports.log import TopicDescription
-from knafka_operator.decide import sensor_manifests, sensor_scaling, sensor_topics
+from knafka_operator.decide import (
+    dead_letter_topics,
+    desired,
+    sensor_limits,
+    sensor_manifests,
+    sensor_scaling,
+    sensor_topics,
+)
 from knafka_operator.decide.effects import (
     ApplyFunction,
     ApplyTriggers,
@@ -168,11 +175,13 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
     if not conditions.holds(TOPICS_READY):
         return decided()
 
-    function = function_contract(sensor, broker, annotations)
     with conditions.step(FUNCTION_READY):
+        function = function_contract(sensor, broker, annotations)
         autoscaling = sensor_scaling.autoscaling(sensor, settings.maxima)
         if (found_out := sensor_scaling.condition(autoscaling, seen.scaling)) is not None:
             conditions.set(found_out)
+        if (letters := sensor_scaling.dead_letters(seen.scaling)) is not None:
+            conditions.set(letters)
         if autoscaling.paused:
             if seen.stands:
                 # No pod of min-scale drains, and none goes on by itself.
@@ -253,11 +262,14 @@ def _group(sensor: Sensor, annotations: Mapping[str, str], taken: Container[str]
 def function_contract(
     sensor: Sensor, broker: BrokerState[K], annotations: Mapping[str, str]
 ) -> contract.Sensor:
-    """What its function knows of it; `annotations` name topics and group."""
+    """What its function knows of it; `annotations` name topics and group. Raises
+    `InvalidDocument` for an annotation of the Sensor that says nothing usable."""
+    limits = sensor_limits.held_limits(sensor)
     kafka: Kafka = broker.defaults.kafka
+    namespace, bus = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.bus.who.name)
     mine = contract.SensorTrigger.model_fields
     return contract.Sensor(
-        namespace=sensor.metadata.namespace,
+        namespace=namespace,
         name=sensor.metadata.name,
         generation=sensor.metadata.generation,
         kafka=kafka,
@@ -266,6 +278,21 @@ def function_contract(
         trigger_topic=annotations[TOPICS[TRIGGER][0]],
         changelog_topic=annotations[TOPICS[CHANGELOG][0]],
         action_topic=annotations[TOPICS[ACTION][0]],
+        bus=bus,
+        dead_letter_topic=names.dead_letter_topic(
+            namespace, bus, names.of_sensor(sensor.metadata.name)
+        ),
+        dead_letter_settings=dead_letter_topics.settings(
+            broker.topic.config,
+            # How many replicas an external topic has isn't known here.
+            -1 if broker.topic.external else broker.topic.replication,
+            desired.record_limit(broker.topic),
+            dead_letter_topics.retention(
+                broker.defaults.dead_letter_retention, sensor.metadata.annotations
+            ),
+        ),
+        max_held_keys=limits.keys,
+        max_held_bytes=limits.bytes,
         dependencies=sensor.spec.dependencies,
         triggers=tuple(
             contract.SensorTrigger(**{name: getattr(each, name) for name in mine})

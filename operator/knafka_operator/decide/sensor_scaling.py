@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from knafka.core.delivery import Reason
+from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.delivery_status import delivering
 from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.decide.sensor_limits import (
+    MAX_HELD_BYTES_ANNOTATION,
+    MAX_HELD_KEYS_ANNOTATION,
+)
 from knafka_operator.decide.status import DELIVERING
 from knafka_operator.model import resources
 from knafka_operator.model.autoscaling import Autoscaling
@@ -39,3 +45,21 @@ def condition(declared: Autoscaling, scaled: TriggerStatus | None) -> Condition 
     if declared.paused:
         return PAUSED
     return None if scaled is None or scaled.paused else delivering(scaled)
+
+
+def dead_letters(scaled: TriggerStatus | None) -> Condition | None:
+    """What it could not handle since it is scaled here, for people; None: nothing is known of
+    any."""
+    counted = {} if scaled is None else scaled.counts.dead_letters
+    if not counted:
+        return None
+    by_reason = ", ".join(f"{count} {why}" for why, count in sorted(counted.items()))
+    message = f"dead letters: {by_reason}; knafka sensor dead-letters shows them"
+    reason = "DeadLettered"
+    if Reason.STATE_FULL.value in counted:
+        reason = "StateFull"
+        message += (
+            "; it holds as much as it may and let go of its oldest events: declare a window"
+            f" (within), or raise {MAX_HELD_KEYS_ANNOTATION} or {MAX_HELD_BYTES_ANNOTATION}"
+        )
+    return Condition(DEAD_LETTERS, Status.FALSE, reason, message, Severity.WARNING)

@@ -8,12 +8,12 @@ It is bounded: a Sensor may hold a million keys, and its status goes to every wa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from knafka.core.drain import Waiting
 from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.rules import Rule
+from knafka.core.times import to_the_second
 
 TRIGGERS: Final = 20
 """Those that are shown, the oldest first."""
@@ -52,7 +52,7 @@ def _trigger(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
     return {
         "trigger": rule.name,
         "keys": sum(each.keys for each in held),
-        "since": _time(oldest[0].since),
+        "since": _since(oldest[0]),
         "oldest": [_key(rule, each) for each in oldest],
     }
 
@@ -62,9 +62,9 @@ def _key(rule: Rule, waiting: Waiting) -> dict[str, Any]:
     missing = sorted(condition.wanted.keys() - set(waiting.has))
     # What is complete waits for what is not to come.
     wanted = missing or [f"!{each}" for each in sorted(condition.unwanted)]
-    shown = {"has": list(waiting.has), "waitsFor": wanted, "since": _time(waiting.since)}
+    shown = {"has": list(waiting.has), "waitsFor": wanted, "since": _since(waiting)}
     return shown if waiting.key is None else {"key": waiting.key, **shown}
 
 
-def _time(at: int) -> str:
-    return datetime.fromtimestamp(at // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _since(waiting: Waiting) -> str:
+    return to_the_second(waiting.since // 1000)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from knafka.core.errors import KnafkaError
-from knafka_operator.decide import sensor_waiting
+from knafka_operator.decide import sensor_scaling, sensor_waiting
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.model.cluster import Cluster
@@ -65,7 +65,10 @@ class SensorPublishing:
         if scaled is None:
             return
         there = record.document.get("status") or {}
-        if delivering(scaled).reason != statuses.reason_of(there, statuses.DELIVERING):
+        letters = sensor_scaling.dead_letters(scaled)
+        if delivering(scaled).reason != statuses.reason_of(there, statuses.DELIVERING) or (
+            letters is not None and letters.reason != statuses.reason_of(there, letters.type)
+        ):
             self.queue.enqueue((SENSOR, *identity))
         now, state = asyncio.get_running_loop().time(), (scaled.replicas > 0, scaled.lag is None)
         before, since = self._published.get(record.uid, (None, -math.inf))

@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from knafka.core import times
 from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidEvent
 from knafka.core.kafka_binding import CONTENT_TYPE, read
@@ -86,7 +87,7 @@ _FIRED: Final[Columns] = {
 READ: Final = "read"
 UNDECODABLE: Final = "undecodable"
 UNDATED: Final = "undated"
-"""Events of an archive that have no time: they can't be put in order."""
+"""Events of an archive that have no time, or one that can't be: they can't be put in order."""
 MATCHED: Final = "matched"
 """Events, as often as a trigger has one."""
 ERROR: Final = "error "
@@ -112,6 +113,16 @@ def records_of(headers: Column, value: Column) -> list[Column]:
         headers["value"].alias("values"),
         F.when(is_structured, value).alias("value"),
     ]
+
+
+def taken_at(at: Column, now: int) -> Column:
+    """When a topic took a record (ms), as its Sensor has it that reads it now: `times.taken_at`."""
+    return F.when(at.between(0, now), at).otherwise(F.lit(now))
+
+
+def possible(at: Column) -> Column:
+    """A time (ms) of an archive, which says of none when it was read; null: it can't be."""
+    return F.when(at.between(times.EARLIEST * 1000, times.LATEST * 1000), at)
 
 
 def routed(records: DataFrame, sensor: Conditions) -> DataFrame:

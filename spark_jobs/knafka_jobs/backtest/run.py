@@ -85,6 +85,7 @@ def of_topic(
     topic = kafka.topics([name]).get(name)
     if topic is None:
         raise JobError(f"there is no topic {name}")
+    read_at = round(now.timestamp() * 1000)
     positions = [(name, number) for number in topic.spans]
     first = {} if span.since is None else kafka.offsets_at(positions, span.since / 1000)
     ends = {number: each.end for number, each in topic.spans.items()}
@@ -107,10 +108,10 @@ def of_topic(
         F.col("topic").alias("place"),
         "partition",
         "offset",
-        F.unix_millis("timestamp").alias("at"),
+        plan.taken_at(F.unix_millis("timestamp"), read_at).alias("at"),
         *plan.records_of(F.col("headers"), F.col("value")),
     )
-    until = round(now.timestamp() * 1000) if span.until is None else span.until
+    until = read_at if span.until is None else span.until
     return records.where(span.holds(F.col("at"))), until
 
 
@@ -200,7 +201,7 @@ def _of_records(rows: DataFrame, path: str) -> DataFrame:
         (F.col("topic") if "topic" in there else F.lit("")).alias("place"),
         own("partition", F.lit(0)),
         own("offset", F.monotonically_increasing_id()),
-        F.unix_millis(time).alias("at"),
+        plan.possible(F.unix_millis(time)).alias("at"),
         *plan.records_of(F.col("headers"), F.col("value")),
     )
 
@@ -216,7 +217,7 @@ def _of_lines(lines: DataFrame) -> DataFrame:
         F.col("_metadata.file_path").alias("place"),
         F.col("_metadata.file_block_start").alias("partition"),
         F.monotonically_increasing_id().alias("offset"),
-        at.alias("at"),
+        plan.possible(at).alias("at"),
         F.array(F.lit(CONTENT_TYPE)).alias("names"),
         F.array(F.lit(json_format.MEDIA_TYPE).cast("binary")).alias("values"),
         F.col("value").cast("binary").alias("value"),

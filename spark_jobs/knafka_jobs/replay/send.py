@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from knafka.core.dead_letter import REPLAY, restored
 from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.times import moment
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.kafka import Connection, KafkaClient
 from knafka_jobs.topics import Topic
@@ -179,5 +180,5 @@ def _failure_of(message: Any, replay_id: str) -> str | None:
 
 
 def _sent(failure_id: str, message: Any) -> Sent:
-    at = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+    at = moment(message.timestamp()[1] / 1000)
     return Sent(failure_id, message.partition(), message.offset(), at)

@@ -8,17 +8,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Self, TypeAlias
+from typing import Annotated, Final, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from knafka.core.contract import AttributesFilter, CesqlText, Filter, Kafka
+from knafka.core.contract import (
+    KEPT_FOR_EVER,
+    AttributesFilter,
+    CesqlText,
+    Filter,
+    Kafka,
+    TopicSettings,
+)
 from knafka.core.documents import Duration, Model, problem
 from knafka.core.errors import InvalidDocument
 from knafka.core.sensor import conditions
 from knafka.core.sensor.conditions import Condition
 from knafka.core.sensor.resets import Reset
 from knafka.core.sensor.rules import Rule
+
+MAX_HELD_KEYS: Final = 1_000_000
+"""Each costs some 450 bytes of memory beside its events: half a GB."""
+MAX_HELD_BYTES: Final = 512 * 1024 * 1024
+"""Of events as JSON: what a million keys hold with 200 bytes of data each is less."""
 
 MAX_TRIGGERS = 100
 """Triggers of one Sensor, and dependencies: a commit of 4 KiB says what they still need."""
@@ -156,6 +168,16 @@ class Sensor(Conditions):
     """What triggers hold: compacted, with as many partitions as the trigger topic."""
     action_topic: str
     """What has fired (BUS-11)."""
+    bus: str
+    """The name of its Broker, or `names.of_channel` of its KafkaChannel, for its dead letters."""
+    dead_letter_topic: str
+    """Keeps what it could not handle; it is made with the first of them."""
+    dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
+    max_held_keys: Annotated[int, Field(gt=0)] = MAX_HELD_KEYS
+    """Triggers and correlation keys for which one process holds events; beyond it lets go of the
+    oldest."""
+    max_held_bytes: Annotated[int, Field(gt=0)] = MAX_HELD_BYTES
+    """Bytes of the events, as JSON, that one process holds; beyond it lets go of the oldest."""
 
     def transactional_id(self, name: str) -> str:
         """Of one process; its consumer has it as its client id, too."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from knafka.core.errors import InvalidEvent
@@ -20,6 +19,7 @@ from knafka.core.event import Attributes, Event
 from knafka.core.kafka_binding import RecordHeaders, to_record
 from knafka.core.progress import MAX_METADATA
 from knafka.core.sensor.held import Firing, HeldEvent
+from knafka.core.times import rfc3339
 
 FIRED: Final = "dev.knafka.sensor.fired"
 """The type of the event that a firing is."""
@@ -60,6 +60,11 @@ def correlation_of(key: str) -> str | None:
 def identity_of(attributes: Attributes) -> str:
     """Which event it is; a source has no spaces."""
     return f"{attributes['source']} {attributes['id']}"
+
+
+def source_of(namespace: str, sensor: str) -> str:
+    """The source of the events that a Sensor makes."""
+    return f"/apis/v1/namespaces/{namespace}/sensors/{sensor}"
 
 
 def headers_of(event: HeldEvent, generation: int) -> RecordHeaders:
@@ -119,7 +124,7 @@ def action(
         "id": identity,
         "source": source,
         "type": FIRED,
-        "time": _timestamp(max(each.at for each in firing.events)),
+        "time": rfc3339(max(each.at for each in firing.events) / 1000),
         "datacontenttype": "application/json",
         TRIGGER: trigger_of(key),
         DEPENDENCIES: ",".join(each.dependency for each in firing.events),
@@ -129,11 +134,6 @@ def action(
     data = b"[" + b",".join(each.document for each in firing.events) + b"]"
     passed: RecordHeaders = [(_TRACE, trace)] if trace else []
     return to_record(Event(attributes, data), passed).headers, data
-
-
-def _timestamp(at: int) -> str:
-    moment = datetime.fromtimestamp(at / 1000, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 DUE: Final = "@due"

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from knafka.core.errors import InvalidDocument
+from knafka.core.times import moment
 
 _SECOND = timedelta(seconds=1)
 
@@ -54,16 +55,21 @@ class Reset:
 
     def _before(self, at: int) -> int | None:
         # What is looked for is strictly before the second that it is asked of.
-        return self._first(_whole_second(at) + _SECOND, reverse=True)
+        found = self._first(_whole_second(at) + _SECOND, reverse=True)
+        return None if found is None or found > at else found
 
     def _after(self, at: int) -> int | None:
-        return self._first(_whole_second(at), reverse=False)
+        found = self._first(_whole_second(at), reverse=False)
+        return None if found is None or found < at else found
 
     def _first(self, of: datetime, *, reverse: bool) -> int | None:
         moments = CronSim(self._cron, of.astimezone(self._zone), reverse=reverse)
-        found = next(moments, None)
+        try:
+            found = next(moments, None)
+        except OverflowError:  # it looks beyond the years that there are
+            return None
         return None if found is None else round(found.timestamp() * 1000)
 
 
 def _whole_second(at: int) -> datetime:
-    return datetime.fromtimestamp(at // 1000, UTC)
+    return moment(at // 1000)

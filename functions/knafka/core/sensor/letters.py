@@ -1,0 +1,156 @@
+"""Dead letters of a Sensor: records that it could not handle, and events that it can't fire with.
+
+A record becomes a dead letter as a dispatcher's does (`core.dead_letter`): the event as it was, and
+why. Events that a trigger held, or was to fire with, are named in one dead letter, an event of type
+`FAILED`: they may be megabytes together, and lie in the bus's topic.
+
+Pure. Not here: writing them, which is part of the Sensor's transaction (`sensor.batch`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from knafka.core import json_format, names
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of, stub_of
+from knafka.core.delivery import Reason
+from knafka.core.errors import InvalidEvent
+from knafka.core.event import Event
+from knafka.core.kafka_binding import CONTENT_TYPE, Draft, RecordHeaders, to_record
+from knafka.core.sensor import records
+from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.held import HeldEvent
+from knafka.core.times import rfc3339
+
+FAILED: Final = "dev.knafka.sensor.failed"
+"""The type of the event that names those which a trigger could not fire with."""
+NAMED_BYTES: Final = 16_384
+"""Bytes of the names of events in a dead letter; of more events their number is told."""
+NAME: Final = 256
+"""Characters of one event's source and id that are kept."""
+
+
+class TooLarge(Exception):
+    """What was to be written is larger than its topic takes."""
+
+
+def failure_of(error: Exception) -> tuple[Reason, str]:
+    """Why something is given up for an error that it raised, and in words: what is no event and no
+    record that is too large is a bug."""
+    if isinstance(error, TooLarge):
+        return Reason.TOO_LARGE, str(error)
+    if isinstance(error, InvalidEvent):
+        return Reason.UNDECODABLE, str(error)
+    return Reason.INTERNAL_ERROR, f"{type(error).__name__}: {error}"
+
+
+def of_record(
+    sensor: Sensor,
+    place: tuple[str, int, int],
+    draft: Draft,
+    failure: tuple[Reason, str],
+    now: float,
+    trigger: str | None = None,
+) -> Draft:
+    """The dead letter of the record at `place` (topic, partition, offset), for a reason and in
+    words. `trigger`: the one for which alone it failed. `now`: seconds since the Unix epoch."""
+    headers, value = draft.headers, draft.value
+    reason, told = failure
+    extensions = () if trigger is None else ((records.TRIGGER, trigger),)
+    failed = _failure(sensor, reason, told, now, extensions)
+    origin = _origin(sensor, place)
+    try:
+        made = dead_letter_of(headers, value, failed, origin)
+    except Exception:  # it is no event, whatever it was given up for
+        bare = _failure(sensor, Reason.UNDECODABLE, told, now, extensions)
+        made = dead_letter_of([], value, bare, origin)
+    return Draft(draft.key, *made)
+
+
+def structured(document: bytes | None) -> RecordHeaders:
+    """Headers of a record whose value is an event as JSON, as those of the trigger topic are."""
+    return [] if document is None else [(CONTENT_TYPE, json_format.MEDIA_TYPE.encode())]
+
+
+def of_events(
+    sensor: Sensor,
+    key: str,
+    events: Sequence[HeldEvent],
+    partition: int,
+    failure: tuple[Reason, str],
+    now: float,
+) -> Draft:
+    """The dead letter that names what a trigger held, by `records.key_of`, in a partition of the
+    trigger topic; there is at least one event. `now`: seconds since the Unix epoch."""
+    trigger, correlation = records.trigger_of(key), records.correlation_of(key)
+    last = max(each.offset for each in events)
+    attributes = {
+        "specversion": "1.0",
+        "id": f"{sensor.namespace}.{sensor.name}.{trigger}.{partition}.{last}",
+        "source": records.source_of(sensor.namespace, sensor.name),
+        "type": FAILED,
+        "time": rfc3339(now),
+        "datacontenttype": "application/json",
+        records.TRIGGER: trigger,
+    }
+    if correlation:
+        attributes["subject"] = correlation
+    data = json.dumps(
+        {
+            "count": len(events),
+            "bytes": sum(len(each.document) for each in events),
+            "events": _named(events),
+        },
+        separators=(",", ":"),
+    )
+    draft = to_record(Event(attributes, data.encode()))
+    place = sensor.trigger_topic, partition, last
+    return of_record(sensor, place, draft._replace(key=key.encode()), failure, now)
+
+
+def cut(letter: Draft) -> Draft:
+    """What is kept of a dead letter that is too large for its topic."""
+    # A foreign record's headers may have no values.
+    return stub_of(letter._replace(headers=[(name, raw or b"") for name, raw in letter.headers]))
+
+
+def _named(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
+    named, room = list[dict[str, Any]](), NAMED_BYTES
+    for each in events:
+        source, _, identity = each.identity.partition(" ")
+        name = {
+            "dependency": each.dependency,
+            "source": source[:NAME],
+            "id": identity[:NAME],
+            "time": rfc3339(each.at / 1000),
+            "offset": each.offset,
+        }
+        room -= len(json.dumps(name))
+        if room < 0:
+            break
+        named.append(name)
+    return named
+
+
+def _failure(
+    sensor: Sensor,
+    reason: Reason,
+    told: str,
+    now: float,
+    extensions: Sequence[tuple[str, str]] = (),
+) -> Failure:
+    return Failure(
+        destination=f"sensor:{sensor.name}.{sensor.namespace}",
+        reason=reason,
+        attempts=0,
+        first_attempt=now,
+        last_attempt=now,
+        body=told.encode(errors="replace"),
+        extensions=extensions,
+    )
+
+
+def _origin(sensor: Sensor, place: tuple[str, int, int]) -> Origin:
+    return Origin(sensor.namespace, sensor.bus, names.of_sensor(sensor.name), *place)

@@ -1,0 +1,68 @@
+"""What a Sensor can't handle becomes a dead letter, and is said in the log.
+
+    a record raises --------------> a dead letter with the event     the others go on
+    a firing can't be written ----> one that names its events        they are held no more
+    what is held can't be used ---> one that names its events        they are held no more
+
+Not here: what a dead letter is made of (`core.sensor.letters`), and writing it (`batch`).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from knafka.core.delivery import Reason
+from knafka.core.kafka_binding import Draft, RecordHeaders
+from knafka.core.sensor import letters
+from knafka.core.sensor.held import Firing
+from knafka.observability import RateLimitedFilter
+from knafka.ports.log import Record
+from knafka.sensor.batch import Batch
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter(by_wording=True))
+
+
+def give_up(
+    record: Record,
+    headers: RecordHeaders | None,
+    error: Exception,
+    batch: Batch,
+    trigger: str | None = None,
+) -> None:
+    """Dead-letter a record for what it raised (BUS-S11). `headers`: the record's, which can be read
+    only once; None: they couldn't be. `trigger`: only that one fails for it."""
+    topic, number, offset = record.topic(), record.partition(), record.offset()
+    failure = letters.failure_of(error)
+    draft = Draft(record.key(), headers or [], record.value())
+    batch.give_up((topic, number, offset), draft, failure, trigger)
+    reason, told = failure
+    if reason is Reason.INTERNAL_ERROR:
+        log.error(
+            "the event at %d of %s/%d is given up for an error of our own",
+            *(offset, topic, number),
+            exc_info=error,
+        )
+    elif reason is Reason.UNDECODABLE:
+        batch.counts.undecodable += 1
+        log.error("the record at %d of %s/%d is no event: %s", offset, topic, number, told)
+    else:
+        log.error("the event at %d of %s/%d is dead-lettered: %s", offset, topic, number, told)
+
+
+def fire_or_name(number: int, key: str, firing: Firing, batch: Batch) -> None:
+    """Fire, or name the events in a dead letter where no action can be written (KN-DLV-09);
+    `number` is the partition of the trigger topic that has the key."""
+    try:
+        batch.fire(key, firing, f"t{number}.{firing.last.offset}")
+    except Exception as error:
+        failure = letters.failure_of(error)
+        batch.name_events(number, key, firing.events, failure)
+        count, told = len(firing.events), failure[1]
+        log.error("a firing of %.200s with %d events is dead-lettered: %s", key, count, told)
+
+
+def let_go(number: int, key: str, error: Exception, batch: Batch) -> None:
+    """Hold nothing of a key any more, as what is held raises."""
+    log.error("what is held of %.200s can't be gone on with", key, exc_info=error)
+    batch.let_go(number, key, letters.failure_of(error))
