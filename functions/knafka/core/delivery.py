@@ -139,7 +139,7 @@ def retry_after_seconds(value: bytes, now: float) -> float | None:
         return float(text[:12])
     try:
         moment = parsedate_to_datetime(text)
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, TypeError, IndexError, OverflowError):
         return None
     if moment.tzinfo is None:  # asctime's form names no zone
         moment = moment.replace(tzinfo=UTC)
