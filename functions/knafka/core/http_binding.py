@@ -16,10 +16,12 @@ from urllib.parse import quote, unquote_to_bytes
 from knafka.core import json_format
 from knafka.core.errors import InvalidEvent, UnsupportedContentMode
 from knafka.core.event import (
+    URIS,
     Attributes,
     Event,
     is_attribute_name,
     is_timestamp,
+    is_uri,
     is_uri_reference,
     problems_of,
     refusal,
@@ -42,6 +44,12 @@ HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 _PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
 """What stands for itself in a header value, written and read (CE-H5)."""
 _PLAIN_TEXT = _PLAIN.decode()
+
+_PLAIN_CODINGS: Final = {
+    b"content-encoding": (b"", b"identity"),
+    b"transfer-encoding": (b"", b"identity", b"chunked"),
+}
+"""What leaves a body as it is, by header."""
 
 _NOT_AN_ATTRIBUTE = "ce-"
 _ORDINARY_CONTENT_TYPE = BoundedCache[bytes, object](
@@ -73,8 +81,11 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         and (content_type is None or _ORDINARY_CONTENT_TYPE[content_type])
         and is_uri_reference(source.decode())
         and (time is None or is_timestamp(time.decode()))
+        and (subject := found.get("ce_subject")) != b""
+        and ((schema := found.get("ce_dataschema")) is None or is_uri(schema.decode()))
+        and "ce_schemaurl" not in found
     ):
-        key = found.get("ce_partitionkey") or found.get("ce_subject") or None
+        key = found.get("ce_partitionkey") or subject
         return Draft(key, pairs, body or None)
     return _read_carefully(headers, body)
 
@@ -83,9 +94,17 @@ def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
     """The record of the event in a response; None if the response doesn't claim to hold one.
 
     It claims to by any `ce-` header or a CloudEvents content type; then `InvalidEvent` is raised
-    for what is malformed, a batch included (CE-H13, KN-DP-08).
+    for what is malformed, a batch included (CE-H13, KN-DP-08), and for a body that is encoded: no
+    attribute of an event says that its data are compressed, as a receiver answers 415 to.
     """
-    return record_of(headers, body) if claims_event(headers) else None
+    if not claims_event(headers):
+        return None
+    for name, value in headers:
+        coding = value.strip().lower()
+        if (plain := _PLAIN_CODINGS.get(name.lower())) is not None and coding not in plain:
+            header, shown = name.decode("latin-1"), coding.decode("latin-1")
+            raise InvalidEvent(f"its {header} is {shown!r:.80}: send the event without one")
+    return record_of(headers, body)
 
 
 def claims_event(headers: HttpHeaders) -> bool:
@@ -152,11 +171,11 @@ def decode(value: bytes) -> str:
     return unquote_to_bytes(_unquoted(value).encode()).decode()
 
 
-def decode_source(value: bytes) -> str:
-    """The attribute `source` from a header value: decoded, unless only the raw value is a URI.
+def decode_uri(value: bytes) -> str:
+    """A URI or URI-reference from a header value: decoded, unless only the raw value is one.
 
     Most SDKs send the URI as it is, percent signs and all (CE-H7): `/a%20b` means `/a%20b`, since
-    no source holds a space. Raises `UnicodeDecodeError`.
+    no URI holds a space. Raises `UnicodeDecodeError`.
     """
     decoded = decode(value)
     if not is_uri_reference(decoded) and is_uri_reference(raw := _unquoted(value)):
@@ -194,7 +213,7 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
             if (attribute := kept[3:]) in attributes:
                 problems.append(f"the header ce-{attribute} is given more than once")
             try:
-                read = decode_source if attribute == "source" else decode
+                read = decode_uri if attribute in URIS else decode
                 attributes[attribute] = read(value)
             except UnicodeDecodeError:
                 problems.append(f"the header ce-{attribute} is not UTF-8")
