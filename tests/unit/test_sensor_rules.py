@@ -243,9 +243,37 @@ def test_an_event_of_the_very_moment_of_a_reset_is_not_newer_than_it() -> None:
     assert held_since(of, ms(2026, 11, 1, 0))[0] == ()
 
 
+@pytest.mark.conformance("BUS-S5")
+@pytest.mark.parametrize(
+    ("cron", "same"),
+    [
+        pytest.param(cron, same, id=cron)
+        for cron, same in {
+            "0 0 ? * *": "0 0 * * *",
+            "0 0 * * ?": "0 0 * * *",
+            "0 0 1 * ?": "0 0 1 * *",
+            "0 0 ? * 1": "0 0 * * 1",
+            "0 0 ? * MON-FRI": "0 0 * * MON-FRI",
+            "? ? ? ? ?": "* * * * *",
+            "?/20 * * * *": "*/20 * * * *",
+            "0 0 ?,? * *": "0 0 * * *",
+            "0\t0  ? * *": "0 0 * * *",
+        }.items()
+    ],
+)
+def test_a_question_mark_is_a_star_as_to_argos_parser(cron: str, same: str) -> None:
+    """BUS-S5: robfig/cron takes either in every field."""
+    at = ms(2026, 11, 10, 7)
+    assert Reset(cron).last(at) == Reset(same).last(at)
+    assert Reset(cron).next(at) == Reset(same).next(at) is not None
+
+
 @pytest.mark.parametrize(
     ("cron", "timezone", "problem"),
     [
+        ("0 0 ?? * *", "UTC", "invalid cron expression '0 0 ?? * *': bad day-of-month"),
+        ("0 0 1? * *", "UTC", "bad day-of-month"),
+        ("0 0 ?-5 * *", "UTC", "bad day-of-month"),
         ("61 * * * *", "UTC", "invalid cron expression '61 * * * *': bad minute"),
         ("* * * *", "UTC", "want five fields, as 59 23 * * *"),
         ("0 59 23 * * *", "UTC", "want five fields"),
