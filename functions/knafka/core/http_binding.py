@@ -28,6 +28,7 @@ from knafka.core.event import (
 )
 from knafka.core.kafka_binding import (
     CONTENT_TYPE,
+    MODE,
     BoundedCache,
     Draft,
     Envelope,
@@ -40,6 +41,13 @@ from knafka.core.kafka_binding import (
 
 HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 """As an HTTP parser gives them: names in any letter case, order and duplicates kept."""
+
+MAX_HEAD_BYTES: Final = 7 * 1024
+"""An event's attributes as header lines, at most, of one that came as JSON. Tomcat and Jetty take
+8 KiB of all header lines; Apache, nginx and gunicorn, so functions-framework, of each; Node.js 16
+KiB of all. The rest is for what isn't the event's: Host, traceparent and the like."""
+MAX_HEAD_LINES: Final = 80
+"""Apache and gunicorn take 100."""
 
 _PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
 """What stands for itself in a header value, written and read (CE-H5)."""
@@ -123,14 +131,19 @@ def request_of(
 ) -> tuple[bytes, bytes]:
     """The event's header lines, each ending in CRLF, and the body of the request that delivers it.
 
-    `mode` None leaves the record's content mode as it is (KN-DLV-05); `batch` sends the events that
+    `mode` None leaves the content mode as the record has it, or as its event came in if its
+    attributes are too large for header lines (KN-DLV-05); `batch` sends the events that
     are the data of a Sensor's action, and not the one around them.
     """
-    attributes, data, passed, document = envelope
+    attributes, data, passed, document, sent_as_json = envelope
     if mode == "batch":
         head = b"content-type: application/cloudevents-batch+json\r\n"
         body = data or b"[]"
-    elif mode == "json" or (document is not None and (mode is None or not fits_binary(attributes))):
+    elif (
+        mode == "json"
+        or (mode is None and (sent_as_json or document is not None))
+        or (document is not None and not fits_binary(attributes))
+    ):
         head = b"content-type: application/cloudevents+json\r\n"
         body = json_format.write(envelope.event) if document is None else document
     else:
@@ -229,7 +242,11 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
         raise UnsupportedContentMode("batches of events are not taken, send one at a time")
     if mode is Mode.STRUCTURED:
         # The body is the whole event, whatever the headers repeat of it (CE-H8).
-        return to_record(json_format.read(body), beside)
+        event = json_format.read(body)
+        draft = to_record(event, beside)
+        if _is_large(event.attributes):
+            draft.headers.append((MODE, b"structured"))
+        return draft
     if mode is Mode.UNREADABLE and not attributes and not problems:
         raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     if content_type:
@@ -237,6 +254,15 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
     if problems := problems + problems_of(attributes):
         raise refusal(problems)
     return to_record(Event(attributes, body or None), beside)
+
+
+def _is_large(attributes: Attributes) -> bool:
+    """Whether the attributes are more than fits a request's header lines everywhere."""
+    if len(attributes) > MAX_HEAD_LINES:
+        return True
+    characters = sum(len(name) + len(value) for name, value in attributes.items())
+    # One that is outside ASCII takes up to 12 bytes.
+    return 12 * characters > MAX_HEAD_BYTES and len(head_of(attributes)) > MAX_HEAD_BYTES
 
 
 def _record_header_of(name: bytes) -> str:

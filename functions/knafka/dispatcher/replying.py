@@ -106,8 +106,7 @@ class StoredReplies(_Kept):
 
 
 class SentReplies(_Kept):
-    """A Subscription's, in binary mode unless its delivery has another format; `now` gives Unix
-    time."""
+    """A Subscription's, as a record of them would be sent; `now` gives Unix time."""
 
     not_taken = Reason.REPLY_NOT_DELIVERED
 
@@ -135,7 +134,7 @@ class SentReplies(_Kept):
 
     async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
         envelope = read(reply.headers, reply.value)
-        head, body = request_of(envelope, self._delivery.format or "binary")
+        head, body = request_of(envelope, self._delivery.format)
         try:
             answer = await self._subscriber.post(
                 self._target, self._head + head, body, self._delivery.timeout
