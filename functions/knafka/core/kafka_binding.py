@@ -1,7 +1,8 @@
 """The Kafka binding: an event as a record, and a record as an event (CE-K1 to CE-K7).
 
-Records are written in binary mode, whatever an event came in. The one exception is an event whose datacontenttype is itself
-that of a structured event or a batch: in binary mode a reader would mistake it (CE-K2).
+Records are written in binary mode, whatever mode an event came in. The one exception is an event
+whose datacontenttype is itself that of a structured event or a batch: in binary mode a reader would
+mistake it (CE-K2).
 Not here: Kafka clients, topics and partitions; record keys on the way out (CE-K4: a key says
 nothing about the event); any percent-encoding (CE-K1).
 """
