@@ -32,7 +32,7 @@ _UPSTREAM: Final = ("knativeerrordest", "knativeerrorcode", "knativeerrordata")
 _OURS: Final = (
     *("reason", "attempts", "firsttime", "lasttime"),
     *("namespace", "broker", "trigger", "topic", "partition", "offset"),
-    *("extensions", "omitted", "attemptlog"),
+    *("extensions", "omitted", "attemptlog", "hops"),
 )
 
 EXTENSIONS: Final = f"{ATTRIBUTE_PREFIX}extensions"
@@ -55,8 +55,9 @@ MAX_STUB_KEY: Final = 1024
 
 _NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{each}" for each in _OURS)))
 
-_NO_EXTENSIONS: Final = CORE | {"datacontentencoding"}
-"""With it an event of CloudEvents 0.3 says how its data are encoded."""
+_NO_EXTENSIONS: Final = CORE | {"datacontentencoding", "knativebrokerttl"}
+"""With the one an event of CloudEvents 0.3 says how its data are encoded, the other is `hops.TTL`.
+"""
 
 FAILURE_HEADERS: Final = frozenset(f"ce_{name}" for name in _NAMES)
 """The record headers that a dead letter adds to its event."""

@@ -1,7 +1,7 @@
 """The sender: makes one attempt to send one event, and says what is next.
 
     SUBSCRIBER --delivered--> settled          --failed for good--> SINK, or TOPIC without one
-    SINK       --delivered--> settled          --failed for good--> TOPIC
+    SINK       --delivered--> settled          --failed for good--> TOPIC, or come back too often
     TOPIC      --stored-----> settled          --not stored-------> TOPIC again, later
 
 A reply is stored or sent before its event is settled (`replying`; KN-BRK-11, KN-SUB-07). An event
@@ -36,6 +36,7 @@ from knafka.core.delivery import (
     retry_after_seconds,
 )
 from knafka.core.errors import DeliveryError, InvalidEvent
+from knafka.core.hops import HOPS, MAX_HOPS, hops_of
 from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
 from knafka.core.progress import SUBSCRIBER, DeliveryStage, DeliveryState
@@ -243,13 +244,26 @@ class Sender:
         return Retry(wait)
 
     def _move(self, event: PendingEvent, stage: DeliveryStage) -> None:
+        if stage is DeliveryStage.SINK and self._hops(event) > MAX_HOPS:
+            stage = DeliveryStage.TOPIC
+            self._counts.dead_letters_in_a_row = MAX_HOPS
+            log.warning(
+                "partition %d, offset %d was a dead letter %d times in a row, so the next goes to "
+                "%s: its sink leads back here",
+                *(event.partition.number, event.offset, MAX_HOPS, self._dead_letters.name),
+            )
         event.stage = stage
         event.tries = 0
         if stage is DeliveryStage.SINK:
             self._encode_for_sink(event)
 
+    def _hops(self, event: PendingEvent) -> int:
+        """How often in a row it will have been a dead letter at a sink."""
+        return hops_of(event.headers, event.record.value()) + 1
+
     def _encode_for_sink(self, event: PendingEvent) -> None:
-        envelope = read(*self._dead_letter_of(event))
+        headers, value = self._dead_letter_of(event)
+        envelope = read([*headers, (f"ce_{HOPS}", str(self._hops(event)).encode())], value)
         head, event.body = request_of(envelope, self._delivery.format)
         event.head = self._head + head
 
@@ -315,7 +329,7 @@ class Sender:
             return Outcome(status, None, retry_after, extensions=extensions), response.body
         if not wants_reply:
             return Outcome(status), b""
-        return await self._replies.take(response, event.trace)
+        return await self._replies.take(response, event)
 
     def _log_first_failure(self, target: Target, event: PendingEvent, status: int) -> None:
         # Looked at here: to make a line that isn't written costs as much as an attempt.
