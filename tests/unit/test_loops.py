@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 from support.drains import DEAD, SINK, SUBSCRIBER, TOPIC, Answer, Request, World, response
+from support.local_world import URL, broker, running_locally, trigger
 
 from knafka.core.contract import Delivery, Sink
+from knafka.core.documents import dump
+from knafka.core.drain import DrainProgress
 from knafka.core.hops import FIRST_TTL, MAX_HOPS, hops_of, ttl_of
 from knafka.core.http_binding import record_of
 from knafka.core.kafka_binding import Draft
 from knafka.ports.subscriber import Response
+from knafka_operator.decide.delivery_status import delivering
+from knafka_operator.decide.scaling import Scale, TriggerStatus
 
 pytestmark = [pytest.mark.looptime, pytest.mark.conformance("KN-BRK-13")]
 
@@ -134,9 +139,10 @@ async def test_a_reply_that_matches_its_own_trigger_ends_as_a_dead_letter(answer
         FIRST_TTL,
         *range(FIRST_TTL - 1, 0, -1),
     ]
-    (letter,) = world.events_of(DEAD)
-    assert letter.attributes["knafkareason"] == "reply-not-stored"
-    assert letter.attributes["knafkaattempts"] == "1", "another attempt would end alike"
+    (letter,) = world.records_of(DEAD)
+    headers = dict(letter.headers() or ())
+    assert headers["ce_knafkareason"] == b"reply-not-stored"
+    assert headers["ce_knafkaattempts"] == b"1", "another attempt would end alike"
     assert "255 in a row" in str(drain.progress().loop)
 
 
@@ -208,3 +214,51 @@ async def test_an_ordinary_dead_letter_says_that_it_is_the_first() -> None:
 
 async def refuse_but_keep(request: Request) -> Response:
     return response(202 if request.target.url == SINK else 400)
+
+
+BROKER = {"apiVersion": "eventing.knative.dev/v1", "kind": "Broker", "name": "shop"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        pytest.param(
+            {"delivery": {"deadLetterSink": {"ref": BROKER}}}, "DeadLetterSinkLeadsBack", id="sink"
+        ),
+        pytest.param(
+            {"delivery": {"deadLetterSink": {"uri": f"{URL}/default/shop"}}},
+            "DeadLetterSinkLeadsBack",
+            id="sink, by its address",
+        ),
+        pytest.param({"subscriber": {"ref": BROKER}}, "SubscriberLeadsBack", id="subscriber"),
+        pytest.param({}, "", id="neither"),
+        pytest.param(
+            {"delivery": {"deadLetterSink": {"uri": f"{URL}/default/other"}}}, "", id="another"
+        ),
+    ],
+)
+async def test_a_trigger_that_sends_to_its_own_broker_says_so(
+    spec: dict[str, Any], reason: str
+) -> None:
+    """A warning: it is Ready, as what it does may be meant."""
+    async with running_locally() as world:
+        document = trigger("orders")
+        document["spec"].update(spec)
+        await world.apply(broker(), document)
+        assert world.reason("Trigger", "orders") == "", "it is Ready"
+        conditions = world.status("Trigger", "orders")["conditions"]
+        told = [each for each in conditions if each["type"] == "LoopFree"]
+        assert [each["reason"] for each in told] == ([reason] if reason else [])
+        for each in told:
+            assert (each["status"], each["severity"]) == ("False", "Warning")
+            assert each["message"].startswith("it is its own Broker: ")
+
+
+def test_a_loop_that_a_dispatcher_has_seen_is_a_condition() -> None:
+    """A reply that matches its own Trigger can't be seen in what is declared."""
+    text = "replies come back to it and are answered again, 255 in a row"
+    scaled = TriggerStatus(0, 1, Scale(1, "lag"), DrainProgress(loop=text), None)
+    condition = delivering(scaled)
+    assert (condition.status, condition.reason, condition.severity) == ("False", "Loop", "Warning")
+    assert condition.message.startswith(f"{text}: it ends after 255 replies or 3 dead letters")
+    assert "loop" not in dump(DrainProgress()), "an older operator knows no such field"
