@@ -210,6 +210,17 @@ class Sender:
         return Retry(0.0)
 
     async def _dead_letter(self, event: PendingEvent) -> Done | Retry:
+        failed = event.failed
+        if failed is None or failed.failure is not Reason.UNDECODABLE:
+            return await self._keep(event)
+        # It is no Trigger's in particular, so one dead letter is enough for all that share it.
+        decision = await self._parser.keep_once(event.record, partial(self._keep, event))
+        if decision is None:
+            self._events.filtered += 1
+        return decision or Done()
+
+    async def _keep(self, event: PendingEvent) -> Done | Retry:
+        """Write its dead letter into the topic."""
         record = event.record
         headers, value = self._dead_letter_of(event)
         draft = Draft(record.key(), headers, value)
@@ -244,7 +255,7 @@ class Sender:
         return Retry(wait)
 
     def _move(self, event: PendingEvent, stage: DeliveryStage) -> None:
-        if stage is DeliveryStage.SINK and self._hops(event) > MAX_HOPS:
+        if stage is DeliveryStage.SINK and _hops(event) >= MAX_HOPS:
             stage = DeliveryStage.TOPIC
             self._counts.dead_letters_in_a_row = MAX_HOPS
             log.warning(
@@ -257,13 +268,9 @@ class Sender:
         if stage is DeliveryStage.SINK:
             self._encode_for_sink(event)
 
-    def _hops(self, event: PendingEvent) -> int:
-        """How often in a row it will have been a dead letter at a sink."""
-        return hops_of(event.headers, event.record.value()) + 1
-
     def _encode_for_sink(self, event: PendingEvent) -> None:
         headers, value = self._dead_letter_of(event)
-        envelope = read([*headers, (f"ce_{HOPS}", str(self._hops(event)).encode())], value)
+        envelope = read([*headers, (f"ce_{HOPS}", b"%d" % (_hops(event) + 1))], value)
         head, event.body = request_of(envelope, self._delivery.format)
         event.head = self._head + head
 
@@ -379,6 +386,10 @@ _ACCEPTED: Final = Outcome(202), b""
 
 def _dead_letter_wait(event: PendingEvent) -> float:
     return DEAD_LETTER_WAITS[min(event.tries, len(DEAD_LETTER_WAITS)) - 1]
+
+
+def _hops(event: PendingEvent) -> int:
+    return hops_of(event.headers, event.record.value())
 
 
 def _ids(event: PendingEvent) -> Mapping[str, str]:
