@@ -290,7 +290,6 @@ def _of_config(config: ConfigMap) -> tuple[list[str], list[str]]:
 def _of_trigger(trigger: Trigger, known: Mapping[Identity, Any]) -> tuple[list[str], list[str]]:
     """What it refers to and isn't there; what is doubtful."""
     missing = []
-    doubts = []
     broker = Identity("Broker", trigger.metadata.namespace, trigger.spec.broker)
     if broker not in known:
         missing.append(_missing("spec.broker", broker, known))
@@ -301,7 +300,7 @@ def _of_trigger(trigger: Trigger, known: Mapping[Identity, Any]) -> tuple[list[s
     for path, wanted in _referred(destinations, trigger.metadata.namespace):
         if wanted not in known:
             missing.append(_missing(f"{path}.ref", wanted, known))
-    return missing, doubts + loop_checks.warnings(destinations, broker, known)
+    return missing, loop_checks.warnings(destinations, broker, known)
 
 
 def _of_subscription(
@@ -312,7 +311,7 @@ def _of_subscription(
     if not spec.channel.is_kafka_channel:
         what = f"{spec.channel.kind} of {spec.channel.api_version}"
         return [], [f"its channel is a {what}, another implementation's: it is not checked"]
-    missing, doubts = [], []
+    missing = []
     channel = Identity(KAFKA_CHANNEL, namespace, spec.channel.name)
     if channel not in known:
         missing.append(_missing("spec.channel", channel, known))
@@ -324,7 +323,7 @@ def _of_subscription(
     for path, wanted in _referred(destinations, namespace):
         if wanted not in known:
             missing.append(_missing(f"{path}.ref", wanted, known))
-    return missing, doubts + loop_checks.warnings(destinations, channel, known)
+    return missing, loop_checks.warnings(destinations, channel, known)
 
 
 def _of_sensor(sensor: Sensor, known: Mapping[Identity, Any]) -> tuple[list[str], list[str]]:

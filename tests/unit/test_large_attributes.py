@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from gunicorn.config import Config
-from gunicorn.http.errors import LimitRequestHeaders, ParseException
-from gunicorn.http.parser import RequestParser
+from gunicorn.config import Config  # type: ignore[import-untyped]  # it has no stubs
+from gunicorn.http.errors import LimitRequestHeaders, ParseException  # type: ignore[import-untyped]  # it has no stubs
+from gunicorn.http.parser import RequestParser  # type: ignore[import-untyped]  # it has no stubs
 
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of, restored
 from knafka.core.delivery import Reason
@@ -53,7 +53,7 @@ def take(head: bytes, body: bytes) -> bytes:
     start = b"POST / HTTP/1.1\r\nhost: subscriber\r\ncontent-length: %d\r\n" % len(body)
     sent = start + head + b"\r\n" + body
     request = next(RequestParser(Config(), iter([sent]), ("127.0.0.1", 1)))
-    return request.body.read()
+    return bytes(request.body.read())
 
 
 def is_structured(head: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ CLEAN = "want ASCII without spaces, controls or quotes"
 CERTIFICATES = "CA Cert provided is invalid"
 REFERENCE = {"apiVersion": "v1", "kind": "Service", "name": "mail"}
 
-UNUSABLE = {
+UNUSABLE: Mapping[str, tuple[dict[str, Any], str]] = {
     "a user and a password": ({"uri": f"http://u:{PASSWORD}@x/"}, CREDENTIALS),
     "a token for a user": ({"uri": f"https://{PASSWORD}@x/"}, CREDENTIALS),
     "a password with an @": ({"uri": f"http://u:{PASSWORD}@{PASSWORD}@x/"}, CREDENTIALS),
@@ -73,7 +74,7 @@ UNUSABLE = {
 }
 EVERY_ONE = pytest.mark.parametrize(("destination", "reason"), UNUSABLE.values(), ids=UNUSABLE)
 
-USABLE = {
+USABLE: Mapping[str, dict[str, Any]] = {
     "an address": {"uri": "http://x:8080/a/b?c=d"},
     "an @ in its path": {"uri": "http://x/@user"},
     "an @ in its query": {"uri": "http://x/?to=a@b"},
@@ -104,11 +105,15 @@ def destined(kind: str, destination: dict[str, Any]) -> dict[str, Any]:
         case "Broker's sink":
             return broker(delivery={"deadLetterSink": destination})
         case "Subscription's reply":
-            spec = {**subscription, "subscriber": {"uri": "http://x/"}, "reply": destination}
-            return _object("messaging.knative.dev/v1", "Subscription", spec)
+            replying = {**subscription, "subscriber": {"uri": "http://x/"}, "reply": destination}
+            return _object("messaging.knative.dev/v1", "Subscription", replying)
         case _:
             fires = {"name": "t", "conditions": "a", "subscriber": destination}
-            spec = {"broker": "b", "dependencies": [{"name": "a"}], "triggers": [fires]}
+            spec: dict[str, Any] = {
+                "broker": "b",
+                "dependencies": [{"name": "a"}],
+                "triggers": [fires],
+            }
             return _object("knafka.dev/v1alpha1", "Sensor", spec)
 
 

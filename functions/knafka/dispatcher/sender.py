@@ -36,7 +36,7 @@ from knafka.core.delivery import (
     retry_after_seconds,
 )
 from knafka.core.errors import DeliveryError, InvalidEvent
-from knafka.core.hops import HOPS, MAX_HOPS, hops_of
+from knafka.core.hops import HOPS, MAX_HOPS
 from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
 from knafka.core.progress import SUBSCRIBER, DeliveryStage, DeliveryState
@@ -255,13 +255,12 @@ class Sender:
         return Retry(wait)
 
     def _move(self, event: PendingEvent, stage: DeliveryStage) -> None:
-        if stage is DeliveryStage.SINK and _hops(event) >= MAX_HOPS:
+        if stage is DeliveryStage.SINK and event.hops >= MAX_HOPS:
             stage = DeliveryStage.TOPIC
             self._counts.dead_letters_in_a_row = MAX_HOPS
             log.warning(
-                "partition %d, offset %d was a dead letter %d times in a row, so the next goes to "
-                "%s: its sink leads back here",
-                *(event.partition.number, event.offset, MAX_HOPS, self._dead_letters.name),
+                "partition %d, offset %d comes back from its sink for time %d: it is kept here",
+                *(event.partition.number, event.offset, MAX_HOPS),
             )
         event.stage = stage
         event.tries = 0
@@ -270,7 +269,7 @@ class Sender:
 
     def _encode_for_sink(self, event: PendingEvent) -> None:
         headers, value = self._dead_letter_of(event)
-        envelope = read([*headers, (f"ce_{HOPS}", b"%d" % (_hops(event) + 1))], value)
+        envelope = read([*headers, (f"ce_{HOPS}", b"%d" % (event.hops + 1))], value)
         head, event.body = request_of(envelope, self._delivery.format)
         event.head = self._head + head
 
@@ -386,10 +385,6 @@ _ACCEPTED: Final = Outcome(202), b""
 
 def _dead_letter_wait(event: PendingEvent) -> float:
     return DEAD_LETTER_WAITS[min(event.tries, len(DEAD_LETTER_WAITS)) - 1]
-
-
-def _hops(event: PendingEvent) -> int:
-    return hops_of(event.headers, event.record.value())
 
 
 def _ids(event: PendingEvent) -> Mapping[str, str]:
