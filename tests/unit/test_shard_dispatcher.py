@@ -227,6 +227,21 @@ async def test_one_that_hangs_and_one_that_fails_keep_no_other_from_its_events()
     await alone.dispatcher.stop()
 
 
+async def test_38_triggers_that_share_a_dispatcher_have_one_dead_letter_of_a_record() -> None:
+    """Decision 0031; each of them had one, in a topic of its own."""
+    running = Running(*[accept] * 38)
+    for number, egress in enumerate(running.egresses):
+        topic = {"dead_letter_topic": f"{DEAD}-{number}"}
+        running.egresses[number] = egress.model_copy(update=topic)
+    await running.start()
+    running.world.log.store(TOPIC, b"k", b"data", [("ce_specversion", b"1.0")])
+    await running.drain(idle="PT2S").task
+    letters = [running.world.records_of(f"{DEAD}-{number}") for number in range(38)]
+    assert sum(map(len, letters)) == 1
+    assert [running.committed(number) for number in range(38)] == [1] * 38
+    await running.dispatcher.stop()
+
+
 async def test_a_record_that_is_no_event_is_settled_by_nobody_before_its_dead_letter_is_durable(
     three: Running,
 ) -> None:
