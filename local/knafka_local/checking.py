@@ -335,8 +335,7 @@ def _of_sensor(sensor: Sensor, known: Mapping[Identity, Any]) -> tuple[list[str]
     for path, wanted in _referred(sensor_checks.destinations(sensor), namespace):
         if wanted not in known:
             missing.append(_missing(f"{path}.ref", wanted, known))
-    doubts = sensor_checks.warnings(sensor)
-    return missing, doubts + loop_checks.warnings(sensor_checks.destinations(sensor), bus, known)
+    return missing, sensor_checks.warnings(sensor)
 
 
 def _referred(

@@ -1,9 +1,12 @@
-"""What is sent to its own Broker or channel again, as `knafka check` says it."""
+"""What is sent to its own Broker or channel again, as `knafka check` says it.
+
+Not here: a Sensor, which may well fire events into its own bus.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from knafka.core.hops import FIRST_TTL, MAX_HOPS
 from knafka_local.manifests import Identity
@@ -11,8 +14,7 @@ from knafka_operator.decide.loops import leads_back
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.resources import Broker, Destination
 
-DEAD_LETTERS = (".deadLetterSink", ".dlqTrigger.subscriber")
-"""How the paths of dead letter sinks end."""
+DEAD_LETTERS: Final = "spec.delivery.deadLetterSink"
 
 
 def warnings(
@@ -29,7 +31,7 @@ def warnings(
             where = f"{path}.{'uri' if destination.ref is None else 'ref'}"
             itself = "Broker" if family is BROKERS else "channel"
             doubts.append(f"{where}: its own {itself}: {_meant(path)}")
-        elif path.endswith(DEAD_LETTERS) and (way := _way_back(destination, bus, known)):
+        elif path == DEAD_LETTERS and (way := _way_back(destination, bus, known)):
             doubts.append(f"{path}: leads back over {', '.join(map(str, way))}: {_meant(path)}")
     return doubts
 
@@ -38,17 +40,17 @@ def of_broker(broker: Broker, known: Mapping[Identity, Any]) -> list[str]:
     """The same of a Broker's own dead letter sink, which all its Triggers have that declare no
     delivery."""
     bus = Identity(BROKERS.broker, broker.metadata.namespace, broker.metadata.name)
-    sinks = {"spec.delivery.deadLetterSink": broker.spec.delivery.dead_letter_sink}
+    sinks = {DEAD_LETTERS: broker.spec.delivery.dead_letter_sink}
     return warnings(sinks, bus, known)
 
 
 def _meant(path: str) -> str:
-    if path.endswith(DEAD_LETTERS):
+    if path == DEAD_LETTERS:
         return (
             f"what fails comes back to it, {MAX_HOPS} times at most, and is kept in the "
             "dead-letter topic then; without a sink it is kept there at once"
         )
-    if path.endswith(".reply"):
+    if path == "spec.reply":
         return f"a reply comes back to it, {FIRST_TTL} times in a row at most"
     return "every event that it gets comes back to it"
 

@@ -214,7 +214,8 @@ def decide(
             conditions.set(no_dead_letter_sink())
         elif (dead_letter_sink := value(seen.dead_letter_sink)) is not None:
             status["deadLetterSinkUri"] = dead_letter_sink.url  # KN-TRG-04
-    if found := loops.loop(trigger, seen.document, sink, subscriber, dead_letter_sink):
+    found = loops.loop(trigger, seen.document, sink, subscriber, dead_letter_sink)
+    if found is not None and seen.actions is None:  # a Sensor's aren't its Broker's events
         conditions.set(found)
     needed = DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
     if subscriber is None or not conditions.holds(*needed):
