@@ -19,7 +19,9 @@ from knafka.core.http_binding import record_of
 from knafka.core.kafka_binding import Draft
 from knafka.ports.subscriber import Response
 from knafka_operator.decide.delivery_status import delivering
+from knafka_operator.decide.loops import loop
 from knafka_operator.decide.scaling import Scale, TriggerStatus
+from knafka_operator.model.family import CHANNELS
 
 pytestmark = [pytest.mark.looptime, pytest.mark.conformance("KN-BRK-13")]
 
@@ -262,3 +264,21 @@ def test_a_loop_that_a_dispatcher_has_seen_is_a_condition() -> None:
     assert (condition.status, condition.reason, condition.severity) == ("False", "Loop", "Warning")
     assert condition.message.startswith(f"{text}: it ends after 255 replies or 3 dead letters")
     assert "loop" not in dump(DrainProgress()), "an older operator knows no such field"
+
+
+def test_a_subscription_whose_reply_is_its_own_channel_says_so() -> None:
+    channel = {"apiVersion": "messaging.knative.dev/v1beta1", "kind": "KafkaChannel", "name": "c"}
+    document = {
+        "apiVersion": "messaging.knative.dev/v1",
+        "kind": "Subscription",
+        "metadata": {"name": "s", "namespace": "shop", "uid": "1"},
+        "spec": {
+            "channel": channel,
+            "subscriber": {"uri": "http://x/"},
+            "reply": {"ref": channel},
+        },
+    }
+    found = loop(CHANNELS.read_trigger(document), document, None, None, None)
+    assert found is not None
+    assert (found.type, found.reason) == ("LoopFree", "ReplyLeadsBack")
+    assert found.message.startswith("it is its own channel: ")
