@@ -103,6 +103,14 @@ def _dependency(argo: Document, found: Converted) -> dict[str, Any]:
             pass  # of what is left out
         elif key != "context":
             found.lost.append(f"{path}.filters.{key}: not carried over")
+    # With one kind of filter, `or` and `and` are the same; without one, its default is `and`.
+    operator = str(argo.get("filtersLogicalOperator") or "and").lower()
+    kinds = [each for each in ("exprs", "data", "context", "time", "script") if filters.get(each)]
+    if operator != "and" and kinds != ["context"] and kinds:
+        found.lost.append(
+            f"{path}.filtersLogicalOperator: {operator:.80} of {', '.join(kinds)}: here all that is"
+            " carried over must match"
+        )
     _leave_out(
         argo,
         {"name", "eventSourceName", "eventName", "filters", "filtersLogicalOperator"},

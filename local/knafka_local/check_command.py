@@ -30,7 +30,7 @@ def check(
     parse or calls what isn't there), what refers to nothing, and filters that no event can match.
     Exit code 1 if there is an error; warnings alone are 0.
     """
-    # Here, as admission and its reader of certificates cost every other command's start.
+    # Here, as admission costs every other command's start.
     from knafka_local import checking
 
     checked = checking.check(files, partial=partial)

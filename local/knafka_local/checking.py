@@ -5,7 +5,7 @@
 An `error` is refused by the cluster, or leaves something that never works; a `warning` is allowed
 and probably a mistake. What a document refers to is looked for among the files only.
 Not here: asking a cluster or Kafka, objects of other kinds than Knafka's, and what is said of a
-Sensor (`sensor_checks`).
+Sensor (`sensor_checks`) and of what comes back (`loop_checks`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 from knafka.core.client_settings import SIDES
 from knafka.core.contract import Kafka
 from knafka.core.errors import InvalidDocument
-from knafka_local import sensor_checks
+from knafka_local import loop_checks, sensor_checks
 from knafka_local.cesql_calls import missing_functions
 from knafka_local.impossible import impossible
 from knafka_local.manifests import (
@@ -208,6 +208,7 @@ def _judge(
             warnings += _unknown_annotations(document)
     if isinstance(resource, Broker):
         missing, doubts = _of_broker(resource, known)
+        doubts += loop_checks.of_broker(resource, known)
     elif isinstance(resource, Trigger):
         missing, doubts = _of_trigger(resource, known)
         errors += admission.trigger_warnings(document)
@@ -289,7 +290,6 @@ def _of_config(config: ConfigMap) -> tuple[list[str], list[str]]:
 def _of_trigger(trigger: Trigger, known: Mapping[Identity, Any]) -> tuple[list[str], list[str]]:
     """What it refers to and isn't there; what is doubtful."""
     missing = []
-    doubts = []
     broker = Identity("Broker", trigger.metadata.namespace, trigger.spec.broker)
     if broker not in known:
         missing.append(_missing("spec.broker", broker, known))
@@ -300,9 +300,7 @@ def _of_trigger(trigger: Trigger, known: Mapping[Identity, Any]) -> tuple[list[s
     for path, wanted in _referred(destinations, trigger.metadata.namespace):
         if wanted not in known:
             missing.append(_missing(f"{path}.ref", wanted, known))
-        elif wanted == broker and path == "spec.subscriber":
-            doubts.append(f"{path}.ref: its own Broker: every event that it gets comes back to it")
-    return missing, doubts
+    return missing, loop_checks.warnings(destinations, broker, known)
 
 
 def _of_subscription(
@@ -313,7 +311,7 @@ def _of_subscription(
     if not spec.channel.is_kafka_channel:
         what = f"{spec.channel.kind} of {spec.channel.api_version}"
         return [], [f"its channel is a {what}, another implementation's: it is not checked"]
-    missing, doubts = [], []
+    missing = []
     channel = Identity(KAFKA_CHANNEL, namespace, spec.channel.name)
     if channel not in known:
         missing.append(_missing("spec.channel", channel, known))
@@ -325,9 +323,7 @@ def _of_subscription(
     for path, wanted in _referred(destinations, namespace):
         if wanted not in known:
             missing.append(_missing(f"{path}.ref", wanted, known))
-        elif wanted == channel:
-            doubts.append(f"{path}.ref: its own channel: what it is sent comes back to it")
-    return missing, doubts
+    return missing, loop_checks.warnings(destinations, channel, known)
 
 
 def _of_sensor(sensor: Sensor, known: Mapping[Identity, Any]) -> tuple[list[str], list[str]]:

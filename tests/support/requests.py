@@ -135,6 +135,18 @@ VALID: Sequence[Request] = (
             stored=_stored(("ce_subject", "ü"), key="ü".encode())),
     Request("raw bytes that are not UTF-8 are ISO-8859-1 (CE-H7)", 202,
             attributes(subject=b"\xe9"), stored=_stored(("ce_subject", "é"), key="é".encode())),
+    *(
+        Request(f"dataschema {each}", 202, attributes(dataschema=each),
+                stored=_stored(("ce_dataschema", each)))
+        for each in ("https://x/a?b=c#d", "urn:x:1", "HTTP://X", "https://x/a%20b", "https://x/é")
+    ),
+    Request("an extension of 0.3 that 1.0 has another rule for", 202,
+            attributes(specversion="0.3", dataschema="any"),
+            stored=_stored(("ce_dataschema", "any"), version=b"0.3")),
+    Request("schemaurl of 0.3 is a reference", 202,
+            attributes(specversion="0.3", schemaurl="/s"),
+            stored=_stored(("ce_schemaurl", "/s"), version=b"0.3")),
+    Request("an empty extension", 202, attributes(ext=""), stored=_stored(("ce_ext", ""))),
     Request("names in any case (CE-H4)", 202,
             ((b"CE-SpecVersion", b"1.0"), (b"Ce-Id", b"1"), (b"ce-SOURCE", b"/s"),
              (b"ce-type", b"t"), (b"Content-Type", b"text/plain"), (b"cE-x9", b"y")),
@@ -186,6 +198,16 @@ MALFORMED: Sequence[Request] = (
                      "2024-01-01 00:00:00Z", "2024-01-01T00:00:00", "2024-01-01T24:00:00Z",
                      "%D9%A2024-01-01T00:00:00Z")
     ),
+    _binary("an empty subject", subject=""),
+    _binary("a quoted empty subject", subject='""'),
+    *(
+        _binary(f"dataschema {each!r}", dataschema=each)
+        for each in ("", "not%20a%20uri", "not a uri", "/relative", "schema.json", "1a:b", "a:%zz")
+    ),
+    *(
+        _binary(f"schemaurl {each!r} of 0.3", specversion="0.3", schemaurl=each)
+        for each in ("", "not a uri")
+    ),
     _binary("a header for the content type", datacontenttype="text/plain"),
     _binary("a header for data", data="x"),
     Request("a nameless attribute", 400, (*attributes(), (b"ce-", b"x"))),
@@ -236,6 +258,9 @@ MALFORMED: Sequence[Request] = (
     _json("structured: deep", "{" + _CORE + ',"data":' + "[" * 100_000 + "]" * 100_000 + "}"),
     _json("structured: version 2", '{"specversion":"2.0","id":"1","source":"/s","type":"t"}'),
     _json("structured: empty id", '{"specversion":"1.0","id":"","source":"/s","type":"t"}'),
+    _json("structured: an empty subject", "{" + _CORE + ',"subject":""}'),
+    _json("structured: a dataschema that is no URI", "{" + _CORE + ',"dataschema":"not a uri"}'),
+    _json("structured: an empty dataschema", "{" + _CORE + ',"dataschema":""}'),
     _json("structured: bad time", "{" + _CORE + ',"time":"now"}'),
     _json("structured: bad source", '{"specversion":"1.0","id":"1","source":"a b","type":"t"}'),
     _json("structured: a long integer for an id", ("{" + _CORE + "}").replace('"1"', "1" * 5000)),

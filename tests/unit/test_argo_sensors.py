@@ -244,3 +244,30 @@ def test_the_command_refuses_what_it_cannot_read(tmp_path: Path) -> None:
     code, _, problems = run(file)
     assert code == 2
     assert "has no Sensor" in problems
+
+
+@pytest.mark.parametrize(
+    ("operator", "filters", "lost"),
+    [
+        pytest.param("or", {"context": {"type": "paid"}, "data": [{}]}, True, id="or of two"),
+        pytest.param("or", {"data": [{}]}, True, id="or of one that is lost"),
+        pytest.param("OR", {"exprs": [{}], "script": "x"}, True, id="in capitals"),
+        pytest.param(
+            "xor", {"context": {"type": "paid"}, "time": {}, "data": [{}]}, True, id="xor"
+        ),
+        pytest.param("or", {"context": {"type": "paid"}}, False, id="or of the only one"),
+        pytest.param("or", {}, False, id="or of none"),
+        pytest.param("and", {"context": {"type": "paid"}, "data": [{}]}, False, id="and"),
+        pytest.param("", {"context": {"type": "paid"}, "data": [{}]}, False, id="empty: and"),
+    ],
+)
+def test_a_logical_operator_that_changes_what_matches_is_said(
+    operator: str, filters: Mapping[str, Any], lost: bool
+) -> None:
+    dependency = {"name": "a", "eventSourceName": "s", "eventName": "e", "filters": filters}
+    found = convert(sensor(dependencies=[{**dependency, "filtersLogicalOperator": operator}]))
+    told = [each for each in found.lost if "filtersLogicalOperator" in each]
+    assert bool(told) is lost, found.lost
+    if lost:
+        assert told[0].startswith("dependency a.filtersLogicalOperator: ")
+        assert told[0].endswith("here all that is carried over must match")

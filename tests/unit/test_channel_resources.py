@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.certificates import PEM
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
@@ -107,7 +108,7 @@ def test_a_channels_subscribers_are_read_as_the_server_writes_them() -> None:
                 "replyUri": "http://answers/",
                 "replyCACerts": "PEM2",
                 "replyAudience": "answers",
-                "delivery": {"retry": 0, "deadLetterSink": {"uri": "http://d/", "CACerts": "P"}},
+                "delivery": {"retry": 0, "deadLetterSink": {"uri": "http://d/", "CACerts": PEM}},
                 "auth": {"serviceAccountName": "mail-oidc"},
             },
             {"uid": "3", "replyUri": "http://answers/"},
@@ -119,7 +120,7 @@ def test_a_channels_subscribers_are_read_as_the_server_writes_them() -> None:
     assert (first.reply_uri, first.reply_ca_certs) == ("http://answers/", "PEM2")
     assert (first.subscriber_audience, first.reply_audience) == ("mail", "answers")
     assert first.delivery.is_set
-    assert first.delivery.dead_letter_sink == Destination(uri="http://d/", CACerts="P")
+    assert first.delivery.dead_letter_sink == Destination(uri="http://d/", CACerts=PEM)
     assert first.auth == Auth(service_account_name="mail-oidc")
     assert second == Subscriber(uid="3", reply_uri="http://answers/")
     assert not second.delivery.is_set
@@ -180,7 +181,7 @@ def test_a_broken_subscriber_of_a_channel_is_refused_by_path(
 
 def test_a_subscription_is_read_with_all_that_it_declares() -> None:
     found = subscription(
-        subscriber={"ref": REF, "uri": "/in", "CACerts": "PEM", "audience": "mail"},
+        subscriber={"ref": REF, "uri": "/in", "CACerts": PEM, "audience": "mail"},
         reply={"ref": {**CHANNEL, "namespace": "other"}},
         delivery={"retry": 3, "backoffPolicy": "linear"},
     )

@@ -1,6 +1,7 @@
 """Dead letters: the event stays as it is, and its story is added."""
 
 import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,10 +14,12 @@ from knafka.core.dead_letter import (
     Origin,
     attempt_log,
     dead_letter_of,
+    extensions_of,
     logged_attempts,
     restored,
 )
 from knafka.core.delivery import Outcome, Reason
+from knafka.core.http_binding import record_of, request_of
 from knafka.core.kafka_binding import RecordHeaders, read
 
 ORIGIN = Origin("shop", "default", "orders", "knative-broker-shop-default", 3, 42)
@@ -41,6 +44,21 @@ def failure(status: int | None = 503, body: bytes = b"no", **fields: object) -> 
         status=status,
         body=body,
     )
+
+
+STORY: Mapping[str, Sequence[bytes]] = {
+    "knafkareason": [b"status"],
+    "knativeerrorcode": [b"503"],
+}
+"""What those attributes have that a subscriber could want to replace."""
+
+
+def accepted(letter: RecordHeaders) -> dict[str, str]:
+    """The attributes that a Knafka Broker stores of a dead letter; raises `InvalidEvent`."""
+    head, body = request_of(read(letter, b"data"))
+    lines = (line.split(b": ", 1) for line in head.split(b"\r\n")[:-1])
+    draft = record_of([(name, value) for name, value in lines], body)
+    return dict(read(draft.headers, draft.value).attributes)
 
 
 def letter_of(
@@ -164,6 +182,48 @@ def test_no_extension_of_a_subscriber_stands_for_an_attribute_of_the_event() -> 
     assert [value for name, value in headers if name == "ce_id"] == [b"1"]
     assert "ce_datacontenttype" not in dict(headers)
     assert dict(headers)["ce_team"] == b"blue"
+@pytest.mark.conformance("KN-DLV-08")
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        pytest.param(f"kne-{name}", value, id=f"{name}: {value or 'nothing'}")
+        for name, value in [
+            ("time", "now"),
+            ("time", "2026-01-01T00:00:00Z"),
+            ("time", ""),
+            ("subject", ""),
+            ("subject", "s"),
+            ("dataschema", "not a uri"),
+            ("schemaurl", "a b"),
+            ("datacontenttype", "\t"),
+            ("datacontentencoding", "base64"),
+            ("specversion", "9.9"),
+            ("source", "a b"),
+            ("id", ""),
+            ("data", "x"),
+            ("Upper", "x"),
+            ("a-b", "x"),
+            ("a_b", "x"),
+            ("", "x"),
+            ("note", ""),
+            ("note", "a\x00b"),
+            ("note", "\x85"),
+            ("knafkareason", "none"),
+            ("knativeerrorcode", "200"),
+            ("knativebrokerttl", "255"),
+        ]
+    ],
+)
+def test_a_header_that_is_no_extension_is_left_out_of_the_dead_letter(
+    header: str, value: str
+) -> None:
+    """KN-DLV-08, CE-H12: whatever a subscriber answers, a Knafka Broker takes the dead letter."""
+    name = header.removeprefix("kne-")
+    extensions = extensions_of([(header.encode(), value.encode("latin-1")), (b"kne-team", b"a b")])
+    assert extensions == (("team", "a b"),)
+    letter = letter_of(HEADERS, replace(failure(), extensions=extensions), ORIGIN)
+    assert dict(letter).get(f"ce_{name}") in (dict(HEADERS).get(f"ce_{name}"), *STORY.get(name, ()))
+    assert accepted(letter) == dict(read(letter, b"data").attributes)
 
 
 def test_the_last_attempts_are_told_one_by_one_and_what_they_take_is_bounded() -> None:

@@ -133,9 +133,25 @@ def test_retry_after_waits_as_long_as_the_spec_says(
         (b"Friday, 31-Dec-99 23:59:59 GMT", 59.0),
         (b"Fri Dec 31 23:59:59 1999", 59.0),
         (b"Sat Jan  1 00:01:00 2000", 120.0),
-        (b"Sat, 01 Jan 99999999999999999999 00:00:00 GMT", None),
-        (b"Sat, 01 Jan 2000 00:00:00 +99999999999999999999", None),
+        *(
+            pytest.param(value.encode("latin-1"), None, id=what)
+            for what, value in {
+                "a year of eleven digits": "Fri, 31 Dec 99999999999 23:59:59 GMT",
+                "a year of five digits": "Fri, 31 Dec 10000 23:59:59 GMT",
+                "an hour beyond C's long": f"Fri, 31 Dec 1999 {'9' * 20}:59:59 GMT",
+                "a zone beyond C's int": f"Fri, 31 Dec 1999 23:59:59 +{'9' * 23}",
+                "a zone of more than a day": "Fri, 31 Dec 1999 23:59:59 +9999",
+                "a day that is none": "Fri, 31 Feb 1999 23:59:59 GMT",
+                "half a date": "Fri, 31 Dec",
+                "commas only": ",,,",
+                "a superscript digit": "\xb2",
+                "digits with a sign": "+5",
+                "a duration": "PT5S",
+                "10,000 characters": "Fri, " * 2_000,
+            }.items()
+        ),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(value: bytes, seconds: float | None) -> None:
+    """KN-DLV-04: one that can't be used is as none."""
     assert retry_after_seconds(value, now=946_684_740.0) == seconds

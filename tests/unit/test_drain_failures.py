@@ -78,6 +78,27 @@ async def test_retry_after_is_honoured_where_it_may(
     assert wait - 1e-6 <= gaps(world)[0] < wait + 0.1
 
 
+@pytest.mark.conformance("KN-DLV-04")
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param("Fri, 31 Dec 99999999999 23:59:59 GMT", id="a year that no calendar has"),
+        pytest.param(f"Fri, 31 Dec 1999 {'9' * 20}:59:59 GMT", id="an hour beyond C's long"),
+        pytest.param("soon", id="a word"),
+        pytest.param("", id="nothing"),
+    ],
+)
+async def test_a_retry_after_that_cant_be_used_is_as_none(value: str) -> None:
+    """KN-DLV-04: the declared retries are made all the same."""
+    delivery = Delivery(retry=3, backoff_delay=1, retry_after_max=60)
+    world = World(at_first(response(503, retry_after=value)), delivery=delivery)
+    world.send("1")
+    progress = await world.run()
+    assert world.subscriber.ids == ["1", "1"]
+    assert 1 - 1e-6 <= gaps(world)[0] < 1.1
+    assert (progress.delivered, progress.dead_lettered) == (1, 0)
+
+
 @pytest.mark.conformance("KN-DLV-03", "KN-DLV-08")
 async def test_an_attempt_that_times_out_is_retried_and_dead_lettered_without_a_code() -> None:
     """KN-DLV-03, KN-DLV-08."""

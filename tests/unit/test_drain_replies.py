@@ -59,6 +59,61 @@ async def test_a_reply_in_structured_mode_is_stored_as_an_event() -> None:
     assert world.events_of(TOPIC)[1].data == b'{"a": 1}'
 
 
+BINARY = {name.replace("_", "-"): value for name, value in REPLY.items()}
+STRUCTURED = {"content-type": "application/cloudevents+json"}
+
+
+@pytest.mark.conformance("KN-DP-08")
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param({**BINARY, "content-encoding": "gzip"}, id="gzip, binary"),
+        pytest.param({**STRUCTURED, "content-encoding": "gzip"}, id="gzip, structured"),
+        pytest.param({**BINARY, "content-encoding": " GZip "}, id="in any case"),
+        pytest.param({**BINARY, "content-encoding": "deflate"}, id="deflate"),
+        pytest.param({**BINARY, "content-encoding": "br"}, id="br"),
+        pytest.param({**BINARY, "content-encoding": "zstd"}, id="zstd"),
+        pytest.param({**BINARY, "content-encoding": "identity, gzip"}, id="one of two"),
+        pytest.param({**BINARY, "content-encoding": "of-our-own"}, id="unknown"),
+        pytest.param({**BINARY, "transfer-encoding": "gzip, chunked"}, id="on the way"),
+    ],
+)
+async def test_a_reply_whose_body_is_encoded_is_malformed(headers: dict[str, str]) -> None:
+    """KN-DP-08: stored as it came, the next subscriber would take gzip for the data."""
+    answer = Response(200, [(name.encode(), text.encode()) for name, text in headers.items()], b"x")
+    world = World(at_first(answer), delivery=Delivery(retry=3))
+    world.send("1")
+    await world.run()
+    assert world.subscriber.ids == ["1"]
+    assert [each.attributes["id"] for each in world.events_of(TOPIC)] == ["1"]
+    assert world.events_of(DEAD)[0].attributes["knafkareason"] == "malformed-reply"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param({"content-encoding": "identity"}, id="identity"),
+        pytest.param({"content-encoding": "Identity"}, id="Identity"),
+        pytest.param({"content-encoding": ""}, id="nothing"),
+        pytest.param({"transfer-encoding": "chunked"}, id="in chunks"),
+        pytest.param({"vary": "accept-encoding"}, id="another header"),
+    ],
+)
+async def test_a_reply_whose_body_is_as_it_is_is_stored(headers: dict[str, str]) -> None:
+    pairs = [(name.encode(), text.encode()) for name, text in {**BINARY, **headers}.items()]
+    world = World(at_first(Response(200, pairs, b"hello")))
+    world.send("1")
+    await world.run()
+    assert world.events_of(TOPIC)[1].data == b"hello"
+
+
+async def test_an_encoded_body_that_is_no_reply_is_a_success() -> None:
+    """KN-DP-08: a proxy may have compressed the `OK`."""
+    world = World(at_first(response(200, b"\x1f\x8b", content_encoding="gzip")))
+    world.send("1")
+    assert (await world.run()).delivered == 1
+
+
 async def test_a_reply_whose_headers_are_iso_8859_1_is_stored() -> None:
     """An event that was processed well is no dead letter for it."""
     answer = response(200, b"hello", **REPLY)

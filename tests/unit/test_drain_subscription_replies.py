@@ -75,6 +75,7 @@ async def test_a_reply_is_sent_in_binary_mode_before_its_event_is_settled() -> N
     assert (taken.body, taken.timeout) == (b"hello", 50)
     assert sorted(taken.head.splitlines()) == [
         b"ce-id: r",
+        b"ce-knativebrokerttl: 254",
         b"ce-source: /reply",
         b"ce-specversion: 1.0",
         b"ce-type: answer",

@@ -30,6 +30,8 @@ def problem(attributes: Attributes) -> str:
         {"subject": "Grüße 😀", "ext1": "", "0": "digits may lead"},
         {"source": "urn:a:b%20c?q=[1]#é"},
         {"datacontenttype": 'text/plain; charset="utf-8"'},
+        {"dataschema": "urn:shop:order:1"},
+        {"specversion": "0.3", "dataschema": "any text: 0.3 has no such attribute"},
     ],
 )
 def test_a_valid_event_is_let_through(more: dict[str, str]) -> None:
@@ -74,6 +76,23 @@ def test_a_value_holds_no_control_surrogate_or_non_character(value: str) -> None
 @pytest.mark.parametrize("value", ["", " ", "text/plain ", "text/ü", "text/plain\tx"])
 def test_a_datacontenttype_fits_a_header(value: str) -> None:
     assert "is not a media type" in problem({**VALID, "datacontenttype": value})
+
+
+def test_a_subject_is_not_empty() -> None:
+    """CE-H12: one that says nothing is left out."""
+    assert problem({**VALID, "subject": ""}).startswith("subject is empty: leave it out")
+
+
+@pytest.mark.parametrize("schema", ["", "not a uri", "/s", "s.json", "1a:b", ":", "https://a b"])
+def test_a_dataschema_is_a_uri(schema: str) -> None:
+    """CE-H12."""
+    assert "is not a URI, such as https://host/schema" in problem({**VALID, "dataschema": schema})
+
+
+@pytest.mark.parametrize("schema", ["", "not a uri", "%zz"])
+def test_a_schemaurl_of_version_0_3_is_a_uri_reference(schema: str) -> None:
+    attributes = {**VALID, "specversion": "0.3", "schemaurl": schema}
+    assert "schemaurl" in problem(attributes)
 
 
 @pytest.mark.parametrize("text", ["", "a b", "%", "%2", "%zz", "a%2", 'a"', "<a>", "a\\b", "{a}"])

@@ -223,3 +223,68 @@ def test_mistakes_in_subscriptions_and_channels_are_named(
     (finding,) = check([file]).findings
     assert finding.severity is severity
     assert said in str(finding)
+
+
+BACK = "{apiVersion: eventing.knative.dev/v1, kind: Broker, name: shop}"
+KEPT = "3 times at most, and is kept in the dead-letter topic then"
+
+
+@pytest.mark.conformance("KN-BRK-13")
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        pytest.param(
+            "  broker: shop",
+            f"  broker: shop\n  delivery: {{deadLetterSink: {{ref: {BACK}}}}}",
+            f"deadLetterSink.ref: its own Broker: what fails comes back to it, {KEPT}",
+            id="sink, by ref",
+        ),
+        pytest.param(
+            "  broker: shop",
+            "  broker: shop\n  delivery: {deadLetterSink: {uri: 'http://a.b/default/shop'}}",
+            "spec.delivery.deadLetterSink.uri: its own Broker",
+            id="sink, by its address",
+        ),
+        pytest.param(
+            "name: shop-kafka}}",
+            f"name: shop-kafka}}, delivery: {{deadLetterSink: {{ref: {BACK}}}}}}}",
+            "Broker default/shop: warning: spec.delivery.deadLetterSink.ref: its own Broker",
+            id="the Broker's sink",
+        ),
+        pytest.param(
+            "{apiVersion: serving.knative.dev/v1, kind: Service, name: mail}",
+            BACK,
+            "spec.subscriber.ref: its own Broker: every event that it gets comes back to it",
+            id="subscriber",
+        ),
+        pytest.param(
+            "---\napiVersion: serving",
+            "  delivery:\n    deadLetterSink:\n      ref: "
+            + BACK.replace("shop", "second")
+            + "\n---\napiVersion: eventing.knative.dev/v1\nkind: Broker\n"
+            "metadata: {name: second, annotations: {eventing.knative.dev/broker.class: kafka}}\n"
+            f"spec: {{delivery: {{deadLetterSink: {{ref: {BACK}}}}}}}\n---\napiVersion: serving",
+            "spec.delivery.deadLetterSink: leads back over Broker default/second: what fails",
+            id="sink, over another Broker",
+        ),
+    ],
+)
+def test_what_comes_back_to_its_own_broker_is_a_warning(
+    file: Path, before: str, after: str, says: str
+) -> None:
+    """KN-BRK-13."""
+    findings = found(file, before, after)
+    assert [severity for severity, _ in findings] == [Severity.WARNING], findings
+    assert says in findings[0][1]
+
+
+def test_a_sink_that_is_another_broker_is_no_loop(file: Path) -> None:
+    other = BACK.replace("shop", "letters")
+    file.write_text(
+        GOOD.replace(
+            "  broker: shop", f"  broker: shop\n  delivery: {{deadLetterSink: {{ref: {other}}}}}"
+        )
+        + "---\napiVersion: eventing.knative.dev/v1\nkind: Broker\n"
+        "metadata: {name: letters, annotations: {eventing.knative.dev/broker.class: kafka}}\n"
+    )
+    assert list(check([file]).findings) == []

@@ -172,7 +172,7 @@ async def test_an_address_that_can_not_be_used_stops_its_trigger_and_no_other(
         await world.apply(service(), broker(), trigger("orders"), trigger("odd", subscriber))
         assert world.reason("Trigger", "orders") == ""
         reason = world.reason("Trigger", "odd")
-        assert reason.startswith("InvalidAddress: ")
+        assert reason.startswith("Invalid: spec.subscriber.uri: ")
         assert "pydantic" not in reason
 
 

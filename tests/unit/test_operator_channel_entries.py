@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.certificates import PEM
 from support.channel_entries import (
     CHANNEL,
     SHOP,
@@ -42,10 +43,10 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ChannelWorld]:
 
 async def test_an_entry_that_others_write_is_delivered_by_its_uid(world: ChannelWorld) -> None:
     """KN-CHN-05, KN-CHN-11, DSP-10: no Subscription has to be there."""
-    delivery = {"retry": 3, "deadLetterSink": {"uri": "http://dead/", "CACerts": "PEM"}}
+    delivery = {"retry": 3, "deadLetterSink": {"uri": "http://dead/", "CACerts": PEM}}
     world.declare_entry(
         SHOP, CHANNEL, UID, "https://there/", replyUri="http://reply/", delivery=delivery,
-        generation=7, subscriberCACerts="PEM",
+        generation=7, subscriberCACerts=PEM,
     )  # fmt: skip
     await world.look()
     assert reported(world) == {UID: {"uid": UID, "observedGeneration": 7, "ready": "True"}}
@@ -59,7 +60,7 @@ async def test_an_entry_that_others_write_is_delivered_by_its_uid(world: Channel
     )
     assert egress.reply is not None
     assert egress.reply.url == "http://reply/"
-    assert egress.subscriber.ca_certs == "PEM"
+    assert egress.subscriber.ca_certs == PEM
     assert egress.delivery.retry == 3
     assert egress.dead_letter_sink is not None
     assert egress.dead_letter_sink.url == "http://dead/"

@@ -30,6 +30,7 @@ RECEIVER, DISPATCHER = "default-kn-receiver", "orders-kn-dispatcher"
 ROOT = Path(__file__).resolve().parents[2]
 TRIED_ELSEWHERE = {
     *("DeadLettered", "StateFull"),
+    *("Loop", "SubscriberLeadsBack", "ReplyLeadsBack", "DeadLetterSinkLeadsBack"),  # test_loops
     *("TopicDrifted", "OldRevisionDelivers", "InternalError", "FunctionRejected"),
     "ServersNotAllowed",  # test_hostile_kafka.py
     *("NamespaceMinScale", "NamespacePartitions", "TopicTooLarge"),  # test_maxima.py

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from support.certificates import OTHER_PEM, PEM
 
 from knafka.core import documents
 from knafka_operator.decide.resolving import Unresolved, resolve
@@ -19,7 +20,7 @@ OBJECTS: Mapping[tuple[str, str, str, str], Mapping[str, Any]] = {
     },
     ("serving.knative.dev/v1", "Service", "shop", "new"): {"status": {}},
     ("example.com/v1", "Inbox", "shop", "secure"): {
-        "status": {"addresses": [{"url": "https://inbox.shop", "CACerts": "PEM"}]}
+        "status": {"addresses": [{"url": "https://inbox.shop", "CACerts": PEM}]}
     },
     ("example.com/v1", "Inbox", "shop", "odd"): {"status": {"address": {"url": "mailto:you"}}},
 }
@@ -69,8 +70,8 @@ async def test_a_destination_has_an_address(declared: Mapping[str, Any], url: st
 
 async def test_an_addressables_authorities_are_trusted_unless_others_are_declared() -> None:
     ref = _ref("example.com/v1", "Inbox", "secure")
-    assert await _resolve({"ref": ref}) == ("https://inbox.shop", "PEM")
-    assert await _resolve({"ref": ref, "CACerts": "MINE"}) == ("https://inbox.shop", "MINE")
+    assert await _resolve({"ref": ref}) == ("https://inbox.shop", PEM)
+    assert await _resolve({"ref": ref, "CACerts": OTHER_PEM}) == ("https://inbox.shop", OTHER_PEM)
 
 
 @pytest.mark.conformance("KN-DST-04", "KN-TRG-03")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.certificates import PEM
 
 from knafka.core.contract import AttributesFilter, Exact
 from knafka.core.errors import InvalidDocument
@@ -51,7 +52,7 @@ def test_a_trigger_is_read_with_all_its_fields() -> None:
     parsed = trigger(
         filter={"attributes": {"type": "a"}},
         filters=[{"exact": {"type": "b"}}],
-        subscriber={"ref": REF, "uri": "/in", "CACerts": "PEM", "audience": "mail"},
+        subscriber={"ref": REF, "uri": "/in", "CACerts": PEM, "audience": "mail"},
         delivery={
             "deadLetterSink": {"uri": "http://dead/"},
             "retry": 3,
@@ -68,7 +69,7 @@ def test_a_trigger_is_read_with_all_its_fields() -> None:
     assert parsed.spec.subscriber == Destination(
         ref=KReference(api_version="v1", kind="Service", name="mail"),
         uri="/in",
-        CACerts="PEM",
+        CACerts=PEM,
         audience="mail",
     )
     assert parsed.spec.delivery.dead_letter_sink == Destination(uri="http://dead/")

@@ -243,6 +243,31 @@ def test_an_event_of_the_very_moment_of_a_reset_is_not_newer_than_it() -> None:
     assert held_since(of, ms(2026, 11, 1, 0))[0] == ()
 
 
+@pytest.mark.conformance("BUS-S5")
+@pytest.mark.parametrize(
+    ("cron", "same"),
+    [
+        pytest.param(cron, same, id=cron)
+        for cron, same in {
+            "0 0 ? * *": "0 0 * * *",
+            "0 0 * * ?": "0 0 * * *",
+            "0 0 1 * ?": "0 0 1 * *",
+            "0 0 ? * 1": "0 0 * * 1",
+            "0 0 ? * MON-FRI": "0 0 * * MON-FRI",
+            "? ? ? ? ?": "* * * * *",
+            "?/20 * * * *": "*/20 * * * *",
+            "0 0 ?,? * *": "0 0 * * *",
+            "0\t0  ? * *": "0 0 * * *",
+        }.items()
+    ],
+)
+def test_a_question_mark_is_a_star_as_to_argos_parser(cron: str, same: str) -> None:
+    """BUS-S5: robfig/cron takes either in every field."""
+    at = ms(2026, 11, 10, 7)
+    assert Reset(cron).last(at) == Reset(same).last(at)
+    assert Reset(cron).next(at) == Reset(same).next(at) is not None
+
+
 @pytest.mark.parametrize(
     ("cron", "timezone", "field", "problem"),
     [
@@ -252,6 +277,9 @@ def test_an_event_of_the_very_moment_of_a_reset_is_not_newer_than_it() -> None:
         ("59 23 * * *", "Mars/Olympus", "timezone", "unknown time zone 'Mars/Olympus'"),
         ("59 23 * * *", "../etc/passwd", "timezone", "unknown time zone"),
         ("59 23 * * *", "", "timezone", "unknown time zone"),
+        ("0 0 ?? * *", "UTC", "cron", "invalid cron expression '0 0 ?? * *': bad day-of-month"),
+        ("0 0 1? * *", "UTC", "cron", "bad day-of-month"),
+        ("0 0 ?-5 * *", "UTC", "cron", "bad day-of-month"),
     ],
 )
 def test_what_is_no_reset_is_refused_by_its_field(

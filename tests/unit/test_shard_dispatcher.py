@@ -31,6 +31,7 @@ from knafka.clients.memory_shared import MemoryPositionedReader
 from knafka.core.contract import Delivery, Egress
 from knafka.core.documents import dump
 from knafka.core.drain import STOP, Ended
+from knafka.core.errors import LogError
 from knafka.dispatcher.drain import JOIN_PATIENCE
 from knafka.dispatcher.shared.drain import LOOK_INTERVAL
 from knafka.ports.log import Record
@@ -249,15 +250,47 @@ async def test_one_that_hangs_and_one_that_fails_keep_no_other_from_its_events()
     await alone.dispatcher.stop()
 
 
-async def test_a_record_that_is_no_event_is_a_dead_letter_of_each(three: Running) -> None:
-    """CE-K8; the next request doesn't report them again."""
+async def test_38_triggers_that_share_a_dispatcher_have_one_dead_letter_of_a_record() -> None:
+    """Decision 0031; each of them had one, in a topic of its own."""
+    running = Running(*[accept] * 38)
+    for number, egress in enumerate(running.egresses):
+        topic = {"dead_letter_topic": f"{DEAD}-{number}"}
+        running.egresses[number] = egress.model_copy(update=topic)
+    await running.start()
+    running.world.log.store(TOPIC, b"k", b"data", [("ce_specversion", b"1.0")])
+    await running.drain(idle="PT2S").task
+    letters = [running.world.records_of(f"{DEAD}-{number}") for number in range(38)]
+    assert sum(map(len, letters)) == 1
+    assert [running.committed(number) for number in range(38)] == [1] * 38
+    await running.dispatcher.stop()
+
+
+async def test_a_record_that_is_no_event_is_settled_by_nobody_before_its_dead_letter_is_durable(
+    three: Running,
+) -> None:
+    """KN-DLV-09: also by those that don't write it."""
+    three.world.log.store(TOPIC, b"k", b"data", [("ce_specversion", b"1.0")])
+    three.world.log.fail(LogError("Kafka is away"))
+    exchange = three.drain(idle="PT2S")
+    await asyncio.sleep(60)
+    assert [three.committed(number) for number in range(3)] == [0, 0, 0]
+    three.world.log.fail(None)
+    await exchange.task
+    assert len(three.world.records_of(DEAD)) == 1
+    assert [three.committed(number) for number in range(3)] == [1, 1, 1]
+
+
+async def test_a_record_that_is_no_event_is_one_dead_letter_for_all(three: Running) -> None:
+    """CE-K8: 38 Triggers had 38 of it; the next request doesn't report it again."""
     three.world.log.store(TOPIC, b"k", b"data", [("ce_specversion", b"1.0")])
     exchange = three.drain(idle="PT2S")
     await exchange.task
     lines = lines_of(exchange)[-1].egresses.values()
-    assert [each.dead_lettered for each in lines] == [1, 1, 1]
-    assert [each.dead_letters for each in lines] == [{"undecodable-record": 1}] * 3
-    assert len(three.world.records_of(DEAD)) == 3
+    assert sorted(each.dead_lettered for each in lines) == [0, 0, 1]
+    assert sorted(each.filtered for each in lines) == [0, 1, 1]
+    letters = [each.dead_letters for each in lines if each.dead_letters]
+    assert letters == [{"undecodable-record": 1}]
+    assert len(three.world.records_of(DEAD)) == 1
     assert [three.committed(number) for number in range(3)] == [1, 1, 1]
     three.world.send("1")
     exchange = three.drain(idle="PT2S")

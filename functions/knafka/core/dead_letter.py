@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from knafka.core.delivery import Outcome, Reason
-from knafka.core.event import REQUIRED, is_attribute_name, is_legal
+from knafka.core.event import CORE, REQUIRED, is_attribute_name, is_legal
 from knafka.core.http_binding import HttpHeaders, text_of
 from knafka.core.kafka_binding import Draft, RecordHeaders, read, to_record
 from knafka.core.times import rfc3339
@@ -32,7 +32,7 @@ _UPSTREAM: Final = ("knativeerrordest", "knativeerrorcode", "knativeerrordata")
 _OURS: Final = (
     *("reason", "attempts", "firsttime", "lasttime"),
     *("namespace", "broker", "trigger", "topic", "partition", "offset"),
-    *("extensions", "omitted", "attemptlog"),
+    *("extensions", "omitted", "attemptlog", "hops"),
 )
 
 EXTENSIONS: Final = f"{ATTRIBUTE_PREFIX}extensions"
@@ -54,6 +54,10 @@ MAX_STUB_KEY: Final = 1024
 """Bytes of a record key that a stub keeps; a longer one is left out."""
 
 _NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{each}" for each in _OURS)))
+
+_NO_EXTENSIONS: Final = CORE | {"datacontentencoding", "knativebrokerttl"}
+"""With the one an event of CloudEvents 0.3 says how its data are encoded, the other is `hops.TTL`.
+"""
 
 FAILURE_HEADERS: Final = frozenset(f"ce_{name}" for name in _NAMES)
 """The record headers that a dead letter adds to its event."""
@@ -120,8 +124,9 @@ def logged_attempts(text: str) -> Sequence[tuple[str, str]]:
 def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
     """The attributes that a failed attempt's `kne-` response headers ask for (KN-DLV-08).
 
-    Left out is what is no attribute, what would pass for one of ours or upstream's, and what is too
-    much.
+    Left out is what is no extension: a `time` or `subject` would be said of the event that its
+    source did not say, and could make it invalid (CE-H12). So is what is empty, what would pass for
+    one of ours or upstream's, and what is too much.
     """
     found: dict[str, str] = {}
     room = EXTENSION_BYTES
@@ -130,9 +135,13 @@ def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
             continue
         name, value = header[4:].decode("latin-1"), text_of(raw)
         room -= len(name) + len(raw)
-        if room >= 0 and is_attribute_name(name) and name not in _NAMES and is_legal(value):
+        if room >= 0 and value and _is_extension(name) and is_legal(value):
             found[name] = value
     return tuple(found.items())
+
+
+def _is_extension(name: str) -> bool:
+    return is_attribute_name(name) and name not in _NAMES and name not in _NO_EXTENSIONS
 
 
 def dead_letter_of(

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -108,18 +108,59 @@ Duration: TypeAlias = Annotated[
 """Seconds; written and read as an ISO-8601 duration."""
 
 
+def shown_url(url: str) -> str:
+    """A URL for a message: without what stands before an `@`, as that may be a password."""
+    _, at, rest = url.rpartition("@")
+    text = f"...@{rest:.200}" if at else f"{url:.200}"
+    is_clean = text.isascii() and (not text or is_uri_reference(text))
+    return text if is_clean else repr(text)
+
+
+def holds_credentials(parts: SplitResult) -> bool:
+    """Whether a URL holds a user or password, also one with a `/`, `?` or `#` that isn't encoded:
+    then what was meant for a port is no number, or the host is in the fragment."""
+    if "@" in parts.netloc or "@" in parts.fragment:
+        return True
+    try:
+        _ = parts.port
+    except ValueError:
+        return "@" in parts.path + parts.query
+    return False
+
+
+def check_url_text(url: str, *fields: str) -> None:
+    """Raise what is wrong with the characters of a URL or of a part of one."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError as error:
+        raise problem(f"invalid value: {shown_url(url)}: {error}", *fields) from None
+    if holds_credentials(parts):
+        raise problem("the URL holds credentials, which belong in a Secret", *fields)
+    if not url.isascii() or not is_uri_reference(url):
+        # urlsplit overlooks line breaks, an HTTP request would keep them.
+        text = f"invalid value: {shown_url(url)}: want ASCII without spaces, controls or quotes"
+        raise problem(text + _in_ascii(host), *fields)
+
+
+def _in_ascii(host: str) -> str:
+    """What to write in place of a host name that isn't ASCII."""
+    if host.isascii():
+        return ""
+    with contextlib.suppress(UnicodeError):
+        return f"; its host is written {host.encode('idna').decode()}"
+    return ""
+
+
 def _absolute_url(url: str) -> str:
     try:
         parts = urlsplit(url)
-    except ValueError as error:
-        raise problem(f"invalid value: {url}: {error}") from None
-    if not parts.scheme or not parts.hostname:
-        raise problem(f"invalid value: {url}: want an absolute URL, such as http://host/path")
-    if not url.isascii() or not is_uri_reference(url):
-        # urlsplit overlooks line breaks, an HTTP request would keep them.
-        raise problem(f"invalid value: {url!r}: want ASCII without spaces, controls or quotes")
-    if "@" in parts.netloc:
-        raise problem("the URL holds credentials, which belong in a Secret")
+    except ValueError:
+        parts = None
+    if parts is not None and not (parts.scheme and parts.hostname):
+        text = "want an absolute URL, such as http://host/path"
+        raise problem(f"invalid value: {shown_url(url)}: {text}")
+    check_url_text(url)
     return url
 
 

@@ -148,6 +148,9 @@ class DrainProgress(Model):
     """Of a Sensor's drain, in some of its lines; None: as it was before."""
     congestion: str | None = None
     """Why most events wait without an attempt, for a person; None: they don't (KN-DP-05)."""
+    loop: str | None = Field(default=None, exclude_if=lambda text: text is None)
+    """What has come back again and again since it began, for a person; None: nothing has
+    (KN-BRK-13). Left out then, like `lost`."""
     ended: Ended | None = None
     error: str | None = None
     """Why it failed, for a person."""

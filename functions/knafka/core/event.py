@@ -23,11 +23,19 @@ SPEC_VERSIONS: Final = frozenset({"0.3", "1.0"})
 
 REQUIRED: Final = ("specversion", "id", "source", "type")
 
+CORE: Final = frozenset(
+    (*REQUIRED, "subject", "time", "datacontenttype", "dataschema", "schemaurl")
+)
+"""The attributes that CloudEvents defines, in 0.3 or 1.0; all others are extensions."""
+URIS: Final = frozenset({"source", "dataschema", "schemaurl"})
+"""Those of them that are a URI or a URI-reference."""
+
 _NAME = re.compile(r"[a-z0-9]+").fullmatch
 _URI_CHARACTERS = r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=\u0080-\U0010ffff]"
 _URI_REFERENCE = re.compile(
     rf"(?:{_URI_CHARACTERS}|%[0-9A-Fa-f]{{2}}){_URI_CHARACTERS}*(?:%[0-9A-Fa-f]{{2}}{_URI_CHARACTERS}*)*"
 ).fullmatch
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:").match
 _TIMESTAMP = re.compile(
     r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
     r"[Tt](?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d+)?"
@@ -75,6 +83,14 @@ def problems_of(attributes: Attributes) -> list[str]:
             problems.append(f"the attribute {name!r:.80} holds a control or non-character")
     if (source := attributes.get("source")) and not is_uri_reference(source):
         problems.append(f"source {source!r:.80} is not a URI-reference")
+    if attributes.get("subject") == "":
+        problems.append("subject is empty: leave it out, or give it a value")
+    if version == "0.3":
+        schema = attributes.get("schemaurl")
+        if schema is not None and not is_uri_reference(schema):
+            problems.append(f"schemaurl {schema!r:.80} is not a URI-reference")
+    elif (schema := attributes.get("dataschema")) is not None and not is_uri(schema):
+        problems.append(f"dataschema {schema!r:.80} is not a URI, such as https://host/schema")
     if (time := attributes.get("time")) is not None and not is_timestamp(time):
         problems.append(f"time {time!r:.80} is not an RFC 3339 timestamp")
     content_type = attributes.get("datacontenttype")
@@ -101,6 +117,11 @@ def is_legal(text: str) -> bool:
 def is_uri_reference(text: str) -> bool:
     """Non-empty and made of a URI's characters; those outside ASCII are let through (RFC 3987)."""
     return _URI_REFERENCE(text) is not None
+
+
+def is_uri(text: str) -> bool:
+    """A URI-reference that begins with a scheme (RFC 3986, 3)."""
+    return _SCHEME(text) is not None and is_uri_reference(text)
 
 
 def is_timestamp(text: str) -> bool:

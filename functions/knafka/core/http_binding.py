@@ -16,16 +16,19 @@ from urllib.parse import quote, unquote_to_bytes
 from knafka.core import json_format
 from knafka.core.errors import InvalidEvent, UnsupportedContentMode
 from knafka.core.event import (
+    URIS,
     Attributes,
     Event,
     is_attribute_name,
     is_timestamp,
+    is_uri,
     is_uri_reference,
     problems_of,
     refusal,
 )
 from knafka.core.kafka_binding import (
     CONTENT_TYPE,
+    MODE,
     BoundedCache,
     Draft,
     Envelope,
@@ -39,9 +42,22 @@ from knafka.core.kafka_binding import (
 HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 """As an HTTP parser gives them: names in any letter case, order and duplicates kept."""
 
+MAX_HEAD_BYTES: Final = 7 * 1024
+"""An event's attributes as header lines, at most, of one that came as JSON. Tomcat and Jetty take
+8 KiB of all header lines; Apache, nginx and gunicorn, so functions-framework, of each; Node.js 16
+KiB of all. The rest is for what isn't the event's: Host, traceparent and the like."""
+MAX_HEAD_LINES: Final = 80
+"""Apache and gunicorn take 100."""
+
 _PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
 """What stands for itself in a header value, written and read (CE-H5)."""
 _PLAIN_TEXT = _PLAIN.decode()
+
+_PLAIN_CODINGS: Final = {
+    b"content-encoding": (b"", b"identity"),
+    b"transfer-encoding": (b"", b"identity", b"chunked"),
+}
+"""What leaves a body as it is, by header."""
 
 _NOT_AN_ATTRIBUTE = "ce-"
 _ORDINARY_CONTENT_TYPE = BoundedCache[bytes, object](
@@ -73,8 +89,11 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         and (content_type is None or _ORDINARY_CONTENT_TYPE[content_type])
         and is_uri_reference(source.decode())
         and (time is None or is_timestamp(time.decode()))
+        and (subject := found.get("ce_subject")) != b""
+        and ((schema := found.get("ce_dataschema")) is None or is_uri(schema.decode()))
+        and "ce_schemaurl" not in found
     ):
-        key = found.get("ce_partitionkey") or found.get("ce_subject") or None
+        key = found.get("ce_partitionkey") or subject
         return Draft(key, pairs, body or None)
     return _read_carefully(headers, body)
 
@@ -83,9 +102,17 @@ def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
     """The record of the event in a response; None if the response doesn't claim to hold one.
 
     It claims to by any `ce-` header or a CloudEvents content type; then `InvalidEvent` is raised
-    for what is malformed, a batch included (CE-H13, KN-DP-08).
+    for what is malformed, a batch included (CE-H13, KN-DP-08), and for a body that is encoded: no
+    attribute of an event says that its data are compressed, as a receiver answers 415 to.
     """
-    return record_of(headers, body) if claims_event(headers) else None
+    if not claims_event(headers):
+        return None
+    for name, value in headers:
+        coding = value.strip().lower()
+        if (plain := _PLAIN_CODINGS.get(name.lower())) is not None and coding not in plain:
+            header, shown = name.decode("latin-1"), coding.decode("latin-1")
+            raise InvalidEvent(f"its {header} is {shown!r:.80}: send the event without one")
+    return record_of(headers, body)
 
 
 def claims_event(headers: HttpHeaders) -> bool:
@@ -104,14 +131,19 @@ def request_of(
 ) -> tuple[bytes, bytes]:
     """The event's header lines, each ending in CRLF, and the body of the request that delivers it.
 
-    `mode` None leaves the record's content mode as it is (KN-DLV-05); `batch` sends the events that
+    `mode` None leaves the content mode as the record has it, or as its event came in if its
+    attributes are too large for header lines (KN-DLV-05); `batch` sends the events that
     are the data of a Sensor's action, and not the one around them.
     """
-    attributes, data, passed, document = envelope
+    attributes, data, passed, document, sent_as_json = envelope
     if mode == "batch":
         head = b"content-type: application/cloudevents-batch+json\r\n"
         body = data or b"[]"
-    elif mode == "json" or (document is not None and (mode is None or not fits_binary(attributes))):
+    elif (
+        mode == "json"
+        or (mode is None and (sent_as_json or document is not None))
+        or (document is not None and not fits_binary(attributes))
+    ):
         head = b"content-type: application/cloudevents+json\r\n"
         body = json_format.write(envelope.event) if document is None else document
     else:
@@ -152,11 +184,11 @@ def decode(value: bytes) -> str:
     return unquote_to_bytes(_unquoted(value).encode()).decode()
 
 
-def decode_source(value: bytes) -> str:
-    """The attribute `source` from a header value: decoded, unless only the raw value is a URI.
+def decode_uri(value: bytes) -> str:
+    """A URI or URI-reference from a header value: decoded, unless only the raw value is one.
 
     Most SDKs send the URI as it is, percent signs and all (CE-H7): `/a%20b` means `/a%20b`, since
-    no source holds a space. Raises `UnicodeDecodeError`.
+    no URI holds a space. Raises `UnicodeDecodeError`.
     """
     decoded = decode(value)
     if not is_uri_reference(decoded) and is_uri_reference(raw := _unquoted(value)):
@@ -194,7 +226,7 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
             if (attribute := kept[3:]) in attributes:
                 problems.append(f"the header ce-{attribute} is given more than once")
             try:
-                read = decode_source if attribute == "source" else decode
+                read = decode_uri if attribute in URIS else decode
                 attributes[attribute] = read(value)
             except UnicodeDecodeError:
                 problems.append(f"the header ce-{attribute} is not UTF-8")
@@ -210,7 +242,11 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
         raise UnsupportedContentMode("batches of events are not taken, send one at a time")
     if mode is Mode.STRUCTURED:
         # The body is the whole event, whatever the headers repeat of it (CE-H8).
-        return to_record(json_format.read(body), beside)
+        event = json_format.read(body)
+        draft = to_record(event, beside)
+        if _is_large(event.attributes):
+            draft.headers.append((MODE, b"structured"))
+        return draft
     if mode is Mode.UNREADABLE and not attributes and not problems:
         raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     if content_type:
@@ -218,6 +254,15 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
     if problems := problems + problems_of(attributes):
         raise refusal(problems)
     return to_record(Event(attributes, body or None), beside)
+
+
+def _is_large(attributes: Attributes) -> bool:
+    """Whether the attributes are more than fits a request's header lines everywhere."""
+    if len(attributes) > MAX_HEAD_LINES:
+        return True
+    characters = sum(len(name) + len(value) for name, value in attributes.items())
+    # One that is outside ASCII takes up to 12 bytes.
+    return 12 * characters > MAX_HEAD_BYTES and len(head_of(attributes)) > MAX_HEAD_BYTES
 
 
 def _record_header_of(name: bytes) -> str:

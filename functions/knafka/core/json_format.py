@@ -15,13 +15,10 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import Attributes, Event, problems_of, refusal
+from knafka.core.event import CORE, Attributes, Event, problems_of, refusal
 
 MEDIA_TYPE: Final = "application/cloudevents+json"
 
-_CORE = frozenset(
-    "id source specversion type datacontenttype dataschema schemaurl subject time".split()
-)
 _PUNCTUATION = re.compile(r"[ \t\n\r]*([{}:,])[ \t\n\r]*").match
 
 
@@ -122,7 +119,7 @@ def _canonical(name: str, value: object) -> str | None:
     """An attribute's value as a string; None when its JSON type isn't allowed."""
     if type(value) is str:
         return value
-    if name in _CORE:
+    if name in CORE:
         return None
     if isinstance(value, bool):
         return "true" if value else "false"

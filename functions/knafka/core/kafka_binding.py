@@ -1,7 +1,8 @@
 """The Kafka binding: an event as a record, and a record as an event (CE-K1 to CE-K7).
 
-Records are written in binary mode. The one exception is an event whose datacontenttype is itself
-that of a structured event or a batch: in binary mode a reader would mistake it (CE-K2).
+Records are written in binary mode, whatever mode an event came in. The one exception is an event
+whose datacontenttype is itself that of a structured event or a batch: in binary mode a reader would
+mistake it (CE-K2).
 Not here: Kafka clients, topics and partitions; record keys on the way out (CE-K4: a key says
 nothing about the event); any percent-encoding (CE-K1).
 """
@@ -30,6 +31,10 @@ RecordHeaders: TypeAlias = list[tuple[str, bytes]]
 
 CONTENT_TYPE: Final = "content-type"
 
+MODE: Final = "knafka-mode"
+"""Record header, no attribute: `structured`, of an event that is sent as JSON, as it came, unless a
+delivery has another format: as header lines its attributes are more than common servers take."""
+
 _passes = re.compile(r"traceparent|tracestate|x-request-id|(?:x-b3|knative)-[a-z0-9_.-]+").fullmatch
 
 
@@ -50,6 +55,8 @@ class Envelope(NamedTuple):
     """Headers that travel beside the event (KN-DP-10, KN-DP-11), fit for HTTP as they are."""
     document: bytes | None = None
     """The record's value if it holds the whole event as JSON (CE-K7)."""
+    sent_as_json: bool = False
+    """Whether the record's header `MODE` says so."""
 
     @property
     def event(self) -> Event:
@@ -144,6 +151,7 @@ def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None
     except UnicodeDecodeError:
         raise InvalidEvent(f"the record header {name} is not UTF-8") from None
 
+    sent_as_json = bool(passed) and passed.pop(MODE, None) == b"structured"
     beside = [(name, raw) for name, raw in passed.items() if _is_printable(raw)] if passed else []
     content_type = attributes.get("datacontenttype")
     if content_type is not None and content_type[:23].lower() == "application/cloudevents":
@@ -167,7 +175,7 @@ def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None
         and (content_type is None or content_type.isascii())
     ):
         validate(attributes)
-    return Envelope(attributes, value, beside)
+    return Envelope(attributes, value, beside, None, sent_as_json)
 
 
 def _is_printable(raw: bytes) -> bool:
@@ -175,7 +183,7 @@ def _is_printable(raw: bytes) -> bool:
 
 
 def _attribute_of(name: str) -> str | None:
-    """The attribute in a record header; None for one that passes beside it, "" for any other."""
+    """The attribute in a record header; None for one that is kept beside it, "" for any other."""
     if name.startswith("ce_"):
         attribute = name[3:]
         if attribute == "datacontenttype" or not is_attribute_name(attribute):
@@ -183,7 +191,7 @@ def _attribute_of(name: str) -> str | None:
         return attribute
     if name.lower() == CONTENT_TYPE:
         return "datacontenttype"
-    return None if passes(name) else ""
+    return None if passes(name) or name == MODE else ""
 
 
 _ATTRIBUTES = BoundedCache[str, "str | None"](_attribute_of)

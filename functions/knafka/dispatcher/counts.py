@@ -38,6 +38,10 @@ class DrainCounts:
     """Times that partitions came."""
     dead_letters: Counter[str] = field(default_factory=Counter)
     """Events that became dead letters, by the last failure's reason and status, as `failures`."""
+    replies_in_a_row: int = 0
+    """Of replies that answer replies, as many as must be a loop; 0: there are none."""
+    dead_letters_in_a_row: int = 0
+    """Of dead letters that have come back from their sink; 0: there are none at their limit."""
 
     def __add__(self, other: DrainCounts) -> DrainCounts:
         return DrainCounts(
@@ -49,6 +53,8 @@ class DrainCounts:
             self.commits + other.commits,
             self.rebalances + other.rebalances,
             self.dead_letters + other.dead_letters,
+            max(self.replies_in_a_row, other.replies_in_a_row),
+            max(self.dead_letters_in_a_row, other.dead_letters_in_a_row),
         )
 
     def reported(self) -> Reported:
@@ -59,6 +65,15 @@ class DrainCounts:
         """What has grown since, as fields of a `DrainProgress`."""
         letters = self.dead_letters - before.dead_letters
         return {**asdict(self.events - before.events), "dead_letters": dict(letters)}
+
+    @property
+    def loop(self) -> str | None:
+        """What goes round in a loop, for a person; None: nothing does (`core.hops`)."""
+        if letters := self.dead_letters_in_a_row:
+            return f"its dead letters come back from their sink, {letters} in a row"
+        if replies := self.replies_in_a_row:
+            return f"replies come back to it and are answered again, {replies} in a row"
+        return None
 
     def filter_failed(self, kind: str) -> None:
         """A filter's evaluation ended with an error of this kind."""

@@ -159,6 +159,7 @@ class Drain:
             unsettled=self._held(),
             partitions=tuple(sorted(self._partitions)),
             congestion=self.congestion.describe() or None,
+            loop=self.counts.loop,
             ended=ended,
             error=error,
         )

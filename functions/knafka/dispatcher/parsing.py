@@ -5,8 +5,10 @@ Where many drains get the same record, `shared.record` does it once for all.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol, TypeAlias
 
+from knafka.core.delivery import Done, Retry
 from knafka.core.errors import InvalidEvent
 from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read
@@ -28,6 +30,13 @@ class Parser(Protocol):
         """Header lines, `prefix` in front of them, and the body."""
         ...
 
+    async def keep_once(
+        self, record: Record, write: Callable[[], Awaitable[Done | Retry]]
+    ) -> Done | Retry | None:
+        """Write the dead letter of a record that holds no event; None: another drain that has the
+        same record has written one, which is durable."""
+        ...
+
 
 class OwnParser:
     """Keeps nothing."""
@@ -40,6 +49,11 @@ class OwnParser:
     ) -> tuple[bytes, bytes]:
         head, body = request_of(envelope, form)
         return prefix + head, body
+
+    async def keep_once(
+        self, record: Record, write: Callable[[], Awaitable[Done | Retry]]
+    ) -> Done | Retry | None:
+        return await write()
 
 
 def headers_of(record: Record) -> RecordHeaders | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from knafka.core.dead_letter import LOGGED_ATTEMPTS, Attempt
 from knafka.core.delivery import Outcome
+from knafka.core.hops import hops_of
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
 from knafka.core.progress import (
@@ -166,6 +167,11 @@ class PendingEvent:
         """The last attempts that have failed, as far as they are known one by one; None: none."""
         self.trace: DeliveryTrace | None = None
         """None: it isn't sampled."""
+
+    @property
+    def hops(self) -> int:
+        """How often in a row it has been a dead letter at a sink."""
+        return hops_of(self.headers, self.record.value())
 
     def attempt_failed(self, outcome: Outcome) -> None:
         """The last attempt at the subscriber has ended so."""

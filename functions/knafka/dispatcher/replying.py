@@ -3,7 +3,8 @@
     a Trigger's       is stored in its Broker's topic (KN-BRK-11, KN-BRK-12)
     a Subscription's  is sent to its reply destination (KN-SUB-07), or discarded (KN-SUB-02)
 
-One that is neither stored nor sent fails the whole delivery, with a reason of its own.
+One that is neither stored nor sent fails the whole delivery, with a reason of its own: also one
+that is the last of too many in a row, as in a loop (`core.hops`; KN-BRK-13).
 
 Not here: what that means for the event (`sender`).
 """
@@ -26,10 +27,12 @@ from knafka.core.delivery import (
     retry_after_seconds,
 )
 from knafka.core.errors import DeliveryError, InvalidEvent
+from knafka.core.hops import DEEP, FIRST_TTL, HopLimit, reply_to
 from knafka.core.http_binding import claims_event, reply_of, request_of
 from knafka.core.kafka_binding import Draft, read
 from knafka.dispatcher.appending import append
 from knafka.dispatcher.counts import DrainCounts
+from knafka.dispatcher.pending import PendingEvent
 from knafka.dispatcher.tracing import DeliveryTrace, log_ids
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter
@@ -42,9 +45,9 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 class Replies(Protocol):
     """Where a subscriber's replies go."""
 
-    async def take(self, response: Response, trace: DeliveryTrace | None) -> tuple[Outcome, bytes]:
-        """Deal with what a 2xx other than 202 has brought; gives the attempt's outcome, and the
-        body that explains it."""
+    async def take(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
+        """Deal with what a 2xx other than 202 has brought in answer to `event`; gives the attempt's
+        outcome, and the body that explains it."""
         ...
 
 
@@ -56,21 +59,39 @@ class _Kept(ABC):
     def __init__(self, egress: Egress, counts: DrainCounts) -> None:
         self._subscriber_url = egress.subscriber.url
         self._events = counts.events
+        self._counts = counts
 
-    async def take(self, response: Response, trace: DeliveryTrace | None) -> tuple[Outcome, bytes]:
+    async def take(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
         if response.cut and claims_event(response.headers):
             log.warning("a reply from %s is larger than any event may be", self._subscriber_url)
             return Outcome(response.status, self.not_taken, permanent=True), response.body
         try:
             reply = reply_of(response.headers, response.body)
+            if reply is not None:
+                reply, left = reply_to(event.headers, event.record.value(), reply)
+                if left <= FIRST_TTL - DEEP:
+                    self._deep(FIRST_TTL - left)
+        except HopLimit as error:
+            self._deep(FIRST_TTL)
+            return Outcome(response.status, self.not_taken, permanent=True), str(error).encode()
         except InvalidEvent as error:
             log.info("a malformed reply from %s: %s", self._subscriber_url, error)
             return Outcome(response.status, failure=Reason.MALFORMED_REPLY), response.body
         if reply is not None:
-            if (failed := await self._keep(reply, response, trace)) is not None:
+            if (failed := await self._keep(reply, response, event.trace)) is not None:
                 return failed
             self._events.replied += 1
         return Outcome(response.status), response.body
+
+    def _deep(self, replies: int) -> None:
+        counts = self._counts
+        counts.replies_in_a_row = max(counts.replies_in_a_row, replies)
+        log.warning(
+            "%s answers what are replies themselves, %d in a row or more: a loop ends at %d",
+            self._subscriber_url,
+            DEEP,
+            FIRST_TTL,
+        )
 
     @abstractmethod
     async def _keep(
@@ -106,8 +127,7 @@ class StoredReplies(_Kept):
 
 
 class SentReplies(_Kept):
-    """A Subscription's, in binary mode unless its delivery has another format; `now` gives Unix
-    time."""
+    """A Subscription's, as a record of them would be sent; `now` gives Unix time."""
 
     not_taken = Reason.REPLY_NOT_DELIVERED
 
@@ -135,7 +155,7 @@ class SentReplies(_Kept):
 
     async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
         envelope = read(reply.headers, reply.value)
-        head, body = request_of(envelope, self._delivery.format or "binary")
+        head, body = request_of(envelope, self._delivery.format)
         try:
             answer = await self._subscriber.post(
                 self._target, self._head + head, body, self._delivery.timeout
@@ -161,7 +181,7 @@ class SentReplies(_Kept):
 class DiscardedReplies:
     """Those of a Subscription without a reply destination: they aren't even looked at."""
 
-    async def take(self, response: Response, trace: DeliveryTrace | None) -> tuple[Outcome, bytes]:
+    async def take(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
         return Outcome(response.status), response.body
 
 

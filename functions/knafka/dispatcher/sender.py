@@ -1,7 +1,7 @@
 """The sender: makes one attempt to send one event, and says what is next.
 
     SUBSCRIBER --delivered--> settled          --failed for good--> SINK, or TOPIC without one
-    SINK       --delivered--> settled          --failed for good--> TOPIC
+    SINK       --delivered--> settled          --failed for good--> TOPIC, or come back too often
     TOPIC      --stored-----> settled          --not stored-------> TOPIC again, later
 
 A reply is stored or sent before its event is settled (`replying`; KN-BRK-11, KN-SUB-07). An event
@@ -36,6 +36,7 @@ from knafka.core.delivery import (
     retry_after_seconds,
 )
 from knafka.core.errors import DeliveryError, InvalidEvent
+from knafka.core.hops import HOPS, MAX_HOPS
 from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders, read
 from knafka.core.progress import SUBSCRIBER, DeliveryStage, DeliveryState
@@ -209,6 +210,17 @@ class Sender:
         return Retry(0.0)
 
     async def _dead_letter(self, event: PendingEvent) -> Done | Retry:
+        failed = event.failed
+        if failed is None or failed.failure is not Reason.UNDECODABLE:
+            return await self._keep(event)
+        # It is no Trigger's in particular, so one dead letter is enough for all that share it.
+        decision = await self._parser.keep_once(event.record, partial(self._keep, event))
+        if decision is None:
+            self._events.filtered += 1
+        return decision or Done()
+
+    async def _keep(self, event: PendingEvent) -> Done | Retry:
+        """Write its dead letter into the topic."""
         record = event.record
         headers, value = self._dead_letter_of(event)
         draft = Draft(record.key(), headers, value)
@@ -243,13 +255,21 @@ class Sender:
         return Retry(wait)
 
     def _move(self, event: PendingEvent, stage: DeliveryStage) -> None:
+        if stage is DeliveryStage.SINK and event.hops >= MAX_HOPS:
+            stage = DeliveryStage.TOPIC
+            self._counts.dead_letters_in_a_row = MAX_HOPS
+            log.warning(
+                "partition %d, offset %d comes back from its sink for time %d: it is kept here",
+                *(event.partition.number, event.offset, MAX_HOPS),
+            )
         event.stage = stage
         event.tries = 0
         if stage is DeliveryStage.SINK:
             self._encode_for_sink(event)
 
     def _encode_for_sink(self, event: PendingEvent) -> None:
-        envelope = read(*self._dead_letter_of(event))
+        headers, value = self._dead_letter_of(event)
+        envelope = read([*headers, (f"ce_{HOPS}", b"%d" % (event.hops + 1))], value)
         head, event.body = request_of(envelope, self._delivery.format)
         event.head = self._head + head
 
@@ -315,7 +335,7 @@ class Sender:
             return Outcome(status, None, retry_after, extensions=extensions), response.body
         if not wants_reply:
             return Outcome(status), b""
-        return await self._replies.take(response, event.trace)
+        return await self._replies.take(response, event)
 
     def _log_first_failure(self, target: Target, event: PendingEvent, status: int) -> None:
         # Looked at here: to make a line that isn't written costs as much as an attempt.

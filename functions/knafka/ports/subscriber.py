@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from knafka.core.documents import holds_credentials, shown_url
 from knafka.core.errors import InvalidDocument
 
 _PORTS = {"http": 80, "https": 443}
@@ -63,7 +64,7 @@ class Target:
             raise _invalid(url, f"can't be read: {error}") from None
         if not parts.scheme or not host:
             raise _invalid(url, "is not absolute")
-        if "@" in parts.netloc:
+        if holds_credentials(parts):
             raise _invalid(url, "holds credentials, which belong in a Secret")
         try:
             port = parts.port
@@ -84,7 +85,7 @@ def _unusable(url: str, problem: str) -> Target:
 
 
 def _invalid(url: str, problem: str) -> InvalidDocument:
-    return InvalidDocument("", f"the URL {url!r} {problem}")
+    return InvalidDocument("", f"the URL {shown_url(url)} {problem}")
 
 
 class Response(NamedTuple):

@@ -33,7 +33,6 @@ from knafka_operator.decide.field_errors import (
     Problem,
     annotation_key,
     annotations_of,
-    broken_certificates,
     caught,
     changed,
     default_sink,
@@ -186,7 +185,6 @@ def trigger_warnings(document: Document) -> list[str]:
 
 def _wrong_with_broker(document: Document) -> Iterator[Problem]:
     yield from misfits(Broker, {**document, "status": None})
-    yield from broken_certificates(document)
     yield from caught(lambda: declared_isolation(annotations_of(document)))
     yield from caught(lambda: dead_letter_topics.check(annotations_of(document)))
     topic = annotations_of(document).get(EXTERNAL_TOPIC)
@@ -205,7 +203,6 @@ def _wrong_with_trigger(
     document: Document, autoscaling: Autoscaling, maxima: Maxima
 ) -> Iterator[Problem]:
     yield from misfits(Trigger, {**document, "status": None})
-    yield from broken_certificates(document)
     annotations = annotations_of(document)
     yield from wrong_with_delivery(annotations, autoscaling, maxima)
     if (reference := annotations.get(DEPENDENCY)) is not None:

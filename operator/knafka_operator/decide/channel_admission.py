@@ -25,7 +25,6 @@ from knafka_operator.decide.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,
     annotations_of,
-    broken_certificates,
     caught,
     changed,
     default_sink,
@@ -132,7 +131,6 @@ def check_subscription(
 
 def _wrong_with_channel(document: Document) -> Iterator[Problem]:
     yield from misfits(KafkaChannel, {**document, "status": None})
-    yield from broken_certificates(document)
     annotations = annotations_of(document)
     yield from wrong_with_order(annotations)
     yield from caught(lambda: declared_isolation(annotations))
@@ -169,7 +167,6 @@ def _wrong_with_subscription(
             )
         else:
             yield each
-    yield from broken_certificates(document)
     yield from wrong_with_delivery(annotations_of(document), autoscaling, maxima)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from knafka.core.hops import FIRST_TTL, MAX_HOPS
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import DELIVERING
 from knafka_operator.model import resources
@@ -48,6 +49,9 @@ def delivering(scaled: TriggerStatus) -> Condition:
     if scaled.counts.congestion is not None:
         waiting = "a few events probe the subscriber, the others wait in Kafka"
         return warning("SubscriberUnavailable", f"{scaled.counts.congestion}: {waiting}")
+    if scaled.counts.loop is not None:
+        end = f"it ends after {FIRST_TTL} replies or {MAX_HOPS} dead letters in a row"
+        return warning("Loop", f"{scaled.counts.loop}: {end}, as dead letters in its topic")
     if scaled.beyond_end:
         partitions = ", ".join(map(str, sorted(scaled.beyond_end)))
         return warning(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cryptography import x509
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -145,24 +144,6 @@ def annotations_of(document: Document | None) -> dict[str, str]:
 def namespace_of(document: Document) -> str:
     """That of the object; what a reference without one means."""
     return mapping(document, "metadata").get("namespace") or "default"
-
-
-def broken_certificates(document: Document) -> Iterator[Problem]:
-    """Certificates of its destinations that are no PEM."""
-    spec = mapping(document, "spec")
-    destinations = {
-        "spec.subscriber": mapping(spec, "subscriber"),
-        "spec.reply": mapping(spec, "reply"),
-        "spec.delivery.deadLetterSink": mapping(mapping(spec, "delivery"), "deadLetterSink"),
-    }
-    for path, destination in destinations.items():
-        pem = destination.get("CACerts")
-        if isinstance(pem, str) and pem:
-            try:
-                x509.load_pem_x509_certificates(pem.encode())
-            except ValueError:
-                message = "invalid value: CA Cert provided is invalid"
-                yield Problem(message, "", f"{path}.CACerts")
 
 
 def default_sink(spec: dict[str, Any], namespace: str) -> None:

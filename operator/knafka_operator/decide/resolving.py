@@ -14,9 +14,9 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import urljoin
 
 from knafka.core.contract import Sink
-from knafka.core.documents import parse
+from knafka.core.documents import parse, shown_url
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.model.resources import CORE, Destination, KReference
+from knafka_operator.model.resources import CORE, Destination, KReference, are_certificates
 
 Get: TypeAlias = Callable[[str, str, str, str], Awaitable[Mapping[str, Any] | None]]
 """apiVersion, kind, namespace, name -> the object, None if there is none."""
@@ -24,6 +24,7 @@ Get: TypeAlias = Callable[[str, str, str, str], Awaitable[Mapping[str, Any] | No
 NOT_FOUND: Final = "NotFound"
 NOT_ADDRESSABLE: Final = "NotAddressable"
 NOT_ALLOWED: Final = "NotAllowed"
+INVALID_ADDRESS: Final = "InvalidAddress"
 ADDRESSABLE_LABEL: Final = 'duck.knative.dev/addressable: "true"'
 """Label of a ClusterRole: the operator has the rights of all that carry it."""
 
@@ -54,11 +55,17 @@ async def resolve(destination: Destination, namespace: str, get: Get, domain: st
     if destination.ref is not None:
         base, found = await _address(destination.ref, namespace, get, domain)
         url, ca_certs = urljoin(base, url), ca_certs or found
+        if ca_certs and not are_certificates(ca_certs):
+            raise Unresolved(
+                INVALID_ADDRESS,
+                f"the CACerts in the status of {destination.ref.kind:.100} "
+                f"{destination.ref.name:.253} are no certificates in PEM form",
+            )
     try:
         return parse(Sink, {"url": url, **({"caCerts": ca_certs} if ca_certs else {})})
     except InvalidDocument as error:
         raise Unresolved(
-            "InvalidAddress", f"its address {url:.200} can't be used: {error}"
+            INVALID_ADDRESS, f"its address {shown_url(url)} can't be used: {error}"
         ) from None
 
 

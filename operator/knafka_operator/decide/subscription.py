@@ -13,6 +13,7 @@ from typing import Any, Final
 from knafka.core.contract import Egress
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.entries import is_entry
+from knafka_operator.decide.loops import LOOP_FREE
 from knafka_operator.decide.status import (
     ADDED_TO_CHANNEL,
     BROKER_READY,
@@ -50,7 +51,7 @@ def conditions_of(decided: ConditionSet) -> ConditionSet:
     unresolved = [found[each] for each in _REFERENCES if found[each].status is not Status.TRUE]
     for each in unresolved[:1] or [found[SUBSCRIBER_RESOLVED]]:
         shown.set(replace(each, type=REFERENCES_RESOLVED))
-    for type_ in (DELIVERING, DEAD_LETTERS):
+    for type_ in (DELIVERING, DEAD_LETTERS, LOOP_FREE):
         if type_ in found:
             shown.set(found[type_])
     return shown

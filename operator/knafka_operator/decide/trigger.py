@@ -16,6 +16,7 @@ from knafka_operator.decide import (
     delivery_status,
     desired,
     kafka_settings,
+    loops,
     services,
     shards,
 )
@@ -209,11 +210,15 @@ def decide(
         conditions.fail(SUBSCRIPTION_READY, seen.actions)
         return TriggerDecision(STOP, conditions, status)
     source = broker.topic if seen.actions is None else seen.actions.topic
+    sink = desired.dead_letter_destination(trigger, broker.broker)
     with conditions.step(DEAD_LETTER_SINK_RESOLVED):
-        if desired.dead_letter_destination(trigger, broker.broker) is None:
+        if sink is None:
             conditions.set(no_dead_letter_sink())
         elif (dead_letter_sink := value(seen.dead_letter_sink)) is not None:
             status["deadLetterSinkUri"] = dead_letter_sink.url  # KN-TRG-04
+    found = loops.loop(trigger, seen.document, sink, subscriber, dead_letter_sink)
+    if found is not None and seen.actions is None:  # a Sensor's aren't its Broker's events
+        conditions.set(found)
     needed = DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
     if subscriber is None or not conditions.holds(*needed):
         conditions.set(_waiting("it has no subscriber to deliver to: its events wait in Kafka"))

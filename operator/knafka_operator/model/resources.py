@@ -11,6 +11,7 @@ Not here: looking anything up. A reference stays a reference.
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, Self, TypeAlias
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from knafka.core.contract import AttributesFilter, Delivery
-from knafka.core.documents import Model, parse, problem
+from knafka.core.documents import Model, check_url_text, parse, problem, shown_url
 from knafka.core.errors import InvalidDocument
 from knafka.core.filter_limits import DeclaredAttributes, DeclaredFilters
 
@@ -123,6 +124,21 @@ class KReference(Declared):
     namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
 
 
+def are_certificates(pem: str) -> bool:
+    """Whether an HTTP client can trust them: one certificate or more, as PEM."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem)
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def _certificates(pem: str | None) -> str | None:
+    if pem and not are_certificates(pem):
+        raise problem("invalid value: CA Cert provided is invalid")  # Knative's words
+    return pem
+
+
 class BrokerReference(Declared):
     """A Trigger's Broker; kind and API version may be left out, as there is only one Broker."""
 
@@ -137,7 +153,9 @@ class Destination(Declared):
 
     ref: KReference | None = None
     uri: str | None = None
-    ca_certs: str | None = Field(default=None, alias="CACerts")
+    ca_certs: Annotated[str | None, AfterValidator(_certificates)] = Field(
+        default=None, alias="CACerts"
+    )
     """PEM to trust beside the system's."""
     audience: str | None = None
 
@@ -145,19 +163,21 @@ class Destination(Declared):
     def _names_a_place(self) -> Self:
         if self.ref is None and not self.uri:
             raise problem("expected at least one, got none", "ref", "uri")
+        uri = self.uri or ""
+        shown = shown_url(uri)
         try:
-            parts = urlsplit(self.uri or "")
+            parts = urlsplit(uri)
         except ValueError as error:
-            raise problem(f"invalid value: {self.uri:.200}, {error}", "uri") from None
+            raise problem(f"invalid value: {shown}, {error}", "uri") from None
         if self.ref is not None and (parts.scheme or parts.netloc):
-            raise problem(f"absolute URL beside a ref: {self.uri:.200}: want a relative one", "uri")
+            raise problem(f"absolute URL beside a ref: {shown}: want a relative one", "uri")
         if self.ref is None and not parts.scheme:
-            raise problem(
-                f"relative URL without a ref: {self.uri:.200}: want an absolute one", "uri"
-            )
-        if self.ref is None and not parts.netloc:
+            raise problem(f"relative URL without a ref: {shown}: want an absolute one", "uri")
+        if self.ref is None and not parts.hostname:
             wanted = "want one such as http://host/path"
-            raise problem(f"a URL without a host: {self.uri:.200}: {wanted}", "uri")
+            raise problem(f"a URL without a host: {shown}: {wanted}", "uri")
+        if uri:
+            check_url_text(uri, "uri")
         return self
 
 

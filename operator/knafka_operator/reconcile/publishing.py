@@ -127,4 +127,5 @@ class Publishing:
 def _state(scaled: TriggerStatus) -> tuple[bool, ...]:
     """What of a Trigger's scaling is published as soon as it changes."""
     congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
-    return scaled.lag is None, scaled.replicas > 0, scaled.error is None, congested, beyond_end
+    healthy = scaled.error is None, scaled.counts.loop is None
+    return scaled.lag is None, scaled.replicas > 0, *healthy, congested, beyond_end

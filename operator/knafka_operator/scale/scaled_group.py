@@ -88,5 +88,6 @@ def sum_progress(ended: Iterable[DrainProgress], open_: Collection[DrainProgress
         dead_letters=few_reasons(letters) if len(letters) > MAX_REASONS else dict(letters),
         unsettled=sum(each.unsettled for each in open_),
         congestion=next((each.congestion for each in open_ if each.congestion), None),
+        loop=next((each.loop for each in open_ if each.loop), None),
         partitions=tuple(sorted({number for each in open_ for number in each.partitions})),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -11,6 +12,8 @@ from knafka.core.errors import InvalidDocument
 from knafka.core.times import moment
 
 _SECOND = timedelta(seconds=1)
+_ANY = re.compile(r"(?<![^\s,])\?(?![^\s,/])")
+"""A `?`, which to Argo's parser is a `*` in every field."""
 
 
 class Reset:
@@ -29,9 +32,9 @@ class Reset:
             raise InvalidDocument(
                 "cron", f"invalid cron expression {cron!r:.80}: want five fields, as 59 23 * * *"
             )
-        self._cron = cron
+        self._cron = _ANY.sub("*", cron)
         try:
-            CronSim(cron, datetime(2000, 1, 1, tzinfo=UTC))
+            CronSim(self._cron, datetime(2000, 1, 1, tzinfo=UTC))
         except CronSimError as error:
             raise InvalidDocument(
                 "cron", f"invalid cron expression {cron!r:.80}: {str(error).lower()}"

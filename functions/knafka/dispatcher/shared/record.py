@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import cast
 
+from knafka.core.delivery import Done, Retry
 from knafka.core.errors import InvalidEvent
 from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read
@@ -14,8 +17,8 @@ from knafka.ports.log import Record
 class SharedRecord:
     """A `Record` that keeps what was asked of it."""
 
-    __slots__ = ("_headers", "_offset", "_partition", "_problem", "_record", "_value", "parsed",
-                 "requests")  # fmt: skip
+    __slots__ = ("_headers", "_offset", "_partition", "_problem", "_record", "_value", "is_kept",
+                 "keeping", "parsed", "requests")  # fmt: skip
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -28,6 +31,9 @@ class SharedRecord:
             self._headers = record.headers()
         except Exception as error:  # a SystemError for a name that isn't UTF-8
             self._problem = error
+        self.is_kept = False
+        """Whether one of its drains has written a dead letter of it that is durable."""
+        self.keeping: asyncio.Lock | None = None
         self.parsed: Envelope | InvalidEvent | None = None
         self.requests: dict[tuple[Format, bytes], tuple[bytes, bytes]] = {}
 
@@ -86,3 +92,16 @@ class SharedParser:
             head, body = request_of(envelope, form)
             found = requests[form, prefix] = prefix + head, body
         return found
+
+    async def keep_once(
+        self, record: Record, write: Callable[[], Awaitable[Done | Retry]]
+    ) -> Done | Retry | None:
+        shared = cast(SharedRecord, record)
+        if shared.keeping is None:
+            shared.keeping = asyncio.Lock()
+        async with shared.keeping:
+            if shared.is_kept:
+                return None
+            decision = await write()
+            shared.is_kept = isinstance(decision, Done)
+        return decision
