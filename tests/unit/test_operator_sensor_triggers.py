@@ -66,6 +66,7 @@ async def test_an_action_may_be_sent_as_a_batch_of_its_events(world: SensorsWorl
     world.inner.declare_trigger("shop", "mail", annotations={"knafka.dev/payload": "batch"})
     await world.turn("Trigger", "mail")
     assert not world.egress("mail").batch, "only an action's data are events"
+    assert (world.egress().record_position, world.egress("mail").record_position) == (False, True)
 
 
 @pytest.mark.conformance("BUS-S13")

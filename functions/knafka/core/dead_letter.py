@@ -22,9 +22,9 @@ from knafka.core.event import REQUIRED, is_attribute_name, is_legal
 from knafka.core.http_binding import HttpHeaders, text_of
 from knafka.core.kafka_binding import Draft, RecordHeaders, read, to_record
 
-ERROR_DATA_BYTES: Final = 768
-"""Bytes of a failing response's body, or of the sentence in its place, that are kept: 1024
-characters of base64, always decodable."""
+ERROR_DATA_BYTES: Final = 1024
+"""Bytes of a failing response's body, or of the sentence in its place, that are kept, as many as
+upstream's Kafka Broker keeps: 1368 characters of base64 at most, always decodable."""
 
 ATTRIBUTE_PREFIX: Final = "knafka"
 

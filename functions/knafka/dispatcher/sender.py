@@ -96,7 +96,7 @@ class Sender:
     def encode(self, event: PendingEvent, envelope: Envelope) -> None:
         """Make the request once, for every attempt to deliver the event (KN-DP-06, KN-DP-11)."""
         event.head, event.body = self._parser.request(
-            event.record, envelope, self._format, self._wanting_reply
+            event.record, envelope, self._format, self._wanting_reply, self._egress.record_position
         )
         event.size = len(event.head) + len(event.body)
 
