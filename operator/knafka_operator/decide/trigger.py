@@ -238,6 +238,7 @@ def decide(
             if trigger.kind == BROKERS.trigger:
                 more["reply_topic"] = broker.topic.name
             egress = egress.model_copy(update=more)
+            autoscaling = replace(autoscaling, may_rest=False)
         elif not settings.record_position:
             egress = egress.model_copy(update={"record_position": False})
         contract = value(seen.contract)

@@ -27,11 +27,13 @@ from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.ports.log import Lag, LagSource, Positions
 from knafka_operator.decide.scaling import (
     Cause,
+    Scale,
     ScalingCounts,
     ShardStatus,
     TriggerStatus,
     decide,
     expected,
+    filtered_out,
     keeping_offsets,
 )
 from knafka_operator.model.autoscaling import Autoscaling
@@ -133,6 +135,7 @@ class Scaler:
         if before != egress:
             self._unlist(trigger)
             trigger.egress = egress
+            trigger.rest.end()
             if shard is None or (before.topic, before.group) != (egress.topic, egress.group):
                 trigger.lag = trigger.drain_error = None
         trigger.autoscaling, trigger.declared = autoscaling, shard
@@ -176,7 +179,7 @@ class Scaler:
         asleep = [
             each
             for each in (found.triggers.values() if found else ())
-            if not (each.holds or each.autoscaling.paused)
+            if not (each.holds or each.autoscaling.paused or each.is_resting)
         ]
         if grown:
             for shard in {each.shard for each in asleep if each.shard is not None}:
@@ -194,6 +197,8 @@ class Scaler:
         asleep: dict[Holds[Any], list[ScaledTrigger]] = {}
         for trigger in found.triggers.values() if found else ():
             holds = trigger.holds
+            if trigger.is_resting:
+                continue
             if not (holds.all or trigger.autoscaling.paused or trigger.id in self._ending):
                 asleep.setdefault(holds, []).append(trigger)
         if len(asleep) <= limit:
@@ -366,8 +371,20 @@ class Scaler:
         due = asyncio.get_running_loop().time() >= trigger.join_by
         if due and not scale.replicas and not autoscaling.paused:
             scale = keeping_offsets(scale, partitions, shared=shared)
+        elif not shared and not autoscaling.paused:
+            scale = self._rested(trigger, lag.total, scale)
         trigger.decided(scale)
         if trigger.id in self._ending or holds.is_ending:
             return
         while len(holds) < scale.replicas:
             holds.open(scale.cause)
+
+    def _rested(self, trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
+        """What is decided of one whose filter may pass nothing of what waits; ends its drains."""
+        now = asyncio.get_running_loop().time()
+        rest = trigger.rest
+        if trigger.own and rest.begins(lag, trigger.open.values(), trigger.autoscaling, now):
+            trigger.own.stop()
+        if not scale.replicas or not rest.is_resting(now):
+            return scale
+        return filtered_out(lag, rest.left(now))
