@@ -241,7 +241,9 @@ def topic(channel: KafkaChannel, defaults: Defaults) -> Topic:
     config = {**defaults.topic_config, "retention.ms": str(int(spec.retention_duration * 1000))}
     if replication >= 3:
         config = {MIN_IN_SYNC: "2", **config}
-    return Topic(name, spec.num_partitions, replication, config)
+    return Topic(
+        name, spec.num_partitions, replication, config, replication_key="spec.replicationFactor"
+    )
 
 
 def receiver_contract(connection: ChannelConnection, settings: Settings) -> Receiver:

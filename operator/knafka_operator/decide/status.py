@@ -260,10 +260,10 @@ def _bug(error: Exception) -> str:
 
 def _kafka_reason(error: LogError) -> str:
     text = str(error).lower()
-    if "replication factor" in text:
+    if error.too_few_brokers or "replication factor" in text:
         return "InvalidReplicationFactor"
     if "authentication" in text or "tls" in text or "ssl" in text or "certificate" in text:
         return "KafkaAuthenticationFailed"
-    if "authoriz" in text:
+    if error.denied or "authoriz" in text:
         return "KafkaNotAuthorized"
     return "KafkaNotReachable"

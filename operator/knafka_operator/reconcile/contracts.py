@@ -27,6 +27,7 @@ from knafka_operator.decide import shards as deciding
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
+from knafka_operator.reconcile.topics import ensure_topic
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 EVERYTHING: Final = 1_000_000
@@ -87,9 +88,7 @@ class Contract(Generic[T]):
         """Have the topic; raises `LogError`."""
         async with self._lock:
             if not self.exists:
-                await self.kafka.topics.ensure_topic(
-                    topic.name, topic.partitions, topic.replication, topic.config
-                )
+                await ensure_topic(self.kafka, topic)
                 self.exists = True
 
     async def write(self, key: str, entry: T | None) -> None:
