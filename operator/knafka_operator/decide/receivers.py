@@ -41,6 +41,23 @@ def contract(
     return Receiver(kafka=kafka, contract_topic=topic, path=path)
 
 
+def is_of_secret_in(topic: str, namespace: str, settings: Settings) -> bool:
+    """Whether this is the contract's topic of Brokers that have some Secret of this namespace; it is
+    told by a status, where anybody may write any name.
+
+    The digest in the name decides. A name so long that it was cut says no.
+    """
+    installation = settings.installation[:8]
+    prefix, ending = (
+        f"{names.CONTRACTS}{namespace}-Brokers-",
+        f"-{installation}" * bool(installation),
+    )
+    secret = topic.removeprefix(prefix).rpartition("-")[0].removesuffix(ending)
+    if not topic.startswith(prefix) or not secret:
+        return False
+    return topic == names.contract_topic(namespace, f"Brokers-{secret}{ending}")
+
+
 def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
     """The topic with a receiver's contract: one partition, since its records have one order."""
     replication = min(defaults.replication, defaults.max_replication)
