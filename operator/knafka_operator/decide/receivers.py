@@ -42,10 +42,10 @@ def contract(
 
 
 def is_of_secret_in(topic: str, namespace: str, settings: Settings) -> bool:
-    """Whether this is the contract's topic of Brokers that have some Secret of this namespace; it is
-    told by a status, where anybody may write any name.
+    """Whether this is the contract's topic of Brokers that have some Secret of this namespace.
 
-    The digest in the name decides. A name so long that it was cut says no.
+    A status tells the topic, where anybody may write any name: the digest in it decides. A name so
+    long that it was cut says no.
     """
     installation = settings.installation[:8]
     prefix, ending = (
