@@ -25,6 +25,8 @@ from knafka_operator.model.autoscaling import Autoscaling
 
 LONGEST_REST: Final = 60.0
 """Seconds: what a start and an end cost is little then, and nobody waits much longer for one."""
+BETWEEN_REQUESTS: Final = 5.0
+"""Seconds: after more of them a request doesn't go on with the drain of the one before."""
 BEHIND: Final = 5.0
 """Seconds of what it filters out that may wait while it counts as caught up: dispatchers commit
 once a second."""
@@ -37,6 +39,7 @@ class FilterRest:
         self._passed_at = -math.inf
         """When something of it was last seen to pass its filter, or its drains to begin."""
         self._until = -math.inf
+        self._over_at = -math.inf
         self._rests = 0
         """One after the other, without anything that passed."""
         self._waited = 0
@@ -54,9 +57,15 @@ class FilterRest:
         return max(0.0, self._until - now)
 
     def began(self, lag: int, now: float) -> None:
-        """Its first drain begins, with so many events waiting."""
-        self._passed_at = self._looked = now
+        """Its first drain begins, or goes on by another request, with so many events waiting."""
+        if now - self._over_at > BETWEEN_REQUESTS:
+            self._passed_at = now
+        self._looked = now
         self._waited, self._filtered = lag, 0
+
+    def over(self, now: float) -> None:
+        """A request is over."""
+        self._over_at = now
 
     def told(self, before: DrainProgress | None, line: DrainProgress, now: float) -> None:
         """A drain tells its progress, and told `before` the last time."""

@@ -80,6 +80,10 @@ class ScaledTrigger(ScaledGroup):
             self.rest.began(self.lag or 0, asyncio.get_running_loop().time())
         ScaledGroup.on_open(self, hold)
 
+    def on_close(self, hold: Hold) -> None:
+        self.rest.over(asyncio.get_running_loop().time())
+        ScaledGroup.on_close(self, hold)
+
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
         self.rest.told(self.open.get(hold), line, asyncio.get_running_loop().time())
         self.open[hold] = line

@@ -39,12 +39,13 @@ from knafka_operator.decide.scaling import (
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.ending_holds import EndingHolds
 from knafka_operator.scale.following import Following
-from knafka_operator.scale.holds import Holds, cancel, explain
+from knafka_operator.scale.holds import REQUEST_BUDGET, Holds, cancel, explain
 from knafka_operator.scale.scaled_shard import ScaledShard
 from knafka_operator.scale.scaled_trigger import ScaledTrigger
 
 BUDGET: Final = 570.0
-"""Seconds for one request: below a Knative Service's timeoutSeconds of 600."""
+"""Seconds, by one request after another, after which it is decided whether a drain is still wanted:
+seldom, as each that ends moves partitions."""
 WAKE_SPACING: Final = 0.25
 """Seconds between two looks at one topic however often it is woken."""
 LAG_TIMEOUT: Final = 60.0
@@ -85,7 +86,15 @@ class _Topic:
 class Scaler:
     """Looks at lags and holds drains; all methods belong to the event loop that runs `run`."""
 
-    def __init__(self, lags: LagSource, drains: Drains, *, budget: float = BUDGET) -> None:
+    def __init__(
+        self,
+        lags: LagSource,
+        drains: Drains,
+        *,
+        budget: float = BUDGET,
+        request_budget: float = REQUEST_BUDGET,
+    ) -> None:
+        self._request_budget = request_budget
         self._lags = lags
         self._drains = drains
         self._budget = budget
@@ -254,6 +263,7 @@ class Scaler:
             self._budget,
             # What arrived since the drain last read, and had nobody to wake it, is looked for now.
             lambda: self._soon(trigger.egress.topic),
+            request_budget=self._request_budget,
         )
         trigger.joined()  # nobody knows when; most Triggers have events before this is due
         return trigger
@@ -265,6 +275,7 @@ class Scaler:
             lambda request, stop: self._drains.hold_shard(shard.shard, request, stop),
             self._budget,
             lambda: self._is_over_for(shard),
+            request_budget=self._request_budget,
         )
         return shard
 
