@@ -93,7 +93,8 @@ SENSOR_ON_CHANNEL_CONDITIONS: Final = (
 OPERATION_CONDITIONS: Final = (ARCHIVE_READY, JOB_SUCCEEDED)
 """Of what runs to its end: `Succeeded` sums them up and not `Ready`, as Knative has it."""
 
-_OF_REVISIONS: Final = frozenset({READY, "ResourcesAvailable", "ContainerHealthy"})
+_OF_REVISIONS: Final = frozenset("Ready ResourcesAvailable ContainerHealthy".split())
+"""Knative's conditions of a Revision that say why it isn't Ready."""
 
 INTERNAL_ERROR: Final = "InternalError"
 """Reason for what nobody foresaw: a bug of ours."""
