@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from confluent_kafka import KafkaError
 
@@ -9,7 +11,7 @@ from knafka.clients.kafka_acls import named, needing
 from knafka.clients.kafka_client import log_error_of
 from knafka.core.errors import LogError
 
-NEEDS = {
+NEEDS: dict[str, Any] = {
     "topic": ("Read", "orders"),
     "group": ("Read", "knative-trigger-shop-mail"),
     "transaction": ("Write", "shop-paid-0"),

@@ -94,7 +94,8 @@ OPERATION_CONDITIONS: Final = (ARCHIVE_READY, JOB_SUCCEEDED)
 """Of what runs to its end: `Succeeded` sums them up and not `Ready`, as Knative has it."""
 
 _OF_REVISIONS: Final = frozenset("Ready ResourcesAvailable ContainerHealthy".split())
-"""Knative's conditions of a Revision that say why it isn't Ready."""
+_BEGINNING: Final = frozenset("Deploying ResolvingDigests".split())
+"""Knative's conditions of a Revision that say why it isn't Ready, and reasons that say nothing."""
 
 INTERNAL_ERROR: Final = "InternalError"
 """Reason for what nobody foresaw: a bug of ours."""
@@ -260,7 +261,7 @@ def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
         for each in conditions
         if each.get("type") in _OF_REVISIONS
         and each.get("status") != "True"
-        and each.get("reason") not in (None, "", "Deploying", "ResolvingDigests")
+        and (each.get("reason") or "Deploying") not in _BEGINNING
     ]
     told.sort(key=lambda each: (each["reason"] != "Unschedulable", each.get("status") != "False"))
     return f"{told[0]['reason']}: {told[0].get('message', '')}" if told else ""

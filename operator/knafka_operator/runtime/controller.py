@@ -23,6 +23,7 @@ from knafka_operator.model import operations
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.family import CHANNELS, family_of
+from knafka_operator.model.handler import EVENTING_FINALIZER, Handler
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import FINALIZER, SERVING
 from knafka_operator.model.sensors import SENSOR
@@ -330,8 +331,34 @@ class Controller:
         await self._forget(document)
         self._deletions.forget(key)
         self._cluster.forget(key)
-        await self._without_finalizer(document)
+        await self._without_finalizer(document, *self._orphaned(document))
         return GONE
+
+    def _orphaned(self, document: Document) -> tuple[str, ...]:
+        """Finalizers of a Subscription that is deleted, whose controller is gone: Knative Eventing
+        was here and isn't any more. Where that isn't certain an Event says what to do."""
+        of_channels = self._operators.get(CHANNELS)
+        if (
+            document["kind"] != CHANNELS.trigger
+            or EVENTING_FINALIZER not in finalizers_of(document)
+            or of_channels is None
+            or of_channels.entries is None
+            or not of_channels.may_be_ours(document)
+        ):
+            return ()
+        handling = of_channels.entries.handling
+        if handling.handler is not Handler.OWN:
+            return ()
+        if handling.seen is False:
+            return (EVENTING_FINALIZER,)
+        metadata = document["metadata"]
+        message = (
+            f"it keeps the finalizer {EVENTING_FINALIZER} of Knative Eventing's controller. If that is "
+            f"gone: kubectl -n {metadata['namespace']} patch subscription {metadata['name']} "
+            """--type=merge -p '{"metadata":{"finalizers":null}}'"""
+        )
+        self._events.post(document, "Warning", "FinalizerLeft", message)
+        return ()
 
     async def _forget(self, document: Document) -> None:
         """Deliver nothing to what is gone, and keep nothing of it."""
@@ -363,9 +390,10 @@ class Controller:
         broker = await self._cluster.get(*kind, *broker_of(document))
         return broker is not None and bool(operator.brokers.is_ours(broker))
 
-    async def _without_finalizer(self, document: Document) -> None:
-        if FINALIZER in (finalizers := finalizers_of(document)):
-            others = [each for each in finalizers if each != FINALIZER]
+    async def _without_finalizer(self, document: Document, *orphaned: str) -> None:
+        finalizers = finalizers_of(document)
+        others = [each for each in finalizers if each not in (FINALIZER, *orphaned)]
+        if others != list(finalizers):
             await self._patch(document, {"finalizers": others})
 
     async def _patch(self, document: Document, metadata: Document) -> Document | None:
