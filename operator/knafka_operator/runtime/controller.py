@@ -18,12 +18,11 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
-from knafka_operator.decide import entries, services, status
+from knafka_operator.decide import entries, services, status, subscription
 from knafka_operator.model import operations
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.family import CHANNELS, family_of
-from knafka_operator.model.handler import EVENTING_FINALIZER, Handler
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import FINALIZER, SERVING
 from knafka_operator.model.sensors import SENSOR
@@ -335,30 +334,17 @@ class Controller:
         return GONE
 
     def _orphaned(self, document: Document) -> tuple[str, ...]:
-        """Finalizers of a Subscription that is deleted, whose controller is gone: Knative Eventing
-        was here and isn't any more. Where that isn't certain an Event says what to do."""
+        """Finalizers of a Subscription that is deleted, whose controller is gone; an Event tells of
+        those of which that isn't certain."""
         of_channels = self._operators.get(CHANNELS)
-        if (
-            document["kind"] != CHANNELS.trigger
-            or EVENTING_FINALIZER not in finalizers_of(document)
-            or of_channels is None
-            or of_channels.entries is None
-            or not of_channels.may_be_ours(document)
-        ):
+        if document["kind"] != CHANNELS.trigger or of_channels is None:
             return ()
-        handling = of_channels.entries.handling
-        if handling.handler is not Handler.OWN:
+        if of_channels.entries is None or not of_channels.may_be_ours(document):
             return ()
-        if handling.seen is False:
-            return (EVENTING_FINALIZER,)
-        metadata = document["metadata"]
-        message = (
-            f"it keeps the finalizer {EVENTING_FINALIZER} of Knative Eventing's controller. If that is "
-            f"gone: kubectl -n {metadata['namespace']} patch subscription {metadata['name']} "
-            """--type=merge -p '{"metadata":{"finalizers":null}}'"""
-        )
-        self._events.post(document, "Warning", "FinalizerLeft", message)
-        return ()
+        finalizers, message = subscription.orphaned(document, of_channels.entries.handling)
+        if message:
+            self._events.post(document, "Warning", "FinalizerLeft", message)
+        return finalizers
 
     async def _forget(self, document: Document) -> None:
         """Deliver nothing to what is gone, and keep nothing of it."""

@@ -392,8 +392,7 @@ class Scaler:
 
     def _rested(self, trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
         """What is decided of one whose filter may pass nothing of what waits; ends its drains."""
-        now = asyncio.get_running_loop().time()
-        rest = trigger.rest
+        now, rest = asyncio.get_running_loop().time(), trigger.rest
         if trigger.own and rest.begins(lag, trigger.open.values(), trigger.autoscaling, now):
             trigger.own.stop()
         if not scale.replicas or not rest.is_resting(now):
