@@ -98,8 +98,8 @@ def subscribed(
 
 
 def orphaned(document: Mapping[str, Any], handling: Handling) -> tuple[tuple[str, ...], str]:
-    """Finalizers of a Subscription that is deleted, which nobody takes off any more, and what to say
-    where that isn't certain.
+    """Finalizers of a deleted Subscription that nobody takes off any more, and what to say where
+    that isn't certain.
 
     Knative Eventing puts one on each. That its CustomResourceDefinition is gone shows that its
     controller is; while that is there, only people know.
