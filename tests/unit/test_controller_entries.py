@@ -178,9 +178,10 @@ async def test_others_finalizers_are_never_taken_off(alone: World) -> None:
 async def test_where_its_controller_may_be_there_an_event_says_what_to_do(alone: World) -> None:
     """KNAFKA_SUBSCRIPTIONS=own, and Knative Eventing's CustomResourceDefinitions are there."""
     assert alone.channels.entries is not None
-    alone.channels.entries.handling.declared = Handler.OWN
+    handling = alone.channels.entries.handling
+    handling.declared = Handler.OWN
     alone.server.put(*DEFINITIONS, EVENTING_DEFINITION)
-    await until(lambda: alone.channels.entries.handling.seen)
+    await until(lambda: handling.seen)
     uid = alone.subscription("mail", finalizers=[EVENTING_FINALIZER])
     await until(lambda: alone.reported() == {uid: "True"})
     alone.server.remove(MESSAGING, "Subscription", "shop", "mail")
