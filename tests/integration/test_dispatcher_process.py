@@ -122,6 +122,7 @@ async def test_an_event_is_delivered_with_its_headers_in_the_format_asked_for(
         assert json.loads(arrival.body) == {
             "specversion": "1.0", "id": "1", "source": "/s", "type": "t", "subject": "é",
             "datacontenttype": "application/json", "data": {"a": 1},
+            "knativekafkapartition": "0", "knativekafkaoffset": "0",
         }  # fmt: skip
     else:
         assert headers["content-type"] == "application/json"
