@@ -21,7 +21,7 @@ from support.waiting import until
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.contract import Delivery, Order, Sink
 from knafka.core.drain import DrainRequest, Ended
-from knafka.settings import EGRESS
+from knafka.settings import DRAIN_AT_START, EGRESS, GRACE_PERIOD
 from knafka_local import dead_letters
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -122,6 +122,7 @@ async def test_an_event_is_delivered_with_its_headers_in_the_format_asked_for(
         assert json.loads(arrival.body) == {
             "specversion": "1.0", "id": "1", "source": "/s", "type": "t", "subject": "é",
             "datacontenttype": "application/json", "data": {"a": 1},
+            "knativekafkapartition": "0", "knativekafkaoffset": "0",
         }  # fmt: skip
     else:
         assert headers["content-type"] == "application/json"
@@ -381,3 +382,24 @@ async def post(function: FunctionProcess, body: bytes) -> tuple[int, bytes]:
     assert b"transfer-encoding: chunked" in head.lower()
     size, _, rest = rest.partition(b"\r\n")
     return int(head.split(b" ")[1]), rest[: int(size, 16)]
+
+
+@pytest.mark.parametrize("how", ["held", "at start", "never asked"])
+async def test_sigterm_with_nothing_under_way_takes_seconds_whatever_the_grace(
+    world: TriggerWorld, how: str
+) -> None:
+    """Issue 30: a namespace that is deleted waits for the last of its pods."""
+    async with ScriptedServer() as server:
+        function = world.dispatcher(server.url)
+        function.environment[GRACE_PERIOD] = "540"
+        function.environment[DRAIN_AT_START] = "true" if how == "at start" else "false"
+        async with function:
+            await function.ready()
+            held = Held(function) if how == "held" else None
+            if how != "never asked":
+                world.send("1")
+                await until(lambda: server.answered == ["1"])
+            code = await function.terminate(within=8)
+            if held is not None:
+                assert (await held.ended()).ended is Ended.STOPPED
+        assert code in (0, -signal.SIGTERM)

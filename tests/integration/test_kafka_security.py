@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -220,7 +221,7 @@ async def test_a_writer_that_may_not_write_says_so_and_writes_once_it_may(
             return error
         return await asyncio.wait_for(reported, 30)
 
-    assert "authorization failed" in str(await append())
+    assert f"`--operation Write --topic {topic}`" in str(await append())
     await asyncio.to_thread(allow, secured.bootstrap("PLAINTEXT"), topic)
     async with asyncio.timeout(30):
         while await append() is not None:  # noqa: ASYNC110  # what is waited for has no event
@@ -228,6 +229,39 @@ async def test_a_writer_that_may_not_write_says_so_and_writes_once_it_may(
     assert writer.failure is None
     await writer.close(1)
     await admin.close()
+
+
+@pytest.mark.parametrize(
+    ("ask", "acl"),
+    [
+        (lambda admin, topic: admin.ensure_topic(topic, 1, 1, {}), "Create --topic {}"),
+        (lambda admin, topic: admin.delete_topic(topic), "Delete --topic {}"),
+        (lambda admin, topic: admin.describe_topic(topic), "Describe --topic {}"),
+        (lambda admin, topic: admin.end_offsets(topic), "Describe --topic {}"),
+        (lambda admin, topic: admin.read_all(topic, 10), "Describe --topic {}"),
+        (
+            lambda admin, topic: admin.set_topic_config(topic, {"retention.ms": "1"}),
+            "AlterConfigs --topic {}",
+        ),
+        (lambda admin, topic: admin.delete_group(topic), "Delete --group {}"),
+        (lambda admin, topic: admin.members(topic), "Describe --group {}"),
+    ],
+    ids=["make", "delete", "describe", "ends", "read", "configure", "delete group", "members"],
+)
+async def test_who_is_refused_is_told_the_acl_that_is_missing(
+    secured: SecureKafka, tmp_path: Path, ask: Callable[[KafkaAdmin, str], Any], acl: str
+) -> None:
+    """Issue 30: `Topic authorization failed.` names neither what nor whose."""
+    topic = f"events-{uuid.uuid4().hex}"
+    owner = KafkaAdmin({"bootstrap.servers": secured.bootstrap("PLAINTEXT")})
+    await owner.ensure_topic(topic, 1, 1, {})
+    await owner.ensure_committed(topic, topic)
+    refused = secured.mounted("PLAIN", tmp_path / "secret", user=secure_kafka.NOBODY)
+    admin = KafkaAdmin(connection(refused))
+    with pytest.raises(LogError, match=f"`--operation {acl.format(topic)}`"):
+        await ask(admin, topic)
+    await admin.close()
+    await owner.close()
 
 
 async def test_a_dispatcher_that_may_make_no_topics_buries_once_there_is_one(

@@ -41,6 +41,7 @@ def states(draw: st.DrawFn) -> DeliveryState:
         last / 1000,
         due / 1000,
         None if stage is DeliveryStage.SUBSCRIBER else draw(outcomes),
+        draw(st.integers(0, 2**31)),
     )
 
 

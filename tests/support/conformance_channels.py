@@ -75,7 +75,11 @@ _SPECIFICATION: Final = (
         "its conditions are upstream's",
         note="without `OIDCIdentityCreated`: OIDC is not offered",
     ),
-    Line("KN-SUB-07", _M, "a reply that isn't delivered makes the delivery fail and be retried"),
+    Line(
+        "KN-SUB-07",
+        _M,
+        "a reply that isn't delivered is tried again, and at last fails it",
+    ),
 )
 
 _CHANNEL: Final = (

@@ -47,7 +47,7 @@ LINES: Final = (
     Line("KN-BRK-09", _M, "one delivery for each match, to the same destination too"),
     Line("KN-BRK-10", _M, "an event's data are never changed"),
     Line("KN-BRK-11", _M, "replies go the way of other events, to all Triggers"),
-    Line("KN-BRK-12", _M, "a reply that isn't stored makes the delivery fail and be retried"),
+    Line("KN-BRK-12", _M, "a reply that isn't stored is tried again, and at last fails it"),
     Line("KN-BRK-13", _Y, "finds loops of events, and ends them"),
     Line("KN-BRK-14", _M, "`observedGeneration` and `conditions` change in one write"),
     Line(

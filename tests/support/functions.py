@@ -27,7 +27,7 @@ class FunctionProcess:
 
     def __init__(self, module: str, environment: Mapping[str, str], log: Path) -> None:
         self._module = module
-        self._environment = {**os.environ, LOG_LEVEL: "info", **environment}
+        self.environment = {**os.environ, LOG_LEVEL: "info", **environment}
         self._log = log
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port: int = self._socket.getsockname()[1]
@@ -53,7 +53,7 @@ class FunctionProcess:
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", self._module, "--fd", str(self._socket.fileno()),
-                env=self._environment, pass_fds=[self._socket.fileno()],
+                env=self.environment, pass_fds=[self._socket.fileno()],
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
 

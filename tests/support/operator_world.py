@@ -54,8 +54,7 @@ class QuietDrains:
     ) -> AsyncIterator[DrainProgress]:
         self.held[trigger_id] += 1
         try:
-            await stop.wait()
-            yield DrainProgress(ended=Ended.STOPPED)
+            yield DrainProgress(ended=await _ended(request, stop))
         finally:
             self.held[trigger_id] -= 1
 
@@ -71,8 +70,7 @@ class QuietDrains:
                     dead_lettered=sum(letters.values()),
                     dead_letters=letters,
                 )
-            await stop.wait()
-            yield DrainProgress(ended=Ended.STOPPED)
+            yield DrainProgress(ended=await _ended(request, stop))
         finally:
             self.held[sensor_id] -= 1
 
@@ -83,10 +81,19 @@ class QuietDrains:
         self.held[shard.group] += 1
         try:
             yield ShardProgress(contract=everything)
-            await stop.wait()
-            yield ShardProgress(contract=everything, ended=Ended.STOPPED)
+            yield ShardProgress(contract=everything, ended=await _ended(request, stop))
         finally:
             self.held[shard.group] -= 1
+
+
+async def _ended(request: DrainRequest, stop: asyncio.Event) -> Ended:
+    """How a request ends: by what its caller says, or its budget."""
+    try:
+        async with asyncio.timeout(request.budget):
+            await stop.wait()
+    except TimeoutError:
+        return Ended.BUDGET
+    return Ended.STOPPED
 
 
 class OperatorWorld:

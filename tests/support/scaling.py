@@ -14,7 +14,7 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended, Settled, Shard
 from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import Lag, Positions
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.scale.scaler import Scaler
+from knafka_operator.scale.scaler import BUDGET, Scaler
 
 SCALING = Autoscaling()
 """What holds where nobody says otherwise."""
@@ -248,8 +248,12 @@ def drains() -> FakeDrains:
 
 
 @asynccontextmanager
-async def running(lags: FakeLags, drains: FakeDrains) -> AsyncIterator[Scaler]:
-    scaler = Scaler(lags, drains)
+async def running(
+    lags: FakeLags, drains: FakeDrains, request_budget: float = BUDGET
+) -> AsyncIterator[Scaler]:
+    """Unless it is said how long a request is, a drain has a single one: these drains are told what
+    they tell, and don't know how long they may."""
+    scaler = Scaler(lags, drains, request_budget=request_budget)
     run = asyncio.create_task(scaler.run())
     try:
         yield scaler

@@ -26,6 +26,7 @@ from knafka_operator.decide.admission import (
     INJECTION,
     Dependency,
     check_trigger,
+    class_warnings,
     dependency,
     trigger_warnings,
 )
@@ -33,6 +34,7 @@ from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import (
     AUTOSCALING,
+    BROKER_CLASS,
     DELIVERY_ORDER,
     EXTERNAL_TOPIC,
     MAX_IN_FLIGHT,
@@ -370,6 +372,44 @@ def test_a_filter_that_can_never_be_true_is_warned_of() -> None:
         "spec.filters[0].not.cesql: LENGTH(type) returns an integer, which no filter takes for true"
     ]
     assert trigger_warnings(trigger(filters=[{"cesql": "("}])) == [], "refused for its own reason"
+
+
+@pytest.mark.parametrize(
+    "class_", ["KAFKA", "kafKa", " kafka", "kafka ", "Kakfa", "knafka", "kafk", "kafkas"]
+)
+def test_a_near_miss_of_our_classes_is_warned_of(class_: str) -> None:
+    """Issue 30: such a Broker had no status, no warning, and nobody who served it."""
+    (told,) = class_warnings(broker({BROKER_CLASS: class_}), frozenset({"Kafka", "kafka"}))
+    assert f": {class_} is no class" in told
+    assert "Kafka or kafka" in told
+
+
+@pytest.mark.parametrize("annotations", [{}, {BROKER_CLASS: ""}, {"broker.class": "kafka"}])
+def test_a_broker_without_a_class_is_warned_of(annotations: dict[str, str]) -> None:
+    (told,) = class_warnings(broker(annotations), frozenset({"Kafka", "kafka"}))
+    assert "is not set" in told
+
+
+@pytest.mark.parametrize(
+    "class_", ["MTChannelBasedBroker", "KafkaNamespaced", "RabbitMQBroker", "GoogleCloud", "x"]
+)
+def test_other_implementations_classes_are_none_of_our_business(class_: str) -> None:
+    assert class_warnings(broker({BROKER_CLASS: class_}), frozenset({"Kafka", "kafka"})) == []
+
+
+def test_the_webhook_warns_of_brokers_that_are_not_ours_only() -> None:
+    classes = frozenset({"Kafka", "kafka"})
+    for class_, warned in [("kafka", False), ("KAFKA", True), ("MTChannelBasedBroker", False)]:
+        brokers = SimpleNamespace(
+            is_ours=lambda document: document["metadata"]["annotations"][BROKER_CLASS] in classes,
+            settings=SimpleNamespace(broker_classes=classes),
+        )
+        told: list[str] = []
+        memo: Any = SimpleNamespace(operator=SimpleNamespace(brokers=brokers))
+        document: Any = broker({BROKER_CLASS: class_})
+        check: Any = handlers.check_broker
+        check(document, memo=memo, warnings=told)
+        assert bool(told) is warned
 
 
 def test_the_webhook_passes_warnings_on() -> None:

@@ -16,7 +16,7 @@ from support.waiting import until
 from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING, PROMISE
-from knafka_operator.model.handler import EVENTING_DEFINITION, Handler
+from knafka_operator.model.handler import EVENTING_DEFINITION, EVENTING_FINALIZER, Handler
 from knafka_operator.model.resources import CORE, FINALIZER
 from knafka_operator.reconcile import entries
 
@@ -153,6 +153,44 @@ async def test_it_is_noticed_when_knative_eventing_comes_and_goes(alone: World) 
     await until(lambda: delivers_to("http://there/"))
     await until(lambda: bool(world.stored("Subscription", "mail")["metadata"].get("finalizers")))
     assert set(world.log.groups) >= {names.subscription_group("shop", "orders", uid)}
+
+
+async def test_a_subscription_goes_though_knative_eventing_left_its_finalizer(alone: World) -> None:
+    """Issue 30: Knative Eventing was removed, and deletion and namespace hung with READY True."""
+    uid = alone.subscription("mail", finalizers=[EVENTING_FINALIZER])
+    await until(lambda: alone.reported() == {uid: "True"})
+    finalizers = alone.stored("Subscription", "mail")["metadata"]["finalizers"]
+    assert finalizers == [EVENTING_FINALIZER, FINALIZER], "while it isn't deleted, it stays"
+    alone.server.remove(MESSAGING, "Subscription", "shop", "mail")
+    await until(lambda: alone.stored("Subscription", "mail") == {})
+    assert alone.events() >= {"Subscription Ready"}
+
+
+async def test_others_finalizers_are_never_taken_off(alone: World) -> None:
+    uid = alone.subscription("mail", finalizers=["theirs", EVENTING_FINALIZER])
+    await until(lambda: alone.reported() == {uid: "True"})
+    alone.server.remove(MESSAGING, "Subscription", "shop", "mail")
+    await until(
+        lambda: alone.stored("Subscription", "mail")["metadata"]["finalizers"] == ["theirs"]
+    )
+
+
+async def test_where_its_controller_may_be_there_an_event_says_what_to_do(alone: World) -> None:
+    """KNAFKA_SUBSCRIPTIONS=own, and Knative Eventing's CustomResourceDefinitions are there."""
+    assert alone.channels.entries is not None
+    handling = alone.channels.entries.handling
+    handling.declared = Handler.OWN
+    alone.server.put(*DEFINITIONS, EVENTING_DEFINITION)
+    await until(lambda: handling.seen)
+    uid = alone.subscription("mail", finalizers=[EVENTING_FINALIZER])
+    await until(lambda: alone.reported() == {uid: "True"})
+    alone.server.remove(MESSAGING, "Subscription", "shop", "mail")
+    await until(lambda: "Subscription FinalizerLeft" in alone.events())
+    await until(
+        lambda: (
+            alone.stored("Subscription", "mail")["metadata"]["finalizers"] == [EVENTING_FINALIZER]
+        )
+    )
 
 
 async def test_a_subscription_to_a_channel_says_why_not_until_knative_eventing_comes(

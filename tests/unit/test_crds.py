@@ -212,7 +212,12 @@ def test_the_columns_are_upstreams() -> None:
         *(AGE, READY, REASON),
     ]
     assert columns("kafkachannel") == [READY, REASON, URL, AGE]
-    assert columns("subscription") == [READY, REASON, AGE]
+    # And two that upstream has not: which channel, and whom it reaches, as of a Trigger.
+    assert columns("subscription") == [
+        ("Channel", ".spec.channel.name", 0),
+        ("Subscriber_URI", ".status.physicalSubscription.subscriberUri", 0),
+        *(READY, REASON, AGE),
+    ]
 
 
 @pytest.mark.parametrize("kind", EVENTING)

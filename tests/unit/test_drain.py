@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.drains import FAR, TOPIC, Request, World, id_of, response, slow, until
 
-from knafka.core.contract import Delivery, Exact, Order
+from knafka.core.contract import Delivery, Exact, Not, Order
 from knafka.core.drain import Ended
 from knafka.dispatcher.drain import COMMIT_INTERVAL
 from knafka.ports.subscriber import Response
@@ -208,3 +208,20 @@ async def test_progress_tells_what_is_under_way() -> None:
     assert progress.ended is None
     last = await running
     assert (last.unsettled, last.partitions) == (0, ())
+
+
+@pytest.mark.parametrize("located", [True, False])
+async def test_what_is_delivered_says_where_its_record_lies(located: bool) -> None:
+    """As upstream's Kafka Broker and channel, unless it is turned off. No filter sees it."""
+    world = World(
+        record_position=located,
+        filters=(Not.model_validate({"not": {"exact": {"knativekafkaoffset": "0"}}}),),
+    )
+    world.send("1")
+    world.send("2")
+    await world.run()
+    requests = [post.request for post in world.subscriber.posts]
+    offsets = [request.header(b"ce-knativekafkaoffset") for request in requests]
+    partitions = {request.header(b"ce-knativekafkapartition") for request in requests}
+    assert offsets == ([b"0", b"1"] if located else [None, None])
+    assert partitions == {b"0" if located else None}

@@ -98,7 +98,7 @@ async def test_an_event_that_a_bug_breaks_is_dead_lettered_and_the_others_go_on(
     if step == "read":
         breaks(monkeypatch, parsing, "read")
     elif step == "prepare":
-        breaks(monkeypatch, parsing, "request_of")
+        breaks(monkeypatch, parsing, "located_request_of")
         breaks(monkeypatch, sender, "request_of")
     running = world.drain()
     if step == "filter":

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.drains import DEAD, TOPIC, Answer, Request, World, response
 
-from knafka.core.contract import Delivery, Sink
+from knafka.core.contract import Delivery, RateLimit, RateUnit, Sink
 from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import Response
 
@@ -132,18 +132,110 @@ async def test_what_is_no_reply_is_not_sent() -> None:
         (DeliveryError("timeout", "no response"), "reply-not-delivered"),
     ],
 )
-async def test_the_whole_delivery_is_tried_again_if_its_reply_is_not_delivered(
+async def test_a_reply_that_is_not_delivered_is_tried_again_without_the_subscriber(
     failure: Response | Exception, counted: str
 ) -> None:
-    """KN-SUB-07: the subscriber gets the event again."""
+    """KN-SUB-07, as upstream's channel conformance has it."""
     replies = Replies(giving(failure, failure, response()))
     world = subscription(replies, delivery=Delivery(retry=3, backoff_delay=1))
     world.send("1")
     drain = world.drain()
     progress = await world.begin(drain, idle=30)
-    assert world.subscriber.ids == ["1", "r"] * 3
+    assert world.subscriber.ids == ["1", "r", "r", "r"]
     assert (progress.delivered, progress.replied, progress.retried) == (1, 1, 2)
     assert drain.counts.failures == {counted: 2}
+    assert len({taken.head for taken in replies.taken}) == 1
+
+
+@pytest.mark.conformance("KN-SUB-07")
+async def test_a_reply_has_as_many_retries_as_its_event_whatever_the_event_took() -> None:
+    """Upstream's channel conformance: each of them fails once, and one retry each is enough."""
+    answers = giving(response(503), ANSWER)
+
+    async def answer(request: Request) -> Response:
+        return await (to_reply if request.target.url == REPLIES else answers)(request)
+
+    to_reply = giving(response(503), response())
+    world = subscription(answer, delivery=Delivery(retry=1, backoff_delay=1))
+    world.send("1")
+    progress = await world.begin(world.drain(), idle=30)
+    assert world.subscriber.ids == ["1", "1", "r", "r"]
+    assert (progress.delivered, progress.replied, progress.dead_lettered) == (1, 1, 0)
+
+
+async def test_a_replys_retries_go_on_where_a_killed_dispatcher_has_left_them() -> None:
+    """The reply is gone with it, so the subscriber is asked again; nothing is lost."""
+    world = subscription(
+        Replies(giving(response(503))), delivery=Delivery(retry=2, backoff_delay=100)
+    )
+    world.send("1")
+    running = world.begin(world.drain(), idle=1000)
+    await asyncio.sleep(50)
+    await world.kill(running)
+    progress = await world.begin(world.drain(), idle=1000)
+    assert world.subscriber.ids == ["1", "r", "1", "r", "r"]
+    assert world.subscriber.times[2] >= 100, "its retry is due as declared"
+    assert progress.dead_lettered == 1
+    (letter,) = world.events_of(DEAD)
+    assert letter.attributes["knafkaattempts"] == "2"
+    assert letter.attributes["knafkareplyattempts"] == "3"
+
+
+async def test_another_reply_destination_begins_its_retries_anew() -> None:
+    world = subscription(
+        Replies(giving(response(503))), delivery=Delivery(retry=1, backoff_delay=100)
+    )
+    world.send("1")
+    await world.begin(world.drain(), idle=1000, stop_after=50)
+    world.egress = world.egress.model_copy(update={"reply": Sink(url="http://other/")})
+    world.subscriber.answer = Replies(giving(response()))
+    progress = await world.begin(world.drain(), idle=1000)
+    assert (progress.delivered, progress.replied) == (1, 1)
+    assert world.subscriber.times[-1] < 100
+
+
+async def test_at_most_once_the_subscriber_is_not_asked_again_for_a_reply_either() -> None:
+    """BUS-5: what is repeated is the reply, in the process that has it."""
+    world = subscription(
+        Replies(giving(response(503), response())),
+        delivery=Delivery(retry=1, backoff_delay=1),
+        at_most_once=True,
+    )
+    world.send("1")
+    progress = await world.begin(world.drain(), idle=30)
+    assert world.subscriber.ids == ["1", "r", "r"]
+    assert (progress.delivered, progress.replied, progress.lost) == (1, 1, 0)
+
+
+async def test_a_replys_retries_take_nothing_of_the_subscribers_rate() -> None:
+    limit = RateLimit(unit=RateUnit.HOUR, requests_per_unit=1)
+    world = subscription(
+        Replies(giving(response(503), response())),
+        delivery=Delivery(retry=1, backoff_delay=1),
+        rate_limit=limit,
+    )
+    world.send("1")
+    world.send("2")
+    await world.begin(world.drain(), idle=10_000)
+    assert world.subscriber.ids == ["1", "r", "r", "2", "r"]
+    assert world.subscriber.times[2] < 10
+    assert world.subscriber.times[3] == pytest.approx(3600, abs=5)
+
+
+async def test_replies_that_wait_for_another_attempt_count_to_what_is_held() -> None:
+    """Memory is bounded: 88 of them, of a megabyte each, are more than a dispatcher may hold."""
+    answer = ANSWER._replace(body=b"x" * 500_000)
+    world = subscription(
+        Replies(giving(response(503)), answer), delivery=Delivery(retry=1, backoff_delay=100)
+    )
+    world.send("1")
+    drain = world.drain()
+    running = world.begin(drain, idle=1000)
+    await asyncio.sleep(50)
+    assert drain.partitions[0].held_bytes > 500_000
+    await asyncio.sleep(100)
+    assert drain.partitions[0].held_bytes == 0
+    await running
 
 
 @pytest.mark.conformance("KN-SUB-07")
@@ -163,8 +255,10 @@ async def test_an_event_whose_reply_is_never_delivered_is_a_dead_letter(
     world.send("1")
     progress = await world.begin(world.drain(), idle=30)
     assert (progress.delivered, progress.dead_lettered) == (0, 1)
-    assert world.subscriber.ids == ["1", "r"] * attempts
+    assert world.subscriber.ids == ["1"] + ["r"] * attempts
     (letter,) = world.events_of(DEAD)
+    assert letter.attributes["knafkaattempts"] == "1"
+    assert letter.attributes["knafkareplyattempts"] == str(attempts)
     assert letter.data == b"data"
     assert letter.attributes["knafkareason"] == "reply-not-delivered"
     assert letter.attributes["knativeerrordest"] == REPLIES

@@ -1,7 +1,10 @@
 """Requests and responses as records, and records as requests (CE-H1 to CE-H13)."""
 
+from typing import Literal
+
 import pytest
 
+from knafka.core import json_format
 from knafka.core.errors import InvalidEvent, UnsupportedContentMode
 from knafka.core.event import Event
 from knafka.core.http_binding import (
@@ -9,6 +12,7 @@ from knafka.core.http_binding import (
     decode,
     encode,
     head_of,
+    located_request_of,
     record_of,
     reply_of,
     request_of,
@@ -24,6 +28,7 @@ REQUIRED = [
 ]
 RECORD = [("ce_specversion", b"1.0"), ("ce_id", b"1"), ("ce_source", b"/a"), ("ce_type", b"t")]
 DOCUMENT = b'{"specversion":"1.0","id":"1","source":"/a","type":"t","data":{"a": 1}}'
+PLAIN = Envelope(ATTRIBUTES, b"x", [])
 STRUCTURED = (b"Content-Type", b"application/cloudevents+json; charset=utf-8")
 
 
@@ -375,3 +380,52 @@ def test_a_response_that_claims_an_event_and_is_malformed_is_an_error(headers: H
     """KN-DP-08"""
     with pytest.raises(InvalidEvent):
         reply_of(headers, b"[]")
+
+
+def test_a_located_request_says_where_its_record_lies() -> None:
+    """As upstream's Kafka Broker and channel: two attributes more, everything else as it is."""
+    plain_head, plain_body = request_of(PLAIN)
+    head, body = located_request_of(PLAIN, 3, 42)
+    where = [b"ce-knativekafkapartition: 3", b"ce-knativekafkaoffset: 42"]
+    assert sorted(head.splitlines()) == sorted(plain_head.splitlines() + where)
+    assert body == plain_body
+
+
+@pytest.mark.parametrize("mode", [None, "json", "binary"])
+@pytest.mark.parametrize("is_document", [False, True])
+@pytest.mark.parametrize(
+    "own", [{}, {"knativekafkaoffset": "7"}, {"knativekafkapartition": "a", "x": "y"}]
+)
+def test_what_a_located_request_says_stands_in_it_once_whatever_the_event_has(
+    mode: Literal["json", "binary"] | None, is_document: bool, own: dict[str, str]
+) -> None:
+    """An event that comes from another Broker's deliveries has such attributes already."""
+    attributes = {
+        **{"specversion": "1.0", "id": "1", "source": "/s", "type": "t"},
+        "datacontenttype": "application/json",
+        **own,
+    }
+    data = b'{ "a":1.0 }'
+    document = b" " + json_format.write(Event(attributes, data)) if is_document else None
+    head, body = located_request_of(Envelope(attributes, data, [], document), 3, 42, mode)
+    lines = [line.partition(b": ") for line in head.splitlines()]
+    headers = [(name, value) for name, _, value in lines]
+    draft = record_of(headers, body)
+    assert len(headers) == len(dict(headers))
+    located = {**attributes, "knativekafkapartition": "3", "knativekafkaoffset": "42"}
+    assert read(draft.headers, draft.value).attributes == located
+    assert draft.value == data, "byte for byte"
+    assert headers[-1][1].startswith(b"application/cloudevents+json") == (
+        mode == "json" or (is_document and mode is None)
+    )
+
+
+def test_a_documents_own_bytes_stay_behind_where_it_lies() -> None:
+    document = b'{"specversion":"1.0","id":"1","source":"/s","type":"t","big":1,"data":{"x":1e400}}'
+    attributes = {"specversion": "1.0", "id": "1", "source": "/s", "type": "t", "big": "1"}
+    body = located_request_of(Envelope(attributes, b'{"x":1e400}', [], document), 0, 5)[1]
+    assert body.endswith(document[1:])
+
+
+def test_a_batch_lies_nowhere() -> None:
+    assert located_request_of(PLAIN, 3, 42, "batch") == request_of(PLAIN, "batch")

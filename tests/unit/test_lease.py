@@ -171,6 +171,37 @@ async def test_an_attempt_that_takes_long_holds_up_no_other_event_when_the_proce
     await exchange.task
 
 
+@pytest.mark.parametrize("at_most_once", [False, True])
+async def test_a_trigger_that_goes_while_its_process_ends_leaves_attempts_no_grace(
+    at_most_once: bool,
+) -> None:
+    """Issue 30: in a namespace that is deleted subscribers go as well, and answer nobody."""
+    running = Running(World(hang, at_most_once=at_most_once))
+    await running.start(**{GRACE_PERIOD: "600"})
+    running.world.send("1")
+    exchange = running.drain(idle="PT1H")
+    await until(lambda: running.world.subscriber.posts)
+    stopping = asyncio.create_task(running.dispatcher.stop())
+    await asyncio.sleep(20)
+    assert not stopping.done()
+    exchange.tell(STOP)
+    await stopping
+    assert now() < 30
+    await exchange.task
+
+
+async def test_a_process_with_nothing_under_way_ends_at_once_whatever_its_grace() -> None:
+    running = Running(World())
+    await running.start(**{GRACE_PERIOD: "540"})
+    running.world.send("1")
+    exchange = running.drain(idle="PT1H")
+    await until(lambda: running.world.subscriber.answered)
+    began = now()
+    await running.dispatcher.stop()
+    assert now() - began < 3
+    await exchange.task
+
+
 async def test_what_outlasts_the_grace_period_is_left_to_the_next() -> None:
     running = Running(World(hang))
     await running.start(**{GRACE_PERIOD: "60"})

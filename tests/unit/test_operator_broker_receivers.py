@@ -246,6 +246,54 @@ async def test_a_broker_that_is_deleted_leaves_no_entry(
         assert (found.records, found.contracts) == ({}, {}), "nothing only grows"
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("installation", ["", "c0ffee00-0000-4000-8000-000000000000"])
+async def test_the_contract_of_a_namespaces_secret_goes_with_its_last_broker(
+    world: OperatorWorld, restarted: bool, installation: str
+) -> None:
+    """Issue 30: the topic of a namespace that is gone stayed for ever."""
+    await world.restart(installation=installation)
+    login = {"protocol": "SASL_PLAINTEXT", "user": "me", "password": "x"}
+    world.declare_secret(SHOP, "kafka-login", **login)
+    given = {"bootstrap.servers": "kafka:9092", "auth.secret.ref.name": "kafka-login"}
+    world.configure(SHOP, "mine", **given)
+    await ready(world, "other")
+    await ready(world, config=MINE)
+    world.declare_broker(SHOP, "second", config=MINE)
+    await world.reconcile_broker(SHOP, "second")
+    own, others = followed(world).contract_topic, followed(world, "other").contract_topic
+    if restarted:
+        await world.restart(installation=installation)
+    await world.delete_broker(SHOP)
+    assert own in world.log.topics, "the second one follows it"
+    await world.delete_broker(SHOP, "second")
+    assert own not in world.log.topics
+    await world.delete_broker("other")
+    assert others in world.log.topics, "the installation's own stays"
+    await ready(world, config=MINE)
+    assert world.entries(own).keys() == {PATH}, "and it comes again with another Broker"
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "precious",
+        "knafka-contract-other-Brokers-kafka-0123456789",
+        "knafka-contract-shop-Brokers-kafka-0123456789",
+    ],
+)
+async def test_a_status_that_names_another_topic_has_none_deleted(
+    world: OperatorWorld, topic: str
+) -> None:
+    """Anybody who may write a Broker's status could name any topic there."""
+    await ready(world)
+    world.log.create(topic, 1)
+    document = world.document("Broker", SHOP, "default")
+    await world.cluster.write_status(document, {"annotations": {CONTRACT: topic}})
+    await world.delete_broker(SHOP)
+    assert topic in world.log.topics
+
+
 async def test_an_entry_that_cannot_be_written_is_a_condition_and_what_serves_goes_on(
     world: OperatorWorld,
 ) -> None:

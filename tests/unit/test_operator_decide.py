@@ -164,13 +164,14 @@ MIN_SCALE = {"autoscaling.eventing.knative.dev/min-scale": "1"}
 def _trigger(
     status: dict[str, Any] | None = None,
     annotations: dict[str, str] | None = None,
+    settings: Settings = SETTINGS,
     **seen: Any,
 ) -> triggers.TriggerDecision[None]:
     metadata = {**TRIGGER_DOCUMENT["metadata"], "annotations": annotations or {}}
     document = {**TRIGGER_DOCUMENT, "metadata": metadata, "status": status or {}}
     given: dict[str, Any] = {"broker": STATE, "subscriber": SINK, **seen}
     observed: ObservedTrigger[None] = ObservedTrigger(document, parse(Trigger, document), **given)
-    decision = triggers.decide(observed, frozenset(), SETTINGS)
+    decision = triggers.decide(observed, frozenset(), settings)
     assert _is_in(TRIGGER_ORDER, decision.effects)
     return decision
 
@@ -325,3 +326,10 @@ def test_settings_of_clients_are_in_the_entry_and_not_in_the_receivers_environme
     assert isinstance(effect, WriteIngress)
     assert effect.ingress.kafka.producer == {"linger.ms": "5"}
     assert effect.ingress.kafka.consumer == {}
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_whether_deliveries_say_where_their_record_lies_is_the_installations(said: bool) -> None:
+    trigger = _trigger(settings=replace(SETTINGS, record_position=said))
+    assert trigger.watched is not None
+    assert trigger.watched.egress.record_position is said

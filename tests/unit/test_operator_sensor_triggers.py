@@ -66,6 +66,12 @@ async def test_an_action_may_be_sent_as_a_batch_of_its_events(world: SensorsWorl
     world.inner.declare_trigger("shop", "mail", annotations={"knafka.dev/payload": "batch"})
     await world.turn("Trigger", "mail")
     assert not world.egress("mail").batch, "only an action's data are events"
+    assert (world.egress().record_position, world.egress("mail").record_position) == (False, True)
+    watched = world.inner.operator.triggers.watched.items()
+    assert {who.name: each.autoscaling.may_rest for who, each in watched} == {
+        CHILD: False,
+        "mail": True,
+    }
 
 
 @pytest.mark.conformance("BUS-S13")

@@ -27,6 +27,7 @@ def test_everything_may_be_said() -> None:
             "KNAFKA_INITIAL_SCALE": "0",
             "KNAFKA_LOG_LEVEL": "DEBUG",
             "KNAFKA_PROFILING": "enabled",
+            "KNAFKA_RECORD_POSITION": "disabled",
             "KNAFKA_SENSORS": "enabled",
             "KNAFKA_JOBS_IMAGE": "jobs:1",
         }
@@ -37,6 +38,7 @@ def test_everything_may_be_said() -> None:
     assert (settings.deletion_timeout, settings.initial_scale) == (5, 0)
     assert settings.log_level == "debug"
     assert settings.profiling is True
+    assert settings.record_position is False
     assert settings.sensors is True
     assert settings.jobs_image == "jobs:1"
 
@@ -53,6 +55,7 @@ def test_everything_may_be_said() -> None:
         ("KNAFKA_LOG_LEVEL", "loud"),
         ("KNAFKA_PROFILING", "true"),
         ("KNAFKA_SENSORS", "true"),
+        ("KNAFKA_RECORD_POSITION", "false"),
     ],
 )
 def test_what_is_wrong_is_told_by_its_name(name: str, value: str) -> None:

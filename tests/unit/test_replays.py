@@ -10,6 +10,7 @@ from knafka.core.dead_letter import (
     FAILURE_HEADERS,
     OMITTED,
     REPLAY,
+    REPLY_ATTEMPTS,
     Failure,
     Origin,
     dead_letter_of,
@@ -47,7 +48,7 @@ def test_what_is_sent_again_is_the_event_as_it_was() -> None:
         failure,
         origin,
     )
-    seldom = {f"ce_{each}" for each in (EXTENSIONS, OMITTED, ATTEMPT_LOG, HOPS)}
+    seldom = {f"ce_{each}" for each in (EXTENSIONS, OMITTED, ATTEMPT_LOG, HOPS, REPLY_ATTEMPTS)}
     assert {name for name, _ in letter} >= FAILURE_HEADERS - seldom
     again = restored([*letter, (REPLAY, b"earlier/f")], "r/f")
     assert value == b"data"

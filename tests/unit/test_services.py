@@ -189,3 +189,29 @@ def test_a_function_is_restarted_when_it_says_that_only_this_helps(
 ) -> None:
     (container,) = _template(manifest)["spec"]["containers"]
     assert container["livenessProbe"]["httpGet"] == {"path": "/health/liveness"}
+
+
+@pytest.mark.parametrize(
+    ("timeout", "at_most_once", "seconds"),
+    [
+        pytest.param(600.0, False, services.TIMEOUT_SECONDS, id="what nobody has declared"),
+        pytest.param(5.0, False, services.TIMEOUT_SECONDS, id="short"),
+        pytest.param(120.5, False, 188, id="declared: two minutes"),
+        pytest.param(590.0, False, 600, id="never more than Knative's maximum"),
+        pytest.param(600.0, True, 600, id="nothing is repeated"),
+        pytest.param(5.0, True, services.TIMEOUT_SECONDS, id="nothing is repeated, short"),
+    ],
+)
+def test_a_pods_grace_is_what_attempts_take_and_not_the_longest_that_they_may(
+    timeout: float, at_most_once: bool, seconds: int
+) -> None:
+    """Issue 30: a namespace with a pod of 600 s of grace takes five minutes to go."""
+    delivery = contract.Delivery(timeout=timeout)
+    egress = _egress(delivery=delivery, at_most_once=at_most_once)
+    service = services.dispatcher_service(_trigger(), egress, Autoscaling(), 1, None, SETTINGS)
+    spec = service["spec"]["template"]["spec"]
+    given = {each["name"]: each["value"] for each in spec["containers"][0]["env"]}
+    assert spec["timeoutSeconds"] == seconds
+    assert int(given["KNAFKA_GRACE_PERIOD"]) == seconds - services.STOPPING
+    receiver = _receiver(_broker())["spec"]["template"]["spec"]
+    assert receiver["timeoutSeconds"] == services.TIMEOUT_SECONDS

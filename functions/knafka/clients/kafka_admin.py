@@ -19,6 +19,7 @@ from confluent_kafka.admin._config import ConfigResource, ConfigSource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
+from knafka.clients.kafka_acls import needing
 from knafka.clients.kafka_client import Connection
 from knafka.clients.kafka_groups import KafkaGroups
 from knafka.clients.kafka_lag import at_most, beyond
@@ -37,6 +38,8 @@ from knafka.ports.log import (
     lag_of,
 )
 
+_UNUSED: Final = "knafka-unused"
+"""A group that nobody joins, for a consumer that wants the name of one."""
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request: Kafka elects another leader in less."""
 PARTITIONS_REMEMBERED: Final = 30.0
@@ -107,10 +110,11 @@ class KafkaAdmin:
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
         new = NewTopic(topic, partitions, replication, config=dict(config))
-        made = await self._unless(
-            KafkaError.TOPIC_ALREADY_EXISTS,
-            lambda timeout: self._admin.create_topics([new], request_timeout=timeout)[topic],
-        )
+        with needing(topic=("Create", topic), cluster="Create"):
+            made = await self._unless(
+                KafkaError.TOPIC_ALREADY_EXISTS,
+                lambda timeout: self._admin.create_topics([new], request_timeout=timeout)[topic],
+            )
         # The controller has it; the broker that we ask next may hear of it a moment later.
         deadline = time.monotonic() + self._calls.timeout
         while made:
@@ -124,10 +128,11 @@ class KafkaAdmin:
         if found is None:
             return None
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = await self._calls.many(
-            lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
-            leaving_out=GONE,
-        )
+        with needing(topic=("DescribeConfigs", topic)):
+            entries = await self._calls.many(
+                lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
+                leaving_out=GONE,
+            )
         if not entries:
             return None
         own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
@@ -141,10 +146,11 @@ class KafkaAdmin:
     async def delete_topic(self, topic: str) -> None:
         for known in (self._seen, self._ends, self._ranges):
             cast(dict[str, object], known).pop(topic, None)
-        await self._unless(
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            lambda timeout: self._admin.delete_topics([topic], request_timeout=timeout)[topic],
-        )
+        with needing(topic=("Delete", topic)):
+            await self._unless(
+                KafkaError.UNKNOWN_TOPIC_OR_PART,
+                lambda timeout: self._admin.delete_topics([topic], request_timeout=timeout)[topic],
+            )
 
     async def topics(self) -> Mapping[str, int]:
         metadata = await self._calls.in_thread(
@@ -203,9 +209,10 @@ class KafkaAdmin:
         if await self._groups.committed(group, partitions):
             return
         starts = await self._starts(partitions, start)
-        await self._groups.commit(
-            group, [TopicPartition(topic, number, offset) for number, offset in starts.items()]
-        )
+        with needing(topic=("Read", topic)):
+            await self._groups.commit(
+                group, [TopicPartition(topic, number, offset) for number, offset in starts.items()]
+            )
 
     async def _starts(self, partitions: Sequence[TopicPartition], start: Start) -> dict[int, int]:
         if start == "earliest":
@@ -299,7 +306,8 @@ class KafkaAdmin:
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         await self._existing(topic)  # which says, better than a consumer, what is wrong
         read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
-        return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
+        with needing(topic=("Read", topic), group=("Read", _UNUSED)):
+            return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
 
     async def close(self) -> None:
         """Wait for nothing: librdkafka lets go when the client is collected."""
@@ -315,11 +323,12 @@ class KafkaAdmin:
         if not topics:
             return {}
         names = TopicCollection(list(topics))
-        described = await self._calls.many(
-            lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
-            leaving_out=GONE,
-            some=some,
-        )
+        with needing(topic=("Describe", _some_of(topics))):
+            described = await self._calls.many(
+                lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
+                leaving_out=GONE,
+                some=some,
+            )
         return {
             topic: _Found(
                 str(each.topic_id),
@@ -351,13 +360,19 @@ class KafkaAdmin:
         `some`: of those that can be read now; raises `LogError` if none can. `least` is -1 where
         Kafka may answer that it has no record since that time.
         """
-        found = await listed(self._calls, wanted, some=some)
+        with needing(topic=("Describe", _some_of({each.topic for each in wanted}))):
+            found = await listed(self._calls, wanted, some=some)
         # librdkafka (2.16.1) answers -1001 for a leader that was there a moment ago.
         return {each: result.offset for each, result in found.items() if result.offset >= least}
 
     async def _unless(self, harmless: int, ask: Callable[[float], Future[Any]]) -> bool:
         """Whether it was done; False if it failed with the code that means it was done before."""
         return bool(await self._calls.many(lambda timeout: {True: ask(timeout)}, {harmless}))
+
+
+def _some_of(topics: Collection[str]) -> str:
+    """One of them, for a refusal that may be any's."""
+    return min(topics, default="")
 
 
 def _said(commits: Commits) -> Mapping[int, str]:

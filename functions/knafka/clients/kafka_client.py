@@ -110,6 +110,15 @@ REFUSED_FOR_GOOD: Final = frozenset(
 """What Kafka says of a record, or of a request, that it will never take."""
 
 
+DENIED: Final[Mapping[int, str]] = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional-id",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
+}
+"""The kind of resource of which Kafka refuses the use."""
+
+
 def log_error_of(error: KafkaError) -> LogError:
     code = error.code()
     return LogError(
@@ -117,6 +126,8 @@ def log_error_of(error: KafkaError) -> LogError:
         retriable=code not in REFUSED_FOR_GOOD,
         too_large=code == KafkaError.MSG_SIZE_TOO_LARGE,
         unknown_topic=code in UNKNOWN_TOPIC,
+        too_few_brokers=code == KafkaError.INVALID_REPLICATION_FACTOR,
+        denied=DENIED.get(code, ""),
     )
 
 

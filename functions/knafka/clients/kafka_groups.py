@@ -30,6 +30,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from knafka.clients.kafka_acls import needing
 from knafka.clients.kafka_client import ASKING, Connection, open_client
 from knafka.clients.kafka_requests import THREADS, AdminCalls
 from knafka.core.errors import LogError
@@ -88,6 +89,10 @@ def _is_gone(group: ConsumerGroupDescription) -> bool:
     return group.state is ConsumerGroupState.DEAD
 
 
+def _topic_of(partitions: Sequence[TopicPartition]) -> str:
+    return partitions[0].topic if partitions else ""
+
+
 class KafkaGroups:
     """The committed offsets of groups; the topic of a call is that of its partitions."""
 
@@ -113,23 +118,26 @@ class KafkaGroups:
     ) -> Sequence[TopicPartition]:
         """The same as Kafka tells it, with leader epochs."""
         wanted = list(partitions)
-        found = await self._as(group, lambda it, timeout: it.committed(wanted, timeout=timeout))
+        with needing(group=("Describe", group), topic=("Describe", _topic_of(wanted))):
+            found = await self._as(group, lambda it, timeout: it.committed(wanted, timeout=timeout))
         return [each for each in found if each.offset >= 0]
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
         """All or none of them: it is one request, and Kafka writes it as one batch."""
         wanted = list(offsets)
-        await self._as(group, lambda it, _: it.commit(offsets=wanted, asynchronous=False))
+        with needing(group=("Read", group), topic=("Read", _topic_of(wanted))):
+            await self._as(group, lambda it, _: it.commit(offsets=wanted, asynchronous=False))
         self.forget(group)
 
     async def delete(self, group: str) -> None:
         """Nothing if there is none."""
-        await self._calls.many(
-            lambda timeout: self._calls.admin.delete_consumer_groups(
-                [group], request_timeout=timeout
-            ),
-            leaving_out=_NONE,
-        )
+        with needing(group=("Delete", group)):
+            await self._calls.many(
+                lambda timeout: self._calls.admin.delete_consumer_groups(
+                    [group], request_timeout=timeout
+                ),
+                leaving_out=_NONE,
+            )
         self.forget(group)
 
     async def detach(self, group: str, partitions: Sequence[TopicPartition]) -> None:
@@ -143,12 +151,13 @@ class KafkaGroups:
         a death in between, the next call ends it. `partitions` are all of the topic's.
         """
         copy = f"{group}{COPY}"
-        described = await self._calls.many(
-            lambda timeout: self._calls.admin.describe_consumer_groups(
-                [group, copy], request_timeout=timeout
-            ),
-            leaving_out=_NONE,
-        )
+        with needing(group=("Describe", group)):
+            described = await self._calls.many(
+                lambda timeout: self._calls.admin.describe_consumer_groups(
+                    [group, copy], request_timeout=timeout
+                ),
+                leaving_out=_NONE,
+            )
         now, kept = described.get(group), described.get(copy)
         if now is not None and now.members:
             raise LogError(f"the group {group} has {len(now.members)} members")
@@ -238,12 +247,13 @@ class KafkaGroups:
 
     async def members(self, group: str) -> Collection[str]:
         """The client ids of those that are in it."""
-        described = await self._calls.many(
-            lambda timeout: self._calls.admin.describe_consumer_groups(
-                [group], request_timeout=timeout
-            ),
-            leaving_out=_NONE,
-        )
+        with needing(group=("Describe", group)):
+            described = await self._calls.many(
+                lambda timeout: self._calls.admin.describe_consumer_groups(
+                    [group], request_timeout=timeout
+                ),
+                leaving_out=_NONE,
+            )
         found = described.get(group)
         return [] if found is None else [each.client_id for each in found.members]
 

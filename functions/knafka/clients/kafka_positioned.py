@@ -23,6 +23,7 @@ from confluent_kafka import (
 )
 
 from knafka.clients.call_thread import CallThread
+from knafka.clients.kafka_acls import named
 from knafka.clients.kafka_client import PASSING, READING, Connection, log_error_of, open_client
 from knafka.clients.kafka_liveness import Liveness
 from knafka.clients.kafka_reader import RESET
@@ -150,7 +151,7 @@ class KafkaPositionedReader:
             elif error.code() == KafkaError._PARTITION_EOF:
                 ends[number] = cast(int, message.offset())
             elif not error.retriable() and error.code() not in PASSING:
-                self._failure = log_error_of(error)
+                self._failure = named(log_error_of(error), topic=("Read", self._topic))
         self._liveness.check(self._consumer, heard=bool(records or ends or restarted))
         for number, message in last.items():
             epoch = message.leader_epoch()

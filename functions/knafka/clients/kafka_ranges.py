@@ -16,6 +16,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import _AdminClientImpl
 
+from knafka.clients.kafka_acls import needing
 from knafka.clients.kafka_requests import AdminCalls
 from knafka.ports.log import Range
 
@@ -102,11 +103,12 @@ class KafkaRanges:
             for name, value in config.items()
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
-        await self._calls.single(
-            lambda timeout: self._calls.admin.incremental_alter_configs(
-                [resource], request_timeout=timeout
-            )[resource]
-        )
+        with needing(topic=("AlterConfigs", topic)):
+            await self._calls.single(
+                lambda timeout: self._calls.admin.incremental_alter_configs(
+                    [resource], request_timeout=timeout
+                )[resource]
+            )
 
     async def _found(self, topics: Collection[str]) -> list[TopicPartition]:
         now = time.monotonic()

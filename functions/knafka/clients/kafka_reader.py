@@ -18,6 +18,7 @@ from typing import Final, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from knafka.clients.call_thread import CallThread
+from knafka.clients.kafka_acls import named
 from knafka.clients.kafka_client import PASSING, Connection, log_error_of
 from knafka.clients.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka_membership import Membership
@@ -52,7 +53,7 @@ class KafkaReader:
         *,
         reads: bool = True,
     ) -> None:
-        self._topic = topic
+        self._topic, self._group = topic, group
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
         # The thread's:
@@ -115,7 +116,8 @@ class KafkaReader:
             else:
                 self._membership.fall_back(error)
         elif not error.retriable() and error.code() not in PASSING:
-            self._failure = log_error_of(error)
+            topic, group = ("Read", self._topic), ("Read", self._group)
+            self._failure = named(log_error_of(error), topic=topic, group=group)
 
     def _start_anew(self, message: Message) -> int:
         number = cast(int, message.partition())

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from knafka.clients.kafka_acls import named
 from knafka.clients.kafka_client import Connection, log_error, log_error_of, open_client
 from knafka.clients.kafka_commits import AGAIN
 from knafka.clients.kafka_producer import BUFFER_BYTES, BUFFER_RECORDS
@@ -122,7 +123,8 @@ class TransactionalProducer:
             if refusal := self._errors.refusal:
                 raise LogError(refusal) from error
             if not reason.retriable():
-                raise log_error_of(reason) from error
+                needed = "Write", self._transactional_id
+                raise named(log_error_of(reason), transaction=needed) from error
             if time.monotonic() - self._fencing_since > FENCE_TIMEOUT:
                 raise LogError(f"no transactional id: {self.trouble}") from error
             return False
@@ -229,6 +231,11 @@ class TransactionalProducer:
         too_large = [each for each in failed if each.error.code() == KafkaError.MSG_SIZE_TOO_LARGE]
         if not too_large:
             found = log_error_of(failed[0].error if failed else reason)
+            found = named(
+                found,
+                topic=("Write", failed[0].topic) if failed else None,
+                transaction=("Write", self._transactional_id),
+            )
             return TransactionAborted(
                 str(found), retriable=found.retriable, unknown_topic=found.unknown_topic
             )

@@ -23,6 +23,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from knafka.clients.kafka_acls import named
 from knafka.clients.kafka_client import Connection, log_error, log_error_of
 from knafka.clients.kafka_producer import ReplaceableProducer
 from knafka.clients.reachability import Reachability
@@ -237,7 +238,7 @@ class KafkaWriter:
                     self._send_alone(message, headers, key, reported, counts)
                 else:
                     self._release(key)
-                    reported(log_error_of(error))
+                    reported(_refused(error, message))
         finally:
             if stored:
                 self._reachability.acknowledged()
@@ -262,7 +263,7 @@ class KafkaWriter:
             self._release(key)
             if error is None:
                 counts[sent.partition()] += 1
-            reported(None if error is None else log_error_of(error))
+            reported(None if error is None else _refused(error, sent))
 
         if self._alone is None:
             self._alone = self._open(0, **ALONE)
@@ -344,3 +345,8 @@ class KafkaWriter:
             self._poll_polled()
             self._report()
             await asyncio.sleep(POLL_BUSY)
+
+
+def _refused(error: KafkaError, message: Message) -> LogError:
+    """Why a record wasn't stored."""
+    return named(log_error_of(error), topic=("Write", message.topic() or ""))

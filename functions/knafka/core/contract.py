@@ -339,6 +339,9 @@ class Egress(Model):
     CloudEvents in batched mode. To a dead letter sink they go as the events that they are."""
     rate_limit: RateLimit | None = None
     """Events over it wait; None: there is none."""
+    record_position: bool = True
+    """Whether what is delivered has the attributes `knativekafkapartition` and
+    `knativekafkaoffset`."""
     at_most_once: bool = False
     """Whether an event's offset is committed before its first attempt begins (BUS-5, BUS-S7): then
     a crash loses it, and repeats nothing."""

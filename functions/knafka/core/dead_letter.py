@@ -22,9 +22,9 @@ from knafka.core.http_binding import HttpHeaders, text_of
 from knafka.core.kafka_binding import Draft, RecordHeaders, read, to_record
 from knafka.core.times import rfc3339
 
-ERROR_DATA_BYTES: Final = 768
-"""Bytes of a failing response's body, or of the sentence in its place, that are kept: 1024
-characters of base64, always decodable."""
+ERROR_DATA_BYTES: Final = 1024
+"""Bytes of a failing response's body, or of the sentence in its place, that are kept, as many as
+upstream's Kafka Broker keeps: 1368 characters of base64 at most, always decodable."""
 
 ATTRIBUTE_PREFIX: Final = "knafka"
 
@@ -32,7 +32,7 @@ _UPSTREAM: Final = ("knativeerrordest", "knativeerrorcode", "knativeerrordata")
 _OURS: Final = (
     *("reason", "attempts", "firsttime", "lasttime"),
     *("namespace", "broker", "trigger", "topic", "partition", "offset"),
-    *("extensions", "omitted", "attemptlog", "hops"),
+    *("extensions", "omitted", "attemptlog", "hops", "replyattempts"),
 )
 
 EXTENSIONS: Final = f"{ATTRIBUTE_PREFIX}extensions"
@@ -42,6 +42,8 @@ OMITTED: Final = f"{ATTRIBUTE_PREFIX}omitted"
 
 ATTEMPT_LOG: Final = f"{ATTRIBUTE_PREFIX}attemptlog"
 """Attribute: the last attempts at the subscriber, see `attempt_log`."""
+REPLY_ATTEMPTS: Final = f"{ATTRIBUTE_PREFIX}replyattempts"
+"""Attribute: failed attempts to store or send the reply, if there are any."""
 LOGGED_ATTEMPTS: Final = 10
 """Attempts in that attribute, at most: fewer than 500 characters."""
 
@@ -107,6 +109,8 @@ class Failure:
     """Attributes that the subscriber asked for (`extensions_of`)."""
     log: Sequence[Attempt] = ()
     """The last attempts that are known one by one, oldest first."""
+    reply_attempts: int = 0
+    """Attempts to store or send the subscriber's reply that have failed."""
 
 
 def attempt_log(attempts: Sequence[Attempt]) -> str:
@@ -161,6 +165,7 @@ def dead_letter_of(
         f"{ATTRIBUTE_PREFIX}firsttime": timestamp(failure.first_attempt),
         f"{ATTRIBUTE_PREFIX}lasttime": timestamp(failure.last_attempt),
         ATTEMPT_LOG: attempt_log(failure.log),
+        REPLY_ATTEMPTS: str(failure.reply_attempts or ""),
         f"{ATTRIBUTE_PREFIX}namespace": origin.namespace,
         f"{ATTRIBUTE_PREFIX}broker": origin.broker,
         f"{ATTRIBUTE_PREFIX}trigger": origin.trigger,

@@ -50,7 +50,12 @@ class InvalidExpression(InvalidDocument):
 
 
 class LogError(KnafkaError):
-    """The log (Kafka) could not do what was asked; `unknown_topic`: there is no such topic."""
+    """The log (Kafka) could not do what was asked.
+
+    `unknown_topic`: there is no such topic. `too_few_brokers`: a topic is to have more replicas
+    than there are brokers. `denied`: the kind of resource that the user may not use so, such as
+    `topic`.
+    """
 
     def __init__(
         self,
@@ -59,8 +64,12 @@ class LogError(KnafkaError):
         retriable: bool = True,
         too_large: bool = False,
         unknown_topic: bool = False,
+        too_few_brokers: bool = False,
+        denied: str = "",
     ) -> None:
         super().__init__(problem)
+        self.too_few_brokers = too_few_brokers
+        self.denied = denied
         self.retriable = retriable
         self.too_large = too_large
         self.unknown_topic = unknown_topic

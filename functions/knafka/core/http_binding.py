@@ -59,6 +59,11 @@ _PLAIN_CODINGS: Final = {
 }
 """What leaves a body as it is, by header."""
 
+PARTITION: Final = "knativekafkapartition"
+OFFSET: Final = "knativekafkaoffset"
+"""Attributes of what is delivered: where its record lies."""
+_PARTITION, _OFFSET = b"ce-" + PARTITION.encode(), b"ce-" + OFFSET.encode()
+
 _NOT_AN_ATTRIBUTE = "ce-"
 _ORDINARY_CONTENT_TYPE = BoundedCache[bytes, object](
     re.compile(rb"(?!application/cloudevents)[!-~](?:[ -~]*[!-~])?", re.IGNORECASE).fullmatch
@@ -152,6 +157,38 @@ def request_of(
     for name, value in passed:
         head += b"%s: %s\r\n" % (name.encode(), value)
     return head, body
+
+
+def located_request_of(
+    envelope: Envelope,
+    partition: int,
+    offset: int,
+    mode: Literal["json", "binary", "batch"] | None = None,
+) -> tuple[bytes, bytes]:
+    """As `request_of`, with the attributes that say where in Kafka the record lies, as upstream's
+    Kafka Broker and channel add them to what they deliver.
+
+    They replace the event's own of these names. A document gets them in front of its members, and
+    stays as it is behind them. A batch is of events that lie nowhere: it gets none.
+    """
+    attributes, data, passed, document = envelope
+    if mode == "batch":
+        return request_of(envelope, mode)
+    has_own = PARTITION in attributes or OFFSET in attributes
+    if document is None and mode != "json" and not has_own:
+        head, body = request_of(envelope, mode)
+        return b"%s: %d\r\n%s: %d\r\n%s" % (_PARTITION, partition, _OFFSET, offset, head), body
+    if document is not None:
+        if mode is None or not fits_binary(attributes):
+            mode = "json"
+        if has_own:
+            document = None  # written anew: a member may not be given twice
+        else:
+            start = document.index(b"{") + 1
+            members = f'"{PARTITION}":"{partition}","{OFFSET}":"{offset}",'.encode()
+            document = document[:start] + members + document[start:]
+    located = {**attributes, PARTITION: str(partition), OFFSET: str(offset)}
+    return request_of(Envelope(located, data, passed, document), mode)
 
 
 def head_of(attributes: Attributes) -> bytes:

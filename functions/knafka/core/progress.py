@@ -29,8 +29,8 @@ from knafka.core.offsets import OffsetRange
 MAX_METADATA: Final = 4095
 """Characters: `offset.metadata.max.bytes` of Kafka's is 4,096 by default, and confluent-kafka
 (2.16) sends a NUL behind it, which counts."""
-MAX_DELIVERIES: Final = 88
-"""Deliveries that fit for certain: each takes at most 34 bytes, mostly a dozen."""
+MAX_DELIVERIES: Final = 78
+"""Deliveries that fit for certain: each takes at most 39 bytes, mostly a dozen."""
 
 _VERSION: Final = "k1:"
 _ROOM: Final = (MAX_METADATA - len(_VERSION)) // 4 * 3
@@ -38,6 +38,8 @@ _ROOM: Final = (MAX_METADATA - len(_VERSION)) // 4 * 3
 _REASONS: Final = tuple(Reason)
 """A reason is told by its place, so a new one goes to the end."""
 _FAILED: Final = 4
+_REPLIED: Final = 8
+"""Flags beside the stage: what is told only if there is any."""
 
 
 class DeliveryStage(IntEnum):
@@ -71,6 +73,9 @@ class DeliveryState:
     failed: Outcome | None = None
     """The last outcome at the subscriber; None: its last attempt isn't over, or not known. In the
     stages that follow the subscriber's it is known always."""
+    reply_tries: int = 0
+    """Attempts to store or send its reply that have failed. The reply itself isn't told: whoever
+    goes on asks the subscriber for it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,9 @@ class Progress:
 
 def policy_of(egress: Egress) -> int:
     """What tells one retry policy and its destinations from another, in 32 bits."""
-    parts = (egress.delivery, egress.subscriber, egress.dead_letter_sink)
+    parts = [egress.delivery, egress.subscriber, egress.dead_letter_sink]
+    if egress.reply is not None:
+        parts.append(egress.reply)
     return zlib.crc32(" ".join(digest(each) if each else "" for each in parts).encode())
 
 
@@ -160,11 +167,14 @@ def _decode(position: int, metadata: str, policy: int) -> Progress:
 def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
     first, last = _milliseconds(state.first_attempt), _milliseconds(state.last_attempt)
     times = (first - base, max(0, last - first), max(0, _milliseconds(state.due) - last))
-    if (failed := state.failed) is None:
-        return (state.stage, state.tries, state.attempts, *times)
-    reason = _REASONS.index(failed.failure) + 1 if failed.failure else 0
-    told = (reason, failed.status or 0)
-    return (state.stage | _FAILED, state.tries, state.attempts, *times, *told)
+    stage, told = int(state.stage), list[int]()
+    if (failed := state.failed) is not None:
+        stage |= _FAILED
+        told += [_REASONS.index(failed.failure) + 1 if failed.failure else 0, failed.status or 0]
+    if state.reply_tries:
+        stage |= _REPLIED
+        told.append(state.reply_tries)
+    return (stage, state.tries, state.attempts, *times, *told)
 
 
 def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
@@ -178,13 +188,14 @@ def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
         reason, status = numbers.take(), numbers.take()
         failed = Outcome(status or None, _REASONS[reason - 1] if reason else None)
     return DeliveryState(
-        DeliveryStage(stage & ~_FAILED),
+        DeliveryStage(stage & ~(_FAILED | _REPLIED)),
         tries,
         attempts,
         first / 1000,
         last / 1000,
         due / 1000,
         failed,
+        numbers.take() if stage & _REPLIED else 0,
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -201,8 +202,7 @@ class AtMostOnceDrain(Drain):
 
     def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
         """End: read no more, finish what is held within `timeout` seconds, leave."""
-        if not self._stopping:
-            self._stop_timeout = timeout
+        self._stop_at = min(self._stop_at, self._loop.time() + timeout)
         self._stopping = True
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
@@ -232,8 +232,9 @@ class AtMostOnceDrain(Drain):
         return max(1, self._egress.max_in_flight // max(1, len(self._partitions)))
 
     async def _finish_attempts(self, reader: LogReader) -> None:
-        until = self._loop.time() + self._stop_timeout
-        while self._held() and (left := until - self._loop.time()) > 0:
+        if self._stop_at == math.inf:
+            self._stop_at = self._loop.time() + REVOKE_TIMEOUT
+        while self._held() and (left := self._stop_at - self._loop.time()) > 0:
             # Reading is what keeps us in the group; what was committed meanwhile is taken as well.
             reader.pause(list(self._partitions))
             self._take(await reader.read(1, 0.0))

@@ -128,7 +128,8 @@ class Drain:
         self._partitions: dict[int, Partition] = {}
         self.partitions: Mapping[int, Partition] = self._partitions
         self._stopping = False
-        self._stop_timeout = REVOKE_TIMEOUT
+        self._stop_at = math.inf
+        """Until when attempts may be under way, once it ends."""
         self._revoke_timeout = REVOKE_TIMEOUT
         self._loop = asyncio.get_running_loop()
         self._active_at = self._loop.time()
@@ -136,11 +137,12 @@ class Drain:
     def stop(self, timeout: float = REVOKE_TIMEOUT) -> None:
         """End: finish the attempts under way, commit, leave.
 
-        They get `timeout` seconds. While some take longer than `REVOKE_TIMEOUT`, others go on: one
-        that hangs is not to hold up what is beside it for as long as the process may take to end.
+        They get `timeout` seconds, or what another call gives them if that is less: who deletes a
+        Trigger has no use for what its pod's grace leaves. While some take longer than
+        `REVOKE_TIMEOUT`, others go on: one that hangs is not to hold up what is beside it for as
+        long as the process may take to end.
         """
-        if not self._stopping:
-            self._stop_timeout = timeout
+        self._stop_at = min(self._stop_at, self._loop.time() + timeout)
         self._stopping = True
         self._workers.stop()
 
@@ -218,17 +220,21 @@ class Drain:
         self._reach(reader)
 
     async def _finish_attempts(self, reader: LogReader) -> None:
-        until = self._loop.time() + self._stop_timeout
+        if self._stop_at == math.inf:
+            self._stop_at = self._loop.time() + REVOKE_TIMEOUT
         while True:
             self._workers.stop()
-            left = until - self._loop.time()
+            left = self._stop_at - self._loop.time()
             is_last_time = left <= 2 * REVOKE_TIMEOUT
             timeout = left if is_last_time else REVOKE_TIMEOUT
             if await self._moves_until(self._has_no_attempts, timeout) or is_last_time:
                 break
             slow = self._workers.under_way
             self._workers.go_on()
-            while slow & self._workers.under_way and until - self._loop.time() > 2 * REVOKE_TIMEOUT:
+            while (
+                slow & self._workers.under_way
+                and self._stop_at - self._loop.time() > 2 * REVOKE_TIMEOUT
+            ):
                 await self._read(reader, READ_TIMEOUT)
         self._revoke_timeout = 0.0  # they had their time
 

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from knafka.core.delivery import Done, Retry
 from knafka.core.errors import InvalidEvent
-from knafka.core.http_binding import request_of
+from knafka.core.http_binding import located_request_of, request_of
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read
 from knafka.ports.log import Record
 
@@ -25,9 +25,10 @@ class Parser(Protocol):
         ...
 
     def request(
-        self, record: Record, envelope: Envelope, form: Format, prefix: bytes
+        self, record: Record, envelope: Envelope, form: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
-        """Header lines, `prefix` in front of them, and the body."""
+        """Header lines, `prefix` in front of them, and the body; `located`: with the attributes
+        that say where the record lies."""
         ...
 
     async def keep_once(
@@ -45,15 +46,24 @@ class OwnParser:
         return read(headers, record.value())
 
     def request(
-        self, record: Record, envelope: Envelope, form: Format, prefix: bytes
+        self, record: Record, envelope: Envelope, form: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
-        head, body = request_of(envelope, form)
+        head, body = request_for(record, envelope, form, located)
         return prefix + head, body
 
     async def keep_once(
         self, record: Record, write: Callable[[], Awaitable[Done | Retry]]
     ) -> Done | Retry | None:
         return await write()
+
+
+def request_for(
+    record: Record, envelope: Envelope, form: Format, located: bool
+) -> tuple[bytes, bytes]:
+    """Header lines and body of the request that delivers a record's event."""
+    if located:
+        return located_request_of(envelope, record.partition(), record.offset(), form)
+    return request_of(envelope, form)
 
 
 def headers_of(record: Record) -> RecordHeaders | None:

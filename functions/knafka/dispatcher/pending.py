@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from knafka.core.dead_letter import LOGGED_ATTEMPTS, Attempt
 from knafka.core.delivery import Outcome
 from knafka.core.hops import hops_of
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.kafka_binding import Draft, RecordHeaders
 from knafka.core.offsets import OffsetTracker
 from knafka.core.progress import (
     MAX_DELIVERIES,
@@ -109,6 +109,20 @@ class Partition:
         return OffsetAndMetadata(position, metadata)
 
 
+class PendingReply:
+    """A subscriber's answer that holds a reply, which was not taken where it belongs."""
+
+    __slots__ = ("body", "draft", "size", "status")
+
+    def __init__(self, draft: Draft, status: int, body: bytes) -> None:
+        self.draft = draft
+        self.status = status
+        """The subscriber's."""
+        self.body = body
+        """The subscriber's, for the dead letter."""
+        self.size = len(draft.value or b"") + len(body)
+
+
 class PendingEvent:
     """One record, and how far its delivery has come."""
 
@@ -127,6 +141,8 @@ class PendingEvent:
         "offset",
         "partition",
         "record",
+        "reply",
+        "reply_tries",
         "response_body",
         "size",
         "stage",
@@ -153,6 +169,10 @@ class PendingEvent:
         """Attempts in this stage."""
         self.attempts = 0
         """Attempts at the subscriber."""
+        self.reply: PendingReply | None = None
+        """What the subscriber has answered, while it is not where it belongs."""
+        self.reply_tries = 0
+        """Attempts to store or send its reply that have failed."""
         self.first_attempt = 0.0
         self.last_attempt = 0.0
         self.due = 0.0
@@ -195,6 +215,7 @@ class PendingEvent:
             self.last_attempt,
             self.due,
             failed,
+            self.reply_tries,
         )
 
     def resume(self, state: DeliveryState, *, same_policy: bool) -> None:
@@ -209,3 +230,17 @@ class PendingEvent:
             self.tries = state.tries
             self.due = state.due
             self.failed = None if state.stage is SUBSCRIBER else state.failed
+            self.reply_tries = state.reply_tries
+
+    def keep_reply(self, reply: PendingReply) -> None:
+        """Hold a reply for its next attempt; it counts to what its partition holds."""
+        self.reply = reply
+        self.size += reply.size
+        self.partition.held_bytes += reply.size
+
+    def drop_reply(self) -> None:
+        """Forget the reply: it goes nowhere any more."""
+        if self.reply is not None:
+            self.size -= self.reply.size
+            self.partition.held_bytes -= self.reply.size
+            self.reply = None

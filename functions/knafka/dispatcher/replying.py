@@ -3,8 +3,9 @@
     a Trigger's       is stored in its Broker's topic (KN-BRK-11, KN-BRK-12)
     a Subscription's  is sent to its reply destination (KN-SUB-07), or discarded (KN-SUB-02)
 
-One that is neither stored nor sent fails the whole delivery, with a reason of its own: also one
-that is the last of too many in a row, as in a loop (`core.hops`; KN-BRK-13).
+One that is neither stored nor sent has retries of its own, as many as its event's, and the event is
+not sent to the subscriber again for it; the last one fails the delivery, with a reason of its own.
+One that is the last of too many in a row, as in a loop (`core.hops`; KN-BRK-13), fails it at once.
 
 Not here: what that means for the event (`sender`).
 """
@@ -32,7 +33,7 @@ from knafka.core.http_binding import claims_event, reply_of, request_of
 from knafka.core.kafka_binding import Draft, read
 from knafka.dispatcher.appending import append
 from knafka.dispatcher.counts import DrainCounts
-from knafka.dispatcher.pending import PendingEvent
+from knafka.dispatcher.pending import PendingEvent, PendingReply
 from knafka.dispatcher.tracing import DeliveryTrace, log_ids
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter
@@ -47,7 +48,12 @@ class Replies(Protocol):
 
     async def take(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
         """Deal with what a 2xx other than 202 has brought in answer to `event`; gives the attempt's
-        outcome, and the body that explains it."""
+        outcome, and the body that explains it. A reply that another attempt may bring to where it
+        belongs is kept with its event."""
+        ...
+
+    async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
+        """One more attempt with the reply that is kept with its event; as `take`."""
         ...
 
 
@@ -78,10 +84,20 @@ class _Kept(ABC):
             log.info("a malformed reply from %s: %s", self._subscriber_url, error)
             return Outcome(response.status, failure=Reason.MALFORMED_REPLY), response.body
         if reply is not None:
-            if (failed := await self._keep(reply, response, event.trace)) is not None:
+            pending = PendingReply(reply, response.status, response.body)
+            if (failed := await self._keep(pending, event.trace)) is not None:
+                if not failed[0].permanent:
+                    event.keep_reply(pending)
                 return failed
             self._events.replied += 1
         return Outcome(response.status), response.body
+
+    async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
+        assert event.reply is not None
+        if (failed := await self._keep(event.reply, event.trace)) is not None:
+            return failed
+        self._events.replied += 1
+        return Outcome(event.reply.status), event.reply.body
 
     def _deep(self, replies: int) -> None:
         counts = self._counts
@@ -95,7 +111,7 @@ class _Kept(ABC):
 
     @abstractmethod
     async def _keep(
-        self, reply: Draft, response: Response, trace: DeliveryTrace | None
+        self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
         """None once it is where it belongs, else as `take`."""
 
@@ -111,19 +127,19 @@ class StoredReplies(_Kept):
         self._topic = egress.reply_topic or egress.topic
 
     async def _keep(
-        self, reply: Draft, response: Response, trace: DeliveryTrace | None
+        self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
         if trace is None:
-            problem = await append(self._writer, self._topic, reply)
+            problem = await append(self._writer, self._topic, reply.draft)
         else:
             write = partial(append, self._writer, self._topic)
-            problem = await trace.append("reply", self._topic, write, reply)
+            problem = await trace.append("reply", self._topic, write, reply.draft)
         if problem is None:
             return None
         ids = log_ids(trace, None)
         log.warning("a reply from %s was not stored: %s", self._subscriber_url, problem, extra=ids)
         permanent = not problem.retriable
-        return Outcome(response.status, self.not_taken, permanent=permanent), response.body
+        return Outcome(reply.status, self.not_taken, permanent=permanent), reply.body
 
 
 class SentReplies(_Kept):
@@ -147,11 +163,11 @@ class SentReplies(_Kept):
         self._head = b"kn-namespace: %s\r\n" % egress.namespace.encode()
 
     async def _keep(
-        self, reply: Draft, response: Response, trace: DeliveryTrace | None
+        self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
         if trace is None:
-            return await self._send(reply)
-        return await trace.send(self._target, self._send, reply)
+            return await self._send(reply.draft)
+        return await trace.send(self._target, self._send, reply.draft)
 
     async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
         envelope = read(reply.headers, reply.value)
@@ -183,6 +199,9 @@ class DiscardedReplies:
 
     async def take(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
         return Outcome(response.status), response.body
+
+    async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
+        raise AssertionError("nobody keeps a reply that is discarded")
 
 
 def replies_of(

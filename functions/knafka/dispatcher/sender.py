@@ -4,10 +4,12 @@
     SINK       --delivered--> settled          --failed for good--> TOPIC, or come back too often
     TOPIC      --stored-----> settled          --not stored-------> TOPIC again, later
 
-A reply is stored or sent before its event is settled (`replying`; KN-BRK-11, KN-SUB-07). An event
-that even the dead-letter topic does not take stays unsettled for as long as that lasts (KN-DLV-09);
-of one that is too large for it a stub is stored. Whatever one event raises, at any step, it goes to
-the TOPIC: nobody knows whether a sink could take it.
+A reply is stored or sent before its event is settled (`replying`; KN-BRK-11, KN-SUB-07); one that
+fails is tried again by itself, as often as the event, without another attempt at the SUBSCRIBER. It
+is kept in memory only: who takes over its partition asks the SUBSCRIBER again. An event that even
+the dead-letter topic does not take stays unsettled for as long as that lasts (KN-DLV-09); of one
+that is too large for it a stub is stored. Whatever one event raises, at any step, it goes to the
+TOPIC: nobody knows whether a sink could take it.
 
 Not here: order (`lanes`), offsets (`drain`), and waiting (`workers`).
 """
@@ -95,7 +97,7 @@ class Sender:
     def encode(self, event: PendingEvent, envelope: Envelope) -> None:
         """Make the request once, for every attempt to deliver the event (KN-DP-06, KN-DP-11)."""
         event.head, event.body = self._parser.request(
-            event.record, envelope, self._format, self._wanting_reply
+            event.record, envelope, self._format, self._wanting_reply, self._egress.record_position
         )
         event.size = len(event.head) + len(event.body)
 
@@ -107,7 +109,8 @@ class Sender:
             self._encode_for_sink(event)
         elif event.stage is DeliveryStage.SINK:
             event.stage = DeliveryStage.TOPIC
-        longest = max(backoff(event.tries, self._delivery), self._delivery.retry_after_max or 0.0)
+        tries = max(event.tries, event.reply_tries)
+        longest = max(backoff(tries, self._delivery), self._delivery.retry_after_max or 0.0)
         # Clocks differ, and one that was set back must not make it wait for ever.
         return min(max(0.0, event.due - self._now()), longest)
 
@@ -148,22 +151,28 @@ class Sender:
             event.headers = None
             event.tries += 1
             return Retry(_dead_letter_wait(event))
+        event.drop_reply()
         event.stage = DeliveryStage.TOPIC
         event.tries = 0
         return Retry(0.0)
 
     async def _deliver(self, event: PendingEvent) -> Done | Retry:
         event.last_attempt = self._now()
-        if not event.attempts:
-            event.first_attempt = event.last_attempt
-        event.attempts += 1
-        if event.trace is None:
-            outcome, body = await self._post(self._target, event)
+        if event.reply is not None:
+            outcome, body = await self._replies.retry(event)
+            now = self._now()
         else:
-            outcome, body = await event.trace.post("attempt", self._post, self._target, event)
-        now = self._now()
-        self._attempt_took(now - event.last_attempt)
-        decision = decide(outcome, event.tries, self._delivery)
+            if not event.attempts:
+                event.first_attempt = event.last_attempt
+            event.attempts += 1
+            if event.trace is None:
+                outcome, body = await self._post(self._target, event)
+            else:
+                outcome, body = await event.trace.post("attempt", self._post, self._target, event)
+            now = self._now()
+            self._attempt_took(now - event.last_attempt)
+        is_reply = event.reply is not None
+        decision = decide(outcome, event.reply_tries if is_reply else event.tries, self._delivery)
         if isinstance(decision, Done):
             self._events.delivered += 1
             self._latency(now - event.record.timestamp()[1] / 1000)
@@ -173,10 +182,14 @@ class Sender:
         self._failed(outcome)
         event.attempt_failed(outcome)
         self._tell_congestion(outcome, event)
-        event.tries += 1
+        if is_reply or outcome.failure in _REPLY_FAILURES:
+            event.reply_tries += 1
+        else:
+            event.tries += 1
         if isinstance(decision, Retry):
             self._events.retried += 1
             return decision
+        event.drop_reply()
         event.failed = outcome
         event.response_body = body
         self._move(event, DeliveryStage.TOPIC if self._sink is None else DeliveryStage.SINK)
@@ -290,6 +303,7 @@ class Sender:
             body=event.response_body,
             extensions=failed.extensions,
             log=event.log or (),
+            reply_attempts=event.reply_tries,
         )
         egress = self._egress
         origin = Origin(
@@ -381,6 +395,7 @@ def _why(failed: Outcome) -> str:
 
 
 _ACCEPTED: Final = Outcome(202), b""
+_REPLY_FAILURES: Final = frozenset({Reason.REPLY_NOT_STORED, Reason.REPLY_NOT_DELIVERED})
 
 
 def _dead_letter_wait(event: PendingEvent) -> float:

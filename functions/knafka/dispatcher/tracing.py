@@ -51,7 +51,7 @@ class EgressTracing:
 class DeliveryTrace:
     """The spans of one event at one Egress."""
 
-    __slots__ = ("_egress", "_filter", "_given", "_id", "current")
+    __slots__ = ("_attempt", "_egress", "_filter", "_given", "_id", "current")
 
     def __init__(self, egress: EgressTracing, parent: SpanContext, given: bytes, id_: str) -> None:
         self._egress = egress
@@ -60,6 +60,8 @@ class DeliveryTrace:
         self._filter = egress.tracer.start("filter", Kind.INTERNAL, parent, self._attributes())
         self.current = self._filter.context
         """The last span that has begun."""
+        self._attempt = self.current
+        """That of the last attempt at the subscriber."""
 
     def _attributes(self) -> Attributes:
         return {
@@ -125,9 +127,11 @@ class DeliveryTrace:
         return error
 
     def _start(self, name: str, kind: Kind) -> Span:
-        parent = self.current if name == "reply" else self._filter.context
+        parent = self._attempt if name == "reply" else self._filter.context
         span = self._egress.tracer.start(name, kind, parent, self._attributes())
         self.current = span.context
+        if name == "attempt":
+            self._attempt = span.context
         return span
 
 

@@ -5,7 +5,8 @@
 
 A wait for a retry holds no worker. While the subscriber is away (`congestion`) only events that
 probe it get attempts; those bound for the dead letter sink or topic go on, as they ask somebody
-else.
+else. A reply's own retries ask somebody else, too, and take nothing of the subscriber's rate; but
+while so many of them fail that events wait, only the probes' replies are tried again.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Workers:
         """Due while only probes may go."""
         self._probes: set[PendingEvent] = set()
         self._probes_due: deque[PendingEvent] = deque()
-        self._dead_letters: deque[PendingEvent] = deque()
+        self._elsewhere: deque[PendingEvent] = deque()
+        """Due, and not bound for the subscriber: dead letters, and replies that were not taken."""
         self._under_way: set[PendingEvent] = set()
         """Events that have an attempt at the subscriber."""
         self._stopping = False
@@ -74,9 +76,9 @@ class Workers:
     def add(self, event: PendingEvent) -> None:
         """It may go at once."""
         if event.stage is not SUBSCRIBER:
-            self._dead_letters.append(event)
+            self._elsewhere.append(event)
         elif not self._congestion.is_open:
-            self._ready.append(event)
+            (self._ready if event.reply is None else self._elsewhere).append(event)
         elif event.is_probe:
             self._probes_due.append(event)
         else:
@@ -190,7 +192,7 @@ class Workers:
             partition.in_flight += 1
             if event.stage is SUBSCRIBER:
                 under_way.add(event)
-                if congestion.rate is not None:
+                if congestion.rate is not None and event.reply is None:
                     congestion.rate.begin(self._loop.time())
                     self._wait_for_rate(congestion.rate)
             try:
@@ -236,8 +238,8 @@ class Workers:
     def _next(self) -> PendingEvent | None:
         if self._stopping:
             return None
-        if self._dead_letters:
-            return self._dead_letters.popleft()
+        if self._elsewhere:
+            return self._elsewhere.popleft()
         congestion, ready = self._congestion, self._ready
         if congestion.rate is not None and not congestion.rate.is_open:
             return None

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
+from difflib import get_close_matches
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator
@@ -71,6 +72,9 @@ DEPENDENCY: Final = "knative.dev/dependency"
 INJECTION: Final = "eventing.knative.dev/injection"
 """On a Trigger: what made Knative make the Broker `default`; only its form is checked."""
 BROKER_LABEL: Final = "eventing.knative.dev/broker"
+
+NEAR: Final = 0.75
+"""Of `difflib`'s ratio: `KAFKA`, `Kakfa` and `knafka` are near; `KafkaNamespaced` is another's."""
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
 _IMMUTABLE_ANNOTATIONS: Final = "Immutable annotations changed (-old +new)"
@@ -181,6 +185,22 @@ def trigger_warnings(document: Document) -> list[str]:
         return []
     found = never_true(trigger.spec.filters, "spec.filters")
     return [f"{path}: {problem}" for path, problem in found]
+
+
+def class_warnings(document: Document, classes: Set[str]) -> list[str]:
+    """What is probably a mistake in the class of a Broker that isn't ours: one sentence, or none.
+
+    By now every webhook has filled in what it would: without a class nobody serves it.
+    """
+    ours = " or ".join(sorted(classes - {""}))
+    given, path = annotations_of(document).get(BROKER_CLASS, ""), annotation_path(BROKER_CLASS)
+    anew = "A class never changes: delete the Broker and make it anew"
+    if not given.strip():
+        return [f"{path} is not set, so nobody serves this Broker: Knafka's are {ours}. {anew}"]
+    known = {each.casefold() for each in classes}
+    if get_close_matches(given.strip().casefold(), known, n=1, cutoff=NEAR):
+        return [f"{path}: {given:.80} is no class of Knafka's, which are {ours}. {anew}"]
+    return []
 
 
 def _wrong_with_broker(document: Document) -> Iterator[Problem]:

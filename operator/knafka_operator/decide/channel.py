@@ -242,7 +242,9 @@ def topic(channel: KafkaChannel, defaults: Defaults) -> Topic:
     config = {**LOG_TIME, **defaults.topic_config, **retention}
     if replication >= 3:
         config = {MIN_IN_SYNC: "2", **config}
-    return Topic(name, spec.num_partitions, replication, config)
+    return Topic(
+        name, spec.num_partitions, replication, config, replication_key="spec.replicationFactor"
+    )
 
 
 def receiver_contract(connection: ChannelConnection, settings: Settings) -> Receiver:

@@ -85,6 +85,8 @@ class Defaults:
     kafka: Kafka
     partitions: int = 10
     replication: int = 3
+    declares_replication: bool = False
+    """Whether `replication` is what somebody wants, and not only what is usual."""
     max_replication: int = MAX_REPLICATION
     """No topic gets more copies, whatever is declared; 1 where Kafka is a single node."""
     topic_config: Mapping[str, str] = field(default_factory=dict)
@@ -104,6 +106,10 @@ class Topic:
     config: Mapping[str, str] = field(default_factory=dict)
     external: bool = False
     """Somebody else's: used, but never created, changed or deleted; the counts are guesses."""
+    replication_key: str = REPLICATION
+    """Where its replication is declared, for people."""
+    fewer: Topic | None = None
+    """As it may be instead, where Kafka has too few brokers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +167,7 @@ def configured(config: ConfigMap | None, defaults: Defaults) -> Defaults:
         kafka=kafka_settings.of_broker(kafka, data),
         partitions=_count(data, PARTITIONS, defaults.partitions, 2**31 - 1),
         replication=_count(data, REPLICATION, defaults.replication, MAX_REPLICATION),
+        declares_replication=defaults.declares_replication or REPLICATION in data,
         topic_config={**defaults.topic_config, **_topic_config(data)},
         dead_letter_retention=(
             dead_letter_topics.parse_retention(data[RETENTION_KEY], f"data.{RETENTION_KEY}")

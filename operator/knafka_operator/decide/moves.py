@@ -26,7 +26,7 @@ from knafka_operator.decide.activity import (
     load,
     span,
 )
-from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.decide.scaling import Cause, TriggerStatus
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 
@@ -71,9 +71,11 @@ def sample(status: TriggerStatus, now: float) -> Sample:
     """What counts of a status.
 
     A lag that stands because its subscriber doesn't answer, or its dispatcher fails, is none that
-    another dispatcher would work off.
+    another dispatcher would work off; one that stands because its filter passes nothing is no work.
     """
     is_held_up = status.error is not None or status.counts.congestion is not None
+    if status.scale.cause is Cause.FILTERED_OUT:
+        return Sample(now, status.counts.delivered, 0)
     return Sample(now, status.counts.delivered, None if is_held_up else status.lag)
 
 

@@ -41,13 +41,40 @@ def contract(
     return Receiver(kafka=kafka, contract_topic=topic, path=path)
 
 
+def is_of_secret_in(topic: str, namespace: str, settings: Settings) -> bool:
+    """Whether this is the contract's topic of Brokers that have some Secret of this namespace.
+
+    A status tells the topic, where anybody may write any name: the digest in it decides. A name so
+    long that it was cut says no.
+    """
+    installation = settings.installation[:8]
+    prefix, ending = (
+        f"{names.CONTRACTS}{namespace}-Brokers-",
+        f"-{installation}" * bool(installation),
+    )
+    secret = topic.removeprefix(prefix).rpartition("-")[0].removesuffix(ending)
+    if not topic.startswith(prefix) or not secret:
+        return False
+    return topic == names.contract_topic(namespace, f"Brokers-{secret}{ending}")
+
+
 def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
     """The topic with a receiver's contract: one partition, since its records have one order."""
     replication = min(defaults.replication, defaults.max_replication)
+    if defaults.declares_replication:
+        return _contract_topic(receiver, replication, None)
+    # It is no user's, so what nobody has declared is no reason to have none on a single node.
+    topic = _contract_topic(receiver, 1, None)
+    for more in range(2, replication + 1):
+        topic = _contract_topic(receiver, more, topic)
+    return topic
+
+
+def _contract_topic(receiver: Receiver, replication: int, fewer: Topic | None) -> Topic:
     config = dict(COMPACTED)
     if replication >= 3:
         config[MIN_IN_SYNC] = "2"
-    return Topic(receiver.contract_topic, 1, replication, config)
+    return Topic(receiver.contract_topic, 1, replication, config, fewer=fewer)
 
 
 def entry_digest(topic: str, ingress: Ingress) -> str:

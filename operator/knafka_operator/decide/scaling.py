@@ -34,6 +34,8 @@ class Cause(StrEnum):
     """A Sensor fires, or decides not to, though no event has come."""
     PREWARM = "prewarm"
     """An event is on its way."""
+    FILTERED_OUT = "filtered_out"
+    """Its filter passes nothing of what waits, as far as it was looked through."""
     LAG_UNKNOWN = "lag_unknown"
     """Nothing was decided: the question for the lag failed."""
 
@@ -147,6 +149,14 @@ def keeping_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
     """One drain where there would be none, so that Kafka keeps the offsets of the group."""
     reason = f"{scale.reason}, one to keep its offsets{_where(shared)}"
     return Scale(min(1, partitions), reason, Cause.KEEPING_OFFSETS)
+
+
+def filtered_out(lag: int, seconds: float) -> Scale:
+    """No drain, though events wait, as none has passed the filter lately; in `seconds` they are
+    looked through."""
+    waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
+    reason = f"{waiting}; its filter has passed none lately, these are read in {seconds:.0f} s"
+    return Scale(0, reason, Cause.FILTERED_OUT)
 
 
 def due_now(scale: Scale) -> Scale:

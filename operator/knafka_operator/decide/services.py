@@ -14,12 +14,13 @@ Not here: applying them, and deciding how many drains are held (`scaler`).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from knafka.core import documents, names
-from knafka.core.contract import Egress, Receiver, Shard
-from knafka.settings import LOG_FORMAT, PROFILING
+from knafka.core.contract import Delivery, Egress, Receiver, Shard
+from knafka.settings import LEAVING, LOG_FORMAT, PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import BROKERS, Family, family_of
 from knafka_operator.model.identity import Identity
@@ -62,12 +63,18 @@ CHANNELS_OWNER: Final = "kafka-channels"
 SHARD_PODS: Final = 2
 """An old and a new one while a Revision takes over; one request is held, so one pod drains."""
 
-TIMEOUT_SECONDS: Final = 600
-"""Knative's default maximum; a drain's budget stays below it."""
+TIMEOUT_SECONDS: Final = 110
+"""Of a function's Service. Knative makes it the pod's grace period, and Kubernetes looks at a
+namespace that is deleted again after half of the longest grace in it: with 600 s a namespace took
+five minutes though its pods were gone after one. A drain's request stays 50 s below it, which a
+pod's start may take (`holds.REQUEST_BUDGET`)."""
+MAX_TIMEOUT_SECONDS: Final = 600
+"""Knative's default maximum."""
 
-GRACE_PERIOD: Final = TIMEOUT_SECONDS - 60
-"""Seconds from a dispatcher's SIGTERM to its end: Knative gives a pod `timeoutSeconds`, and has it
-stopped 30 s after the last request."""
+STOPPING: Final = 60
+"""Seconds of the grace period without the function: Knative has it stopped 30 s after the last
+request. What is left is its own, from SIGTERM to its end."""
+GRACE_PERIOD: Final = TIMEOUT_SECONDS - STOPPING
 
 LIVENESS_PROBE: Final[Mapping[str, Any]] = {
     "httpGet": {"path": "/health/liveness"},
@@ -186,12 +193,13 @@ def dispatcher_service(
     always = 0 if replays else min(autoscaling.min_scale, most)
     family, who = family_of(trigger.kind), identity_of(trigger)
     name = replayer_name(family, who) if replays else dispatcher_name(family, who)
+    timeout = timeout_seconds(egress)
     environment = {
         "FUNCTION_TARGET": "dispatch",
         EGRESS: one_line(documents.dump(egress)),
         # Where it asks for its next drain when there is work left and nobody else asks.
         "KNAFKA_SERVICE_URL": url(name, namespace_of(family, who, settings), settings),
-        "KNAFKA_GRACE_PERIOD": str(GRACE_PERIOD),
+        "KNAFKA_GRACE_PERIOD": str(timeout - STOPPING),
     }
     if always:
         environment["KNAFKA_DRAIN_AT_START"] = "true"
@@ -210,7 +218,22 @@ def dispatcher_service(
         settings=settings,
         tracing=settings.tracing.of(owner_key(trigger)),
         concurrency=1,
+        timeout=timeout,
     )
+
+
+def timeout_seconds(egress: Egress) -> int:
+    """Of a dispatcher's Service: that an attempt which is declared to take longer can finish.
+
+    One that nobody has declared may take ten minutes, and most take none: what is under way for
+    longer than the usual grace when its pod ends is repeated elsewhere. Where nothing is repeated
+    each has its time.
+    """
+    attempt = egress.delivery.timeout
+    if attempt == Delivery().timeout and not egress.at_most_once:
+        return TIMEOUT_SECONDS
+    needed = math.ceil(attempt + LEAVING) + STOPPING
+    return min(max(TIMEOUT_SECONDS, needed), MAX_TIMEOUT_SECONDS)
 
 
 def shard_service(
@@ -319,6 +342,7 @@ def knative_service(
     settings: Settings,
     tracing: Mapping[str, str],
     concurrency: int = 0,
+    timeout: int = TIMEOUT_SECONDS,
 ) -> Manifest:
     environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
     if settings.profiling:
@@ -343,7 +367,7 @@ def knative_service(
     pod: Manifest = {
         **settings.pods.spec,
         "containerConcurrency": concurrency,
-        "timeoutSeconds": TIMEOUT_SECONDS,
+        "timeoutSeconds": timeout,
         "enableServiceLinks": False,
         "automountServiceAccountToken": False,
         "containers": [container],

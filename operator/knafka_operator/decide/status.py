@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, TypeGuard, TypeVar
 
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide.resolving import Unresolved
 from knafka_operator.decide.topics import TopicRefused
-from knafka_operator.model.conditions import READY, Condition, Status, merged
+from knafka_operator.model.conditions import READY, Condition, Status, first_cause, merged
 
 ADDRESSABLE: Final = "Addressable"
 CONFIG_PARSED: Final = "ConfigParsed"
@@ -92,6 +93,10 @@ SENSOR_ON_CHANNEL_CONDITIONS: Final = (
 OPERATION_CONDITIONS: Final = (ARCHIVE_READY, JOB_SUCCEEDED)
 """Of what runs to its end: `Succeeded` sums them up and not `Ready`, as Knative has it."""
 
+_OF_REVISIONS: Final = frozenset("Ready ResourcesAvailable ContainerHealthy".split())
+_BEGINNING: Final = frozenset("Deploying ResolvingDigests".split())
+"""Knative's conditions of a Revision that say why it isn't Ready, and reasons that say nothing."""
+
 INTERNAL_ERROR: Final = "InternalError"
 """Reason for what nobody foresaw: a bug of ours."""
 
@@ -126,9 +131,11 @@ class ConditionSet:
         """`of` is their summary."""
         self._of = of
         self._found = {
-            each: Condition(each, Status.UNKNOWN, "Waiting", f"{each} is not looked at yet")
+            each: Condition(each, Status.UNKNOWN, "Waiting", "waits for the operator")
             for each in types
         }
+        self._pending = set(types)
+        """Those that nobody has looked at."""
 
     @contextmanager
     def step(self, type_: str) -> Iterator[None]:
@@ -161,18 +168,27 @@ class ConditionSet:
 
     def set(self, condition: Condition) -> None:
         self._found[condition.type] = condition
+        self._pending.discard(condition.type)
 
     def holds(self, *types: str) -> bool:
         """Whether all of these are True."""
         return all(self._found[each].status is Status.TRUE for each in types)
 
     def found(self) -> Mapping[str, Condition]:
-        """Each as it was decided, by type."""
-        return self._found
+        """Each as it was decided, by type; one that nobody has looked at says what it waits for,
+        where the sentence is that says why."""
+        looked_at = [each for each in self._found.values() if each.type not in self._pending]
+        if (cause := first_cause(looked_at)) is None:
+            return self._found
+        waits = f"waits for {cause.type}"
+        return {
+            type_: replace(each, message=waits) if type_ in self._pending else each
+            for type_, each in self._found.items()
+        }
 
     def conditions(self, before: Sequence[Mapping[str, Any]], at: str) -> list[dict[str, Any]]:
         """With their summary, over those the object has; `at` is the time (RFC 3339)."""
-        return merged(before, list(self._found.values()), at, self._of)
+        return merged(before, list(self.found().values()), at, self._of)
 
 
 def no_dead_letter_sink() -> Condition:
@@ -234,6 +250,23 @@ def why_not_ready(document: Mapping[str, Any]) -> str:
     return told or "it says nothing yet"
 
 
+def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
+    """What a Revision says of why it isn't Ready; empty if it says nothing, or only that it begins.
+
+    That no node has room for its pod comes before what follows from it, a deadline that is over.
+    """
+    conditions = (revision.get("status") or {}).get("conditions") or ()
+    told = [
+        each
+        for each in conditions
+        if each.get("type") in _OF_REVISIONS
+        and each.get("status") != "True"
+        and (each.get("reason") or "Deploying") not in _BEGINNING
+    ]
+    told.sort(key=lambda each: (each["reason"] != "Unschedulable", each.get("status") != "False"))
+    return f"{told[0]['reason']}: {told[0].get('message', '')}" if told else ""
+
+
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """The merge patch that turns one status into another, within the keys of `now`."""
     patch: dict[str, Any] = {}
@@ -260,10 +293,10 @@ def _bug(error: Exception) -> str:
 
 def _kafka_reason(error: LogError) -> str:
     text = str(error).lower()
-    if "replication factor" in text:
+    if error.too_few_brokers or "replication factor" in text:
         return "InvalidReplicationFactor"
     if "authentication" in text or "tls" in text or "ssl" in text or "certificate" in text:
         return "KafkaAuthenticationFailed"
-    if "authoriz" in text:
+    if error.denied or "authoriz" in text:
         return "KafkaNotAuthorized"
     return "KafkaNotReachable"

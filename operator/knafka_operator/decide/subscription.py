@@ -27,6 +27,7 @@ from knafka_operator.decide.status import (
     ConditionSet,
 )
 from knafka_operator.model.conditions import Status
+from knafka_operator.model.handler import EVENTING_FINALIZER, Handler, Handling
 
 _RENAMED: Final = {BROKER_READY: CHANNEL_READY, SUBSCRIPTION_READY: ADDED_TO_CHANNEL}
 _REFERENCES: Final = (SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED)
@@ -95,3 +96,25 @@ def subscribed(
             options["deadLetterSink"] = {"uri": egress.dead_letter_sink.url}
         declared["delivery"] = options
     return Subscribed(declared, reported)
+
+
+def orphaned(document: Mapping[str, Any], handling: Handling) -> tuple[tuple[str, ...], str]:
+    """Finalizers of a deleted Subscription that nobody takes off any more, and what to say where
+    that isn't certain.
+
+    Knative Eventing puts one on each. That its CustomResourceDefinition is gone shows that its
+    controller is; while that is there, only people know.
+    """
+    metadata = document["metadata"]
+    if EVENTING_FINALIZER not in (metadata.get("finalizers") or ()):
+        return (), ""
+    if handling.handler is not Handler.OWN:
+        return (), ""
+    if handling.seen is False:
+        return (EVENTING_FINALIZER,), ""
+    command = (
+        f"kubectl -n {metadata['namespace']} patch subscription {metadata['name']} --type=merge "
+        """-p '{"metadata":{"finalizers":null}}'"""
+    )
+    who = f"the finalizer {EVENTING_FINALIZER} of Knative Eventing's controller"
+    return (), f"it keeps {who}. If that is gone: {command}"

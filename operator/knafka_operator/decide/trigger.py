@@ -242,10 +242,14 @@ def decide(
         )
         if seen.actions is not None:
             batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH
-            more = {"filters": seen.actions.filters, "batch": batch}
+            # A Sensor's actions lie in a topic of its own, which is nobody's business.
+            more = {"filters": seen.actions.filters, "batch": batch, "record_position": False}
             if trigger.kind == BROKERS.trigger:
                 more["reply_topic"] = broker.topic.name
             egress = egress.model_copy(update=more)
+            autoscaling = replace(autoscaling, may_rest=False)
+        elif not settings.record_position:
+            egress = egress.model_copy(update={"record_position": False})
         contract = value(seen.contract)
         shared = automatic = None
         # What reads another topic than its Broker's shares nothing with those that do.

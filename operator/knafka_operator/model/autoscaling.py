@@ -56,6 +56,8 @@ class Autoscaling:
     """Seconds without anything to do after which a drain ends."""
     paused: bool = False
     """No drains, whatever the rest says."""
+    may_rest: bool = True
+    """Whether its own drains end while its filter passes nothing of what comes (`filter_rest`)."""
 
     @classmethod
     def from_annotations(

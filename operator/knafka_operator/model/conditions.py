@@ -71,11 +71,18 @@ def summary(conditions: Sequence[Condition], of: str = READY) -> Condition:
 
     Only those of error severity count. Their order is the caller's: causes before consequences.
     """
+    if (cause := first_cause(conditions)) is None:
+        return Condition(of, Status.TRUE)
+    return Condition(of, cause.status, cause.reason, cause.message)
+
+
+def first_cause(conditions: Sequence[Condition]) -> Condition | None:
+    """The one that `summary` repeats; None: all that count are True."""
     for status in (Status.FALSE, Status.UNKNOWN):
         for each in conditions:
             if each.severity is Severity.ERROR and each.status is status:
-                return Condition(of, status, each.reason, each.message)
-    return Condition(of, Status.TRUE)
+                return each
+    return None
 
 
 def merged(

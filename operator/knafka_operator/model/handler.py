@@ -13,6 +13,11 @@ EVENTING_DEFINITION: Final = "channels.messaging.knative.dev"
 either's."""
 
 
+EVENTING_FINALIZER: Final = "subscriptions.messaging.knative.dev"
+"""What Knative Eventing's controller puts on every Subscription, and takes off one that is
+deleted."""
+
+
 class Handler(StrEnum):
     """The setting `KNAFKA_SUBSCRIPTIONS`."""
 

@@ -18,6 +18,8 @@
                             dispatcher of their "own", a "shared" one, or the one that each
                             needs, "auto" ("own")
     KNAFKA_SHARD_SIZE       Triggers in one shared dispatcher, at most ("250")
+    KNAFKA_RECORD_POSITION  "disabled": what is delivered has no attributes that say where its
+                            record lies in Kafka ("enabled")
     KNAFKA_INITIAL_SCALE    pods with which a new Revision starts, "0" where Knative allows it ("1")
     KNAFKA_DELETION_TIMEOUT seconds after which a deletion no longer waits for Kafka ("60")
     KNAFKA_WEBHOOKS         "true": serve admission webhooks ("false")
@@ -99,6 +101,8 @@ class Settings:
     """Of Triggers that declare none, and whose Broker declares none."""
     shard_size: int = SHARD_SIZE
     """Triggers in one shared dispatcher, at most."""
+    record_position: bool = True
+    """Whether deliveries have `knativekafkapartition` and `knativekafkaoffset`."""
     initial_scale: int = 1
     deletion_timeout: float = 60.0
     webhooks: bool = False
@@ -138,8 +142,8 @@ class Settings:
                 raise InvalidDocument(name, f"invalid value: {text:.80}: want true or false")
             return text == "true"
 
-        def switch(name: str) -> bool:
-            text = environment.get(name, "disabled").strip().lower()
+        def switch(name: str, default: str = "disabled") -> bool:
+            text = environment.get(name, default).strip().lower()
             if text not in ("enabled", "disabled"):
                 wanted = "want enabled or disabled"
                 raise InvalidDocument(name, f"invalid value: {text:.80}: {wanted}")
@@ -186,6 +190,7 @@ class Settings:
                 1,
                 MAX_SHARD_SIZE,
             ),
+            record_position=switch("KNAFKA_RECORD_POSITION", "enabled"),
             initial_scale=number("KNAFKA_INITIAL_SCALE", 1),
             deletion_timeout=number("KNAFKA_DELETION_TIMEOUT", 60),
             webhooks=flag("KNAFKA_WEBHOOKS"),

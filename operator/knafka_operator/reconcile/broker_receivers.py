@@ -16,7 +16,7 @@ from knafka_operator.decide import broker as deciding
 from knafka_operator.decide import services
 from knafka_operator.decide.broker import RECEIVER_CONTRACT, Connection, ObservedBroker
 from knafka_operator.decide.effects import AwaitReceivers, RecordContract, WriteIngress
-from knafka_operator.decide.receivers import contract_topic
+from knafka_operator.decide.receivers import contract_topic, is_of_secret_in
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, Resource
@@ -77,13 +77,17 @@ class BrokerReceivers:
 
     async def withdraw(self, broker: Resource, topic: str | None, kafka: KafkaCluster) -> None:
         """Leave no entry in a contract's topic, as the Broker's status names it; its receiver is
-        gone. Raises `LogError`."""
+        gone. The topic goes with its last Broker if its Secret is its namespace's, where nobody
+        might follow; the installation's own stays. Raises `LogError`."""
         if topic is None:
             return
         receiver = await self.receivers.at(_service(broker), kafka, topic)
         path = f"/{services.identity_of(broker)}"
         if path in receiver.contract.records:
             await receiver.write(path, None)
+        namespace = broker.metadata.namespace
+        if is_of_secret_in(topic, namespace, self.settings):
+            await self.receivers.delete_contract(receiver)
 
     def forget(self, broker: Resource) -> None:
         """It is gone, whatever stands there."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -27,8 +28,11 @@ from knafka_operator.decide import shards as deciding
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.identity import Identity
+from knafka_operator.reconcile.topics import ensure_topic
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 from knafka_operator.scale.parsing import parsed
+
+log = logging.getLogger(__name__)
 
 EVERYTHING: Final = 1_000_000
 """More records than there are in any contract's topic, before it is compacted too."""
@@ -88,9 +92,7 @@ class Contract(Generic[T]):
         """Have the topic; raises `LogError`."""
         async with self._lock:
             if not self.exists:
-                await self.kafka.topics.ensure_topic(
-                    topic.name, topic.partitions, topic.replication, topic.config
-                )
+                await ensure_topic(self.kafka, topic)
                 self.exists = True
 
     async def write(self, key: str, entry: T | None) -> None:
@@ -107,6 +109,16 @@ class Contract(Generic[T]):
                 writes, self._writes = self._writes, []
                 await self._write(writes)
         await mine.done
+
+    async def delete_if_empty(self) -> None:
+        """Delete the topic, unless it has any entry; raises `LogError`."""
+        async with self._lock:
+            # As it is now: another operator may have written since.
+            await self._read()
+            if self.exists and not self.records:
+                self.known = False
+                await self.kafka.topics.delete_topic(self.topic)
+                log.info("topic %s is deleted: nobody is left in it", self.topic)
 
     async def check(self) -> bool:
         """Read the topic again if it isn't as it was left; whether it had changed.

@@ -7,7 +7,7 @@ from typing import Any
 
 from knafka_operator.decide import services, status
 from knafka_operator.decide.status import NotReady
-from knafka_operator.model.cluster import Cluster, NotAllowed, Rejected
+from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed, Rejected
 from knafka_operator.model.function_pods import needed_features
 from knafka_operator.model.resources import CORE, SERVING, Resource
 
@@ -39,12 +39,27 @@ async def apply_service(
     revision = reported.get("latestReadyRevisionName")
     if not status.is_ready(stored) or revision != reported.get("latestCreatedRevisionName"):
         failed = status.summary(reported.get("conditions") or ()).get("status") == "False"
+        why = await _why_newest_is_not_ready(cluster, stored) or status.why_not_ready(stored)
         raise NotReady(
             "FunctionNotReady",
-            f"Knative Service {metadata['name']}: {status.why_not_ready(stored)}",
+            f"Knative Service {metadata['name']}: {why}",
             transient=not failed,
         )
     return str(revision)
+
+
+async def _why_newest_is_not_ready(cluster: Cluster, service: Mapping[str, Any]) -> str:
+    """What a Service's newest Revision itself says, which the Service repeats only in part, such as
+    `Unschedulable`; empty if it says nothing."""
+    name = (service.get("status") or {}).get("latestCreatedRevisionName")
+    if not name:
+        return ""
+    try:
+        revision = await cluster.get(SERVING, "Revision", service["metadata"]["namespace"], name)
+    except ClusterError:
+        return ""  # it only says more
+    why = status.why_revision_is_not_ready(revision or {})
+    return f"Revision {name}: {why}" if why else ""
 
 
 async def delete_service(

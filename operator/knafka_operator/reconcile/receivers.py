@@ -155,6 +155,13 @@ class Receivers:
             if not any(each.contract is gone for each in self.records.values()):
                 self.contracts.pop((gone.kafka.bootstrap_servers, gone.topic), None)
 
+    async def delete_contract(self, record: ReceiverRecord) -> None:
+        """Delete its contract's topic, if no other receiver follows it and it has no entry; raises
+        `LogError`. One that comes meanwhile makes it anew."""
+        others = (each for each in self.records.values() if each is not record)
+        if not any(each.contract is record.contract for each in others):
+            await record.contract.delete_if_empty()
+
     async def check(self, record: ReceiverRecord, asking: Identity) -> None:
         """Have all write their entries, if somebody made the contract's topic anew; and withdraw
         those of objects that went without us. One of them, `asking`, does it for all, now and then.

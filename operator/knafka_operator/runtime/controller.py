@@ -18,7 +18,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
-from knafka_operator.decide import entries, services, status
+from knafka_operator.decide import entries, services, status, subscription
 from knafka_operator.model import operations
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import ClusterError, Document
@@ -330,8 +330,21 @@ class Controller:
         await self._forget(document)
         self._deletions.forget(key)
         self._cluster.forget(key)
-        await self._without_finalizer(document)
+        await self._without_finalizer(document, *self._orphaned(document))
         return GONE
+
+    def _orphaned(self, document: Document) -> tuple[str, ...]:
+        """Finalizers of a Subscription that is deleted, whose controller is gone; an Event tells of
+        those of which that isn't certain."""
+        of_channels = self._operators.get(CHANNELS)
+        if document["kind"] != CHANNELS.trigger or of_channels is None:
+            return ()
+        if of_channels.entries is None or not of_channels.may_be_ours(document):
+            return ()
+        finalizers, message = subscription.orphaned(document, of_channels.entries.handling)
+        if message:
+            self._events.post(document, "Warning", "FinalizerLeft", message)
+        return finalizers
 
     async def _forget(self, document: Document) -> None:
         """Deliver nothing to what is gone, and keep nothing of it."""
@@ -363,9 +376,10 @@ class Controller:
         broker = await self._cluster.get(*kind, *broker_of(document))
         return broker is not None and bool(operator.brokers.is_ours(broker))
 
-    async def _without_finalizer(self, document: Document) -> None:
-        if FINALIZER in (finalizers := finalizers_of(document)):
-            others = [each for each in finalizers if each != FINALIZER]
+    async def _without_finalizer(self, document: Document, *orphaned: str) -> None:
+        finalizers = finalizers_of(document)
+        others = [each for each in finalizers if each not in (FINALIZER, *orphaned)]
+        if others != list(finalizers):
             await self._patch(document, {"finalizers": others})
 
     async def _patch(self, document: Document, metadata: Document) -> Document | None:

@@ -72,10 +72,15 @@ def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: An
 
 
 @kopf.on.validate(*BROKERS, id="check-broker", **WEBHOOK)
-def check_broker(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
+def check_broker(
+    body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
+) -> None:
     if memo.operator.brokers.is_ours(old or body):
         check = partial(admission.check_broker, maxima=memo.operator.settings.maxima)
         admit(check, dict(body), old and dict(old))
+    else:
+        classes = memo.operator.brokers.settings.broker_classes
+        warnings.extend(admission.class_warnings(dict(body), classes))
 
 
 @kopf.on.validate(*TRIGGERS, id="check-trigger", **WEBHOOK)

@@ -3,7 +3,8 @@
     open --drain after drain, with pauses--> stop --> ending --> over
 
 A unit is what has dispatchers of its own: a Trigger, or a shard of many. A drain ends by itself
-when it has been idle; one too many is ended when its request's budget is nearly spent.
+when it has been idle; one too many is ended when its budget is nearly spent, which several requests
+share, one after the other.
 
 Not here: how many there are to be (`scaler`), what lines of progress mean (`scaled_group`,
 `scaled_shard`), HTTP (`drains`).
@@ -21,6 +22,9 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka_operator.decide.scaling import Cause
 from knafka_operator.scale.slots import Slots
 
+REQUEST_BUDGET: Final = 60.0
+"""Seconds of one request, at most: so far below a Service's timeoutSeconds, which is also its pods'
+grace (`services.TIMEOUT_SECONDS`), that a pod may start meanwhile. The next one continues."""
 LAST_SECONDS: Final = 5.0
 """Seconds before a budget's end at which it is decided whether the drain is still wanted."""
 STOP_TIMEOUT: Final = 15.0
@@ -86,8 +90,10 @@ class Holds(Generic[Line]):
         budget: float,
         on_over: Callable[[], None],
         slots: Slots | None = None,
+        request_budget: float = REQUEST_BUDGET,
     ) -> None:
         """`on_over` is called when one is held no more. `slots`: each drain has one of these."""
+        self._request_budget = request_budget
         self._unit: Unit[Line] = unit
         self._ask: Ask[Line] = ask
         self._budget = budget
@@ -163,27 +169,43 @@ class Holds(Generic[Line]):
             self._on_over()
 
     async def _drain(self, hold: Hold, stop: asyncio.Event) -> Ended:
-        """Hold one drain until it ends; never raises but if cancelled."""
+        """Hold one drain until it ends or its budget is spent; never raises but if cancelled."""
         loop = asyncio.get_running_loop()
-        needless = len(self._open) > self._unit.floor
-        request = DrainRequest(
-            # One that min-scale wants has no reason to end when idle, only to begin anew.
-            idle=self._unit.cooldown if needless else self._budget,
-            budget=self._budget,
-            slot=None if self._slots is None else self._slots.of(hold),
-        )
-        last: Line | None = None
-        self._unit.on_open(hold)
+        over_at = loop.time() + self._budget
 
         def stop_if_needless() -> None:
             going_on = sum(not each.is_set() for each in self._open.values())
             if going_on > self._unit.wanted:
                 stop.set()
 
-        deciding = loop.call_later(self._budget - LAST_SECONDS, stop_if_needless)
+        deciding = loop.call_at(over_at - LAST_SECONDS, stop_if_needless)
+        try:
+            while True:
+                began = loop.time()
+                budget = min(self._request_budget, over_at - began)
+                ended = await self._request(hold, stop, budget)
+                went_on_for = loop.time() - began
+                # One that ends sooner than it was to isn't asked again in a hot loop.
+                spent = ended is not Ended.BUDGET or went_on_for < budget / 2
+                if spent or stop.is_set() or over_at - loop.time() < LAST_SECONDS:
+                    return ended
+        finally:
+            deciding.cancel()
+
+    async def _request(self, hold: Hold, stop: asyncio.Event, budget: float) -> Ended:
+        """Hold one request until it ends; never raises but if cancelled."""
+        needless = len(self._open) > self._unit.floor
+        request = DrainRequest(
+            # One that min-scale wants has no reason to end when idle, only to begin anew.
+            idle=self._unit.cooldown if needless else self._budget,
+            budget=budget,
+            slot=None if self._slots is None else self._slots.of(hold),
+        )
+        last: Line | None = None
+        self._unit.on_open(hold)
         asking = self._ask(request, stop)
         try:
-            async with asyncio.timeout(self._budget + GRACE):
+            async with asyncio.timeout(budget + GRACE):
                 async for line in asking:
                     last = line
                     self._unit.on_line(hold, line)
@@ -191,7 +213,6 @@ class Holds(Generic[Line]):
             self._unit.on_end(Ended.FAILED, last, f"the drain failed: {explain(error)}")
             return Ended.FAILED
         finally:
-            deciding.cancel()
             self._unit.on_close(hold)
         ended, said = (None, None) if last is None else (last.ended, last.error)
         match ended:

@@ -23,6 +23,7 @@ from knafka_operator.decide.scaling import (
     decide,
     expected,
 )
+from knafka_operator.scale.filter_rest import FilterRest
 from knafka_operator.scale.holds import Hold, Holds
 from knafka_operator.scale.scaled_group import ScaledGroup, sum_progress
 
@@ -61,12 +62,30 @@ class ScaledTrigger(ScaledGroup):
     rests_since: float = math.inf
     """Since when its shard has settled nothing more of it, and has nothing unsettled."""
 
+    rest: FilterRest = field(default_factory=FilterRest)
+    """Of its own drains."""
+
     @property
     def holds(self) -> Holds[Any]:
         """The requests by which it is delivered now."""
         return self.own if self.shard is None else self.shard.holds
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether the events that wait open no drain, as its filter passes none of them lately."""
+        return self.declared is None and self.rest.is_resting(asyncio.get_running_loop().time())
+
+    def on_open(self, hold: Hold) -> None:
+        if not self.open:
+            self.rest.began(self.lag or 0, asyncio.get_running_loop().time())
+        ScaledGroup.on_open(self, hold)
+
+    def on_close(self, hold: Hold) -> None:
+        self.rest.over(asyncio.get_running_loop().time())
+        ScaledGroup.on_close(self, hold)
+
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
+        self.rest.told(self.open.get(hold), line, asyncio.get_running_loop().time())
         self.open[hold] = line
         if has_settled(line):
             self.drain_error = None

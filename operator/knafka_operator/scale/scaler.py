@@ -27,22 +27,25 @@ from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.ports.log import Lag, LagSource, Positions
 from knafka_operator.decide.scaling import (
     Cause,
+    Scale,
     ScalingCounts,
     ShardStatus,
     TriggerStatus,
     decide,
     expected,
+    filtered_out,
     keeping_offsets,
 )
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.ending_holds import EndingHolds
 from knafka_operator.scale.following import Following
-from knafka_operator.scale.holds import Holds, cancel, explain
+from knafka_operator.scale.holds import REQUEST_BUDGET, Holds, cancel, explain
 from knafka_operator.scale.scaled_shard import ScaledShard
 from knafka_operator.scale.scaled_trigger import ScaledTrigger
 
 BUDGET: Final = 570.0
-"""Seconds for one request: below a Knative Service's timeoutSeconds of 600."""
+"""Seconds, by one request after another, after which it is decided whether a drain is still wanted:
+seldom, as each that ends moves partitions."""
 WAKE_SPACING: Final = 0.25
 """Seconds between two looks at one topic however often it is woken."""
 LAG_TIMEOUT: Final = 60.0
@@ -83,7 +86,15 @@ class _Topic:
 class Scaler:
     """Looks at lags and holds drains; all methods belong to the event loop that runs `run`."""
 
-    def __init__(self, lags: LagSource, drains: Drains, *, budget: float = BUDGET) -> None:
+    def __init__(
+        self,
+        lags: LagSource,
+        drains: Drains,
+        *,
+        budget: float = BUDGET,
+        request_budget: float = REQUEST_BUDGET,
+    ) -> None:
+        self._request_budget = request_budget
         self._lags = lags
         self._drains = drains
         self._budget = budget
@@ -133,6 +144,7 @@ class Scaler:
         if before != egress:
             self._unlist(trigger)
             trigger.egress = egress
+            trigger.rest.end()
             if shard is None or (before.topic, before.group) != (egress.topic, egress.group):
                 trigger.lag = trigger.drain_error = None
         trigger.autoscaling, trigger.declared = autoscaling, shard
@@ -176,7 +188,7 @@ class Scaler:
         asleep = [
             each
             for each in (found.triggers.values() if found else ())
-            if not (each.holds or each.autoscaling.paused)
+            if not (each.holds or each.autoscaling.paused or each.is_resting)
         ]
         if grown:
             for shard in {each.shard for each in asleep if each.shard is not None}:
@@ -194,6 +206,8 @@ class Scaler:
         asleep: dict[Holds[Any], list[ScaledTrigger]] = {}
         for trigger in found.triggers.values() if found else ():
             holds = trigger.holds
+            if trigger.is_resting:
+                continue
             if not (holds.all or trigger.autoscaling.paused or trigger.id in self._ending):
                 asleep.setdefault(holds, []).append(trigger)
         if len(asleep) <= limit:
@@ -249,6 +263,7 @@ class Scaler:
             self._budget,
             # What arrived since the drain last read, and had nobody to wake it, is looked for now.
             lambda: self._soon(trigger.egress.topic),
+            request_budget=self._request_budget,
         )
         trigger.joined()  # nobody knows when; most Triggers have events before this is due
         return trigger
@@ -260,6 +275,7 @@ class Scaler:
             lambda request, stop: self._drains.hold_shard(shard.shard, request, stop),
             self._budget,
             lambda: self._is_over_for(shard),
+            request_budget=self._request_budget,
         )
         return shard
 
@@ -366,8 +382,19 @@ class Scaler:
         due = asyncio.get_running_loop().time() >= trigger.join_by
         if due and not scale.replicas and not autoscaling.paused:
             scale = keeping_offsets(scale, partitions, shared=shared)
+        elif not shared and not autoscaling.paused:
+            scale = self._rested(trigger, lag.total, scale)
         trigger.decided(scale)
         if trigger.id in self._ending or holds.is_ending:
             return
         while len(holds) < scale.replicas:
             holds.open(scale.cause)
+
+    def _rested(self, trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
+        """What is decided of one whose filter may pass nothing of what waits; ends its drains."""
+        now, rest = asyncio.get_running_loop().time(), trigger.rest
+        if trigger.own and rest.begins(lag, trigger.open.values(), trigger.autoscaling, now):
+            trigger.own.stop()
+        if not scale.replicas or not rest.is_resting(now):
+            return scale
+        return filtered_out(lag, rest.left(now))

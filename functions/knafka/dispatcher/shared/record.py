@@ -8,9 +8,8 @@ from typing import cast
 
 from knafka.core.delivery import Done, Retry
 from knafka.core.errors import InvalidEvent
-from knafka.core.http_binding import request_of
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read
-from knafka.dispatcher.parsing import Format
+from knafka.dispatcher.parsing import Format, request_for
 from knafka.ports.log import Record
 
 
@@ -35,7 +34,7 @@ class SharedRecord:
         """Whether one of its drains has written a dead letter of it that is durable."""
         self.keeping: asyncio.Lock | None = None
         self.parsed: Envelope | InvalidEvent | None = None
-        self.requests: dict[tuple[Format, bytes], tuple[bytes, bytes]] = {}
+        self.requests: dict[tuple[Format, bytes, bool], tuple[bytes, bytes]] = {}
 
     def topic(self) -> str:
         return self._record.topic()
@@ -84,13 +83,13 @@ class SharedParser:
         return found
 
     def request(
-        self, record: Record, envelope: Envelope, form: Format, prefix: bytes
+        self, record: Record, envelope: Envelope, form: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
         requests = cast(SharedRecord, record).requests
-        found = requests.get((form, prefix))
+        found = requests.get((form, prefix, located))
         if found is None:
-            head, body = request_of(envelope, form)
-            found = requests[form, prefix] = prefix + head, body
+            head, body = request_for(record, envelope, form, located)
+            found = requests[form, prefix, located] = prefix + head, body
         return found
 
     async def keep_once(

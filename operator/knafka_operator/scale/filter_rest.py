@@ -1,0 +1,105 @@
+"""The rest of a Trigger whose filter passes nothing of a busy topic.
+
+    drains --nothing passes for cooldown-period, and it has caught up--> rests --its time--> drains
+             --something passes--> drains until nothing does for cooldown-period
+
+What is read and filtered out is no work: its own dispatchers would never be idle for it. So they
+are ended, and what waits is looked through again after 10, 20, 40, then every 60 s. An event that
+does pass waits that long at most, as a first one after a quiet time waits for a start; none is
+missed, since the group's offsets are where the last drain has left them.
+
+A Sensor's actions never wait so: their topic is the Sensor's own, and little is filtered out there.
+
+Not here: ending and opening the drains (`scaler`), Triggers in a shared dispatcher, which read what
+their neighbours read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Final
+
+from knafka.core.drain import DrainProgress
+from knafka_operator.model.autoscaling import Autoscaling
+
+LONGEST_REST: Final = 60.0
+"""Seconds: what a start and an end cost is little then, and nobody waits much longer for one."""
+BETWEEN_REQUESTS: Final = 5.0
+"""Seconds: after more of them a request doesn't go on with the drain of the one before."""
+BEHIND: Final = 5.0
+"""Seconds of what it filters out that may wait while it counts as caught up: dispatchers commit
+once a second."""
+
+
+class FilterRest:
+    """Of one Trigger with dispatchers of its own; all times are the event loop's."""
+
+    def __init__(self) -> None:
+        self._passed_at = -math.inf
+        """When something of it was last seen to pass its filter, or its drains to begin."""
+        self._until = -math.inf
+        self._over_at = -math.inf
+        self._rests = 0
+        """One after the other, without anything that passed."""
+        self._waited = 0
+        """Events that waited when its drains began."""
+        self._looked = -math.inf
+        self._filtered = 0
+        """What its drains had filtered out at the last look, and when that was."""
+
+    def is_resting(self, now: float) -> bool:
+        """Whether no drain is to begin for the events that wait."""
+        return now < self._until
+
+    def left(self, now: float) -> float:
+        """Seconds until they are looked through."""
+        return max(0.0, self._until - now)
+
+    def began(self, lag: int, now: float) -> None:
+        """Its first drain begins, or goes on by another request, with so many events waiting."""
+        if now - self._over_at > BETWEEN_REQUESTS:
+            self._passed_at = now
+        self._looked = now
+        self._waited, self._filtered = lag, 0
+
+    def over(self, now: float) -> None:
+        """A request is over."""
+        self._over_at = now
+
+    def told(self, before: DrainProgress | None, line: DrainProgress, now: float) -> None:
+        """A drain tells its progress, and told `before` the last time."""
+        passed = _passed(line) - (0 if before is None else _passed(before))
+        if passed > 0 or line.unsettled or line.congestion:
+            self.end()
+            self._passed_at = now
+
+    def end(self) -> None:
+        """Something passes, or may: it has another filter."""
+        self._until, self._rests = -math.inf, 0
+
+    def begins(
+        self, lag: int, drains: Collection[DrainProgress], autoscaling: Autoscaling, now: float
+    ) -> bool:
+        """Whether it is to rest from now on, with so many events waiting and these drains open."""
+        filtered = sum(each.filtered for each in drains)
+        grown = filtered - self._filtered
+        rate = grown / max(now - self._looked, 1.0)
+        self._looked, self._filtered = now, filtered
+        awake_for = 0.0 if self._rests else autoscaling.cooldown_period
+        if (
+            autoscaling.min_scale
+            or not autoscaling.may_rest
+            or grown <= 0
+            or filtered < self._waited
+            or now - self._passed_at < awake_for
+            or lag > max(autoscaling.lag_threshold, BEHIND * rate)
+        ):
+            return False
+        self._until = now + min(autoscaling.polling_interval * 2.0**self._rests, LONGEST_REST)
+        self._rests = min(self._rests + 1, 16)
+        return True
+
+
+def _passed(line: DrainProgress) -> int:
+    return line.delivered + line.retried + line.dead_lettered + line.lost
