@@ -34,6 +34,7 @@ from knafka.receiver.ingest import (
     IngestHandler,
     Limits,
     header_bytes,
+    leaves_room,
 )
 from knafka.receiver.tracing import IngestTracing
 from knafka.serving import Receive, Scope, Send
@@ -230,6 +231,8 @@ class Receiver:
         limits, shared = self.ingest.limits, self._connections
         if header_bytes(headers) > limits.header_bytes:
             return answers.HEADERS_TOO_LARGE
+        if len(headers) > limits.headers:
+            return answers.TOO_MANY_HEADERS
         limit, refusal = self.ingest.body_limit(address)
         for name, value in headers:
             if name == b"content-length" and value.isdigit():
