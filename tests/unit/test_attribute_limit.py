@@ -103,5 +103,5 @@ def least_seconds(body: bytes) -> float:
 
 def test_integers_in_data_stay_as_they_are() -> None:
     """CE-H10."""
-    numbers = b"[0, -0, 123456789012345678901234567890, 1e5, {\"a\": [7]}]"
+    numbers = b'[0, -0, 123456789012345678901234567890, 1e5, {"a": [7]}]'
     assert structured(document(0)[:-1] + b', "data": ' + numbers + b"}").value == numbers

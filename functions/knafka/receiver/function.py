@@ -34,7 +34,6 @@ from knafka.receiver.ingest import (
     IngestHandler,
     Limits,
     header_bytes,
-    leaves_room,
 )
 from knafka.receiver.tracing import IngestTracing
 from knafka.serving import Receive, Scope, Send

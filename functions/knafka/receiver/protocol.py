@@ -189,7 +189,7 @@ class ReceiverProtocol(asyncio.Protocol):
         if self._in_request:
             taken = self._header_bytes + self._body_bytes - (0 if is_another else counted)
             if not taken and not is_another:
-                # All of it went into a header, or a trailer, that the parser holds until it's whole.
+                # All of it went into a header, or a trailer, that the parser holds until then.
                 self._count_header(len(data))
             else:
                 # The rest of it may have, or was an earlier request's.
