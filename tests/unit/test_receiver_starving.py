@@ -1,4 +1,4 @@
-"""What one sender sends must not starve the others: headers, tiny chunks and drips (issue 29, D)."""
+"""What one sender sends must not starve the others: headers, chunks, drips (issue 29, D)."""
 
 from __future__ import annotations
 

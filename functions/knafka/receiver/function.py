@@ -252,7 +252,7 @@ class Receiver:
                 more = part.get("more_body", False)
                 if size > limit:
                     return refusal
-                if shared.receiving_bytes > limits.in_flight_bytes:
+                if not leaves_room(size, shared.receiving_bytes, limits.in_flight_bytes):
                     return answers.BUSY
         finally:
             shared.receiving_bytes -= size

@@ -37,8 +37,8 @@ REQUEST_DEADLINE: Final = 120.0
 """Seconds that a request may take to arrive, however little of it comes at a time."""
 PROGRESS_BYTES: Final = 16 * 1024
 """Bytes of which some must come in each `REQUEST_TIMEOUT`: 546 a second, as common servers want."""
-UNCOUNTED_BYTES: Final = 16 * 1024
-"""A read up to so long is parsed before its headers are counted: they are 4,096 at most."""
+UNCOUNTED_HEAD: Final = 8 * 1024
+"""Bytes of a head that are parsed before its headers are counted: they are 2,048 at most."""
 BODY_PARTS: Final = 64
 """Parts of a body that are kept as they came; more are put together, as each takes 40 bytes."""
 _NOTED: Final = frozenset({len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")})
@@ -65,6 +65,7 @@ class ReceiverProtocol(asyncio.Protocol):
         "_deadline",
         "_flaw",
         "_header_bytes",
+        "_header_limit",
         "_headers",
         "_heard",
         "_hosts",
@@ -76,6 +77,7 @@ class ReceiverProtocol(asyncio.Protocol):
         "_limits",
         "_marked_at",
         "_marked_bytes",
+        "_most_headers",
         "_parser",
         "_received_bytes",
         "_responses",
@@ -88,7 +90,6 @@ class ReceiverProtocol(asyncio.Protocol):
         "_time",
         "_too_large",
         "_transport",
-        "_uncounted",
         "_unfinished",
         "_url",
     )
@@ -103,7 +104,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._shared: Connections = app_state["connections"]
         self._ingest = self._shared.ingest
         self._limits = self._ingest.limits
-        self._uncounted = min(self._limits.header_bytes, UNCOUNTED_BYTES)
+        self._header_limit = self._limits.header_bytes
+        self._most_headers = self._limits.headers
         self._server = server_state.connections
         self._time = self._shared.loop.time
         self._parser = httptools.HttpRequestParser(self)
@@ -120,7 +122,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._url = b""
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._received_bytes = self._unfinished = 0
+        self._received_bytes = 0
         self._in_body = self._invited = False
         self._hosts = 0
         self._flaw: Answer | None = None
@@ -160,13 +162,17 @@ class ReceiverProtocol(asyncio.Protocol):
         if self._closing:
             return
         self._heard = self._time()
-        if self._in_request or len(data) > self._uncounted:
+        if self._in_request or (len(data) > UNCOUNTED_HEAD and self._is_long(data)):
             self._receive_counting(data)
             return
         self._parse(data)
         if self._in_request:
             self._time_request()
             self._count()
+
+    def _is_long(self, data: bytes) -> bool:
+        """Whether a read at a request's beginning is to be counted while it is parsed."""
+        return len(data) > self._header_limit or data.find(b"\r\n\r\n", 0, UNCOUNTED_HEAD) < 0
 
     def _time_request(self) -> None:
         """A request has begun that isn't whole yet."""
@@ -176,7 +182,7 @@ class ReceiverProtocol(asyncio.Protocol):
     def _receive_counting(self, data: bytes) -> None:
         """Read on in a request that isn't whole: what is held of it has its limits.
 
-        One that comes whole, in a read that is short, is not counted: most are.
+        One that comes whole, in a read below the limit of headers, is not counted: most are.
         """
         if not self._in_request:
             self._time_request()
@@ -205,8 +211,9 @@ class ReceiverProtocol(asyncio.Protocol):
         if not self._counting:
             self._counting = self._careful = True
             self._header_bytes = len(self._url) + header_bytes(self._headers)
+            self._unfinished = 0
         headers = self._headers
-        if len(headers) > self._limits.headers:
+        if len(headers) > self._most_headers:
             self._refuse(answers.TOO_MANY_HEADERS)
             return
         if len(self._body) > BODY_PARTS:
@@ -214,11 +221,11 @@ class ReceiverProtocol(asyncio.Protocol):
         held = self._body_bytes + self._header_bytes + self._unfinished
         held += HEADER_OVERHEAD * len(headers)
         shared = self._shared
-        shared.receiving_bytes += held - self._received_bytes
+        together = shared.receiving_bytes = shared.receiving_bytes + held - self._received_bytes
         self._received_bytes = held
         if held - self._marked_bytes >= PROGRESS_BYTES:
             self._marked_at, self._marked_bytes = self._heard, held
-        if not self._has_room():
+        if held > self._limits.in_flight_bytes - together and not self._has_room():
             shared.make_room()
             if not self._has_room():
                 self._refuse(answers.BUSY)
@@ -329,7 +336,7 @@ class ReceiverProtocol(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._careful:
             self._count_header(len(name) + len(value) + 4)
-            if len(self._headers) >= self._limits.headers and not self._closing:
+            if len(self._headers) >= self._most_headers and not self._closing:
                 self._refuse(answers.TOO_MANY_HEADERS)
             if self._closing:
                 raise _Refused
@@ -360,7 +367,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._in_body = self._careful = True
         if self._url != self._routed_url:
             self._find_route(self._url)
-        if len(self._headers) > self._limits.headers:
+        if len(self._headers) > self._most_headers:
             self._flaw = answers.TOO_MANY_HEADERS
         if self._hosts != 1 and (self._hosts or self._parser.get_http_version() == "1.1"):
             self._flaw = answers.NO_HOST
