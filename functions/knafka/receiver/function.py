@@ -34,6 +34,7 @@ from knafka.receiver.ingest import (
     IngestHandler,
     Limits,
     header_bytes,
+    leaves_room,
 )
 from knafka.receiver.tracing import IngestTracing
 from knafka.serving import Receive, Scope, Send

@@ -242,7 +242,8 @@ class ReceiverProtocol(asyncio.Protocol):
         first, second, *rest = self._body
         whole = second if isinstance(second, bytearray) else bytearray(first + second)
         whole += b"".join(rest)
-        self._body = [b"", whole]  # two, so that they are joined into bytes in the end
+        # Two, so that they are joined into bytes in the end.
+        self._body = [b"", whole]  # type: ignore[list-item]
 
     def _invite(self) -> None:
         """The head is whole and the body isn't: whether the rest of it may come."""
