@@ -3,8 +3,8 @@
     headers   2,500 connections with a head of 10,889 headers that doesn't end
     members   structured events of a megabyte with 95,000 attributes, one after another
     integers  structured events of a megabyte with 490,000 integers in their data, one after another
-    drips     72 connections that hold all but the end of an event of 950 kB, and drip
-    chunks    200 connections with bodies in chunks of two bytes that don't end
+    drips     700 connections that hold all but the end of an event of 98 kB, and drip
+    chunks    20 connections with bodies in chunks of two bytes that don't end
 
 A connection that is refused is opened anew after a second.
 """
@@ -25,7 +25,7 @@ BINARY: Final = b"".join(b"ce-%b: hostile\r\n" % name for name in (b"id", b"sour
     b"ce-specversion: 1.0\r\n"
 )
 EVENT: Final = b'{"specversion":"1.0","id":"1","source":"/hostile","type":"com.example.hostile",'
-DRIPPED: Final = 950_000
+DRIPPED: Final = 98_000
 
 Say = Callable[[asyncio.StreamReader, asyncio.StreamWriter, bytes], Awaitable[None]]
 
@@ -72,13 +72,13 @@ KINDS: Final[dict[str, tuple[int, Callable[[], Say]]]] = {
     "members": (1, lambda: posting(_attributes())),
     "integers": (1, lambda: posting(_integers())),
     "drips": (
-        72,
+        700,
         lambda: dripping(
             BINARY + b"content-length: %d\r\n\r\n" % DRIPPED + b"x" * (DRIPPED - 1_000), b"x"
         ),
     ),
     "chunks": (
-        200,
+        20,
         lambda: dripping(
             BINARY + b"transfer-encoding: chunked\r\n\r\n" + b"2\r\nxx\r\n" * 140_000, b"1\r\nx\r\n"
         ),
