@@ -1,6 +1,6 @@
 """A hostile sender beside a good one: what the good one's events wait meanwhile.
 
-The good sender's events have 100 kB, 20 a second, at the same receiver. With `--before FOLDER` the
+The good sender's events have 300 kB (more than one read), 10 a second, at the same receiver. With `--before FOLDER` the
 receiver of another checkout is measured in turn. Not here: what is hostile (`hostile_sender`).
 """
 
@@ -18,8 +18,8 @@ from bench.usage import resident_mb
 from bench.world import HERE, PYTHON, World
 
 SECONDS: Final = 60.0
-RATE: Final = 20
-SIZE: Final = 100_000
+RATE: Final = 10
+SIZE: Final = 300_000
 ALONE: Final = "alone"
 
 

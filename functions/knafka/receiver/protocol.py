@@ -37,8 +37,8 @@ REQUEST_DEADLINE: Final = 120.0
 """Seconds that a request may take to arrive, however little of it comes at a time."""
 PROGRESS_BYTES: Final = 16 * 1024
 """Bytes of which some must come in each `REQUEST_TIMEOUT`: 546 a second, as common servers want."""
-UNCOUNTED_HEAD: Final = 8 * 1024
-"""Bytes of a head that are parsed before its headers are counted: they are 2,048 at most."""
+UNCOUNTED_HEAD: Final = 16 * 1024
+"""Bytes of a head that are parsed before its headers are counted: they are 4,096 at most."""
 BODY_PARTS: Final = 64
 """Parts of a body that are kept as they came; more are put together, as each takes 40 bytes."""
 _NOTED: Final = frozenset({len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")})
