@@ -1,7 +1,8 @@
 """A hostile sender beside a good one: what the good one's events wait meanwhile.
 
-The good sender's events have 300 kB (more than one read), 10 a second, at the same receiver. With `--before FOLDER` the
-receiver of another checkout is measured in turn. Not here: what is hostile (`hostile_sender`).
+The good sender's events have 300 kB, more than one read, and come 10 a second at the same receiver.
+With `--before FOLDER` the receiver of another checkout is measured in turn. Not here: what is
+hostile (`hostile_sender`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ async def hostile_case(world: World, results: Results, externals: Sequence[Exter
     for kind in KINDS:
         longest, lost = results.middle(kind, "max_ms"), results.middle(kind, "not_202")
         results.at_most(f"{kind}: the longest wait, ms", longest, 2_000)
-        results.at_most(f"{kind}: good events that weren't accepted", lost, 0)
+        # One that is larger than all that drip is told to come again until they have made way.
+        most = 0.05 * RATE * world.sized(SECONDS, 20) if kind == "drips" else 0
+        results.at_most(f"{kind}: good events that weren't accepted", lost, most)
 
 
 async def _measure(world: World, name: str, kind: str) -> dict[str, float | None]:
