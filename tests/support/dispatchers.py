@@ -11,7 +11,7 @@ from support.drains import Answer, World, accept
 from knafka.clients.memory_admin import MemoryAdmin
 from knafka.clients.memory_log import MemoryWriter
 from knafka.core.contract import Egress
-from knafka.core.documents import dump
+from knafka.core.documents import digest, dump
 from knafka.core.drain import DrainProgress
 from knafka.dispatcher.connecting import Clients
 from knafka.dispatcher.function import Dispatcher
@@ -76,6 +76,11 @@ class Running:
     def _open_reader(self, assignment: Assignment) -> LogReader:
         self.opened += 1
         return self.world.open_reader(assignment)
+
+    @property
+    def digest(self) -> str:
+        """What a request says that it drains."""
+        return digest(self.world.egress)
 
     @property
     def is_attached(self) -> bool:

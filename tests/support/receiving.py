@@ -64,6 +64,12 @@ class Server:
             if "code" in labels and not isinstance(count, Histogram)
         }
 
+    @property
+    def body_bytes(self) -> int:
+        """Of the bodies that are being received."""
+        open_ = [each for each in self.shared.open if isinstance(each, ReceiverProtocol)]
+        return sum(each._body_bytes for each in open_ if each._in_request)
+
     async def stop(self) -> None:
         self.shared.close()
         self._server.close()

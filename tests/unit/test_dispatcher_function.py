@@ -87,6 +87,7 @@ async def test_of_two_drains_asked_for_at_once_one_is_refused(running: Running) 
         pytest.param(b'{"idle": NaN}', "idle", id="NaN"),
         pytest.param(b'{"idle": null}', "idle: ", id="null"),
         pytest.param(b'{"budget": "PT0S"}', "budget: ", id="no budget"),
+        pytest.param(b'{"budget": "PT10000H"}', "budget: ", id="a budget of a year"),
         pytest.param(b'{"budget": "soon"}', "budget: ", id="no duration"),
         pytest.param(b" " * 100_000, "too large", id="too large"),
     ],

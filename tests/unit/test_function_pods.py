@@ -77,9 +77,12 @@ async def test_receivers_and_dispatchers_get_what_the_installation_says(
     assert dispatcher["containers"][0]["resources"] == {"requests": {"cpu": "10m"}}
 
 
-def test_without_a_setting_functions_ask_for_little_and_have_no_limit() -> None:
+def test_without_a_setting_functions_ask_for_little_and_have_a_limit_of_memory() -> None:
+    """Issue 29: without one, hostile input took what the node had."""
     assert pods() == SETTINGS.pods == FunctionPods()
-    assert pods().dispatcher_resources == {"requests": {"cpu": "25m", "memory": "64Mi"}}
+    usual = {"requests": {"cpu": "25m", "memory": "64Mi"}, "limits": {"memory": "1Gi"}}
+    assert pods().receiver_resources == pods().dispatcher_resources == usual
+    assert pods().shard_resources["limits"] == {"memory": "1Gi"}
     assert pods(KNAFKA_DISPATCHER_RESOURCES="{}").dispatcher_resources == {}
 
 

@@ -20,8 +20,10 @@ from support.drains import (
 )
 
 from knafka.clients.memory_log import MemoryReader
-from knafka.core.drain import STOP, Ended
+from knafka.core.documents import parse
+from knafka.core.drain import MAX_IDLE, STOP, DrainRequest, Ended
 from knafka.core.errors import LogError
+from knafka.draining.lease import AGAIN_AT_START
 from knafka.ports.subscriber import Response
 from knafka.settings import DRAIN_AT_START, GRACE_PERIOD, SERVICE_URL
 
@@ -95,7 +97,7 @@ async def test_the_idleness_of_the_last_request_counts() -> None:
 async def test_a_caller_ends_the_drain_by_saying_so(together: bool) -> None:
     running = await started(hang)
     running.world.send("1")
-    line = b'{"idle": "PT1H"}\n'
+    line = b'{"idle": "PT1H", "egress": "%b"}\n' % running.digest.encode()
     exchange = Exchange(running.dispatcher, "POST", "/drain", line + STOP * together, b"")
     await until(lambda: running.world.subscriber.posts or together)
     exchange.tell(b"" if together else STOP)
@@ -117,14 +119,14 @@ async def test_a_request_may_be_json_of_several_lines() -> None:
 async def test_who_asks_while_the_drain_is_being_ended_gets_a_new_one() -> None:
     running = await started(slow)
     running.world.send("1")
-    first = running.drain(idle="PT1H")
+    first = running.drain(idle="PT1H", egress=running.digest)
     await until(lambda: running.world.subscriber.posts)
     first.tell(STOP)
     first.hang_up()
     await asyncio.sleep(0.1)
     first.task.cancel()
     await asyncio.wait({first.task})
-    second = running.drain(idle="PT100S")
+    second = running.drain(idle="PT100S", egress=running.digest)
     await until(lambda: len(running.world.subscriber.posts) == 2)
     assert running.opened == 2
     second.tell(STOP)
@@ -226,6 +228,78 @@ async def test_a_dispatcher_that_drains_from_its_start_needs_nobody() -> None:
     assert exchange.lines[-1].ended is Ended.BUDGET, "a request's idleness is not its own"
     await running.dispatcher.stop()
     assert running.world.log.groups[GROUP].members == []
+
+
+async def test_a_stop_of_somebody_who_does_not_say_what_is_drained_ends_only_the_request() -> None:
+    """Issue 29: `{"stop": true}` from anywhere ended the drain."""
+    running = await started(hang)
+    running.world.send("1")
+    exchange = running.drain(idle="PT1H")
+    await until(lambda: running.world.subscriber.posts)
+    exchange.tell(STOP)
+    await exchange.task
+    assert exchange.lines[-1].ended is Ended.BUDGET
+    assert "a stop needs the digest" in (exchange.lines[-1].error or "")
+    assert len(running.world.log.groups[GROUP].members) == 1
+    await running.dispatcher.stop()
+
+
+async def test_a_drain_from_the_start_that_was_stopped_begins_again() -> None:
+    running = Running(World())
+    await running.start(**{DRAIN_AT_START: "true"})
+    exchange = running.drain(egress=running.digest)
+    await until(lambda: exchange.lines)
+    exchange.tell(STOP)
+    await exchange.task
+    assert exchange.lines[-1].ended is Ended.STOPPED
+    running.world.send("1")
+    await asyncio.sleep(AGAIN_AT_START - 5)
+    assert running.opened == 1, "whom nobody needs is being taken away"
+    await until(lambda: running.world.subscriber.answered == ["1"], within=15)
+    await running.dispatcher.stop()
+
+
+async def test_a_drain_that_was_stopped_stays_so_while_another_egress_is_asked_for() -> None:
+    """What the old filter passes over would be lost to the new one."""
+    running = Running(World())
+    await running.start(**{DRAIN_AT_START: "true"})
+    exchange = running.drain(egress=running.digest)
+    await until(lambda: exchange.lines)
+    exchange.tell(STOP)
+    await exchange.task
+    for _ in range(2):
+        await asyncio.sleep(AGAIN_AT_START * 0.7)
+        other = running.drain(egress="another")
+        await other.task
+        assert other.status == 412
+    assert running.opened == 1
+    await until(lambda: running.opened == 2, within=AGAIN_AT_START + 5)
+    await running.dispatcher.stop()
+
+
+async def test_a_request_that_says_what_it_drains_is_not_refused_for_one_that_does_not() -> None:
+    """Issue 29: the operator got 409 for as long as the other's budget was."""
+    running = await started()
+    first = running.drain(idle="PT1H", budget="PT10M")
+    await until(lambda: first.lines)
+    operator = running.drain(idle="PT1H", budget="PT10M", egress=running.digest)
+    await until(lambda: operator.lines)
+    await first.task
+    assert first.lines[-1].ended is Ended.BUDGET
+    assert "goes on" in (first.lines[-1].error or "")
+    assert running.opened == 1
+    for more in ({}, {"egress": running.digest}):
+        refused = running.drain(**more)
+        await refused.task
+        assert refused.status == 409
+    operator.tell(STOP)
+    await operator.task
+    assert operator.lines[-1].ended is Ended.STOPPED
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [("PT10000H", MAX_IDLE), ("PT1H", 3600)])
+def test_a_drain_has_a_longest_time_of_idleness(asked: str, seconds: float) -> None:
+    assert parse(DrainRequest, {"idle": asked}).idle == seconds
 
 
 async def test_a_drain_from_the_start_that_fails_begins_anew() -> None:

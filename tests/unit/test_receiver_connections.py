@@ -18,7 +18,7 @@ from knafka.receiver.responses import PIPELINED
 async def test_half_a_request_and_then_silence_is_408(server: Server) -> None:
     async with server.connect() as wire:
         wire.send(HEAD + b"content-length: 10\r\n\r\nhalf")
-        await until(lambda: server.shared.receiving_bytes == 4)
+        await until(lambda: server.body_bytes == 4)
         now = asyncio.get_running_loop().time()
         server.one.expire(now + REQUEST_TIMEOUT / 2)
         assert server.refused == {}
@@ -68,7 +68,7 @@ async def test_a_sender_that_hangs_up_mid_request_stores_nothing(
 ) -> None:
     async with server.connect() as wire:
         wire.send(HEAD + b"content-length: 10\r\n\r\n" + body)
-        await until(lambda: server.shared.receiving_bytes == len(body) and bool(server.shared.open))
+        await until(lambda: server.body_bytes == len(body) and bool(server.shared.open))
         wire.writer.write_eof()
         assert await wire.closed() == b""
     await until(lambda: not server.shared.open)
@@ -161,7 +161,7 @@ async def test_the_end_of_the_server_answers_what_is_under_way(server: Server) -
         assert await idle.statuses(1) == [200]
         waiting.send(EVENT + EVENT)
         half.send(HEAD + b"content-length: 2\r\n\r\nh")
-        await until(lambda: len(server.log.held) == 2 and server.shared.receiving_bytes == 1)
+        await until(lambda: len(server.log.held) == 2 and server.body_bytes == 1)
         for connection in list(server.shared.open):
             assert isinstance(connection, ReceiverProtocol)
             connection.shutdown()

@@ -64,7 +64,7 @@ class Asked(Shard):
         await self.ask_for_drain()
 
     async def ask_for_drain(self) -> None:
-        self.exchange = self.drain(idle="PT1H", budget="PT2H")
+        self.exchange = self.drain(idle="PT1H", budget="PT10M")
         await until(lambda: self.exchange.status)
 
     @property

@@ -21,6 +21,7 @@ from bench import (
     channels,
     document,
     growth,
+    hostile,
     isolation,
     latency,
     receiving,
@@ -45,6 +46,7 @@ CASES: Final[dict[str, Case]] = {
     "growth": growth.growth_case,
     "sharing": sharing.sharing_case,
     "isolation": isolation.isolation_case,
+    "hostile": hostile.hostile_case,
     "subscriptions": isolation.subscriptions_case,
     "channels": channels.channels_case,
     "sensors": sensing.sensors_case,
@@ -58,6 +60,7 @@ UNUSUAL: Final = (
     "latency",
     "sharing",
     "isolation",
+    "hostile",
     "subscriptions",
     "channels",
     "beside",
@@ -114,8 +117,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kafka-pid", type=int, help="its process, to measure its CPU too")
     parser.add_argument(
         "--before", type=Path, metavar="FOLDER",
-        help="a checkout of another state, which the cases receiver, dispatcher, latency and "
-        "beside measure beside ours",
+        help="a checkout of another state, which the cases receiver, dispatcher, latency, "
+        "hostile and beside measure beside ours",
     )  # fmt: skip
     parser.add_argument("--write-docs", action="store_true", help="put results into docs/")
     return parser.parse_args()

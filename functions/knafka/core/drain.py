@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import AliasChoices, Field
+from pydantic import AfterValidator, AliasChoices, Field
 
 from knafka.core.documents import Duration, Model
 
@@ -24,17 +24,24 @@ PROGRESS_INTERVAL: Final = 1.0
 """Seconds between two lines of progress: no proxy's idle timeout is that short."""
 
 
+MAX_BUDGET: Final = 600.0
+"""Seconds: Knative's own limit of a request. While one is under way nobody else can ask."""
+MAX_IDLE: Final = 86_400.0
+"""Seconds: a drain that waits longer for something to do would be one that never ends."""
+
 STOP: Final = b'{"stop":true}\n'
 """What a caller adds to its request to end the drain: attempts under way finish within a bound,
-what is settled is committed, the group is left; then the response ends."""
+what is settled is committed, the group is left; then the response ends. Only a request that says
+what it drains (`egress`, `shard` or `sensor`) may: any other is over, and the drain goes on."""
 
 
 class DrainRequest(Model):
     """How long to deliver."""
 
-    idle: Annotated[Duration, Field(ge=0)] = 30.0
-    """Seconds without anything to do after which the drain ends (cooldown-period)."""
-    budget: Annotated[Duration, Field(gt=0)] = 570.0
+    idle: Annotated[Duration, Field(ge=0), AfterValidator(lambda idle: min(idle, MAX_IDLE))] = 30.0
+    """Seconds without anything to do after which the drain ends (cooldown-period); `MAX_IDLE` if
+    more are asked for."""
+    budget: Annotated[Duration, Field(gt=0, le=MAX_BUDGET)] = 570.0
     """Seconds after which the request is over: below the Service's timeoutSeconds of 600."""
     renewal: bool = False
     """Whether a dispatcher asks for itself, as nobody else did."""
@@ -50,6 +57,11 @@ class DrainRequest(Model):
     """Which of a Sensor's processes this one is: no two have the same at once. A process that was
     killed has left a transaction open, which its successor in this place ends. A drain that is
     under way already goes on with the one that it has, and says so."""
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether it says what is to be drained; a process that drains something else refuses."""
+        return any(each is not None for each in (self.egress, self.shard, self.sensor))
 
 
 class Ended(StrEnum):

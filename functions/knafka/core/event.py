@@ -21,6 +21,10 @@ Attributes: TypeAlias = Mapping[str, str]
 SPEC_VERSIONS: Final = frozenset({"0.3", "1.0"})
 """What is accepted; a version is never upgraded on the way (KN-DP-14)."""
 
+MAX_ATTRIBUTES: Final = 128
+"""Attributes that an event may have when it is taken from a sender, or read from a structured
+document: as headers, with those of a connection, servers take so many and hardly more."""
+
 REQUIRED: Final = ("specversion", "id", "source", "type")
 
 CORE: Final = frozenset(
@@ -97,6 +101,13 @@ def problems_of(attributes: Attributes) -> list[str]:
     if content_type is not None and not _MEDIA_TYPE(content_type):
         problems.append(f"datacontenttype {content_type!r:.80} is not a media type")
     return problems
+
+
+def too_many() -> InvalidEvent:
+    """The refusal of an event with more than `MAX_ATTRIBUTES`."""
+    return InvalidEvent(
+        f"an event may have {MAX_ATTRIBUTES} attributes: put what is more into the data"
+    )
 
 
 def refusal(problems: Sequence[str]) -> InvalidEvent:

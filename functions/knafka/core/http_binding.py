@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote_to_bytes
 from knafka.core import json_format
 from knafka.core.errors import InvalidEvent, UnsupportedContentMode
 from knafka.core.event import (
+    MAX_ATTRIBUTES,
     URIS,
     Attributes,
     Event,
@@ -25,6 +26,7 @@ from knafka.core.event import (
     is_uri_reference,
     problems_of,
     refusal,
+    too_many,
 )
 from knafka.core.kafka_binding import (
     CONTENT_TYPE,
@@ -85,6 +87,7 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
     source, time = found.get("ce_source"), found.get("ce_time")
     if (
         is_single
+        and len(found) < MAX_ATTRIBUTES
         and _NOT_AN_ATTRIBUTE not in found
         and found.get("ce_specversion") in (b"1.0", b"0.3")
         and found.get("ce_id")
@@ -288,6 +291,8 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
         raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     if content_type:
         attributes["datacontenttype"] = content_type
+    if len(attributes) > MAX_ATTRIBUTES:
+        raise too_many()
     if problems := problems + problems_of(attributes):
         raise refusal(problems)
     return to_record(Event(attributes, body or None), beside)

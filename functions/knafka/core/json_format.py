@@ -15,10 +15,19 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from knafka.core.errors import InvalidEvent
-from knafka.core.event import CORE, Attributes, Event, problems_of, refusal
+from knafka.core.event import (
+    CORE,
+    MAX_ATTRIBUTES,
+    Attributes,
+    Event,
+    problems_of,
+    refusal,
+    too_many,
+)
 
 MEDIA_TYPE: Final = "application/cloudevents+json"
 
+_DATA = ("data", "data_base64")
 _PUNCTUATION = re.compile(r"[ \t\n\r]*([{}:,])[ \t\n\r]*").match
 
 
@@ -31,6 +40,8 @@ def _no_constant(name: str) -> NoReturn:
 
 
 _SCAN = json.JSONDecoder(parse_int=_Integer).raw_decode
+_SKIP = json.JSONDecoder(parse_int=len).raw_decode
+"""The same for a list or an object, whose value nobody needs: a megabyte has 500,000 integers."""
 _CHECK = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_no_constant).decode
 
 
@@ -45,7 +56,8 @@ def read(document: bytes) -> Event:
 
     Integers and booleans become canonical strings, null is unset, and data without a
     datacontenttype are `application/json` (CE-H9). A member given twice is refused, since readers
-    differ in which one they believe.
+    differ in which one they believe; so are more than `MAX_ATTRIBUTES`, at once, as every sender
+    waits while one event is read.
     """
     members: dict[str, tuple[object, str]] = {}
     try:
@@ -53,6 +65,8 @@ def read(document: bytes) -> Event:
             if name in members:
                 raise ValueError(f"the member {name!r:.80} is given more than once")
             members[name] = (value, source)
+            if len(members) > MAX_ATTRIBUTES + len(_DATA):
+                raise too_many()
     except RecursionError:
         raise InvalidEvent("the structured event is nested too deep") from None
     except ValueError as error:
@@ -61,11 +75,13 @@ def read(document: bytes) -> Event:
     attributes: dict[str, str] = {}
     problems: list[str] = []
     for name, (value, _) in members.items():
-        if name not in ("data", "data_base64") and value is not None:
+        if name not in _DATA and value is not None:
             if (text := _canonical(name, value)) is None:
                 problems.append(f"the attribute {name!r:.80} is of a JSON type it can't have")
             else:
                 attributes[name] = text
+    if len(attributes) > MAX_ATTRIBUTES:
+        raise too_many()
     try:
         data = _data_of(members, attributes)
     except ValueError as error:
@@ -100,7 +116,7 @@ def _members(text: str) -> Iterator[tuple[str, object, str]]:
         if type(name) is not str:
             raise ValueError(f"a member without a name before character {at}")
         _, start = _punctuation(text, at, ":")
-        value, at = _SCAN(text, start)
+        value, at = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
         yield name, value, text[start:at]
         mark, at = _punctuation(text, at, ",}")
     if at != len(text):

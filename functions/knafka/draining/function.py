@@ -1,7 +1,8 @@
 """A function that drains: `POST /drain` under ASGI (FN-2, FN-4, design: the drain).
 
 A request begins the drain or has it go on, and streams its progress as JSON lines; the drain itself
-outlives it (`lease`). There is one drain and one request at a time; a second one is answered 409.
+outlives it (`lease`). There is one drain and one request at a time; a second one is answered 409,
+unless it alone says what it drains, as operators do: then the first is over.
 What is drained, its `Side` says: a dispatcher's, or a Sensor's.
 """
 
@@ -65,6 +66,10 @@ class Side(Protocol):
         """Why it is for another process; empty: it isn't."""
         ...
 
+    def refused(self) -> None:
+        """A request for another process came."""
+        ...
+
     async def stream(
         self, request: DrainRequest, caller: asyncio.Task[bool], send: Send
     ) -> None: ...
@@ -101,6 +106,8 @@ class DrainingFunction:
         """None before `start`."""
         self._stop_timeout: float
         self._ending = False
+        self._makes_way: tuple[asyncio.Task[bool], asyncio.Event] | None = None
+        """Of a request under way that doesn't say what it drains: its caller, and its end."""
         self._tracing: Tracing | None = None
         self.statistics: ClientStatistics
         """Of its clients of Kafka, from `start` on."""
@@ -191,10 +198,15 @@ class DrainingFunction:
         side = self._side
         assert side is not None
         if refusal := side.refusal(request):
+            side.refused()
             await answer(send, 412, f"{refusal}\n".encode())
             return
         # Where nobody waits for it to be ready before asking, it has only just been started.
         await side.wait_until_ready(READY_PATIENCE)
+        if self._makes_way is not None and request.may_stop:
+            caller, over = self._makes_way
+            caller.cancel()
+            await over.wait()
         if side.is_attached:
             await answer(send, 409, b"a drain is under way here\n")
         elif self._ending:
@@ -202,12 +214,15 @@ class DrainingFunction:
         elif side.problem:
             await answer(send, 503, f"{side.problem}\n".encode())
         else:
-            caller = asyncio.create_task(_caller(receive, rest))
+            caller, over = asyncio.create_task(_caller(receive, rest)), asyncio.Event()
+            self._makes_way = None if request.may_stop else (caller, over)
             try:
                 await side.stream(request, caller, send)
             finally:
                 caller.cancel()
+                self._makes_way = None
                 side.detach()
+                over.set()
 
 
 async def _request(receive: Receive) -> tuple[DrainRequest, bytes] | None:

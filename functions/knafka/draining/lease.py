@@ -1,6 +1,7 @@
 """The lease: a dispatcher's drain, for as long as somebody asks for it or there is work.
 
     no drain --attach, or at start--> draining --idle, stop, failed--> no drain
+    begun at start and stopped, nobody asks for AGAIN_AT_START --> draining
     draining, nobody attached for RENEWAL_PATIENCE --> asks its own Service for the next request
 
 What a request needs of the drain is here; the drain goes on between requests. That nobody asks
@@ -34,6 +35,9 @@ RENEWAL_BUDGET: Final = 15.0
 for its own at most."""
 ASK_AGAIN: Final = 3.0
 """Seconds after such a request that failed."""
+AGAIN_AT_START: Final = 300.0
+"""Seconds after which a drain that was begun at the start and was then stopped begins again. Whom
+the operator has no more need of is gone by then; one that is kept has been asked again."""
 HANDOVER: Final = 30.0
 """Seconds without renewal after partitions went to a new member: somebody asked for that one."""
 
@@ -161,6 +165,7 @@ class Lease(Generic[P]):
             self._restart_later()
         else:
             self._restarts = 0
+            self._begin_again_later()
 
     def _restart_later(self) -> None:
         """A drain that failed begins anew unless somebody is told, who will see to that."""
@@ -169,6 +174,17 @@ class Lease(Generic[P]):
         seconds = restart_after(self._restarts)
         self._restarts += 1
         self._timer = self._loop.call_later(seconds, self._restart)
+
+    def _begin_again_later(self) -> None:
+        if self._at_start and not self._ending:
+            self._timer = self._loop.call_later(AGAIN_AT_START, self._restart)
+
+    def refused(self) -> None:
+        """Something else was asked for, which this process doesn't drain. While that is so, what it
+        drained is replaced by it: a drain that was stopped isn't begun again."""
+        if self._running is None and self._timer is not None and self._at_start:
+            self._cancel_timer()
+            self._begin_again_later()
 
     def _restart(self) -> None:
         self._timer = None

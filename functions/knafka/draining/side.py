@@ -24,6 +24,9 @@ class LeasedSide:
 
     async def wait_until_ready(self, timeout: float) -> None: ...
 
+    def refused(self) -> None:
+        self._lease.refused()
+
     def start(self, *, drain: bool) -> None:
         if drain:
             self._lease.drain_from_start()

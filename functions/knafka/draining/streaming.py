@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from knafka.core import drain as contract
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.draining.lease import Lease, Leased
 from knafka.serving import Send
+
+SUPERSEDED: Final = "the drain goes on for somebody who says what is drained"
+NOT_STOPPED: Final = (
+    "the drain goes on: a stop needs the digest of what is drained, as egress, shard or sensor"
+)
 
 P = TypeVar("P", bound=DrainProgress | ShardProgress)
 
@@ -24,10 +29,11 @@ async def stream(
     news: asyncio.Event | None = None,
 ) -> None:
     """Tell the drain's progress until it ends, the budget is spent, or the caller goes: each
-    second, and at once when there are `news`."""
+    second, and at once when there are `news`. A cancelled `caller` makes way for another one."""
     loop = asyncio.get_running_loop()
     drain, running = await lease.attach(request)
     over_at = loop.time() + request.budget
+    error = None
     await start(send, 200, b"application/x-ndjson")
     while not running.done() and (left := over_at - loop.time()) > 0:
         if news is not None:
@@ -35,12 +41,19 @@ async def stream(
         await _line(send, line_of(drain.progress()))
         waiting: set[asyncio.Task[Any]] = {running} if caller.done() else {running, caller}
         await _wait(waiting, news, min(left, contract.PROGRESS_INTERVAL))
+        if caller.cancelled():
+            error = SUPERSEDED
+            break
         if caller.done() and not caller.result():
             return
+        if caller.done() and not request.may_stop:
+            error = NOT_STOPPED
+            break
         if caller.done():
             drain.stop()
             over_at = math.inf
-    last = await _end_of(running, drain) if running.done() else drain.progress(Ended.BUDGET)
+    over = running.done()
+    last = await _end_of(running, drain) if over else drain.progress(Ended.BUDGET, error)
     await _line(send, line_of(last))
     await send({"type": "http.response.body", "body": b""})
 

@@ -55,6 +55,11 @@ NOT_ALLOWED: Final = Answer(
 HEADERS_TOO_LARGE: Final = Answer(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request's headers are too large"
 )
+TOO_MANY_HEADERS: Final = Answer(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    "the request has too many headers: an event has at most 128 attributes, and all headers "
+    "together are at most 256",
+)
 NO_HOST: Final = Answer(HTTPStatus.BAD_REQUEST, "want one Host header")
 NOT_IMPLEMENTED: Final = Answer(
     HTTPStatus.NOT_IMPLEMENTED, "the only transfer encoding that is understood is chunked"
@@ -70,7 +75,10 @@ CROWDED: Final = Answer(
     headers=((b"retry-after", b"5"),),
 )
 MALFORMED: Final = Answer(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1")
-TIMED_OUT: Final = Answer(HTTPStatus.REQUEST_TIMEOUT, "the rest of the request did not arrive")
+TIMED_OUT: Final = Answer(
+    HTTPStatus.REQUEST_TIMEOUT,
+    "the rest of the request did not arrive, or too slowly: send it again",
+)
 UNAVAILABLE: Final = Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,
     "Kafka did not take the event: send it again",
@@ -84,7 +92,7 @@ AWAY: Final = Answer(
 """At once, where the event would wait in vain."""
 BUSY: Final = Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,
-    "too many events wait for Kafka: send this one again",
+    "too many events wait for Kafka or are being received: send this one again",
     headers=((b"retry-after", b"1"),),
 )
 

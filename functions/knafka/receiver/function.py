@@ -34,6 +34,7 @@ from knafka.receiver.ingest import (
     IngestHandler,
     Limits,
     header_bytes,
+    leaves_room,
 )
 from knafka.receiver.tracing import IngestTracing
 from knafka.serving import Receive, Scope, Send
@@ -234,6 +235,8 @@ class Receiver:
         limits, shared = self.ingest.limits, self._connections
         if header_bytes(headers) > limits.header_bytes:
             return answers.HEADERS_TOO_LARGE
+        if len(headers) > limits.headers:
+            return answers.TOO_MANY_HEADERS
         limit, refusal = self.ingest.body_limit(address)
         for name, value in headers:
             if name == b"content-length" and value.isdigit():
@@ -254,7 +257,7 @@ class Receiver:
                 more = part.get("more_body", False)
                 if size > limit:
                     return refusal
-                if shared.receiving_bytes > limits.in_flight_bytes:
+                if not leaves_room(size, shared.receiving_bytes, limits.in_flight_bytes):
                     return answers.BUSY
         finally:
             shared.receiving_bytes -= size

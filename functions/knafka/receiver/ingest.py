@@ -49,8 +49,9 @@ LIVENESS: Final = frozenset(path.encode() for path in serving.LIVENESS)
 READINESS: Final = frozenset(path.encode() for path in serving.READINESS)
 METRICS: Final = b"/metrics"
 CONTRACT: Final = b"/contract"
-HEADER_OVERHEAD: Final = 64
-"""Bytes that a waiting record header takes beside its name and value: thousands are possible."""
+HEADER_OVERHEAD: Final = 128
+"""Bytes that a header takes beside its name and value, whether its request is being received or its
+record waits: a tuple and the heads of two strings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,12 @@ class Limits:
     in_flight: int = 10_000
     """Events that wait for Kafka; a second's worth at full speed is about this many."""
     in_flight_bytes: int = 64 * 1024 * 1024
-    """Bodies being received, and events that wait for Kafka, each."""
+    """Requests being received, and events that wait for Kafka, each: headers and bodies."""
     header_bytes: int = 64 * 1024
     """Header names and values of one request; common servers allow 8 to 64 KiB."""
+    headers: int = 256
+    """Headers of one request: the 100 that common servers allow, and an event's attributes beside
+    them (`core.event.MAX_ATTRIBUTES`)."""
     connections: int = 10_000
     """Each takes a file descriptor and some 10 KB."""
 
@@ -356,6 +360,16 @@ class IngestHandler:
                 topics.setdefault(topic, {})[partition] = count
             for topic, counts in sorted(topics.items()):
                 yield f"rdkafka#producer-{number}", topic, counts
+
+
+def leaves_room(held: int, together: int, limit: int) -> bool:
+    """Whether a request that is being received may hold `held` bytes of the `together` that all do.
+
+    It may have what it leaves to others: so however many are slow, one that is smaller than each
+    of them has room. A request that is larger than all others together has all that there is.
+    """
+    left = limit - together
+    return left >= 0 and (held <= left or 2 * held > together)
 
 
 def header_bytes(headers: HttpHeaders) -> int:

@@ -4,6 +4,8 @@ uvicorn runs it (`Config(http=...)`) and so keeps the sockets, the signals and t
 an event never passes through ASGI (docs/decisions/0005). One request is in memory at a time per
 connection unless the client pipelines; answers leave in order (`responses`).
 
+It is longer than other files as whatever a request does to a connection is to be seen in one place.
+
 Not here: HTTP/2, upgrades (a request that offers one is answered as if it hadn't), TLS (the
 mesh's or the ingress's), compressed requests, and those that outgrow `Limits` or arrive too slowly.
 """
@@ -22,7 +24,7 @@ from knafka.receiver import answers
 from knafka.receiver.address import ROOTS, address_of, path_of
 from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections
-from knafka.receiver.ingest import header_bytes
+from knafka.receiver.ingest import HEADER_OVERHEAD, header_bytes, leaves_room
 from knafka.receiver.responses import PIPELINED, ResponseQueue, Slot
 
 log = logging.getLogger(__name__)
@@ -33,10 +35,20 @@ REQUEST_TIMEOUT: Final = 30.0
 """Seconds that a started request may stand still before it is given up."""
 REQUEST_DEADLINE: Final = 120.0
 """Seconds that a request may take to arrive, however little of it comes at a time."""
+PROGRESS_BYTES: Final = 16 * 1024
+"""Bytes of which some must come in each `REQUEST_TIMEOUT`: 546 a second, as common servers want."""
+UNCOUNTED_HEAD: Final = 16 * 1024
+"""Bytes of a head that are parsed before its headers are counted: they are 4,096 at most."""
+BODY_PARTS: Final = 64
+"""Parts of a body that are kept as they came; more are put together, as each takes 40 bytes."""
 _NOTED: Final = frozenset({len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")})
 """How long the names are of headers that are looked at before the request is whole."""
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class _Refused(Exception):
+    """Raised in the parser's callback, to have it parse no more of a request that was refused."""
 
 
 class ReceiverProtocol(asyncio.Protocol):
@@ -63,6 +75,9 @@ class ReceiverProtocol(asyncio.Protocol):
         "_ingest",
         "_invited",
         "_limits",
+        "_marked_at",
+        "_marked_bytes",
+        "_most_headers",
         "_parser",
         "_received_bytes",
         "_responses",
@@ -75,6 +90,7 @@ class ReceiverProtocol(asyncio.Protocol):
         "_time",
         "_too_large",
         "_transport",
+        "_unfinished",
         "_url",
     )
 
@@ -89,6 +105,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._ingest = self._shared.ingest
         self._limits = self._ingest.limits
         self._header_limit = self._limits.header_bytes
+        self._most_headers = self._limits.headers
         self._server = server_state.connections
         self._time = self._shared.loop.time
         self._parser = httptools.HttpRequestParser(self)
@@ -119,6 +136,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._slots = self._responses.slots
         self._heard = self._idle_since = self._time()
         self._deadline = 0.0
+        self._marked_at, self._marked_bytes = self._heard, 0
         self._shared.open.add(self)
         self._server.add(self)  # type: ignore[arg-type]  # uvicorn names its own protocols only
         if self._shared.are_too_many:
@@ -144,32 +162,44 @@ class ReceiverProtocol(asyncio.Protocol):
         if self._closing:
             return
         self._heard = self._time()
-        if self._in_request or len(data) > self._header_limit:
+        if self._in_request or (len(data) > UNCOUNTED_HEAD and self._is_long(data)):
             self._receive_counting(data)
             return
         self._parse(data)
         if self._in_request:
-            self._deadline = self._heard + REQUEST_DEADLINE
+            self._time_request()
             self._count()
+
+    def _is_long(self, data: bytes) -> bool:
+        """Whether a read at a request's beginning is to be counted while it is parsed."""
+        return len(data) > self._header_limit or data.find(b"\r\n\r\n", 0, UNCOUNTED_HEAD) < 0
+
+    def _time_request(self) -> None:
+        """A request has begun that isn't whole yet."""
+        self._deadline = self._heard + REQUEST_DEADLINE
+        self._marked_at, self._marked_bytes = self._heard, 0
 
     def _receive_counting(self, data: bytes) -> None:
         """Read on in a request that isn't whole: what is held of it has its limits.
 
         One that comes whole, in a read below the limit of headers, is not counted: most are.
         """
+        if not self._in_request:
+            self._time_request()
         self._count()
         headers, counted = self._headers, self._header_bytes + self._body_bytes
         self._parse(data)
-        if self._headers is not headers:
-            self._deadline = self._heard + REQUEST_DEADLINE  # another one has begun
-        if (
-            self._in_request
-            and self._headers is headers
-            and self._header_bytes + self._body_bytes == counted
-        ):
-            # All of it went into a header, or a trailer, that the parser holds until it is whole.
-            self._count_header(len(data))
+        is_another = self._headers is not headers
+        if is_another:
+            self._time_request()
         if self._in_request:
+            taken = self._header_bytes + self._body_bytes - (0 if is_another else counted)
+            if not taken and not is_another:
+                # All of it went into a header, or a trailer, that the parser holds until then.
+                self._count_header(len(data))
+            else:
+                # The rest of it may have, or was an earlier request's.
+                self._unfinished = 0 if self._in_body else max(0, len(data) - taken)
             self._count()
         else:
             self._counting = self._careful = False
@@ -181,13 +211,39 @@ class ReceiverProtocol(asyncio.Protocol):
         if not self._counting:
             self._counting = self._careful = True
             self._header_bytes = len(self._url) + header_bytes(self._headers)
+            self._unfinished = 0
+        headers = self._headers
+        if len(headers) > self._most_headers:
+            self._refuse(answers.TOO_MANY_HEADERS)
+            return
+        if len(self._body) > BODY_PARTS:
+            self._join_parts()
+        held = self._body_bytes + self._header_bytes + self._unfinished
+        held += HEADER_OVERHEAD * len(headers)
         shared = self._shared
-        shared.receiving_bytes += self._body_bytes - self._received_bytes
-        self._received_bytes = self._body_bytes
-        if shared.receiving_bytes > self._limits.in_flight_bytes:
-            self._refuse(answers.BUSY)
-        elif self._in_body and not self._invited:
+        together = shared.receiving_bytes = shared.receiving_bytes + held - self._received_bytes
+        self._received_bytes = held
+        if held - self._marked_bytes >= PROGRESS_BYTES:
+            self._marked_at, self._marked_bytes = self._heard, held
+        if held > self._limits.in_flight_bytes - together and not self._has_room():
+            shared.make_room()
+            if not self._has_room():
+                self._refuse(answers.BUSY)
+                return
+        if self._in_body and not self._invited:
             self._invite()
+
+    def _has_room(self) -> bool:
+        together = self._shared.receiving_bytes
+        return leaves_room(self._received_bytes, together, self._limits.in_flight_bytes)
+
+    def _join_parts(self) -> None:
+        """Keep a body that comes in tiny chunks as one piece, which grows."""
+        first, second, *rest = self._body
+        whole = second if isinstance(second, bytearray) else bytearray(first + second)
+        whole += b"".join(rest)
+        # Two, so that they are joined into bytes in the end.
+        self._body = [b"", whole]  # type: ignore[list-item]
 
     def _invite(self) -> None:
         """The head is whole and the body isn't: whether the rest of it may come."""
@@ -211,7 +267,9 @@ class ReceiverProtocol(asyncio.Protocol):
                 break
             except httptools.HttpParserUpgrade as upgrade:
                 data = self._without_upgrade(data[upgrade.args[0] :])
-            except httptools.HttpParserCallbackError:
+            except httptools.HttpParserCallbackError as error:
+                if isinstance(error.__context__, _Refused):
+                    break
                 log.exception("a request broke the receiver")
                 self._closing = self._responses.ends = True
                 self._transport.abort()
@@ -233,10 +291,11 @@ class ReceiverProtocol(asyncio.Protocol):
             self._url,
             self._parser.get_http_version().encode(),
         )
-        for name, value in self._headers:
-            if name.lower() != b"upgrade":
-                head += b"%b: %b\r\n" % (name, value)
+        head += b"".join(
+            [b"%b: %b\r\n" % each for each in self._headers if each[0].lower() != b"upgrade"]
+        )
         self._parser = httptools.HttpRequestParser(self)
+        self._forget_body()
         self._begin()
         return head + b"\r\n" + rest
 
@@ -277,7 +336,11 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._careful:
-            self._count_header(header_bytes([(name, value)]))
+            self._count_header(len(name) + len(value) + 4)
+            if len(self._headers) >= self._most_headers and not self._closing:
+                self._refuse(answers.TOO_MANY_HEADERS)
+            if self._closing:
+                raise _Refused
             if self._in_body:
                 return  # a trailer: it may not say what a header would have (RFC 9110, 6.5.1)
         self._headers.append((name, value))
@@ -305,6 +368,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._in_body = self._careful = True
         if self._url != self._routed_url:
             self._find_route(self._url)
+        if len(self._headers) > self._most_headers:
+            self._flaw = answers.TOO_MANY_HEADERS
         if self._hosts != 1 and (self._hosts or self._parser.get_http_version() == "1.1"):
             self._flaw = answers.NO_HOST
         if self._flaw is not None:
@@ -372,11 +437,19 @@ class ReceiverProtocol(asyncio.Protocol):
         self._forget_body()
         self._closing = self._responses.ends = True
         self._in_request = True  # the rest of it is still to come
+        self._headers = []
         slot = Slot(self._responses, self._parser.get_method() == b"HEAD", True, is_cut=True)
         # Before the head is whole, the address is still the last request's.
         slot.answer = self._ingest.refuse(self._address if self._in_body else b"", answer)
         self._slots.append(slot)
         self._responses.flush()
+
+    @property
+    def slow_since(self) -> float | None:
+        return self._marked_at if self._in_request and not self._closing else None
+
+    def make_way(self) -> None:
+        self._refuse(answers.BUSY)
 
     def expire(self, now: float) -> None:
         """Close a connection that has been silent for too long; called every few seconds."""
@@ -386,7 +459,8 @@ class ReceiverProtocol(asyncio.Protocol):
             if silent > REQUEST_TIMEOUT:
                 self._transport.abort()
         elif self._in_request:
-            if silent > REQUEST_TIMEOUT or now > self._deadline:
+            slow = max(silent, now - self._marked_at)
+            if slow > REQUEST_TIMEOUT or now > self._deadline:
                 self._refuse(answers.TIMED_OUT)
         elif not self._slots and now - self._idle_since > IDLE_TIMEOUT:
             self._transport.close()

@@ -46,8 +46,12 @@ _TYPES: Final[Mapping[str, type]] = {
 _NAMES: Final[Mapping[type, str]] = {list: "a list of objects", dict: "an object", str: "a string"}
 _RESOURCES: Final = ("requests", "limits")
 
-DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {"requests": {"cpu": "25m", "memory": "64Mi"}}
-"""What a function takes while it does nothing; without a limit, a burst takes what is free."""
+DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {
+    "requests": {"cpu": "25m", "memory": "64Mi"},
+    "limits": {"memory": "1Gi"},
+}
+"""What a function takes while it does nothing, and memory that it has no use for even in a burst:
+beyond that it would be taken from neighbours of its node. A burst takes what CPU is free."""
 DEFAULT_SHARD_RESOURCES: Final[Mapping[str, Any]] = {
     "requests": {"cpu": "100m", "memory": "192Mi"},
     "limits": {"memory": "1Gi"},

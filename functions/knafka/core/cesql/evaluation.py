@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
+from knafka.core.cesql.effort import FREE_LENGTH, spend
+from knafka.core.cesql.errors import Failed
 from knafka.core.cesql.functions import ARITHMETIC, COMPARISONS, negate, resolve
 from knafka.core.cesql.patterns import compile_pattern
 from knafka.core.cesql.syntax import Attribute, Call, Chain, Exists, Literal, Node, Step, Unary
-from knafka.core.cesql.values import CASTS, Failed, Value, as_boolean, as_integer, as_string
+from knafka.core.cesql.values import CASTS, Value, as_boolean, as_integer, as_string
 
 Attributes: TypeAlias = Mapping[str, Value]
 Evaluate: TypeAlias = Callable[[Attributes], Value]
@@ -192,6 +194,8 @@ def _equality(right: Node, *, equal: bool) -> Apply:
 
     def apply(value: Value, attributes: Attributes) -> bool:
         wanted = evaluate(attributes)
+        if type(wanted) is str and len(wanted) > FREE_LENGTH:
+            spend(len(wanted))
         return (CASTS[type(wanted)](value) == wanted) is equal
 
     return apply
@@ -209,8 +213,15 @@ def _numeric(operate: Callable[[int, int], Value], right: Node) -> Apply:
 
 def _like(pattern: Node, *, expected: bool) -> Apply:
     assert isinstance(pattern, Literal), "the parser takes nothing else"
-    matches = compile_pattern(as_string(pattern.value))
-    return lambda value, _: matches(as_string(value)) is expected
+    matches, steps = compile_pattern(as_string(pattern.value))
+
+    def apply(value: Value, attributes: Attributes) -> bool:
+        text = as_string(value)
+        if len(text) * steps > FREE_LENGTH:
+            spend(len(text) * steps)
+        return matches(text) is expected
+
+    return apply
 
 
 def _membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
@@ -222,7 +233,10 @@ def _membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
 
     def apply(value: Value, attributes: Attributes) -> bool:
         convert = CASTS[type(value)]
+        length = len(value) if isinstance(value, str) else 0
         for evaluate in evaluates:
+            if length > FREE_LENGTH:
+                spend(length)
             if convert(evaluate(attributes)) == value:
                 return expected
         return not expected

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
+from knafka.core.cesql.effort import SPENT, forget_spent
+from knafka.core.cesql.errors import ErrorKind, EvaluationError, Failed
 from knafka.core.cesql.evaluation import Evaluate, compile_node, compile_test, type_of
 from knafka.core.cesql.parser import parse
 from knafka.core.cesql.syntax import Chain, Node
-from knafka.core.cesql.values import ZERO, ErrorKind, EvaluationError, Failed, Value
+from knafka.core.cesql.values import ZERO, Value
 
 Attributes: TypeAlias = Mapping[str, Value]
 
@@ -38,6 +40,8 @@ class Expression:
 
     def evaluate(self, attributes: Mapping[str, Value]) -> Evaluation:
         """The value of the expression, and the first error if there is one."""
+        if SPENT:
+            forget_spent()
         try:
             return Evaluation(self._evaluate(attributes))
         except Failed as failure:
@@ -56,6 +60,8 @@ class Expression:
         evaluate = self._evaluate
 
         def matches(attributes: Attributes) -> bool:
+            if SPENT:
+                forget_spent()
             try:
                 return evaluate(attributes) is True
             except Failed as failure:
@@ -74,6 +80,8 @@ class Expression:
         All of them, as if AND were not short-circuit; empty if and only if the event matches.
         """
         objections = []
+        if SPENT:
+            forget_spent()
         for source, evaluate in self._clauses():
             try:
                 if evaluate(attributes) is not True:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from knafka.core.cesql.effort import FREE_LENGTH, spend
+from knafka.core.cesql.errors import Exhausted, Failed
 from knafka.core.cesql.values import (
     INTEGER_MAX,
     INTEGER_MIN,
-    Failed,
     Value,
     as_boolean,
     as_integer,
@@ -102,16 +103,29 @@ def _absolute(x: int) -> int:
     return abs(x)
 
 
+def _read(text: str) -> str:
+    if len(text) > FREE_LENGTH:
+        spend(len(text))
+    return text
+
+
+def _join(glue: str, texts: Sequence[str]) -> str:
+    length = sum(map(len, texts)) + len(glue) * len(texts)
+    if length > FREE_LENGTH:
+        spend(length)
+    return glue.join(texts)
+
+
 def _left(text: str, length: int) -> str:
     if length < 0:
         raise Failed("functionEvaluation", f"LEFT takes no negative length: {length}", text)
-    return text[:length]
+    return _read(text)[:length]
 
 
 def _right(text: str, length: int) -> str:
     if length < 0:
         raise Failed("functionEvaluation", f"RIGHT takes no negative length: {length}", text)
-    return text[max(len(text) - length, 0) :]
+    return _read(text)[max(len(text) - length, 0) :]
 
 
 def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
@@ -123,13 +137,15 @@ def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
     if position == 0:
         return ""
     start = position - 1 if position > 0 else len(text) + position
-    return text[start : start + length]
+    return _read(text)[start : start + length]
 
 
 def _casts(cast: Cast) -> Callable[[Value], bool]:
     def check(value: Value) -> bool:
         try:
             cast(value)
+        except Exhausted:
+            raise
         except Failed:
             return False
         return True
@@ -143,13 +159,13 @@ def _same(value: Value) -> Value:
 
 _BUILT_IN: Final[dict[str, tuple[Function, ...]]] = {
     "LENGTH": (Function(len, (as_string,), int),),
-    "CONCAT": (Function(lambda *texts: "".join(texts), (), str, rest=as_string),),
+    "CONCAT": (Function(lambda *texts: _join("", texts), (), str, rest=as_string),),
     "CONCAT_WS": (
-        Function(lambda glue, *texts: glue.join(texts), (as_string,), str, rest=as_string),
+        Function(lambda glue, *texts: _join(glue, texts), (as_string,), str, rest=as_string),
     ),
-    "LOWER": (Function(str.lower, (as_string,), str),),
-    "UPPER": (Function(str.upper, (as_string,), str),),
-    "TRIM": (Function(lambda text: text.strip(_WHITESPACE), (as_string,), str),),
+    "LOWER": (Function(lambda text: _read(text).lower(), (as_string,), str),),
+    "UPPER": (Function(lambda text: _read(text).upper(), (as_string,), str),),
+    "TRIM": (Function(lambda text: _read(text).strip(_WHITESPACE), (as_string,), str),),
     "LEFT": (Function(_left, (as_string, as_integer), str),),
     "RIGHT": (Function(_right, (as_string, as_integer), str),),
     "SUBSTRING": (

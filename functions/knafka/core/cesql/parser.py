@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import Final, NoReturn
 
+from knafka.core.cesql.errors import Failed
 from knafka.core.cesql.lexer import Token, tokenize
 from knafka.core.cesql.syntax import Attribute, Call, Chain, Exists, Literal, Node, Step, Unary
-from knafka.core.cesql.values import Failed, as_integer
+from knafka.core.cesql.values import as_integer
 from knafka.core.errors import InvalidExpression
 
 MAX_DEPTH: Final = 64

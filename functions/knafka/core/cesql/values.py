@@ -1,4 +1,4 @@
-"""The three types of CESQL, the casts between them, and what an evaluation error is (§3.1, §3.7).
+"""The three types of CESQL and the casts between them (§3.1, §3.7).
 
 It refuses to guess: a string casts to an Integer or a Boolean only in the forms that the spec
 names.
@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
+
+from knafka.core.cesql.effort import FREE_LENGTH, spend
+from knafka.core.cesql.errors import Failed
 
 Value: TypeAlias = str | int | bool
 """A String, an Integer (32 bits, signed) or a Boolean; exactly these types, no subclasses."""
-
-ErrorKind: TypeAlias = Literal[
-    "math", "cast", "missingAttribute", "missingFunction", "functionEvaluation", "generic"
-]
-"""The error types of §3.3, named as its conformance suite names them."""
 
 INTEGER_MIN: Final = -(2**31)
 INTEGER_MAX: Final = 2**31 - 1
@@ -32,29 +29,6 @@ _integer = re.compile(r"([+-]?)0*+([0-9]{1,10})").fullmatch
 _zero = re.compile(r"[+-]?0++").fullmatch
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationError:
-    """Why an evaluation failed; `message` is one sentence fit for a person."""
-
-    kind: ErrorKind
-    message: str
-
-
-class Failed(Exception):
-    """Ends an evaluation; it never leaves this package.
-
-    `value` is what the operation returns beside its error, where the spec names one that is not
-    the zero value. It counts only if `origin`, the syntax node that failed, is the whole
-    expression: every operator around it returns its own type's zero value.
-    """
-
-    def __init__(self, kind: ErrorKind, message: str, value: Value | None = None) -> None:
-        super().__init__(message)
-        self.error = EvaluationError(kind, message)
-        self.value = value
-        self.origin: object = None
-
-
 def as_string(value: Value) -> str:
     if isinstance(value, str):
         return value
@@ -67,6 +41,8 @@ def as_integer(value: Value) -> int:
     """Raises `Failed` (cast) for a string that isn't a decimal 32-bit integer."""
     if not isinstance(value, str):
         return int(value)
+    if len(value) > FREE_LENGTH:
+        spend(len(value))
     if parts := _integer(value):
         # Not int(value): it refuses thousands of leading zeros.
         number = int(parts[1] + parts[2])
@@ -81,7 +57,7 @@ def as_boolean(value: Value) -> bool:
     """Raises `Failed` (cast) for a string other than true and false, in any case."""
     if not isinstance(value, str):
         return bool(value)
-    match value.lower():
+    match value.lower() if len(value) <= len("false") else "":
         case "true":
             return True
         case "false":

@@ -104,6 +104,9 @@ class ServedShard:
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
         await stream(self._lease, request, caller, send, changes(), self._news)
 
+    def refused(self) -> None:
+        self._lease.refused()
+
     def detach(self) -> None:
         self._lease.detach()
 

@@ -1,0 +1,44 @@
+"""Why an evaluation failed, and how it ends (§3.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from knafka.core.cesql.values import Value
+
+ErrorKind: TypeAlias = Literal[
+    "math", "cast", "missingAttribute", "missingFunction", "functionEvaluation", "generic"
+]
+"""The error types of §3.3, named as its conformance suite names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationError:
+    """Why an evaluation failed; `message` is one sentence fit for a person."""
+
+    kind: ErrorKind
+    message: str
+
+
+class Failed(Exception):
+    """Ends an evaluation; it never leaves this package.
+
+    `value` is what the operation returns beside its error, where the spec names one that is not
+    the zero value. It counts only if `origin`, the syntax node that failed, is the whole
+    expression: every operator around it returns its own type's zero value.
+    """
+
+    def __init__(self, kind: ErrorKind, message: str, value: Value | None = None) -> None:
+        super().__init__(message)
+        self.error = EvaluationError(kind, message)
+        self.value = value
+        self.origin: object = None
+
+
+class Exhausted(Failed):
+    """The evaluation has read and made more than it may (`effort`): no function may catch it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("generic", message)
