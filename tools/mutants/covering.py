@@ -82,7 +82,7 @@ def collect(tree: Path, folder: Path, environment: Mapping[str, str]) -> None:
     settings, passed = folder / "settings.ini", folder / "passed"
     sources = "".join(f"    {package}\n" for package in PACKAGES)
     settings.write_text(
-        f"[run]\nsource_pkgs =\n{sources}data_file = {folder / 'coverage'}\n", encoding="utf-8"
+        f"[run]\nsource_pkgs =\n{sources}data_file = {folder / 'lines'}\n", encoding="utf-8"
     )
     passed.unlink(missing_ok=True)
     (folder / "lines").unlink(missing_ok=True)
