@@ -220,3 +220,16 @@ async def test_a_reader_that_cannot_leave_takes_the_workers_down_with_it() -> No
     with pytest.raises(LogError):
         await world.run(stop_after=2)
     assert world.subscriber.under_way == 0
+
+
+async def test_a_stopped_drain_ends_with_its_attempts_and_not_with_the_time_they_have() -> None:
+    async def answer(request: Request) -> Response:
+        await asyncio.sleep(1.0)
+        return response()
+
+    world = World(answer)
+    world.send("1")
+    began = asyncio.get_running_loop().time()
+    await world.run(stop_after=0.5)
+    assert asyncio.get_running_loop().time() - began < 2.0
+    assert world.committed == {0: 1}

@@ -79,13 +79,13 @@ def collect(tree: Path, folder: Path, environment: Mapping[str, str]) -> None:
 
     Tests may fail: those kill no mutants. Raises `RuntimeError` if none passed.
     """
-    settings, passed = folder / "coverage.ini", folder / "passed"
+    settings, passed = folder / "settings.ini", folder / "passed"
     sources = "".join(f"    {package}\n" for package in PACKAGES)
     settings.write_text(
-        f"[run]\nsource_pkgs =\n{sources}data_file = {folder / 'coverage'}\n", encoding="utf-8"
+        f"[run]\nsource_pkgs =\n{sources}data_file = {folder / 'lines'}\n", encoding="utf-8"
     )
     passed.unlink(missing_ok=True)
-    (folder / "coverage").unlink(missing_ok=True)
+    (folder / "lines").unlink(missing_ok=True)
     # Python's own way of counting lines (sys.monitoring) has no contexts.
     environment = {**environment, PASSED: str(passed), "COVERAGE_CORE": "ctrace"}
     for tests, marks in ((PURE, f"not slow and {NOT_REAL}"), (SPARK, f"slow and {NOT_REAL}")):
@@ -106,7 +106,7 @@ def read(folder: Path, tree: Path) -> Coverage:
     for line in (folder / "passed").read_text(encoding="utf-8").splitlines():
         test, took = json.loads(line)
         seconds[test] = took
-    data = coverage.CoverageData(str(folder / "coverage"))
+    data = coverage.CoverageData(str(folder / "lines"))
     data.read()
     tests_of: dict[str, dict[int, list[str]]] = {}
     for measured in data.measured_files():
