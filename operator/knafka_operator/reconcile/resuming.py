@@ -261,8 +261,7 @@ def serves_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | Non
 
 
 def _environment(template: Document) -> Mapping[str, str]:
-    container = template["spec"]["containers"][0]
-    return {each["name"]: each.get("value", "") for each in container["env"]}
+    return services.environment_of(template["spec"]["containers"][0])
 
 
 def _mounted(template: Document) -> tuple[str, str] | None:
