@@ -5,7 +5,8 @@
     KafkaChannel, ConfigMap of all channels -> its Secret; with that, its ConfigMap
 
 Credentials belong to their servers: a Secret that one ConfigMap names is never sent to the servers
-that another one names.
+that another one names. And to their namespace: a Broker gets by those of its own, or by the ones
+that the installation's own ConfigMap names. Everything else is refused before anything is read.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Configuration:
     config: ConfigMap
     secret: Identity | None
     """The Secret for its servers; None: it names none."""
+    is_installations: bool = False
+    """Whether the installation's own ConfigMap is what names that Secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,25 @@ class Mount:
     """The one that an administrator or the user has made: a copy says the same."""
     projected: services.Manifest | None = None
     """The copy beside the Broker that has to be made."""
+
+
+def check_reference(
+    reference: tuple[str, str] | None, broker: Broker, installation: Identity
+) -> None:
+    """Refuse a ConfigMap of the operator's namespace that isn't the installation's for Brokers:
+    what lies there, such as that of all channels, isn't for users to choose from.
+
+    Raises `NotReady`; to be asked before the ConfigMap is read.
+    """
+    if reference in (None, installation) or broker.metadata.namespace == installation.namespace:
+        return
+    assert reference is not None
+    if reference[0] == installation.namespace:
+        raise NotReady(
+            "ConfigMapNotAllowed",
+            f"ConfigMap {reference[0]}/{reference[1]} is not for Brokers: in spec.config name "
+            f"{installation}, or one of the Broker's own namespace",
+        )
 
 
 def configuration(
@@ -77,25 +99,38 @@ def configuration(
     # Who names servers says with what Secret: another's credentials never go there.
     names_servers = own is not None and desired.BOOTSTRAP_SERVERS in own.data
     names_secret = own is not None and desired.SECRET in own.data
-    secret = desired.secret_reference(own if names_servers or names_secret else base)
+    is_own = (names_servers or names_secret) and reference != default
+    secret = desired.secret_reference(own if is_own else base)
     return Configuration(
-        merged.model_copy(update={"data": data}), None if secret is None else Identity(*secret)
+        merged.model_copy(update={"data": data}),
+        None if secret is None else Identity(*secret),
+        not is_own,
     )
 
 
-def mount(broker: Broker, secret: Mapping[str, Any], settings: Settings) -> Mount:
-    """How the Broker's pods get this Secret; raises `NotReady` if they may not."""
+def check_secret(configured: Configuration, broker: Broker, settings: Settings) -> None:
+    """Refuse a Secret that the Broker's pods may not have; raises `NotReady`.
+
+    To be asked before the Secret is read: what is refused is sent to no server either.
+    """
+    secret = configured.secret
+    if secret is None or secret.namespace == broker.metadata.namespace:
+        return
+    if not (settings.project_secrets and configured.is_installations):
+        raise NotReady(
+            "SecretNotProjected",
+            f"Secret {secret} is in another namespace: name a ConfigMap and Secret of the "
+            "Broker's own in spec.config, or have the operator copy the one that "
+            f"{settings.namespace}/{settings.config} names, with KNAFKA_PROJECT_SECRETS=true",
+        )
+
+
+def mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
+    """How the Broker's pods get this Secret, which `check_secret` has let pass."""
     metadata = secret["metadata"]
     version, of = str(metadata.get("resourceVersion", "")), Identity.of(secret)
     if metadata["namespace"] == broker.metadata.namespace:
         return Mount(str(metadata["name"]), version, of)
-    if not settings.project_secrets or metadata["namespace"] != settings.namespace:
-        raise NotReady(
-            "SecretNotProjected",
-            f"Secret {metadata['namespace']}/{metadata['name']} is in another namespace: name "
-            "a ConfigMap and Secret of the Broker's own in spec.config, or have the operator "
-            "copy its own with KNAFKA_PROJECT_SECRETS=true",
-        )
     copy = _projected(broker, secret.get("data") or {})
     return Mount(copy["metadata"]["name"], version, of, copy)
 

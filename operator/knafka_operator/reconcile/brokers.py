@@ -229,8 +229,10 @@ class Brokers:
         """The Broker's Kafka, by its ConfigMap over the installation's; raises `EXPECTED`."""
         base = await self._config_map(*self._installation)
         reference = desired.config_reference(broker)
+        credentials.check_reference(reference, broker, self._installation)
         own = None if reference is None else await self._config_map(*reference)
         configured = credentials.configuration(reference, own, base, self._installation)
+        credentials.check_secret(configured, broker, self.settings)
         secret = None
         if configured.secret is not None:
             secret = await self.cluster.get(CORE, "Secret", *configured.secret)
@@ -243,7 +245,7 @@ class Brokers:
         )
         if secret is None:
             return Connection(configured.config, defaults), kafka
-        mount = credentials.mount(broker, secret, self.settings)
+        mount = credentials.mount(broker, secret)
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
         return Connection(configured.config, replace(defaults, kafka=mounted), mount), kafka
 
