@@ -37,6 +37,7 @@ SETTINGS: Final = Settings(
     default_class="kafka",
     deletion_timeout=10.0,
     sensors=True,
+    local_addresses=True,
 )
 """The operator's on this machine."""
 

@@ -22,6 +22,7 @@ from support.waiting import until
 from knafka import settings
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import contract, documents
+from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.contract import Egress, Ingress, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 
@@ -59,7 +60,14 @@ async def hosted(*command: str, **environment: str) -> AsyncIterator[functions.F
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
-        *command, env={**os.environ, "PORT": str(port), "HOST": "127.0.0.1", **environment}
+        *command,
+        env={
+            **os.environ,
+            "PORT": str(port),
+            "HOST": "127.0.0.1",
+            LOCAL_ADDRESSES: "allowed",
+            **environment,
+        },
     )
     function = functions.FunctionProcess.of(process, port)
     try:

@@ -189,3 +189,13 @@ def test_a_function_is_restarted_when_it_says_that_only_this_helps(
 ) -> None:
     (container,) = _template(manifest)["spec"]["containers"]
     assert container["livenessProbe"]["httpGet"] == {"path": "/health/liveness"}
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_functions_are_told_of_local_addresses_only_where_they_are_allowed(allowed: bool) -> None:
+    """One variable more would be a new Revision of every function."""
+    settings = replace(SETTINGS, local_addresses=allowed)
+    service = services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 1, None, settings)
+    (container,) = service["spec"]["template"]["spec"]["containers"]
+    told = services.environment_of(container).get("KNAFKA_LOCAL_ADDRESSES")
+    assert told == ("allowed" if allowed else None)

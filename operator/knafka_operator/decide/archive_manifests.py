@@ -254,7 +254,7 @@ def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifes
         found["KNAFKA_EXECUTOR_IMAGE"] = settings.jobs_image
         found["KNAFKA_EXECUTOR_CPU"] = str(spec.resources.requests.get("cpu", "1"))
         found["KNAFKA_EXECUTOR_TEMPLATE"] = services.one_line(executor(archive, settings))
-    return services.variables(found)
+    return [*services.variables(found)]
 
 
 def s3_settings(endpoint: str, region: str) -> dict[str, str]:

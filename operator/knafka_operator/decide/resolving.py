@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 from urllib.parse import urljoin
 
+from knafka.core import addresses
 from knafka.core.contract import Sink
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
@@ -24,6 +25,7 @@ Get: TypeAlias = Callable[[str, str, str, str], Awaitable[Mapping[str, Any] | No
 NOT_FOUND: Final = "NotFound"
 NOT_ADDRESSABLE: Final = "NotAddressable"
 NOT_ALLOWED: Final = "NotAllowed"
+ADDRESS_NOT_ALLOWED: Final = "AddressNotAllowed"
 ADDRESSABLE_LABEL: Final = 'duck.knative.dev/addressable: "true"'
 """Label of a ClusterRole: the operator has the rights of all that carry it."""
 
@@ -45,21 +47,41 @@ def not_allowed(api_version: str, kind: str, namespace: str, name: str) -> Unres
     )
 
 
-async def resolve(destination: Destination, namespace: str, get: Get, domain: str) -> Sink:
+async def resolve(
+    destination: Destination,
+    namespace: str,
+    get: Get,
+    domain: str,
+    *,
+    local_addresses: bool = False,
+) -> Sink:
     """The address of `destination`, declared in `namespace`; raises `Unresolved`.
 
-    `domain` is the cluster's, such as `cluster.local`.
+    `domain` is the cluster's, such as `cluster.local`; `local_addresses` as in `Settings`.
     """
     url, ca_certs = destination.uri or "", destination.ca_certs
     if destination.ref is not None:
         base, found = await _address(destination.ref, namespace, get, domain)
         url, ca_certs = urljoin(base, url), ca_certs or found
+    if not local_addresses:
+        _check_address(url)
     try:
         return parse(Sink, {"url": url, **({"caCerts": ca_certs} if ca_certs else {})})
     except InvalidDocument as error:
         raise Unresolved(
             "InvalidAddress", f"its address {url:.200} can't be used: {error}"
         ) from None
+
+
+def _check_address(url: str) -> None:
+    """Refuse a host that is an address of the pod or the node. A name is judged by dispatchers,
+    by what it resolves to when they connect."""
+    if (why := addresses.refusal_of_url(url)) is not None:
+        raise Unresolved(
+            ADDRESS_NOT_ALLOWED,
+            f"its address {url:.200} can't be used: {why}; an administrator may allow these for "
+            f"everybody with {addresses.LOCAL_ADDRESSES}=allowed",
+        )
 
 
 async def _address(

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from knafka.core import documents, names
+from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.contract import Egress, Receiver, Shard
 from knafka.settings import LOG_FORMAT, PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
@@ -323,6 +324,8 @@ def knative_service(
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
         environment[PROFILING] = "enabled"
+    if settings.local_addresses:
+        environment[LOCAL_ADDRESSES] = "allowed"
     environment |= tracing
     container: Manifest = {
         "name": "function",

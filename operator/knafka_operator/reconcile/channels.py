@@ -185,8 +185,8 @@ class Channels:
         )
         declared = channel.spec.delivery.dead_letter_sink
         if declared is not None:
-            domain = self.settings.cluster_domain
-            sink = await observe_sink(self.cluster, declared, channel.metadata.namespace, domain)
+            namespace = channel.metadata.namespace
+            sink = await observe_sink(self.cluster, declared, namespace, self.settings)
             seen = replace(seen, dead_letter_sink=sink)
         if await self.cluster.get(*RIVAL) is not None:
             return replace(seen, rival="/".join(RIVAL[1:]))

@@ -38,6 +38,7 @@ from knafka_operator.reconcile.contracts import Contract
 from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.reconcile.state import States
 from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.scale.http_sessions import checked_session
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
@@ -308,7 +309,7 @@ class PodPositions:
             if _takes_requests(each)
         }
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with checked_session(timeout) as session:
             answers = await asyncio.gather(*(_position(session, at) for at in asked.values()))
             if self._url_of and answers and all(each is None for each in answers):
                 url = self._url_of(name, namespace)
@@ -319,7 +320,7 @@ class PodPositions:
 
 async def _position(session: aiohttp.ClientSession, url: str) -> int | None:
     try:
-        async with session.get(f"{url}/contract") as response:
+        async with session.get(f"{url}/contract", allow_redirects=False) as response:
             if response.status == HTTPStatus.NOT_FOUND:
                 return FOLLOWS_NONE
             return int((await response.json(content_type=None))["position"])

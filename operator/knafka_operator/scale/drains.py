@@ -20,6 +20,7 @@ from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import KnafkaError
 from knafka.core.sensor.contract import Sensor
+from knafka_operator.scale.http_sessions import checked_session
 
 SILENCE: Final = 120.0
 """Seconds without a line of progress: long enough for a pod that must be scheduled first."""
@@ -78,11 +79,12 @@ class HttpDrains:
             url,
             data=body(),
             headers={"content-type": "application/json"},
+            allow_redirects=False,
             read_bufsize=LINE_BYTES // 2,  # It reads on up to twice as much.
         ) as response:
             if response.status != 200:
-                text = (await response.content.read(300)).decode("utf-8", "replace").strip()
-                raise DrainRefused(f"{url} answered {response.status}: {text}")
+                # Not what it says: this comes to stand in a status, whoever answers there.
+                raise DrainRefused(f"{url} answered {response.status}: see its log")
             async for line in response.content:
                 if line.strip():
                     yield documents.parse_json(of, line.decode())
@@ -93,10 +95,8 @@ class HttpDrains:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=CONNECT_TIMEOUT, sock_read=SILENCE
-                ),
+            timeout = aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_TIMEOUT, sock_read=SILENCE
             )
+            self._session = checked_session(timeout, limit=0)
         return self._session
