@@ -116,6 +116,7 @@ class Operator:
                 self.queue.retry_failed,
                 self.states.resting,
                 open_writer,
+                settings.kafka_trust,
             )
         else:
             beside._beside.append(self)

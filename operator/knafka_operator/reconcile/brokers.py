@@ -60,6 +60,7 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.broker_receivers import BrokerReceivers
 from knafka_operator.reconcile.destinations import observe_sink
+from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.functions import apply_service, delete_service
 from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards
@@ -221,8 +222,8 @@ class Brokers:
             connection = error
         sink, declared = None, broker.spec.delivery.dead_letter_sink
         if declared is not None:
-            namespace, domain = broker.metadata.namespace, self.settings.cluster_domain
-            sink = await observe_sink(self.cluster, declared, namespace, domain)
+            namespace = broker.metadata.namespace
+            sink = await observe_sink(self.cluster, declared, namespace, self.settings)
         return ObservedBroker(document, broker, connection, sink)
 
     async def _connect(self, broker: Broker) -> tuple[Connection, KafkaCluster]:
@@ -240,11 +241,13 @@ class Brokers:
                 raise NotReady("SecretNotFound", f"Secret {configured.secret} does not exist")
         servers = Kafka(bootstrap_servers=configured.config.data[desired.BOOTSTRAP_SERVERS])
         defaults = desired.configured(configured.config, Defaults(kafka=servers))
-        kafka = self.kafkas.at(
-            defaults.kafka.bootstrap_servers, None if secret is None else decoded(secret)
-        )
+        of = defaults.kafka.bootstrap_servers
         if secret is None:
-            return Connection(configured.config, defaults), kafka
+            return Connection(configured.config, defaults), self.kafkas.at(of, None)
+        is_own = configured.is_installations or Identity.of(secret)[0] == self.settings.namespace
+        if not is_own:
+            await check_endpoint(decoded(secret), self.settings)
+        kafka = self.kafkas.at(of, decoded(secret), is_own=is_own)
         mount = credentials.mount(broker, secret)
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
         return Connection(configured.config, replace(defaults, kafka=mounted), mount), kafka
