@@ -205,7 +205,11 @@ class Brokers:
         allowed = "" if base is None else base.data.get(EXTERNAL_TOPICS, "")
         where = f"ConfigMap {self._installation}, the installation's own"
         namespace = identity.namespace
-        refusals = {each: refusal(each, namespace, allowed, where) for each in sorted(asked)}
+        # All Sensors' are among the states of Brokers, whichever bus they have.
+        of_sensors = self.states.of_sensors
+        refusals = {
+            each: refusal(each, namespace, allowed, where, of_sensors) for each in sorted(asked)
+        }
         refused = refusals.get(declared or "")
         return refused, refused or next(filter(None, refusals.values()), None)
 
