@@ -37,6 +37,8 @@ TRIED_ELSEWHERE = {
     *("SecretNotAllowed", "SecretNotFound"),
     # test_operator_channel_entries.py
     *("ByKnafka", "ByKnativeEventing", "ChannelNotServed", "KnativeEventingNotSeen"),
+    # test_operator_forged_status.py
+    "GroupNotOurs",
     # test_operator_credentials.py
     "ConfigMapNotAllowed",
     # test_operator_sensors.py and what stands beside it

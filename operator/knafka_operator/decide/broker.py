@@ -68,6 +68,8 @@ class ObservedTopic:
     wanted: Topic
     found: TopicDescription | None = None
     """As Kafka has it; None: there is none."""
+    disputed: bool = True
+    """See `topic_effects`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class ObservedBroker:
     """None: there is no connection, or it is refused."""
     recorded: str | None = None
     """The topic that the status says is about to be made."""
+    made: str | None = None
+    """Kafka's id of the topic that was made now, which the status says, too."""
     projected: bool = False
     """Whether the Secret was copied."""
     contract: str | None = None
@@ -172,7 +176,10 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         assert topic is not None
         if seen.recorded is not None:
             annotations.update({TOPIC_STATUS: seen.recorded, TOPIC_ID: ""})
-        if needed := topic_effects(topic.wanted, topic.found, annotations):
+        if seen.made is not None:
+            annotations.update({TOPIC_STATUS: topic.wanted.name, TOPIC_ID: seen.made})
+        disputed = topic.disputed
+        if needed := topic_effects(topic.wanted, topic.found, annotations, disputed=disputed):
             steps.first(*needed)
         found = topic.found
         assert found is not None

@@ -148,12 +148,15 @@ def to_make(
     wanted: Mapping[str, Topic],
     annotations: Mapping[str, str],
     found: Mapping[str, TopicDescription | None],
+    disputed: Container[str],
 ) -> Sequence[Effect]:
-    """Raises `TopicRefused` for one that was made anew by somebody else."""
+    """Raises `TopicRefused` for one that was made anew by somebody else; `disputed` are topics of
+    which an empty id says nothing (`topic_effects`)."""
     effects: list[Effect] = []
     for what, topic in wanted.items():
         known = {TOPIC_STATUS: topic.name, TOPIC_ID: annotations.get(TOPICS[what][1], "")}
-        needed = topic_effects(topic, found[topic.name], known)
+        is_disputed = topic.name in disputed
+        needed = topic_effects(topic, found[topic.name], known, disputed=is_disputed)
         effects += [each for each in needed if isinstance(each, CreateTopic)]
     return effects
 

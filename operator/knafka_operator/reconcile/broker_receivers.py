@@ -16,7 +16,7 @@ from knafka_operator.decide import broker as deciding
 from knafka_operator.decide import services
 from knafka_operator.decide.broker import RECEIVER_CONTRACT, Connection, ObservedBroker
 from knafka_operator.decide.effects import AwaitReceivers, RecordContract, WriteIngress
-from knafka_operator.decide.receivers import contract_topic
+from knafka_operator.decide.receivers import contract_topic, is_contract_of_brokers
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, Resource
@@ -78,8 +78,9 @@ class BrokerReceivers:
     async def withdraw(self, broker: Resource, topic: str | None, kafka: KafkaCluster) -> None:
         """Leave no entry in a contract's topic, as the Broker's status names it; its receiver is
         gone. Raises `LogError`."""
-        if topic is None:
-            return
+        namespace = broker.metadata.namespace
+        if topic is None or not is_contract_of_brokers(topic, namespace, self.settings):
+            return  # somebody wrote it there: it would be read to its end
         receiver = await self.receivers.at(_service(broker), kafka, topic)
         path = f"/{services.identity_of(broker)}"
         if path in receiver.contract.records:

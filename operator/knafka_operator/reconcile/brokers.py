@@ -44,7 +44,7 @@ from knafka_operator.decide.effects import (
 )
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
 from knafka_operator.decide.status import EXPECTED, NotReady
-from knafka_operator.decide.topics import TOPIC_ID, may_delete
+from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
@@ -62,6 +62,7 @@ from knafka_operator.reconcile.broker_receivers import BrokerReceivers
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.ownership import TopicOwnership, annotations_of
 from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
@@ -70,7 +71,7 @@ from knafka_operator.reconcile.state import (
     States,
     topic_in_status,
 )
-from knafka_operator.reconcile.topics import made_topic
+from knafka_operator.reconcile.topics import is_used, made_topic, topic_to_delete
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 
@@ -90,6 +91,7 @@ class Brokers:
 
     def __post_init__(self) -> None:
         self.entries = BrokerReceivers(self.settings, self.cluster, self.receivers)
+        self._own = TopicOwnership(self.cluster, self.states)
 
     @property
     def found(self) -> Mapping[Identity, BrokerState]:
@@ -147,8 +149,9 @@ class Brokers:
         own = names.is_broker_topic(topic, metadata.namespace, metadata.name)
         if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
             topics = (await self._kafka_of(broker)).topics
-            known = annotations.get(TOPIC_ID)
-            if may_delete(await topics.describe_topic(topic), known):
+            known, of = annotations.get(TOPIC_ID), Identity.of(document)
+            claimed = await self._own.is_claimed(of, topic)
+            if await topic_to_delete(topics, topic, known, claimed=claimed) is not None:
                 for group in groups:
                     # A dispatcher that has still to leave it would commit where it was, and Kafka
                     # takes that for a topic made anew under the name: events would be passed over.
@@ -272,15 +275,22 @@ class Brokers:
         assert record.kafka is not None
         taken = desired.OthersNames(self.states.topics, record.uid)
         try:
+            await self._own.prove(seen.document, record, taken)
             wanted = desired.broker_topic(
                 seen.broker, seen.connection.config, seen.connection.defaults, taken
             )
             if not wanted.external:
                 self.states.claim_topic(record, wanted.name)
             found = await record.kafka.topics.describe_topic(wanted.name)
+            disputed = True
+            if found is not None and annotations_of(seen.document).get(TOPIC_ID) == "":
+                identity = Identity.of(seen.document)
+                disputed = await is_used(record.kafka.topics, wanted.name) or (
+                    await self._own.is_claimed(identity, wanted.name)
+                )
         except EXPECTED as error:
             return error
-        return ObservedTopic(wanted, found)
+        return ObservedTopic(wanted, found, disputed)
 
     async def _kafka_of(self, broker: Broker) -> KafkaCluster:
         """Where its topic is, also when its ConfigMap went before it did."""
@@ -328,7 +338,10 @@ class Brokers:
                 assert isinstance(topic, ObservedTopic)
                 assert record.kafka is not None
                 found = await made_topic(record.kafka, wanted)
-                return replace(seen, topic=replace(topic, found=found))
+                # At once: from here on there may be events, and the name alone proves nothing.
+                kept = {TOPIC_STATUS: wanted.name, TOPIC_ID: found.id}
+                await self.cluster.write_status(seen.document, {"annotations": kept})
+                return replace(seen, topic=replace(topic, found=found), made=found.id)
             case RecordContract() | WriteIngress() | AwaitReceivers():
                 assert record.kafka is not None
                 return await self.entries.run(effect, seen, record.kafka)
