@@ -50,6 +50,21 @@ async def test_no_other_config_map_of_the_operators_namespace_gives_its_secret_a
     assert _copies(world) == []
 
 
+async def test_one_that_an_administrator_offers_to_all_may_be_named(world: OperatorWorld) -> None:
+    world.declare_secret("knafka", "other", **SASL)
+    data = {"bootstrap.servers": "other:9092", "auth.secret.ref.name": "other"}
+    world.configure("knafka", "other", **data)
+    stored = world.cluster.objects[CORE, "ConfigMap", "knafka", "other"]
+    stored["metadata"]["labels"] = {"knafka.dev/broker-config": "true"}
+    world.declare_broker(SHOP, config={**CHANNELS, "name": "other"})
+    found = condition(await world.reconcile_broker(SHOP), "ConfigParsed")
+    assert found["reason"] == "SecretNotProjected"
+    assert _password_of(world) == []
+    await world.restart(project_secrets=True)
+    assert condition(await world.reconcile_broker(SHOP), "Ready")["status"] == "True"
+    assert _copies(world) == ["default-kn-kafka"]
+
+
 async def test_whether_a_config_map_of_the_operators_is_there_is_not_told(
     world: OperatorWorld,
 ) -> None:

@@ -6,7 +6,7 @@
 
 Credentials belong to their servers: a Secret that one ConfigMap names is never sent to the servers
 that another one names. And to their namespace: a Broker gets by those of its own, or by the ones
-that the installation's own ConfigMap names. Everything else is refused before anything is read.
+that the installation offers. Every other Secret is refused before it is read.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from knafka_operator.model.settings import Settings
 KAFKA_SECRET: Final = f"{OURS}kafka-secret"
 """On a KafkaChannel: the Secret of the operator's namespace with its Kafka's credentials, which
 carries the same key as a label (CHN-20). None: the one that the installation's ConfigMap names."""
+BROKER_CONFIG: Final = f"{OURS}broker-config"
+"""Label of a ConfigMap of the operator's namespace that Brokers of all namespaces may name."""
 SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
 
 
@@ -38,7 +40,7 @@ class Configuration:
     secret: Identity | None
     """The Secret for its servers; None: it names none."""
     is_installations: bool = False
-    """Whether the installation's own ConfigMap is what names that Secret."""
+    """Whether a ConfigMap of the operator's namespace is what names that Secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +57,27 @@ class Mount:
 
 
 def check_reference(
-    reference: tuple[str, str] | None, broker: Broker, installation: Identity
+    reference: tuple[str, str] | None,
+    own: ConfigMap | None,
+    broker: Broker,
+    installation: Identity,
 ) -> None:
-    """Refuse a ConfigMap of the operator's namespace that isn't the installation's for Brokers:
-    what lies there, such as that of all channels, isn't for users to choose from.
+    """Refuse a ConfigMap of the operator's namespace, `own`, that its administrator hasn't labelled
+    as one for Brokers: what lies there, such as that of all channels, isn't to choose from.
 
-    Raises `NotReady`; to be asked before the ConfigMap is read.
+    Raises `NotReady`, the same one whether there is such a ConfigMap or not.
     """
     if reference in (None, installation) or broker.metadata.namespace == installation.namespace:
         return
     assert reference is not None
-    if reference[0] == installation.namespace:
+    if reference[0] != installation.namespace:
+        return
+    if own is None or own.metadata.labels.get(BROKER_CONFIG) != "true":
         raise NotReady(
             "ConfigMapNotAllowed",
             f"ConfigMap {reference[0]}/{reference[1]} is not for Brokers: in spec.config name "
-            f"{installation}, or one of the Broker's own namespace",
+            f"{installation}, or one of the Broker's own namespace; an administrator may label "
+            f"others {BROKER_CONFIG}: true",
         )
 
 
@@ -104,7 +112,7 @@ def configuration(
     return Configuration(
         merged.model_copy(update={"data": data}),
         None if secret is None else Identity(*secret),
-        not is_own,
+        not is_own or (reference is not None and reference[0] == default.namespace),
     )
 
 
@@ -120,8 +128,8 @@ def check_secret(configured: Configuration, broker: Broker, settings: Settings) 
         raise NotReady(
             "SecretNotProjected",
             f"Secret {secret} is in another namespace: name a ConfigMap and Secret of the "
-            "Broker's own in spec.config, or have the operator copy the one that "
-            f"{settings.namespace}/{settings.config} names, with KNAFKA_PROJECT_SECRETS=true",
+            "Broker's own in spec.config, or have the operator copy its own with "
+            "KNAFKA_PROJECT_SECRETS=true",
         )
 
 

@@ -237,8 +237,8 @@ class Brokers:
         """The Broker's Kafka, by its ConfigMap over the installation's; raises `EXPECTED`."""
         base = await self._config_map(*self._installation)
         reference = desired.config_reference(broker)
-        credentials.check_reference(reference, broker, self._installation)
         own = None if reference is None else await self._config_map(*reference)
+        credentials.check_reference(reference, own, broker, self._installation)
         configured = credentials.configuration(reference, own, base, self._installation)
         credentials.check_secret(configured, broker, self.settings)
         secret = None
