@@ -38,6 +38,7 @@ SETTINGS: Final = Settings(
     deletion_timeout=10.0,
     sensors=True,
     local_addresses=True,
+    trusts_statuses=True,
 )
 """The operator's on this machine."""
 

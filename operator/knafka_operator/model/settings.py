@@ -103,6 +103,9 @@ class Settings:
     aws_servers: tuple[str, ...] = ()
     aws_roles: tuple[str, ...] = ()
     """Patterns: see `decide.kafka_trust`."""
+    trusts_statuses: bool = False
+    """Whether a status may name a topic with records by an empty id: in the local mode nobody but
+    us writes one, and data may be from before ids were kept."""
     channels: bool = False
     """Whether KafkaChannels and Subscriptions are ours."""
     channel_config: str = "kafka-channel-config"

@@ -282,8 +282,8 @@ class Brokers:
             if not wanted.external:
                 self.states.claim_topic(record, wanted.name)
             found = await record.kafka.topics.describe_topic(wanted.name)
-            disputed = True
-            if found is not None and annotations_of(seen.document).get(TOPIC_ID) == "":
+            disputed = not self.settings.trusts_statuses
+            if disputed and found is not None and annotations_of(seen.document).get(TOPIC_ID) == "":
                 identity = Identity.of(seen.document)
                 disputed = await is_used(record.kafka.topics, wanted.name) or (
                     await self._own.is_claimed(identity, wanted.name)
@@ -337,7 +337,8 @@ class Brokers:
             case CreateTopic(wanted):
                 assert isinstance(topic, ObservedTopic)
                 assert record.kafka is not None
-                found = await made_topic(record.kafka, wanted)
+                trusts = self.settings.trusts_statuses
+                found = await made_topic(record.kafka, wanted, may_be_used=trusts)
                 # At once: from here on there may be events, and the name alone proves nothing.
                 kept = {TOPIC_STATUS: wanted.name, TOPIC_ID: found.id}
                 await self.cluster.write_status(seen.document, {"annotations": kept})

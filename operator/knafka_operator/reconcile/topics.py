@@ -15,12 +15,15 @@ from knafka_operator.scale.kafka_clusters import KafkaCluster
 log = logging.getLogger(__name__)
 
 
-async def made_topic(kafka: KafkaCluster, wanted: Topic) -> TopicDescription:
+async def made_topic(
+    kafka: KafkaCluster, wanted: Topic, *, may_be_used: bool = False
+) -> TopicDescription:
     """Have this topic; gives it as Kafka has it. Raises `LogError`, and `TopicRefused` for one that
     is made and not there, or that somebody else has made meanwhile."""
     topics = kafka.topics
     of = wanted.name, wanted.partitions, wanted.replication, wanted.config
-    if not await topics.ensure_topic(*of) and await is_used(topics, wanted.name):
+    is_new = await topics.ensure_topic(*of)
+    if not (is_new or may_be_used) and await is_used(topics, wanted.name):
         message = f"topic {wanted.name} was made by somebody else: delete it, or rename this object"
         raise TopicRefused("TopicNotOurs", message)
     found = await topics.describe_topic(wanted.name)
