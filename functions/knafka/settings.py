@@ -12,6 +12,7 @@
     KNAFKA_LOG_FORMAT  text (the default), json: one object a line, with ids of the event's trace
     KNAFKA_STATISTICS_INTERVAL  seconds between two reports of librdkafka's statistics (15), 0: none
     KNAFKA_PROFILING   enabled: profiles at http://127.0.0.1:8008/debug/pprof/ (disabled)
+    KNAFKA_LOCAL_ADDRESSES  allowed: destinations may be loopback or link-local (refused)
     OTEL_*             tracing: see `knafka.tracing.settings`
     HOST, PORT         where to listen; PORT is set by Knative
 
@@ -25,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.contract import Egress, Ingress, Receiver, Shard, parse_ingresses
 from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
@@ -92,6 +94,15 @@ def profiling(environment: Environment) -> bool:
     if wanted not in ("enabled", "disabled"):
         raise InvalidDocument(PROFILING, f"invalid value: {wanted:.80}: want enabled or disabled")
     return wanted == "enabled"
+
+
+def local_addresses(environment: Environment) -> bool:
+    """Whether destinations may be loopback, link-local or a cloud's metadata."""
+    wanted = environment.get(LOCAL_ADDRESSES, "refused").strip().lower()
+    if wanted not in ("allowed", "refused"):
+        problem = f"invalid value: {wanted:.80}: want allowed or refused"
+        raise InvalidDocument(LOCAL_ADDRESSES, problem)
+    return wanted == "allowed"
 
 
 def statistics_interval(environment: Environment) -> float:

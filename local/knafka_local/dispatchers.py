@@ -21,6 +21,7 @@ import aiohttp
 
 from knafka import settings
 from knafka.core import documents, names
+from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.sensor.contract import Sensor
@@ -153,7 +154,7 @@ class DispatcherProcesses:
                 Command(
                     (sys.executable, "-m", function.program, "--fd", str(listener.fileno())),
                     log,
-                    {function.variable: function.contract},
+                    {function.variable: function.contract, LOCAL_ADDRESSES: "allowed"},
                     listener=listener,
                 )
             )

@@ -37,6 +37,8 @@ SETTINGS: Final = Settings(
     default_class="kafka",
     deletion_timeout=10.0,
     sensors=True,
+    local_addresses=True,
+    trusts_statuses=True,
 )
 """The operator's on this machine."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from knafka.core.documents import parse
@@ -12,6 +13,7 @@ from knafka_local.cesql_calls import missing_functions
 from knafka_local.impossible import impossible
 from knafka_operator.decide.sensor_limits import held_limits, too_many_events
 from knafka_operator.decide.sensor_scaling import autoscaling
+from knafka_operator.model.maxima import UNLIMITED
 from knafka_operator.model.resources import Destination
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 
@@ -31,7 +33,7 @@ def errors(sensor: Sensor) -> list[str]:
     """Annotations that say nothing usable, filters that no event can match, and what their
     expressions call that isn't there."""
     found: list[str] = []
-    for read_annotations in (autoscaling, held_limits):
+    for read_annotations in (partial(autoscaling, maxima=UNLIMITED), held_limits):
         try:
             read_annotations(sensor)
         except InvalidDocument as error:

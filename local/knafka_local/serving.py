@@ -206,8 +206,7 @@ def _family(receiver: Document) -> Family:
 
 
 def _environment(document: Document) -> Mapping[str, str]:
-    container = document["spec"]["template"]["spec"]["containers"][0]
-    return {each["name"]: each["value"] for each in container["env"]}
+    return services.environment_of(document["spec"]["template"]["spec"]["containers"][0])
 
 
 def _identity(document: Document) -> Identity:

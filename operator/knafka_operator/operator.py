@@ -117,6 +117,7 @@ class Operator:
                 self.states.resting,
                 open_writer,
                 settings.allowed_servers,
+                settings.kafka_trust,
             )
         else:
             beside._beside.append(self)
@@ -253,8 +254,13 @@ class Operator:
         for failure in await asyncio.gather(*stopping, return_exceptions=True):
             if failure is not None:
                 raise failure
-        records = [self.states.triggers[each] for each in triggers if each in self.states.triggers]
-        groups = {group for record in records for group in record.groups}
+        groups = {
+            group
+            for each in triggers
+            if (record := self.states.triggers.get(each)) is not None
+            for group in list(record.groups)
+            if not await self.triggers.own.is_claimed(each, group)
+        }
         groups |= {entries.group(identity, uid) for uid in entries.promises(document)}
         if self.sensors is not None:
             groups |= await self.sensors.stop(Bus(self.family, identity))

@@ -333,6 +333,12 @@ def _of_executors(
         "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
         "spark.kubernetes.authenticate.oauthTokenFile": f"{TOKENS}/token",
         "spark.kubernetes.authenticate.caCertFile": f"{TOKENS}/ca.crt",
+        # Who reaches the ports may else have tasks run, and read Kafka's credentials in them. Spark
+        # makes a secret for each run; executors get it in a variable, so it is in nobody's
+        # arguments.
+        "spark.authenticate": "true",
+        "spark.network.crypto.enabled": "true",
+        "spark.network.crypto.saslFallback": "false",
         "spark.driver.host": environment["KNAFKA_POD_IP"],
         "spark.driver.bindAddress": "0.0.0.0",
         "spark.driver.port": str(DRIVER_PORT),

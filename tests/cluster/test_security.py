@@ -189,9 +189,10 @@ def test_the_operators_secret_stays_where_it_is_unless_the_setting_lets_it_be_co
     name = operators_secret
     secured.broker(name, "SCRAM-SHA-512", OPERATOR_NAMESPACE)
     installed.trigger(secured.namespace, name, secured.subscriber.ref, broker=name, ready=False)
-    condition = installed.until_condition(
-        "broker", name, secured.namespace, "ConfigParsed", "SecretNotProjected"
-    )
+    of = "broker", name, secured.namespace, "ConfigParsed"
+    installed.until_condition(*of, "ConfigMapNotAllowed")
+    kubectl("label", "configmap", name, "-n", OPERATOR_NAMESPACE, "knafka.dev/broker-config=true")
+    condition = installed.until_condition(*of, "SecretNotProjected")
     assert "KNAFKA_PROJECT_SECRETS=true" in condition["message"]
     assert installed.cluster.get("secret", f"{name}-kn-kafka", secured.namespace) is None
 

@@ -306,6 +306,29 @@ async def test_a_deleted_group_has_forgotten_its_offsets(log: Log, group: str) -
     await log.admin.delete_group(group)
 
 
+async def test_whose_a_group_is_shows_in_what_it_has_committed(log: Log, group: str) -> None:
+    """Before a name is taken, or what stands under it is deleted (issue 29, C)."""
+    mine, other = await log.topic(), await log.topic()
+    assert not await log.admin.has_group(group)
+    assert not await log.admin.has_committed(group, mine)
+    await log.admin.ensure_committed(group, mine)
+    assert await log.admin.has_group(group)
+    assert await log.admin.has_committed(group, mine)
+    assert not await log.admin.has_committed(group, other)
+    assert not await log.admin.has_committed(group, f"{mine}-is-not-there")
+    await log.admin.delete_group(group)
+    assert not await log.admin.has_group(group)
+
+
+async def test_a_group_that_has_committed_nothing_is_there_by_its_members(
+    log: Log, group: str
+) -> None:
+    topic = await log.topic()
+    await log.append(topic)
+    await read(log.reader(group, topic), 1)
+    assert await log.admin.has_group(group)
+
+
 async def test_a_group_with_members_is_not_deleted(log: Log, group: str) -> None:
     topic = await log.topic()
     await log.append(topic)

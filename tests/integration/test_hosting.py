@@ -24,6 +24,7 @@ from support.waiting import until, until_found
 from knafka import hosted, settings
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core import contract, documents
+from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.contract import Egress, Ingress, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended
 from knafka.core.errors import LogError
@@ -80,7 +81,7 @@ async def hosting(*command: str, **environment: str) -> AsyncIterator[functions.
         port = probe.getsockname()[1]
     listen = {"PORT": str(port), "HOST": "127.0.0.1", "LISTEN_ADDRESS": f"127.0.0.1:{port}"}
     process = await asyncio.create_subprocess_exec(
-        *command, env={**os.environ, **listen, **environment}
+        *command, env={**os.environ, **listen, LOCAL_ADDRESSES: "allowed", **environment}
     )
     function = functions.FunctionProcess.of(process, port)
     try:

@@ -112,8 +112,8 @@ class World(ChannelWorld):
         return bool(shards.read(self.log.topics.get(topic, [[]])[0]))
 
     def send(self) -> None:
-        """An event, as soon as there is a topic for it."""
-        if TOPIC in self.log.topics:
+        """An event, as soon as a receiver knows of a topic for it."""
+        if any(PATH in receivers.entries(each) for each in self.served().values()):
             MemoryWriter(self.log).append(TOPIC, None, b"{}", [], lambda _: None)
 
     def declare(self, secret: int = 0, edit: int = 0) -> None:

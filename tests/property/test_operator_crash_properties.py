@@ -106,8 +106,8 @@ class World(OperatorWorld):
         return {} if group is None else {at[1]: each.offset for at, each in group.committed.items()}
 
     def send(self) -> None:
-        """An event, as soon as there is a topic for it."""
-        if TOPIC in self.log.topics:
+        """An event, as soon as receivers know of a topic for it."""
+        if any(each.topic == TOPIC for each in self.entries().values()):
             MemoryWriter(self.log).append(TOPIC, None, b"{}", [], lambda _: None)
 
     async def look(self) -> None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
+from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.contract import Egress, Ingress
 from knafka.core.documents import dump
 from knafka.core.drain import DrainProgress, DrainRequest
@@ -27,7 +28,8 @@ class FunctionProcess:
 
     def __init__(self, module: str, environment: Mapping[str, str], log: Path) -> None:
         self._module = module
-        self.environment = {**os.environ, LOG_LEVEL: "info", **environment}
+        local = {LOG_LEVEL: "info", LOCAL_ADDRESSES: "allowed"}
+        self.environment = {**os.environ, **local, **environment}
         self._log = log
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.port: int = self._socket.getsockname()[1]

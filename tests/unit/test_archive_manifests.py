@@ -42,6 +42,23 @@ POD = {
 }
 
 
+EXECUTOR = {
+    "JAVA_HOME": "/java",
+    "SPARK_HOME": "/spark",
+    "SPARK_JAVA_OPT_10": "-Dlast=1",
+    "SPARK_JAVA_OPT_2": "-Dsecond=1",
+    "SPARK_EXECUTOR_MEMORY": "1228m",
+    "SPARK_DRIVER_URL": "spark://driver:7078",
+    "SPARK_EXECUTOR_ID": "1",
+    "SPARK_EXECUTOR_CORES": "2",
+    "SPARK_APPLICATION_ID": "app",
+    "SPARK_EXECUTOR_POD_IP": "10.0.0.8",
+    "SPARK_RESOURCE_PROFILE_ID": "0",
+    "SPARK_EXECUTOR_POD_NAME": "exec-1",
+}
+"""What Spark's Kubernetes scheduler gives an executor's pod."""
+
+
 def archive(**spec: Any) -> DeadLetterArchive:
     metadata = {"namespace": "shop", "name": "kept", "uid": "uid-1", "generation": 2}
     document = {"apiVersion": KNAFKA, "kind": ARCHIVE, "metadata": metadata, "spec": spec}
@@ -208,6 +225,19 @@ def test_executors_are_pods_of_the_same_image_that_may_not_make_pods() -> None:
     assert template["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
 
 
+def test_driver_and_executors_talk_to_nobody_who_has_not_the_runs_secret() -> None:
+    """Their ports are open to the cluster; the secret is Spark's own, new with each run."""
+    made = job(**BUCKET, executors=3)
+    words = pod.submit_arguments({**POD, **environment(made)})
+    found = settings_of(words)
+    assert found["spark.authenticate"] == "true"
+    assert found["spark.network.crypto.enabled"] == "true"
+    assert found["spark.network.crypto.saslFallback"] == "false"
+    assert not any("authenticate.secret" in word for word in words), "ps shows these"
+    command = pod.executor_command({**EXECUTOR, "_SPARK_AUTH_SECRET": "the secret"})
+    assert "the secret" not in " ".join(command)
+
+
 def test_without_executors_spark_is_in_that_pod_alone() -> None:
     words = pod.submit_arguments({**POD, **environment(job(**CLAIM))})
     assert words[:2] == ["--master", "local[*]"]
@@ -215,21 +245,7 @@ def test_without_executors_spark_is_in_that_pod_alone() -> None:
 
 
 def test_an_executor_is_started_as_sparks_own_image_does() -> None:
-    given = {
-        "JAVA_HOME": "/java",
-        "SPARK_HOME": "/spark",
-        "SPARK_JAVA_OPT_10": "-Dlast=1",
-        "SPARK_JAVA_OPT_2": "-Dsecond=1",
-        "SPARK_EXECUTOR_MEMORY": "1228m",
-        "SPARK_DRIVER_URL": "spark://driver:7078",
-        "SPARK_EXECUTOR_ID": "1",
-        "SPARK_EXECUTOR_CORES": "2",
-        "SPARK_APPLICATION_ID": "app",
-        "SPARK_EXECUTOR_POD_IP": "10.0.0.8",
-        "SPARK_RESOURCE_PROFILE_ID": "0",
-        "SPARK_EXECUTOR_POD_NAME": "exec-1",
-    }
-    command = pod.executor_command(given)
+    command = pod.executor_command(EXECUTOR)
     assert command[:5] == ["/java/bin/java", "-Dsecond=1", "-Dlast=1", "-Xms1228m", "-Xmx1228m"]
     assert command[6] == "/spark/jars/*:/app/jars/*"
     assert command[7] == pod.EXECUTOR

@@ -73,7 +73,10 @@ def test_what_is_forgotten_is_told_no_more() -> None:
     assert (str(errors), errors.refusal) == ("", None)
 
 
-NO_TOKEN = Error("_AUTHENTICATION", "Failed to acquire SASL OAUTHBEARER token: no such host")
+NO_TOKEN = Error(
+    "_AUTHENTICATION",
+    "Failed to acquire SASL OAUTHBEARER token: Could not resolve host: login.example.com",
+)
 
 
 def test_that_there_is_no_token_is_known_until_kafka_answers() -> None:
@@ -87,6 +90,40 @@ def test_that_there_is_no_token_is_known_until_kafka_answers() -> None:
     errors.record(NO_TOKEN)
     errors.mended()
     assert (str(errors), errors.refusal) == ("", None)
+
+
+ACQUIRE = "Failed to acquire SASL OAUTHBEARER token: "
+UNSHOWN = f"{ACQUIRE}the token endpoint answered with an error: "
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ('{"error":"invalid_client","error_description":"EC2 keys"}', f"{UNSHOWN}invalid_client"),
+        ('{"error" : "invalid_scope"}', f"{UNSHOWN}invalid_scope"),
+        ('{"error":"EC2 keys"}', None),
+        ('{"AccessKeyId":"EC2 keys"}', None),
+        ("EC2 keys", None),
+        ("<html>EC2 keys", None),
+        ("Could not resolve host: l.test", f"{ACQUIRE}Could not resolve host: l.test"),
+        ("Failed to connect to 127.0.0.1 port 1: no", f"{ACQUIRE}Failed to connect to 127.0.0.1"),
+        ("Failed to parse JSON response at 0/15", f"{ACQUIRE}Failed to parse JSON response"),
+        ("Response is not JSON encoded: text/plain", f"{ACQUIRE}Response is not JSON encoded"),
+    ],
+)
+def test_what_a_token_endpoint_answers_is_not_shown(answer: str, shown: str | None) -> None:
+    """A Secret names any URL, and a status has readers who may not ask that."""
+    errors = ConnectionErrors()
+    errors.record(Error("_AUTHENTICATION", f"{ACQUIRE}{answer}"))
+    refusal = errors.refusal or ""
+    assert refusal.startswith(f"authentication failed: {shown or UNSHOWN}")
+    assert "EC2" not in refusal
+
+
+def test_an_error_has_an_end() -> None:
+    errors = ConnectionErrors()
+    errors.record(Error("_AUTHENTICATION", "SASL authentication error: " + 10_000 * "x"))
+    assert len(errors.refusal or "") < 600
 
 
 BROKEN = Error("_TRANSPORT", "k:1/bootstrap: Send failed: Broken pipe (after 0ms in state UP)")

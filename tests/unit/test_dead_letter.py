@@ -181,6 +181,8 @@ def test_no_extension_of_a_subscriber_stands_for_an_attribute_of_the_event() -> 
     assert [value for name, value in headers if name == "ce_id"] == [b"1"]
     assert "ce_datacontenttype" not in dict(headers)
     assert dict(headers)["ce_team"] == b"blue"
+
+
 @pytest.mark.conformance("KN-DLV-08")
 @pytest.mark.parametrize(
     ("header", "value"),

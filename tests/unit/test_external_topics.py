@@ -23,6 +23,9 @@ def may(topic: str, allowed: str, namespace: str = "shop") -> bool:
         names.distinct_broker_topic("prod", "default"),
         names.dead_letter_topic("prod", "default", "mail"),
         names.replay_topic("prod", "default", "mail"),
+        names.channel_topic("prod", "orders"),
+        names.channel_topic("prod", "x" * 250),
+        names.distinct_sensor_topic("prod", "default", "paid", "action"),
         "knative-broker-",
         "knafka-anything",
         "__consumer_offsets",
@@ -160,3 +163,21 @@ def test_every_brokers_own_topic_is_reserved(namespace: str, broker: str) -> Non
     """That is what keeps Brokers apart, also those that are not known yet."""
     assert reserved(names.broker_topic(namespace, broker))
     assert reserved(names.distinct_broker_topic(namespace, broker))
+
+
+@pytest.mark.parametrize("what", ["trigger", "changelog", "action"])
+def test_a_name_like_those_of_sensors_topics_is_allowed_in_full_only(what: str) -> None:
+    """They have no beginning of their own, and the Sensor may be another cluster's."""
+    topic = names.sensor_topic("prod", "default", "paid", what)
+    for allowed in ("*", "prod*", f"*-{what}", "{namespace}.*,*"):
+        said = refusal(topic, "prod", allowed, WHERE)
+        assert said is not None
+        assert "Sensors' topics" in said
+    assert may(topic, topic, "prod")
+    assert may(topic, f"*,{topic}", "prod")
+    assert refusal(topic, "prod", f"*,{topic}", WHERE, {topic}) is not None, "there is such a one"
+    assert may(f"orders-{what}", "*")
+
+
+def test_a_sensors_consumer_group_is_no_topic() -> None:
+    assert refusal("shop-paid", "shop", "*", WHERE, {"shop-paid"}) is None

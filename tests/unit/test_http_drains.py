@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, cast
 
+import aiohttp
 import pytest
 from support.loopback import HOST, LoopbackServer
 from support.scaling import SHARD, egress
@@ -16,9 +18,11 @@ from support.scaling import SHARD, egress
 from knafka.core import documents
 from knafka.core.drain import STOP, DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import InvalidDocument
+from knafka_operator.decide.status import NotReady
+from knafka_operator.reconcile.probe import probe
 from knafka_operator.scale.answers import Pace
 from knafka_operator.scale.drains import DrainRefused, HttpDrains
-from knafka_operator.scale.holds import Hold
+from knafka_operator.scale.holds import Hold, explain
 from knafka_operator.scale.progress_bounds import MAX_PARTITIONS, MAX_REASONS, MAX_TEXT, OTHER
 from knafka_operator.scale.scaled_group import sum_progress
 from knafka_operator.scale.scaled_shard import MAX_STRANGERS, ScaledShard
@@ -144,14 +148,64 @@ async def test_leaving_hangs_up_and_ends_no_drain(asking: Asking, dispatcher: Di
 
 
 @pytest.mark.parametrize("status", ["409 Conflict", "412 Precondition Failed"])
-async def test_a_dispatcher_that_refuses_is_quoted(
+async def test_of_one_that_refuses_the_status_is_told_and_not_the_body(
     asking: Asking, dispatcher: Dispatcher, status: str
 ) -> None:
+    """It comes to stand in a Trigger's status, whoever answers at that name."""
     dispatcher.status = status
     dispatcher.lines.put_nowait(b"this dispatcher has another shard\n")
     dispatcher.lines.put_nowait(None)
-    with pytest.raises(DrainRefused, match=f"{status[:3]}: this dispatcher has another shard$"):
+    with pytest.raises(DrainRefused, match=f"answered {status[:3]}") as caught:
         await anext(asking())
+    assert "another shard" not in str(caught.value)
+
+
+async def test_a_redirection_is_not_followed(asking: Asking, dispatcher: Dispatcher) -> None:
+    """Else whoever has the Service has the operator ask anybody."""
+    dispatcher.status = f"302 Found\r\nLocation: http://{HOST}:1/latest/meta-data"
+    dispatcher.lines.put_nowait(None)
+    with pytest.raises(DrainRefused, match="answered 302"):
+        await anext(asking())
+
+
+@pytest.mark.parametrize("host", ["localhost", "drains.test"])
+async def test_a_name_that_leads_to_the_operators_own_pod_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """As a Service of the type ExternalName does, which its namespace's owner may make."""
+
+    async def getaddrinfo(*_: Any, **__: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 80))]
+
+    if host != "localhost":
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    drains = HttpDrains({"mail": f"http://{host}:1"})
+    try:
+        with pytest.raises(aiohttp.ClientConnectorError, match="not allowed here"):
+            await anext(drains.hold("mail", egress("mail"), REQUEST, asyncio.Event()))
+        with pytest.raises(NotReady, match="not allowed here"):
+            await probe(f"http://{host}:1/shop/default")
+    finally:
+        await drains.close()
+
+
+async def test_what_answers_a_probe_in_another_protocol_is_not_shown() -> None:
+    """aiohttp quotes the line that it doesn't understand."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"-ERR the secret is 42\r\n\r\n")
+        await writer.drain()
+
+    async with LoopbackServer(handle) as server:
+        drains = HttpDrains({"mail": f"http://{HOST}:{server.port}"})
+        with pytest.raises(aiohttp.ClientError) as caught:
+            await anext(drains.hold("mail", egress("mail"), REQUEST, asyncio.Event()))
+        assert "42" not in explain(caught.value)
+        with pytest.raises(NotReady) as not_ready:
+            await probe(f"http://{HOST}:{server.port}/shop/default")
+        assert "42" not in str(not_ready.value)
+        await drains.close()
 
 
 async def test_what_is_no_progress_is_an_error(asking: Asking, dispatcher: Dispatcher) -> None:

@@ -38,3 +38,12 @@ def test_the_same_error_of_many_attempts_is_one_line(caplog: pytest.LogCaptureFi
             text = f"127.0.0.1:{port}/bootstrap: Connect failed: Connection refused"
             log_error(KafkaError(KafkaError._TRANSPORT, text))
     assert len(caplog.records) == 1
+
+
+def test_neither_a_log_nor_an_error_shows_what_a_token_endpoint_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text = 'Failed to acquire SASL OAUTHBEARER token: {"AccessKeyId": "EC2 keys"}'
+    error = KafkaError(KafkaError._AUTHENTICATION, text)
+    log_error(error)
+    assert "EC2 keys" not in f"{caplog.text}{log_error_of(error)}"

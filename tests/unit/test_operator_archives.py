@@ -299,6 +299,7 @@ async def test_a_job_of_that_name_that_is_not_its_own_is_left_alone(world: Archi
     [
         ({"storage": {"claim": {"name": "other"}}}, "ClaimDoesNotExist"),
         ({"executors": 2}, "ClaimNotShared"),
+        ({"storage": {**BUCKET, "endpoint": "http://169.254.169.254"}}, "EndpointNotAllowed"),
         ({"storage": {**BUCKET, "credentials": {"name": "none"}}}, "CredentialsNotFound"),
         ({"storage": {**BUCKET, "credentials": {"name": "half"}}}, "CredentialsIncomplete"),
         ({"storage": {}}, "Invalid"),

@@ -83,6 +83,7 @@ def _broker(status: dict[str, Any] | None = None, **seen: Any) -> brokers.Broker
 
 
 THERE = ObservedTopic(TOPIC, FOUND)
+EMPTY = ObservedTopic(TOPIC, FOUND, disputed=False)
 MADE = {"annotations": {"default.topic": "orders", "knafka.dev/topic-id": "id"}}
 SECRET = Identity("knafka", "kafka")
 COPIED = Connection(CONFIG, DEFAULTS, Mount("copy", "1", SECRET, {"kind": "Secret"}))
@@ -101,7 +102,9 @@ READ = {**WRITTEN, "revision": "r1", "accepted": True}
         ({}, {"connection": COPIED}, [ProjectSecret]),
         ({}, {"connection": COPIED, "projected": True}, [RecordTopic, CreateTopic]),
         ({}, {"recorded": "orders"}, [CreateTopic]),
-        ({}, {"recorded": "orders", "topic": THERE}, [RecordContract]),
+        ({}, {"recorded": "orders", "topic": THERE, "made": "id"}, [RecordContract]),
+        ({}, {"recorded": "orders", "topic": EMPTY}, [CreateTopic]),
+        ({}, {"recorded": "orders", "topic": THERE}, []),  # it may be somebody else's
         (MADE, {"topic": THERE}, [RecordContract]),
         (MADE, {"topic": THERE, "contract": FOLLOWED}, [WriteIngress]),
         (RECORDED, {"topic": THERE}, [WriteIngress]),

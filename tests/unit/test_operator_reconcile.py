@@ -41,6 +41,10 @@ TRIED_ELSEWHERE = {
     *("SecretNotAllowed", "SecretNotFound"),
     # test_operator_channel_entries.py
     *("ByKnafka", "ByKnativeEventing", "ChannelNotServed", "KnativeEventingNotSeen"),
+    # test_operator_forged_status.py
+    "GroupNotOurs",
+    # test_operator_credentials.py
+    "ConfigMapNotAllowed",
     # test_operator_sensors.py and what stands beside it
     *("BrokerNotOurs", "PartitionsDiffer", "SensorNotOurs"),
     *("SensorNotReady", "SensorsDisabled", "TriggerNotOurs", "TriggerNotReady", "TriggerRejected"),
@@ -51,6 +55,7 @@ TRIED_ELSEWHERE = {
     *("DeadLettersWait", "DeadLettersExpire", "RetentionNotApplied"),
     # test_operator_archives.py
     *("ClaimDoesNotExist", "ClaimNotShared", "CredentialsNotFound", "CredentialsIncomplete"),
+    "EndpointNotAllowed",
     *("JobFailed", "JobNotOurs", "JobNotStarted", "JobRejected", "AccountNotOurs"),
     # test_operator_operations.py
     *("ArchiveDoesNotExist", "ArchiveNotReady", "Queued", "Retrying", "Running"),
@@ -173,6 +178,12 @@ BROKER_TABLE: list[tuple[str, str, str, Arrange]] = [
         "False",
         "InvalidAddress",
         _broker(delivery={"deadLetterSink": ODD}),
+    ),
+    (
+        "DeadLetterSinkResolved",
+        "False",
+        "AddressNotAllowed",
+        _broker(delivery={"deadLetterSink": {"uri": "http://169.254.169.254/"}}),
     ),
     (
         "TopicReady",

@@ -144,3 +144,14 @@ async def test_a_sensor_moves_with_its_broker_to_another_topic(world: SensorsWor
     assert world.contract().topic == other
     assert {place[0] for place in world.inner.log.group(GROUP).committed} >= {other, OWN[0]}
     assert world.status()["annotations"]["knafka.dev/bus"] == other
+
+
+async def test_no_broker_uses_a_sensors_topic_as_an_external_one(world: SensorsWorld) -> None:
+    """Whoever sends there has the Sensor's subscribers act."""
+    world.inner.allow(f"*,{OWN[2]}")
+    external = {"kafka.eventing.knative.dev/external.topic": OWN[2]}
+    world.inner.declare_broker("shop", "forged", annotations=external)
+    status = await world.inner.reconcile_broker("shop", "forged")
+    found = condition(status, "TopicReady")
+    assert (found["status"], found["reason"]) == ("False", "ExternalTopicNotAllowed")
+    assert "it is a Sensor's" in found["message"]

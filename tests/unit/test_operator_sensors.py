@@ -117,7 +117,7 @@ async def test_names_are_written_before_topics_and_offsets_before_the_function()
     made = [each for each in calls if each in EFFECTS]
     assert made == [
         "write_status",
-        *["ensure_topic"] * 3,
+        *["ensure_topic", "write_status"] * 3,
         *["ensure_committed"] * 2,
         "write_status",
         "apply",  # the function

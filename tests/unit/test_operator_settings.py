@@ -14,6 +14,7 @@ def test_only_where_it_is_and_what_it_starts_must_be_said() -> None:
     settings = Settings.from_environment(REQUIRED)
     assert settings.broker_classes == {"Kafka", "kafka"}
     assert settings.project_secrets is False
+    assert settings.local_addresses is False
 
 
 def test_everything_may_be_said() -> None:
@@ -28,6 +29,7 @@ def test_everything_may_be_said() -> None:
             "KNAFKA_LOG_LEVEL": "DEBUG",
             "KNAFKA_PROFILING": "enabled",
             "KNAFKA_RECORD_POSITION": "disabled",
+            "KNAFKA_LOCAL_ADDRESSES": "allowed",
             "KNAFKA_SENSORS": "enabled",
             "KNAFKA_JOBS_IMAGE": "jobs:1",
         }
@@ -39,6 +41,7 @@ def test_everything_may_be_said() -> None:
     assert settings.log_level == "debug"
     assert settings.profiling is True
     assert settings.record_position is False
+    assert settings.local_addresses is True
     assert settings.sensors is True
     assert settings.jobs_image == "jobs:1"
 
@@ -54,6 +57,7 @@ def test_everything_may_be_said() -> None:
         ("KNAFKA_DELETION_TIMEOUT", "-1"),
         ("KNAFKA_LOG_LEVEL", "loud"),
         ("KNAFKA_PROFILING", "true"),
+        ("KNAFKA_LOCAL_ADDRESSES", "true"),
         ("KNAFKA_SENSORS", "true"),
         ("KNAFKA_RECORD_POSITION", "false"),
     ],

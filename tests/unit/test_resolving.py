@@ -89,3 +89,33 @@ async def test_what_has_no_address_says_why(ref: Mapping[str, Any], reason: str)
     with pytest.raises(Unresolved) as refused:
         await _resolve({"ref": ref})
     assert refused.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:8080/",
+        "http://169.254.169.254/latest/meta-data/iam/security-credentials/",
+        "http://0x7f000001/",
+        "http://[::ffff:127.0.0.1]/",
+        "http://LOCALHOST/",
+        "https://metadata.google.internal/",
+    ],
+)
+async def test_an_address_of_the_pod_or_the_node_is_refused_unless_it_is_allowed(url: str) -> None:
+    destination = documents.parse(Destination, {"uri": url})
+    with pytest.raises(Unresolved, match="KNAFKA_LOCAL_ADDRESSES=allowed") as caught:
+        await resolve(destination, "shop", _get, "cluster.local")
+    assert caught.value.reason == "AddressNotAllowed"
+    found = await resolve(destination, "shop", _get, "cluster.local", local_addresses=True)
+    assert found.url == url
+
+
+async def test_so_is_one_that_an_object_says_is_its_own() -> None:
+    async def get(*_: str) -> Mapping[str, Any]:
+        return {"status": {"address": {"url": "http://169.254.169.254/"}}}
+
+    ref = {"apiVersion": "example.com/v1", "kind": "Inbox", "name": "inbox"}
+    destination = documents.parse(Destination, {"ref": ref, "uri": "/latest"})
+    with pytest.raises(Unresolved, match="link-local"):
+        await resolve(destination, "shop", get, "cluster.local")

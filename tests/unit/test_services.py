@@ -215,3 +215,13 @@ def test_a_pods_grace_is_what_attempts_take_and_not_the_longest_that_they_may(
     assert int(given["KNAFKA_GRACE_PERIOD"]) == seconds - services.STOPPING
     receiver = _receiver(_broker())["spec"]["template"]["spec"]
     assert receiver["timeoutSeconds"] == services.TIMEOUT_SECONDS
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_functions_are_told_of_local_addresses_only_where_they_are_allowed(allowed: bool) -> None:
+    """One variable more would be a new Revision of every function."""
+    settings = replace(SETTINGS, local_addresses=allowed)
+    service = services.dispatcher_service(_trigger(), _egress(), Autoscaling(), 1, None, settings)
+    (container,) = service["spec"]["template"]["spec"]["containers"]
+    told = services.environment_of(container).get("KNAFKA_LOCAL_ADDRESSES")
+    assert told == ("allowed" if allowed else None)

@@ -45,7 +45,17 @@ async def test_an_operator_that_died_after_it_made_the_topic_knows_it_again(
     admin: MemoryAdmin,
 ) -> None:
     await admin.ensure_topic("orders", 4, 1, {})
-    assert topic_effects(WANTED, await _found(admin), _status(id_="")) == ()
+    made = topic_effects(WANTED, await _found(admin), _status(id_=""), disputed=False)
+    assert made == (CreateTopic(WANTED),), "which writes its id down"
+
+
+async def test_a_topic_that_has_records_is_not_taken_for_one_that_was_just_made(
+    admin: MemoryAdmin,
+) -> None:
+    """Who may write a status may write an empty id beside somebody else's topic."""
+    await admin.ensure_topic("orders", 4, 1, {})
+    with pytest.raises(TopicRefused, match="was not made for this object"):
+        topic_effects(WANTED, await _found(admin), _status(id_=""), disputed=True)
 
 
 async def test_a_topic_that_is_there_is_left_alone(admin: MemoryAdmin) -> None:
@@ -80,7 +90,7 @@ async def test_a_topic_that_somebody_made_anew_is_not_ours(admin: MemoryAdmin) -
     with pytest.raises(TopicRefused) as refused:
         topic_effects(WANTED, await _found(admin), _status(id_="another"))
     assert refused.value.reason == "TopicReplaced"
-    assert not may_delete(await _found(admin), "another")
+    assert not may_delete(await _found(admin), "another", used=False, claimed=False)
 
 
 def test_a_topic_that_somebody_deleted_is_made_again() -> None:
@@ -106,10 +116,13 @@ async def test_only_the_topic_that_was_made_for_a_broker_may_be_deleted_with_it(
 ) -> None:
     await admin.ensure_topic("orders", 4, 1, {})
     found = await _found(admin)
-    assert may_delete(found, found.id)
-    assert may_delete(found, "")
-    assert not may_delete(found, None)
-    assert not may_delete(None, found.id)
+    assert may_delete(found, found.id, used=True, claimed=False)
+    assert may_delete(found, "", used=False, claimed=False)
+    assert not may_delete(found, "", used=True, claimed=False)
+    assert not may_delete(found, found.id, used=True, claimed=True)
+    assert not may_delete(found, "", used=False, claimed=True)
+    assert not may_delete(found, None, used=False, claimed=False)
+    assert not may_delete(None, found.id, used=False, claimed=False)
 
 
 async def test_what_has_drifted_is_told_and_left_alone(admin: MemoryAdmin) -> None:

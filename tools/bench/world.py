@@ -26,6 +26,7 @@ from urllib.request import urlopen
 
 from bench.usage import Usage
 from knafka.clients.kafka_admin import KafkaAdmin
+from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka_local.children import HOST, Child, Command, accepts, free_port
 from knafka_local.kafka_distribution import obtain
 from knafka_local.kafka_server import KafkaServer
@@ -165,7 +166,13 @@ class World:
         log = self.folder / f"{uuid.uuid4().hex[:8]}.log"
         words = [str(each) for each in command]
         child = await Child.start(
-            Command(words, log, environment or {}, listener=listener, patience=END_TIMEOUT)
+            Command(
+                words,
+                log,
+                {LOCAL_ADDRESSES: "allowed", **(environment or {})},
+                listener=listener,
+                patience=END_TIMEOUT,
+            )
         )
         try:
             yield child

@@ -6,18 +6,24 @@ Not here: HTTP (`http_connection`).
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from knafka.clients.http_connection import Connection
+from knafka.core import addresses
 from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import Origin
 
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds to connect in, TLS included, of those that an attempt has: a host that doesn't answer at
 all is known within them, however long a subscriber may take to answer."""
+
+
+Refusal: TypeAlias = Callable[[str], str | None]
+"""Says of an address why nothing may be sent there; None: it may."""
 
 
 def client_closed() -> DeliveryError:
@@ -39,7 +45,9 @@ class Pool:
         max_response_bytes: int,
         max_age: Callable[[], float],
         context: ssl.SSLContext | None,
+        refusal: Refusal | None = None,
     ) -> None:
+        """`refusal` judges every address that the origin's host has; None: all may be asked."""
         self.loop = asyncio.get_running_loop()
         self.free = limit
         self.idle: list[Connection] = []
@@ -49,6 +57,7 @@ class Pool:
         self.closed = False
         self._max_age = max_age
         self._context = context
+        self._refusal = refusal
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def wait_for_slot(self, deadline: float) -> None:
@@ -78,14 +87,11 @@ class Pool:
     async def connect(self, deadline: float) -> Connection:
         if self.closed:
             raise client_closed()
-        host, port, context = self.origin.host, self.origin.port, self._context
         now = self.loop.time()
         expires_at = now + self._max_age()
         try:
             async with asyncio.timeout_at(min(deadline, now + CONNECT_TIMEOUT)):
-                _, connection = await self.loop.create_connection(
-                    lambda: Connection(self, expires_at), host, port, ssl=context
-                )
+                connection = await self._connect(expires_at)
         except TimeoutError as error:
             problem = f"no connection to {self.origin} in time"
             raise DeliveryError("timeout", problem) from error
@@ -96,6 +102,42 @@ class Pool:
             connection.drop()
             raise client_closed()
         return connection
+
+    async def _connect(self, expires_at: float) -> Connection:
+        """Raises `OSError`, and `DeliveryError` where no address of the host may be asked."""
+        host, port, context = self.origin.host, self.origin.port, self._context
+        # What was judged is what is connected to: the name is resolved once.
+        candidates = [host] if self._refusal is None else await self._allowed(self._refusal)
+        server = host if context is not None else None
+        for number, address in enumerate(candidates, 1):
+            try:
+                _, connection = await self.loop.create_connection(
+                    lambda: Connection(self, expires_at),
+                    address,
+                    port,
+                    ssl=context,
+                    server_hostname=server,
+                )
+                return connection
+            except OSError:
+                if number == len(candidates):
+                    raise
+        raise AssertionError("a host has an address")
+
+    async def _allowed(self, refusal: Refusal) -> list[str]:
+        """The addresses of the origin's host that may be asked, in the resolver's order."""
+        host, port = self.origin.host, self.origin.port
+        if addresses.is_address(host):
+            found = [host]
+        else:
+            resolved = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = list(dict.fromkeys(str(each[4][0]) for each in resolved))
+        allowed = [each for each in found if refusal(each) is None]
+        if not allowed:
+            why = "; ".join(filter(None, map(refusal, found)))
+            problem = f"no connection to {self.origin}: {why}, which is not allowed here"
+            raise DeliveryError("refused", problem)
+        return allowed
 
     def forget(self, connection: Connection) -> None:
         """Keep it from being used again."""

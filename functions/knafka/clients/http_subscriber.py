@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from knafka.clients.http_connection import Unanswered
-from knafka.clients.http_pool import Pool, client_closed
+from knafka.clients.http_pool import Pool, Refusal, client_closed
 from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import Origin, Response, Target
 
@@ -42,7 +42,8 @@ class HttpSubscriber:
     """A `Subscriber` that keeps at most `limit` connections, so `limit` posts, per origin.
 
     `tls` makes the context for an https origin; the origin's own CA certificates are added to it.
-    `max_age` gives the seconds that a connection may be used for.
+    `max_age` gives the seconds that a connection may be used for. `refusal` judges the addresses
+    that a host has when a connection is made: `core.addresses.refusal` where users name the hosts.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class HttpSubscriber:
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
         max_age: Callable[[], float] = about_max_age,
+        refusal: Refusal | None = None,
     ) -> None:
         self._limit = limit
         self._max_response_bytes = max_response_bytes
         self._tls = tls
         self._max_age = max_age
+        self._refusal = refusal
         self._pools: dict[Origin, Pool] = {}
         self._closed = False
 
@@ -100,7 +103,12 @@ class HttpSubscriber:
         if self._closed:
             raise client_closed()
         pool = Pool(
-            origin, self._limit, self._max_response_bytes, self._max_age, self._context(origin)
+            origin,
+            self._limit,
+            self._max_response_bytes,
+            self._max_age,
+            self._context(origin),
+            self._refusal,
         )
         self._pools[origin] = pool
         return pool

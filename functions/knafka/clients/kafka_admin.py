@@ -288,6 +288,13 @@ class KafkaAdmin:
         self._ranges[topic] = found.id, known
         return known, read.keys()
 
+    async def has_group(self, group: str) -> bool:
+        return await self._groups.exists(group)
+
+    async def has_committed(self, group: str, topic: str) -> bool:
+        found = (await self._describe([topic])).get(topic)
+        return found is not None and bool(await self._groups.committed(group, found.partitions))
+
     async def delete_group(self, group: str) -> None:
         await self._groups.delete(group)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
+from knafka.core.connection_errors import shown_text
 from knafka.core.errors import LogError
 from knafka.observability import RateLimitedFilter
 from knafka.tokens import with_tokens
@@ -83,14 +84,14 @@ def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[st
         raise log_error_of(error.args[0]) from error
 
 
-def open_admin(connection: Connection, told: Callable[[KafkaError], None]) -> AdminClient:
+def open_admin(connection: Connection, on_error: Callable[[KafkaError], None]) -> AdminClient:
     """An admin client; what goes wrong comes back with each request, so it logs nothing.
 
-    `told` hears of connections that fail, from within the client's `poll`.
+    `on_error` hears of connections that fail, from within the client's `poll`.
     """
     from confluent_kafka.admin import AdminClient  # 10 ms that a function's start can do without
 
-    configuration = {**with_tokens(connection), "log_level": 0, "error_cb": told}
+    configuration = {**with_tokens(connection), "log_level": 0, "error_cb": on_error}
     try:
         return AdminClient(configuration)
     except KafkaException as error:
@@ -122,7 +123,7 @@ DENIED: Final[Mapping[int, str]] = {
 def log_error_of(error: KafkaError) -> LogError:
     code = error.code()
     return LogError(
-        error.str(),
+        shown_text(error.str()),
         retriable=code not in REFUSED_FOR_GOOD,
         too_large=code == KafkaError.MSG_SIZE_TOO_LARGE,
         unknown_topic=code in UNKNOWN_TOPIC,
@@ -133,4 +134,5 @@ def log_error_of(error: KafkaError) -> LogError:
 
 def log_error(error: KafkaError) -> None:
     """What a client does with what it is told, unless it knows better."""
-    log.log(logging.INFO if error.code() in PASSING else logging.WARNING, "Kafka: %s", error.str())
+    level = logging.INFO if error.code() in PASSING else logging.WARNING
+    log.log(level, "Kafka: %s", shown_text(error.str()))

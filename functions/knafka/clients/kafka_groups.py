@@ -245,6 +245,16 @@ class KafkaGroups:
                 until = now + remembered(len(self._known)) * random.uniform(0.5, 1)
                 self._known.setdefault(group, {})[topic_id] = _Known(committed, positions, until)
 
+    async def exists(self, group: str) -> bool:
+        """Whether Kafka knows a group of this name."""
+        described = await self._calls.many(
+            lambda timeout: self._calls.admin.describe_consumer_groups(
+                [group], request_timeout=timeout
+            ),
+            leaving_out=_NONE,
+        )
+        return any(not _is_gone(each) for each in described.values())
+
     async def members(self, group: str) -> Collection[str]:
         """The client ids of those that are in it."""
         with needing(group=("Describe", group)):

@@ -109,6 +109,14 @@ class MemoryAdmin:
             )
         return lags
 
+    async def has_group(self, group: str) -> bool:
+        known = self._memory.groups.get(group)
+        return known is not None and bool(known.committed or known.members)
+
+    async def has_committed(self, group: str, topic: str) -> bool:
+        known = self._memory.groups.get(group)
+        return known is not None and any(place[0] == topic for place in known.committed)
+
     async def delete_group(self, group: str) -> None:
         if group in self._memory.groups and self._memory.groups[group].members:
             raise LogError(f"the group {group} has members")

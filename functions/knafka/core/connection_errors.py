@@ -2,15 +2,45 @@
 
 librdkafka never gives up on a wrong password or an unknown CA: it tries for ever, and tells its
 error callback, from within a client's `poll`. The last such error is kept here until asked for.
+Its words on a token endpoint are the body that this answered with, whoever that is: of it only the
+codes of OAuth are told, as such a text comes to stand in a status (`shown_text`).
 Not here: for how long to wait; the client of Kafka decides that.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final, Protocol
 
 _NO_TOKEN: Final = "Failed to acquire SASL OAUTHBEARER token"
 """librdkafka's words; it says so once, and then tries again in silence."""
+MAX_TEXT: Final = 500
+"""Characters of an error that are told: what a server says of itself has no bound of its own."""
+_OWN_WORDS: Final = re.compile(
+    "(?:Expected JSON response|Failed to parse JSON|Failed to decode JWT|Response is not JSON"
+    "|Failed to connect|Could ?n[o']t (?:connect|resolve)|Connection timed out|Operation timed out"
+    "|Resolving timed out|SSL |OpenSSL |Recv failure|Send failure|Empty reply|Unsupported protocol"
+    ")[^{}<>\n]{0,200}"
+).match
+"""What librdkafka and libcurl say by themselves of a token endpoint."""
+_OAUTH_CODE: Final = re.compile(
+    r'"error"\s*:\s*"(invalid_(?:request|client|grant|scope|target)|unauthorized_client'
+    r'|unsupported_grant_type|access_denied|server_error|temporarily_unavailable)"'
+).search
+"""RFC 6749, 5.2, and what providers add to it."""
+
+
+def shown_text(text: str) -> str:
+    """What may be shown of librdkafka's error: without the body that a token endpoint answered."""
+    if not text.startswith(_NO_TOKEN):
+        return text[:MAX_TEXT]
+    said = text.removeprefix(_NO_TOKEN).removeprefix(": ")
+    if (own := _OWN_WORDS(said)) is not None:
+        return f"{_NO_TOKEN}: {own[0]}"
+    code = _OAUTH_CODE(said)
+    return f"{_NO_TOKEN}: the token endpoint answered with an error: " + (
+        code[1] if code is not None else "see its own log, as its answer isn't shown here"
+    )
 
 
 class ClientError(Protocol):
@@ -38,7 +68,7 @@ class ConnectionErrors:
             )
         # That all brokers are down follows whatever is wrong with the last of them.
         if error.name() != "_ALL_BROKERS_DOWN" or not self._name:
-            self._name, self._text = error.name(), error.str()
+            self._name, self._text = error.name(), shown_text(error.str())
 
     def forget(self) -> None:
         """It may have been mended; but of what isn't repeated that is known once Kafka answers."""

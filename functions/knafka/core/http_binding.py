@@ -174,11 +174,12 @@ def located_request_of(
     They replace the event's own of these names. A document gets them in front of its members, and
     stays as it is behind them. A batch is of events that lie nowhere: it gets none.
     """
-    attributes, data, passed, document = envelope
+    attributes, data, passed, document, sent_as_json = envelope
     if mode == "batch":
         return request_of(envelope, mode)
     has_own = PARTITION in attributes or OFFSET in attributes
-    if document is None and mode != "json" and not has_own:
+    becomes_json = mode == "json" or (mode is None and sent_as_json)
+    if document is None and not becomes_json and not has_own:
         head, body = request_of(envelope, mode)
         return b"%s: %d\r\n%s: %d\r\n%s" % (_PARTITION, partition, _OFFSET, offset, head), body
     if document is not None:
@@ -191,7 +192,7 @@ def located_request_of(
             members = f'"{PARTITION}":"{partition}","{OFFSET}":"{offset}",'.encode()
             document = document[:start] + members + document[start:]
     located = {**attributes, PARTITION: str(partition), OFFSET: str(offset)}
-    return request_of(Envelope(located, data, passed, document), mode)
+    return request_of(Envelope(located, data, passed, document, sent_as_json), mode)
 
 
 def head_of(attributes: Attributes) -> bytes:

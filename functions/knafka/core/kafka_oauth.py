@@ -106,6 +106,17 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
+    """Refuse to show AWS's token to whoever listens; raises `InvalidDocument`.
+
+    It is no password of the server's: it stands for an identity that has other rights, too.
+    """
+    if _provider(secret) is not None and protocol != "SASL_SSL":
+        raise InvalidDocument(
+            "protocol", f"invalid value: {protocol}: with {TOKEN_PROVIDER} want SASL_SSL"
+        )
+
+
 def quoted(text: str) -> str:
     """As Java's login configuration reads a string."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -35,6 +35,7 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
     if protocol.startswith("SASL"):
         mechanism = _mechanism(secret)
         if mechanism == OAUTHBEARER:
+            kafka_oauth.check_protocol(secret, protocol)
             configuration |= kafka_oauth.for_librdkafka(secret)
         else:
             configuration["sasl.mechanism"] = mechanism
@@ -57,6 +58,7 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
     if protocol.startswith("SASL"):
         mechanism = _mechanism(secret)
         if mechanism == OAUTHBEARER:
+            kafka_oauth.check_protocol(secret, protocol)
             configuration |= kafka_oauth.for_java(secret)
         else:
             user, password = _present(secret, "user"), _present(secret, "password")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from typing import Final
 
 MAX_LENGTH: Final = 249
@@ -16,6 +17,9 @@ MAX_LENGTH: Final = 249
 
 BROKERS: Final = "knative-broker-"
 """What the name of every Broker's own topic begins with."""
+
+TRIGGERS: Final = "knative-trigger-"
+"""What the name of every Trigger's consumer group begins with."""
 
 OURS: Final = "knafka-"
 """What the names of all other topics that we make begin with."""
@@ -53,9 +57,16 @@ def broker_topic(namespace: str, broker: str) -> str:
     return f"{BROKERS}{namespace}-{broker}"
 
 
+def parts_of(joined: str) -> Iterator[tuple[str, str]]:
+    """Every namespace and name that joined with a dash give this."""
+    for position, character in enumerate(joined):
+        if character == "-" and 0 < position < len(joined) - 1:
+            yield joined[:position], joined[position + 1 :]
+
+
 def trigger_group(namespace: str, trigger: str) -> str:
     """The consumer group of a Trigger: upstream's default template."""
-    return f"knative-trigger-{namespace}-{trigger}"
+    return f"{TRIGGERS}{namespace}-{trigger}"
 
 
 def distinct_broker_topic(namespace: str, broker: str) -> str:
@@ -70,7 +81,7 @@ def is_broker_topic(topic: str | None, namespace: str, broker: str) -> bool:
 
 def distinct_trigger_group(namespace: str, trigger: str) -> str:
     """The consumer group of a Trigger whose usual one is another's already."""
-    return _distinct("knative-trigger-", namespace, trigger)
+    return _distinct(TRIGGERS, namespace, trigger)
 
 
 def is_trigger_group(group: str | None, namespace: str, trigger: str) -> bool:

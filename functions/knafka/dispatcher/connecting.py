@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
+from knafka.clients.http_pool import Refusal
 from knafka.clients.http_subscriber import HttpSubscriber
 from knafka.clients.kafka_client import Connection
 from knafka.clients.kafka_connection import connection, reading, settings, writing
@@ -60,14 +61,14 @@ class Clients:
     """Attempts that begin in one turn of the event loop, if it has neighbours there."""
 
 
-def connect(egress: Egress, reporting: Connection) -> Clients:
+def connect(egress: Egress, reporting: Connection, refusal: Refusal | None) -> Clients:
     """Kafka and HTTP; raises `InvalidDocument` for a Secret that can't work. `reporting` is of
-    `ClientStatistics`."""
+    `ClientStatistics`, `refusal` judges the addresses of destinations."""
     kafka = egress.kafka
     return Clients(
         partial(KafkaReader, {**reading(kafka), **reporting}, egress.group, egress.topic),
         KafkaWriter({**writing(kafka), **reporting}),
-        HttpSubscriber(limit=egress.max_in_flight),
+        HttpSubscriber(limit=egress.max_in_flight, refusal=refusal),
         KafkaTopics(connection(egress.kafka)),
     )
 
@@ -97,10 +98,17 @@ class KafkaShard:
     """One writer and one read of each topic for all; connections to subscribers are each Egress's
     own, or a slow one would take the others' of the same host."""
 
-    def __init__(self, shard: Shard, kafka: Mapping[str, Any], reporting: Connection) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        kafka: Mapping[str, Any],
+        reporting: Connection,
+        refusal: Refusal | None,
+    ) -> None:
         writing = {**kafka, **settings(shard.kafka, "producer"), **reporting}
         self.writer: LogWriter = KafkaWriter(writing)
-        self.subscriber: Subscriber = HttpSubscriber(limit=1)
+        self.subscriber: Subscriber = HttpSubscriber(limit=1, refusal=refusal)
+        self._refusal = refusal
         self._shard = shard
         self._kafka = kafka
         self._reading = {**kafka, **settings(shard.kafka, "consumer")}
@@ -119,7 +127,7 @@ class KafkaShard:
         return Clients(
             open_reader,
             self.writer,
-            HttpSubscriber(limit=egress.max_in_flight),
+            HttpSubscriber(limit=egress.max_in_flight, refusal=self._refusal),
             self._maker,
             parser,
             lambda: max(LEAST_BYTES, SHARD_BYTES // max(1, among())),
@@ -154,9 +162,9 @@ class KafkaShard:
         await self.subscriber.close()
 
 
-def connect_shard(shard: Shard, reporting: Connection) -> ShardClients:
+def connect_shard(shard: Shard, reporting: Connection, refusal: Refusal | None) -> ShardClients:
     """As `connect`."""
-    return KafkaShard(shard, connection(shard.kafka), reporting)
+    return KafkaShard(shard, connection(shard.kafka), reporting, refusal)
 
 
 def open_files() -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from knafka import settings
+from knafka.core import addresses
 from knafka.core.contract import Egress, Shard
 from knafka.dispatcher.connecting import Clients, ShardClients, connect, connect_shard
 from knafka.dispatcher.own import OwnEgress
@@ -31,9 +32,12 @@ class Dispatcher(DrainingFunction):
 
     def _open(self, environment: Mapping[str, str], drains: Drains, tracer: Tracer | None) -> Side:
         shard, reporting = settings.shard(environment), self.statistics.connection
+        refusal = None if settings.local_addresses(environment) else addresses.refusal
         if shard is None:
             egress = settings.egress(environment)
-            to_egress = self._connect or partial(connect, reporting=reporting)
+            to_egress = self._connect or partial(connect, reporting=reporting, refusal=refusal)
             return OwnEgress(egress, to_egress(egress), drains.service_url, tracer)
-        to_shard = self._connect_shard or partial(connect_shard, reporting=reporting)
+        to_shard = self._connect_shard or partial(
+            connect_shard, reporting=reporting, refusal=refusal
+        )
         return ServedShard(shard, to_shard(shard), drains.service_url, tracer)

@@ -339,6 +339,15 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         """
         ...
 
+    async def has_group(self, group: str) -> bool:
+        """Whether there is a group of this name, with members or offsets. Raises `LogError`."""
+        ...
+
+    async def has_committed(self, group: str, topic: str) -> bool:
+        """Whether a group has an offset on any partition of a topic, which need not exist. Raises
+        `LogError`."""
+        ...
+
     async def delete_group(self, group: str) -> None:
         """Forget what it has committed; nothing if there is none. A `LogError` if it isn't empty:
         somebody reads."""

@@ -206,7 +206,7 @@ def _pod(
     container: Manifest = {
         "name": "archive",
         "image": settings.jobs_image,
-        "args": list(arguments),
+        "args": [services.literal(argument) for argument in arguments],
         "env": [
             _of_pod("KNAFKA_POD_NAME", "metadata.name"),
             _of_pod("KNAFKA_POD_NAMESPACE", "metadata.namespace"),
@@ -254,7 +254,7 @@ def _environment(archive: DeadLetterArchive, settings: Settings) -> list[Manifes
         found["KNAFKA_EXECUTOR_IMAGE"] = settings.jobs_image
         found["KNAFKA_EXECUTOR_CPU"] = str(spec.resources.requests.get("cpu", "1"))
         found["KNAFKA_EXECUTOR_TEMPLATE"] = services.one_line(executor(archive, settings))
-    return [{"name": name, "value": value} for name, value in found.items()]
+    return [*services.variables(found)]
 
 
 def s3_settings(endpoint: str, region: str) -> dict[str, str]:

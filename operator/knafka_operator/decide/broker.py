@@ -73,12 +73,17 @@ class ObservedTopic:
     """As Kafka has it; None: there is none."""
     others: int = 0
     """Partitions of the namespace's other topics."""
+    disputed: bool = True
+    """See `topic_effects`."""
 
     def effects(
         self, annotations: Mapping[str, str], settings: Settings
     ) -> tuple[RecordTopic | CreateTopic, ...]:
         """What is to be done first; raises `TopicRefused`."""
-        return topic_effects(self.wanted, self.found, annotations, settings.maxima, self.others)
+        maxima, disputed = settings.maxima, self.disputed
+        return topic_effects(
+            self.wanted, self.found, annotations, maxima, self.others, disputed=disputed
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,8 @@ class ObservedBroker:
     """None: there is no connection, or it is refused."""
     recorded: str | None = None
     """The topic that the status says is about to be made."""
+    made: str | None = None
+    """Kafka's id of the topic that was made now, which the status says, too."""
     projected: bool = False
     """Whether the Secret was copied."""
     contract: str | None = None
@@ -183,6 +190,8 @@ def decide(seen: ObservedBroker, settings: Settings) -> BrokerDecision:
         assert topic is not None
         if seen.recorded is not None:
             annotations.update({TOPIC_STATUS: seen.recorded, TOPIC_ID: ""})
+        if seen.made is not None:
+            annotations.update({TOPIC_STATUS: topic.wanted.name, TOPIC_ID: seen.made})
         if needed := topic.effects(annotations, settings):
             steps.first(*needed)
         found = topic.found

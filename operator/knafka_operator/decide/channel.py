@@ -86,6 +86,8 @@ class ObservedChannel:
     topic: ObservedTopic | KnafkaError | None = None
     recorded: str | None = None
     """The topic that the status says is about to be made."""
+    made: str | None = None
+    """Kafka's id of the topic that was made now, which the status says, too."""
     receivers: tuple[str, ...] | None = None
     """Those that may have its entry; None: as its status says."""
     revision: str | None = None
@@ -167,6 +169,8 @@ def decide(seen: ObservedChannel, settings: Settings) -> ChannelDecision:
         assert topic is not None
         if seen.recorded is not None:
             annotations.update({TOPIC_STATUS: seen.recorded, TOPIC_ID: ""})
+        if seen.made is not None:
+            annotations.update({TOPIC_STATUS: topic.wanted.name, TOPIC_ID: seen.made})
         if needed := topic.effects(annotations, settings):
             steps.first(*needed)
         found = topic.found

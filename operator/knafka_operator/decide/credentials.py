@@ -5,7 +5,8 @@
     KafkaChannel, ConfigMap of all channels -> its Secret; with that, its ConfigMap
 
 Credentials belong to their servers: a Secret that one ConfigMap names is never sent to the servers
-that another one names.
+that another one names. And to their namespace: a Broker gets by those of its own, or by the ones
+that the installation offers. Every other Secret is refused before it is read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from knafka_operator.model.settings import Settings
 KAFKA_SECRET: Final = f"{OURS}kafka-secret"
 """On a KafkaChannel: the Secret of the operator's namespace with its Kafka's credentials, which
 carries the same key as a label (CHN-20). None: the one that the installation's ConfigMap names."""
+BROKER_CONFIG: Final = f"{OURS}broker-config"
+"""Label of a ConfigMap of the operator's namespace that Brokers of all namespaces may name."""
 SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
 
 
@@ -36,6 +39,8 @@ class Configuration:
     config: ConfigMap
     secret: Identity | None
     """The Secret for its servers; None: it names none."""
+    is_installations: bool = False
+    """Whether a ConfigMap of the operator's namespace is what names that Secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,31 @@ class Mount:
     """The one that an administrator or the user has made: a copy says the same."""
     projected: services.Manifest | None = None
     """The copy beside the Broker that has to be made."""
+
+
+def check_reference(
+    reference: tuple[str, str] | None,
+    own: ConfigMap | None,
+    broker: Broker,
+    installation: Identity,
+) -> None:
+    """Refuse a ConfigMap of the operator's namespace, `own`, that its administrator hasn't labelled
+    as one for Brokers: what lies there, such as that of all channels, isn't to choose from.
+
+    Raises `NotReady`, the same one whether there is such a ConfigMap or not.
+    """
+    if reference in (None, installation) or broker.metadata.namespace == installation.namespace:
+        return
+    assert reference is not None
+    if reference[0] != installation.namespace:
+        return
+    if own is None or own.metadata.labels.get(BROKER_CONFIG) != "true":
+        raise NotReady(
+            "ConfigMapNotAllowed",
+            f"ConfigMap {reference[0]}/{reference[1]} is not for Brokers: in spec.config name "
+            f"{installation}, or one of the Broker's own namespace; an administrator may label "
+            f"others {BROKER_CONFIG}: true",
+        )
 
 
 def configuration(
@@ -77,25 +107,38 @@ def configuration(
     # Who names servers says with what Secret: another's credentials never go there.
     names_servers = own is not None and desired.BOOTSTRAP_SERVERS in own.data
     names_secret = own is not None and desired.SECRET in own.data
-    secret = desired.secret_reference(own if names_servers or names_secret else base)
+    is_own = (names_servers or names_secret) and reference != default
+    secret = desired.secret_reference(own if is_own else base)
     return Configuration(
-        merged.model_copy(update={"data": data}), None if secret is None else Identity(*secret)
+        merged.model_copy(update={"data": data}),
+        None if secret is None else Identity(*secret),
+        not is_own or (reference is not None and reference[0] == default.namespace),
     )
 
 
-def mount(broker: Broker, secret: Mapping[str, Any], settings: Settings) -> Mount:
-    """How the Broker's pods get this Secret; raises `NotReady` if they may not."""
+def check_secret(configured: Configuration, broker: Broker, settings: Settings) -> None:
+    """Refuse a Secret that the Broker's pods may not have; raises `NotReady`.
+
+    To be asked before the Secret is read: what is refused is sent to no server either.
+    """
+    secret = configured.secret
+    if secret is None or secret.namespace == broker.metadata.namespace:
+        return
+    if not (settings.project_secrets and configured.is_installations):
+        raise NotReady(
+            "SecretNotProjected",
+            f"Secret {secret} is in another namespace: name a ConfigMap and Secret of the "
+            "Broker's own in spec.config, or have the operator copy its own with "
+            "KNAFKA_PROJECT_SECRETS=true",
+        )
+
+
+def mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
+    """How the Broker's pods get this Secret, which `check_secret` has let pass."""
     metadata = secret["metadata"]
     version, of = str(metadata.get("resourceVersion", "")), Identity.of(secret)
     if metadata["namespace"] == broker.metadata.namespace:
         return Mount(str(metadata["name"]), version, of)
-    if not settings.project_secrets or metadata["namespace"] != settings.namespace:
-        raise NotReady(
-            "SecretNotProjected",
-            f"Secret {metadata['namespace']}/{metadata['name']} is in another namespace: name "
-            "a ConfigMap and Secret of the Broker's own in spec.config, or have the operator "
-            "copy its own with KNAFKA_PROJECT_SECRETS=true",
-        )
     copy = _projected(broker, secret.get("data") or {})
     return Mount(copy["metadata"]["name"], version, of, copy)
 

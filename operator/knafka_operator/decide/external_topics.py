@@ -5,7 +5,8 @@
 The annotation on a Broker is the user's; what it may name is for the installation to say, in the
 key `external.topics` of its own ConfigMap: patterns, separated by commas or lines, none by default.
 In a pattern `*` stands for any characters, `{namespace}` for the Broker's namespace, and all else
-for itself. Topics that are Knafka's own or internal to Kafka can't be allowed.
+for itself. Topics that are Knafka's own or internal to Kafka can't be allowed. Those of Sensors
+have no beginning of their own: known ones can't be either, and a name like theirs only in full.
 
 Not here: whether the topic exists (`topics`), and reading the ConfigMap (`brokers`).
 """
@@ -13,6 +14,7 @@ Not here: whether the topic exists (`topics`), and reading the ConfigMap (`broke
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -24,11 +26,14 @@ NAMESPACE: Final = "{namespace}"
 
 _RESERVED: Final = {
     names.BROKERS: "are the topics of Brokers",
+    names.CHANNELS: "are the topics of KafkaChannels",
     names.OURS: "are Knafka's",
     "__": "are internal to Kafka",
 }
 """Prefix, and what the topics are that have it."""
 
+_OF_SENSOR = re.compile(r".+-.+-.+-(?:trigger|changelog|action)").fullmatch
+"""As `names.sensor_topic` gives them."""
 _LEGAL_PATTERN = re.compile(r"(?:[A-Za-z0-9._*-]|\{namespace\})+").fullmatch
 _LEGAL_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 _NO_SEPARATOR: Final = r"(?:[-a-z0-9]|\{namespace\})*"
@@ -40,7 +45,7 @@ _AMBIGUOUS = re.compile(
 def reserved(topic: str) -> str | None:
     """Why no Broker may name this topic, whatever is allowed; None: it isn't reserved.
 
-    Every Broker's own topic is (`names.broker_topic`), so this also keeps Brokers apart.
+    Every Broker's and every KafkaChannel's own topic is, so this also keeps them apart.
     """
     for prefix, are in _RESERVED.items():
         if topic.startswith(prefix):
@@ -48,12 +53,21 @@ def reserved(topic: str) -> str | None:
     return None
 
 
-def refusal(topic: str, namespace: str, allowed: str, where: str) -> str | None:
+def refusal(
+    topic: str,
+    namespace: str,
+    allowed: str,
+    where: str,
+    of_sensors: Container[str] = frozenset(),
+) -> str | None:
     """Why a Broker of this namespace may not use this topic; None: it may.
 
-    `allowed` is the value of `external.topics`, and `where` names what holds that key.
+    `allowed` is the value of `external.topics`, and `where` names what holds that key;
+    `of_sensors` has the topics of all Sensors, and other names of theirs.
     """
-    if (why := reserved(topic)) is not None:
+    is_sensors = topic in of_sensors and _OF_SENSOR(topic) is not None
+    why = "it is a Sensor's" if is_sensors else reserved(topic)
+    if why is not None:
         return f"external topic {topic:.300} is not allowed: {why}"
     patterns = [each.strip() for each in re.split(r"[,\n]", allowed) if each.strip()]
     unusable = []
@@ -61,7 +75,9 @@ def refusal(topic: str, namespace: str, allowed: str, where: str) -> str | None:
         if (why := _wrong_with(pattern)) is not None:
             unusable.append(f"{pattern:.300} ({why})")
         elif _matches(pattern, topic, namespace):
-            return None
+            if "*" not in pattern or _OF_SENSOR(topic) is None:
+                return None
+            unusable.append(f"{pattern:.300} (a name like those of Sensors' topics wants no '*')")
     return (
         f"external topic {topic:.300} is not allowed in namespace {namespace}: to allow it, set "
         f"{EXTERNAL_TOPICS} in {where} to a list of patterns of which one matches it"

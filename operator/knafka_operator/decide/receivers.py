@@ -58,6 +58,13 @@ def is_of_secret_in(topic: str, namespace: str, settings: Settings) -> bool:
     return topic == names.contract_topic(namespace, f"Brokers-{secret}{ending}")
 
 
+def is_contract_of_brokers(topic: str, namespace: str, settings: Settings) -> bool:
+    """Whether Brokers of this namespace can have an entry in a topic of this name: `contract` names
+    it by the Secret, which is of that namespace or of the operator's."""
+    beginnings = (f"{names.CONTRACTS}{each}-Brokers" for each in (namespace, settings.namespace))
+    return topic.startswith(tuple(beginnings))
+
+
 def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
     """The topic with a receiver's contract: one partition, since its records have one order."""
     replication = min(defaults.replication, defaults.max_replication)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 from urllib.parse import urljoin
 
+from knafka.core import addresses
 from knafka.core.contract import Sink
 from knafka.core.documents import parse, shown_url
 from knafka.core.errors import InvalidDocument, KnafkaError
@@ -25,6 +26,7 @@ NOT_FOUND: Final = "NotFound"
 NOT_ADDRESSABLE: Final = "NotAddressable"
 NOT_ALLOWED: Final = "NotAllowed"
 INVALID_ADDRESS: Final = "InvalidAddress"
+ADDRESS_NOT_ALLOWED: Final = "AddressNotAllowed"
 ADDRESSABLE_LABEL: Final = 'duck.knative.dev/addressable: "true"'
 """Label of a ClusterRole: the operator has the rights of all that carry it."""
 
@@ -46,10 +48,17 @@ def not_allowed(api_version: str, kind: str, namespace: str, name: str) -> Unres
     )
 
 
-async def resolve(destination: Destination, namespace: str, get: Get, domain: str) -> Sink:
+async def resolve(
+    destination: Destination,
+    namespace: str,
+    get: Get,
+    domain: str,
+    *,
+    local_addresses: bool = False,
+) -> Sink:
     """The address of `destination`, declared in `namespace`; raises `Unresolved`.
 
-    `domain` is the cluster's, such as `cluster.local`.
+    `domain` is the cluster's, such as `cluster.local`; `local_addresses` as in `Settings`.
     """
     url, ca_certs = destination.uri or "", destination.ca_certs
     if destination.ref is not None:
@@ -61,12 +70,25 @@ async def resolve(destination: Destination, namespace: str, get: Get, domain: st
                 f"the CACerts in the status of {destination.ref.kind:.100} "
                 f"{destination.ref.name:.253} are no certificates in PEM form",
             )
+    if not local_addresses:
+        _check_address(url)
     try:
         return parse(Sink, {"url": url, **({"caCerts": ca_certs} if ca_certs else {})})
     except InvalidDocument as error:
         raise Unresolved(
             INVALID_ADDRESS, f"its address {shown_url(url)} can't be used: {error}"
         ) from None
+
+
+def _check_address(url: str) -> None:
+    """Refuse a host that is an address of the pod or the node. A name is judged by dispatchers,
+    by what it resolves to when they connect."""
+    if (why := addresses.refusal_of_url(url)) is not None:
+        raise Unresolved(
+            ADDRESS_NOT_ALLOWED,
+            f"its address {url:.200} can't be used: {why}; an administrator may allow these for "
+            f"everybody with {addresses.LOCAL_ADDRESSES}=allowed",
+        )
 
 
 async def _address(

@@ -86,6 +86,11 @@ class ObservedSensor(Generic[K]):
     """Why its Broker may not use its topic."""
     topics: Mapping[str, TopicDescription | None] | KnafkaError = field(default_factory=dict)
     """Those that may be its own, by name; None: there is none of that name."""
+    disputed: frozenset[str] = frozenset()
+    """Topics that its status names without an id, and that have records or are named by another
+    Sensor's, too."""
+    group_is_foreign: bool = False
+    """Whether there is a consumer group of the usual name that isn't known to be its own."""
     stands: bool = False
     """Whether there is a Service of its own."""
     revision: str | None = None
@@ -150,10 +155,11 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
     with conditions.step(TOPICS_READY):
         found = value(seen.topics)
         wanted = sensor_topics.topics(sensor, broker, annotations, found, taken)
-        group = _group(sensor, annotations, taken)
+        group = _group(sensor, annotations, taken, foreign=seen.group_is_foreign)
         if news := sensor_topics.to_record(wanted, group, broker, annotations, found):
             steps.first(RecordTopics(news))
-        if missing := sensor_topics.to_make(wanted, annotations, found, settings.maxima):
+        maxima, disputed = settings.maxima, seen.disputed
+        if missing := sensor_topics.to_make(wanted, annotations, found, maxima, disputed):
             steps.first(*missing)
         ids = {
             TOPICS[each][1]: sensor_topics.id_of(found[topic.name])
@@ -167,8 +173,9 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
                 # While it reads, its group takes no offsets on another topic.
                 steps.first(DeleteFunctions())
             steps.first(
-                CommitOffsets(group, bus, "latest"),
+                # Its own topic first: an offset there says whose group it is.
                 CommitOffsets(group, wanted[TRIGGER].name, "earliest"),
+                CommitOffsets(group, bus, "latest"),
                 PromiseSensor({**ids, BUS: bus}),
             )
         annotations.update(ids)
@@ -250,13 +257,23 @@ def _may_not_read(seen: ObservedSensor[K]) -> bool:
 # The function.
 
 
-def _group(sensor: Sensor, annotations: Mapping[str, str], taken: Container[str]) -> str:
+def _group(
+    sensor: Sensor, annotations: Mapping[str, str], taken: Container[str], *, foreign: bool
+) -> str:
+    """The usual name (BUS-S14) unless there is such a group already, which is then an
+    application's. Raises `NotReady` where it was promised events by that name."""
     mine = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
-    kept = annotations.get(GROUP_STATUS)
-    if kept is not None and names.is_sensor_group(kept, *mine):
+    kept, usual = annotations.get(GROUP_STATUS), names.sensor_group(*mine)
+    if kept is not None and names.is_sensor_group(kept, *mine) and not (kept == usual and foreign):
         return kept
-    usual = names.sensor_group(*mine)
-    return names.distinct_sensor_group(*mine) if usual in taken else usual
+    if kept == usual and annotations.get(BUS):
+        topic = annotations.get(TOPICS[TRIGGER][0], "")
+        raise NotReady(
+            "GroupNotOurs",
+            f"consumer group {usual} has no offset on {topic}, so it isn't known to be this "
+            "Sensor's: delete the group if nobody needs it, or give the Sensor another name",
+        )
+    return names.distinct_sensor_group(*mine) if foreign or usual in taken else usual
 
 
 def function_contract(

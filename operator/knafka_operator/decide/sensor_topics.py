@@ -150,12 +150,15 @@ def to_make(
     annotations: Mapping[str, str],
     found: Mapping[str, TopicDescription | None],
     maxima: Maxima,
+    disputed: Container[str],
 ) -> Sequence[Effect]:
-    """Raises `TopicRefused` for one that was made anew by somebody else, or is too large."""
+    """Raises `TopicRefused` for one that was made anew by somebody else, or is too large;
+    `disputed` are topics of which an empty id says nothing (`topic_effects`)."""
     effects: list[Effect] = []
     for what, topic in wanted.items():
         known = {TOPIC_STATUS: topic.name, TOPIC_ID: annotations.get(TOPICS[what][1], "")}
-        needed = topic_effects(topic, found[topic.name], known, maxima)
+        is_disputed = topic.name in disputed
+        needed = topic_effects(topic, found[topic.name], known, maxima, disputed=is_disputed)
         effects += [each for each in needed if isinstance(each, CreateTopic)]
     return effects
 

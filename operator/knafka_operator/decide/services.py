@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from knafka.core import documents, names
+from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.contract import Delivery, Egress, Receiver, Shard
 from knafka.settings import LEAVING, LOG_FORMAT, PROFILING
 from knafka_operator.model.autoscaling import Autoscaling
@@ -348,11 +349,13 @@ def knative_service(
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
         environment[PROFILING] = "enabled"
+    if settings.local_addresses:
+        environment[LOCAL_ADDRESSES] = "allowed"
     environment |= tracing
     container: Manifest = {
         "name": "function",
         "image": settings.image,
-        "env": [{"name": name, "value": value} for name, value in environment.items()],
+        "env": variables(environment),
         "readinessProbe": {"httpGet": {"path": "/health/readiness"}, "successThreshold": 1},
         "livenessProbe": LIVENESS_PROBE,
         "resources": dict(resources),
@@ -415,5 +418,25 @@ def with_common_labels(of: Mapping[str, str]) -> Mapping[str, str]:
 
 def one_line(document: object) -> str:
     text = json.dumps(document, separators=(",", ":"))
-    # Kubernetes expands $(NAME) and turns $$ into $ in a variable's value.
+    # So that a variable's value reads as the document itself, without `literal`'s escape.
     return text.replace("$", r"\u0024")
+
+
+def literal(text: str) -> str:
+    """Write `text` for a container's arguments or variables so that the process gets it as it is.
+
+    There Kubernetes puts a variable's value in the place of `$(NAME)`, and one `$` in that of two:
+    without the escape who declares a word of an argument reads the container's credentials.
+    """
+    return text.replace("$", "$$")
+
+
+def variables(environment: Mapping[str, str]) -> list[Manifest]:
+    """A container's `env` with exactly these values."""
+    return [{"name": name, "value": literal(value)} for name, value in environment.items()]
+
+
+def environment_of(container: Mapping[str, Any]) -> dict[str, str]:
+    """What a container that has `variables` gets; those with a value from elsewhere are empty."""
+    found = container.get("env") or ()
+    return {each["name"]: each.get("value", "").replace("$$", "$") for each in found}

@@ -4,6 +4,10 @@ Kafka keeps no owner with a topic, but gives each an id of its own. So a Broker'
 name of its topic and that id; the name alone, with an empty id, says: we saw that there was no such
 topic and are about to make it. A topic that is neither was made by somebody else.
 
+Who may write a status may write an empty id there, too. So by that alone a topic is only taken for
+the one that was just made if nothing was ever written to it, and no other status names it. The id
+is written as soon as the topic is made.
+
 Not here: changing a topic that exists. Drift is reported, never repaired by losing data.
 """
 
@@ -40,11 +44,15 @@ def topic_effects(
     annotations: Mapping[str, str],
     maxima: Maxima = UNLIMITED,
     others: int = 0,
+    *,
+    disputed: bool = True,
 ) -> tuple[RecordTopic | CreateTopic, ...]:
     """What is to be done before the Broker has its topic; raises `TopicRefused`.
 
     `found` is the topic as Kafka has it, and `annotations` are those of the Broker's status. A new
     one is within `maxima`; `others` are the partitions of its namespace's other topics.
+    `disputed`: it has records, or another object's status names it, so that an empty id says
+    nothing of whose it is.
     """
     if wanted.external:
         if found is None:
@@ -54,7 +62,7 @@ def topic_effects(
             )
         return ()
     known_id = _known_id(wanted, found, annotations)
-    if known_id is None and found is not None:
+    if found is not None and (known_id is None or (not known_id and disputed)):
         raise TopicRefused(
             "TopicNotOurs",
             f"topic {wanted.name} exists and was not made for this object: delete it, or "
@@ -65,9 +73,11 @@ def topic_effects(
             "TopicReplaced",
             f"topic {wanted.name} was deleted and made again by somebody else: delete it",
         )
-    if found is not None:
+    if found is not None and known_id:
         return ()
-    _check_new(wanted, maxima, others)
+    if found is None:
+        _check_new(wanted, maxima, others)
+    # Also of one that is there without an id: making it again writes that down.
     intended = (RecordTopic(wanted.name),) if known_id is None else ()
     return *intended, CreateTopic(wanted)
 
@@ -100,9 +110,14 @@ def _known_id(
     return known if found is not None and found.id == known else None
 
 
-def may_delete(found: TopicDescription | None, known_id: str | None) -> bool:
-    """Whether the topic under a Broker's name is the one that was made for it."""
-    return found is not None and known_id is not None and known_id in ("", found.id)
+def may_delete(
+    found: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
+) -> bool:
+    """Whether the topic under an object's name is the one that was made for it: as `topic_effects`
+    judges it. `used`: it has records; `claimed`: another object's status names it."""
+    if found is None or known_id is None or claimed:
+        return False
+    return known_id == found.id or (not known_id and not used)
 
 
 def as_declared(topic: Topic, found: TopicDescription) -> Condition:

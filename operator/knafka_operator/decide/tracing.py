@@ -27,6 +27,7 @@ from knafka.tracing.settings import (
     ZIPKIN_ENDPOINT,
     rate_of,
 )
+from knafka_operator.decide import services
 
 OBSERVABILITY: Final = "config-observability"
 TRACING: Final = "config-tracing"
@@ -70,8 +71,12 @@ def tracing_environment(
 def carried(service: Mapping[str, Any]) -> Mapping[str, str]:
     """What the environment of one of our Knative Services says of traces."""
     containers = service["spec"]["template"]["spec"]["containers"]
-    variables = (each for container in containers for each in container.get("env") or ())
-    return {each["name"]: each.get("value", "") for each in variables if each["name"] in _DECIDED}
+    return {
+        name: value
+        for container in containers
+        for name, value in services.environment_of(container).items()
+        if name in _DECIDED
+    }
 
 
 def _otlp(protocol: str, data: Mapping[str, str]) -> Mapping[str, str]:

@@ -50,6 +50,11 @@
                             min-scale of a namespace's Triggers together; of its Subscriptions, too
                             ("200")
     KNAFKA_MAX_JOB_TIMEOUT  seconds that a DeadLetterArchive's Job may be given ("172800")
+    KNAFKA_LOCAL_ADDRESSES  "allowed": subscribers, sinks and token endpoints may be at loopback or
+                            link-local addresses of functions and operator ("refused")
+    KNAFKA_AWS_SERVERS, KNAFKA_AWS_ROLES
+                            servers that get a token of the operator's own AWS identity, and roles
+                            that it takes on, where a user's Secret asks for it ("")
     KNAFKA_PROFILING        "enabled": functions serve profiles on their pods' loopback ("disabled")
 
 Not here: what a Broker is configured with, which is in ConfigMaps that users may change.
@@ -65,10 +70,11 @@ from uuid import uuid4
 
 from knafka.core.errors import InvalidDocument
 from knafka.core.trace_url import trace_url
-from knafka.settings import profiling
+from knafka.settings import local_addresses, profiling
 from knafka_operator.model.function_pods import FunctionPods
 from knafka_operator.model.handler import Handler, parse_handler
 from knafka_operator.model.isolation import Isolation, parse_isolation
+from knafka_operator.model.kafka_trust import AWS_ROLES, AWS_SERVERS, KafkaTrust, parse_patterns
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import BROKER_CLASSES, whole_number
 from knafka_operator.model.tracing import FunctionTracing
@@ -109,6 +115,14 @@ class Settings:
     log_level: str = "info"
     profiling: bool = False
     """Of functions; the operator has none."""
+    local_addresses: bool = False
+    """Whether what users name may be at an address of the pod or the node (`core.addresses`)."""
+    aws_servers: tuple[str, ...] = ()
+    aws_roles: tuple[str, ...] = ()
+    """Patterns: see `decide.kafka_trust`."""
+    trusts_statuses: bool = False
+    """Whether a status may name a topic with records by an empty id: in the local mode nobody but
+    us writes one, and data may be from before ids were kept."""
     channels: bool = False
     """Whether KafkaChannels and Subscriptions are ours."""
     channel_config: str = "kafka-channel-config"
@@ -131,6 +145,11 @@ class Settings:
     tracing: FunctionTracing = field(default_factory=FunctionTracing)
     """More environment variables of functions: from ConfigMaps (`decide.tracing`), whose changes it
     follows."""
+
+    @property
+    def kafka_trust(self) -> KafkaTrust:
+        """How far the operator goes for Secrets that users wrote."""
+        return KafkaTrust(self.local_addresses, self.aws_servers, self.aws_roles)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -196,6 +215,9 @@ class Settings:
             webhooks=flag("KNAFKA_WEBHOOKS"),
             log_level=level,
             profiling=profiling(environment),
+            local_addresses=local_addresses(environment),
+            aws_servers=parse_patterns(environment.get(AWS_SERVERS, ""), AWS_SERVERS),
+            aws_roles=parse_patterns(environment.get(AWS_ROLES, ""), AWS_ROLES),
             channels=switch("KNAFKA_CHANNELS"),
             channel_config=environment.get("KNAFKA_CHANNEL_CONFIG", "kafka-channel-config"),
             subscriptions=parse_handler(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from knafka.core import names
+from knafka.core import addresses, names
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import archive as deciding
@@ -233,6 +233,9 @@ class Archives:
                 )
                 return NotReady("ClaimNotShared", message), ""
             return None, str(claim["metadata"].get("uid", ""))
+        why = addresses.refusal_of_url(storage.endpoint)
+        if why is not None and not self.settings.local_addresses:
+            return NotReady("EndpointNotAllowed", f"endpoint {storage.endpoint:.200}: {why}"), ""
         return await self._credentials(storage, namespace), ""
 
     async def _credentials(self, storage: Storage, namespace: str) -> KnafkaError | None:

@@ -16,7 +16,11 @@ from knafka_operator.decide import broker as deciding
 from knafka_operator.decide import services
 from knafka_operator.decide.broker import RECEIVER_CONTRACT, Connection, ObservedBroker
 from knafka_operator.decide.effects import AwaitReceivers, RecordContract, WriteIngress
-from knafka_operator.decide.receivers import contract_topic, is_of_secret_in
+from knafka_operator.decide.receivers import (
+    contract_topic,
+    is_contract_of_brokers,
+    is_of_secret_in,
+)
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, Resource
@@ -79,8 +83,9 @@ class BrokerReceivers:
         """Leave no entry in a contract's topic, as the Broker's status names it; its receiver is
         gone. The topic goes with its last Broker if its Secret is its namespace's, where nobody
         might follow; the installation's own stays. Raises `LogError`."""
-        if topic is None:
-            return
+        namespace = broker.metadata.namespace
+        if topic is None or not is_contract_of_brokers(topic, namespace, self.settings):
+            return  # somebody wrote it there: it would be read to its end
         receiver = await self.receivers.at(_service(broker), kafka, topic)
         path = f"/{services.identity_of(broker)}"
         if path in receiver.contract.records:

@@ -44,7 +44,7 @@ from knafka_operator.decide.effects import (
 )
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
 from knafka_operator.decide.status import EXPECTED, NotReady
-from knafka_operator.decide.topics import TOPIC_ID, may_delete
+from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
@@ -60,8 +60,10 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.broker_receivers import BrokerReceivers
 from knafka_operator.reconcile.destinations import observe_sink
+from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.functions import apply_service, delete_service
 from knafka_operator.reconcile.namespace_totals import partitions_beside
+from knafka_operator.reconcile.ownership import TopicOwnership, annotations_of
 from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
@@ -70,7 +72,7 @@ from knafka_operator.reconcile.state import (
     States,
     topic_in_status,
 )
-from knafka_operator.reconcile.topics import made_topic
+from knafka_operator.reconcile.topics import is_used, made_topic, topic_to_delete
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 
@@ -90,6 +92,7 @@ class Brokers:
 
     def __post_init__(self) -> None:
         self.entries = BrokerReceivers(self.settings, self.cluster, self.receivers)
+        self._own = TopicOwnership(self.cluster, self.states)
 
     @property
     def found(self) -> Mapping[Identity, BrokerState]:
@@ -147,8 +150,9 @@ class Brokers:
         own = names.is_broker_topic(topic, metadata.namespace, metadata.name)
         if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
             topics = (await self._kafka_of(broker)).topics
-            known = annotations.get(TOPIC_ID)
-            if may_delete(await topics.describe_topic(topic), known):
+            known, of = annotations.get(TOPIC_ID), Identity.of(document)
+            claimed = await self._own.is_claimed(of, topic)
+            if await topic_to_delete(topics, topic, known, claimed=claimed) is not None:
                 for group in groups:
                     # A dispatcher that has still to leave it would commit where it was, and Kafka
                     # takes that for a topic made anew under the name: events would be passed over.
@@ -205,7 +209,11 @@ class Brokers:
         allowed = "" if base is None else base.data.get(EXTERNAL_TOPICS, "")
         where = f"ConfigMap {self._installation}, the installation's own"
         namespace = identity.namespace
-        refusals = {each: refusal(each, namespace, allowed, where) for each in sorted(asked)}
+        # All Sensors' are among the states of Brokers, whichever bus they have.
+        of_sensors = self.states.of_sensors
+        refusals = {
+            each: refusal(each, namespace, allowed, where, of_sensors) for each in sorted(asked)
+        }
         refused = refusals.get(declared or "")
         return refused, refused or next(filter(None, refusals.values()), None)
 
@@ -222,8 +230,8 @@ class Brokers:
             connection = error
         sink, declared = None, broker.spec.delivery.dead_letter_sink
         if declared is not None:
-            namespace, domain = broker.metadata.namespace, self.settings.cluster_domain
-            sink = await observe_sink(self.cluster, declared, namespace, domain)
+            namespace = broker.metadata.namespace
+            sink = await observe_sink(self.cluster, declared, namespace, self.settings)
         return ObservedBroker(document, broker, connection, sink)
 
     async def _connect(self, broker: Broker) -> tuple[Connection, KafkaCluster]:
@@ -231,7 +239,9 @@ class Brokers:
         base = await self._config_map(*self._installation)
         reference = desired.config_reference(broker)
         own = None if reference is None else await self._config_map(*reference)
+        credentials.check_reference(reference, own, broker, self._installation)
         configured = credentials.configuration(reference, own, base, self._installation)
+        credentials.check_secret(configured, broker, self.settings)
         secret = None
         if configured.secret is not None:
             secret = await self.cluster.get(CORE, "Secret", *configured.secret)
@@ -239,12 +249,14 @@ class Brokers:
                 raise NotReady("SecretNotFound", f"Secret {configured.secret} does not exist")
         servers = Kafka(bootstrap_servers=configured.config.data[desired.BOOTSTRAP_SERVERS])
         defaults = desired.configured(configured.config, Defaults(kafka=servers))
-        kafka = self.kafkas.at(
-            defaults.kafka.bootstrap_servers, None if secret is None else decoded(secret)
-        )
+        of = defaults.kafka.bootstrap_servers
         if secret is None:
-            return Connection(configured.config, defaults), kafka
-        mount = credentials.mount(broker, secret, self.settings)
+            return Connection(configured.config, defaults), self.kafkas.at(of, None)
+        is_own = configured.is_installations or Identity.of(secret)[0] == self.settings.namespace
+        if not is_own:
+            await check_endpoint(decoded(secret), self.settings)
+        kafka = self.kafkas.at(of, decoded(secret), is_own=is_own)
+        mount = credentials.mount(broker, secret)
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
         return Connection(configured.config, replace(defaults, kafka=mounted), mount), kafka
 
@@ -264,16 +276,23 @@ class Brokers:
         assert record.kafka is not None
         taken = desired.OthersNames(self.states.topics, record.uid)
         try:
+            await self._own.prove(seen.document, record, taken)
             wanted = desired.broker_topic(
                 seen.broker, seen.connection.config, seen.connection.defaults, taken
             )
             if not wanted.external:
                 self.states.claim_topic(record, wanted.name)
             found = await record.kafka.topics.describe_topic(wanted.name)
+            disputed = not self.settings.trusts_statuses
+            if disputed and found is not None and annotations_of(seen.document).get(TOPIC_ID) == "":
+                identity = Identity.of(seen.document)
+                disputed = await is_used(record.kafka.topics, wanted.name) or (
+                    await self._own.is_claimed(identity, wanted.name)
+                )
         except EXPECTED as error:
             return error
-        mine = Identity.of(seen.document)
-        return ObservedTopic(wanted, found, 0 if found else partitions_beside(self.states, mine))
+        others = 0 if found else partitions_beside(self.states, Identity.of(seen.document))
+        return ObservedTopic(wanted, found, others, disputed)
 
     async def _kafka_of(self, broker: Broker) -> KafkaCluster:
         """Where its topic is, also when its ConfigMap went before it did."""
@@ -320,8 +339,12 @@ class Brokers:
             case CreateTopic(wanted):
                 assert isinstance(topic, ObservedTopic)
                 assert record.kafka is not None
-                found = await made_topic(record.kafka, wanted)
-                return replace(seen, topic=replace(topic, found=found))
+                trusts = self.settings.trusts_statuses
+                found = await made_topic(record.kafka, wanted, may_be_used=trusts)
+                # At once: from here on there may be events, and the name alone proves nothing.
+                kept = {TOPIC_STATUS: wanted.name, TOPIC_ID: found.id}
+                await self.cluster.write_status(seen.document, {"annotations": kept})
+                return replace(seen, topic=replace(topic, found=found), made=found.id)
             case RecordContract() | WriteIngress() | AwaitReceivers():
                 assert record.kafka is not None
                 return await self.entries.run(effect, seen, record.kafka)

@@ -57,7 +57,8 @@ class ChannelKafkas:
                 **kafka_settings.topic_of_channel(annotations),
             },
         )
-        kafka = self.kafkas.at(defaults.kafka.bootstrap_servers, values)
+        # Its Secret is one of the operator's namespace, so an administrator's.
+        kafka = self.kafkas.at(defaults.kafka.bootstrap_servers, values, is_own=True)
         if secret is None:
             return ChannelConnection(defaults), kafka
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
@@ -108,4 +109,5 @@ class ChannelKafkas:
                 raise NotReady("SecretNotFound", message)
             values = dict(decoded(secret))
             values.pop(desired.BOOTSTRAP_SERVERS, None)
-        return self.kafkas.at(receiver.kafka.bootstrap_servers, values), receiver.contract_topic
+        kafka = self.kafkas.at(receiver.kafka.bootstrap_servers, values, is_own=True)
+        return kafka, receiver.contract_topic

@@ -41,7 +41,7 @@ from knafka_operator.decide.effects import (
 )
 from knafka_operator.decide.receivers import contract_topic
 from knafka_operator.decide.status import EXPECTED, NotReady
-from knafka_operator.decide.topics import TOPIC_ID, may_delete
+from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed, Rejected
 from knafka_operator.model.family import CHANNELS, without_subscribers
@@ -57,7 +57,7 @@ from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, topic_in_status
 from knafka_operator.reconcile.subscribers import Subscribers
-from knafka_operator.reconcile.topics import made_topic
+from knafka_operator.reconcile.topics import is_used, made_topic, topic_to_delete
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
@@ -138,7 +138,8 @@ class Channels:
         own = names.channel_topic(*identity)
         if topic == own:
             kafka = await self.connections.of(document, record.kafka)
-            if may_delete(await kafka.topics.describe_topic(own), known):
+            # Of no two channels the names are the same.
+            if await topic_to_delete(kafka.topics, own, known, claimed=False) is not None:
                 for group in groups:
                     await kafka.topics.delete_group(group)
                 await kafka.topics.delete_topic(own)
@@ -186,8 +187,8 @@ class Channels:
         )
         declared = channel.spec.delivery.dead_letter_sink
         if declared is not None:
-            domain = self.settings.cluster_domain
-            sink = await observe_sink(self.cluster, declared, channel.metadata.namespace, domain)
+            namespace = channel.metadata.namespace
+            sink = await observe_sink(self.cluster, declared, namespace, self.settings)
             seen = replace(seen, dead_letter_sink=sink)
         if await self.cluster.get(*RIVAL) is not None:
             return replace(seen, rival="/".join(RIVAL[1:]))
@@ -195,7 +196,7 @@ class Channels:
             connection, record.kafka = await self.connections.connect(document)
         except EXPECTED as error:
             return replace(seen, connection=error)
-        topic = await self._observe_topic(channel, connection, record)
+        topic = await self._observe_topic(document, channel, connection, record)
         seen = replace(seen, connection=connection, topic=topic)
         try:
             receiver = await self._receiver(connection, record.kafka)
@@ -217,18 +218,26 @@ class Channels:
         return routes.gateway(await self.cluster.get(*of))
 
     async def _observe_topic(
-        self, channel: KafkaChannel, connection: ChannelConnection, record: BrokerRecord
+        self,
+        document: Document,
+        channel: KafkaChannel,
+        connection: ChannelConnection,
+        record: BrokerRecord,
     ) -> ObservedTopic | KnafkaError:
         assert record.kafka is not None
         wanted = deciding.topic(channel, connection.defaults)
         try:
             self.states.claim_topic(record, wanted.name)
-            found = await record.kafka.topics.describe_topic(wanted.name)
+            topics = record.kafka.topics
+            found = await topics.describe_topic(wanted.name)
             mine = Identity(channel.metadata.namespace, channel.metadata.name)
             others = 0 if found else partitions_beside(self.states, mine)
-            return ObservedTopic(wanted, found, others)
+            annotations = (document.get("status") or {}).get("annotations") or {}
+            asked = found is not None and annotations.get(TOPIC_ID) == ""
+            disputed = not asked or await is_used(topics, wanted.name)
         except EXPECTED as error:
             return error
+        return ObservedTopic(wanted, found, others, disputed)
 
     async def _receiver(self, connection: ChannelConnection, kafka: KafkaCluster) -> ReceiverRecord:
         contract = deciding.receiver_contract(connection, self.settings)
@@ -304,7 +313,10 @@ class Channels:
                 return replace(seen, recorded=name, receivers=receivers)
             case CreateTopic(wanted):
                 found = await made_topic(kafka, wanted)
-                return replace(seen, topic=replace(topic, found=found))
+                # At once: from here on there may be events, and the name alone proves nothing.
+                kept = {TOPIC_STATUS: wanted.name, TOPIC_ID: found.id}
+                await self.cluster.write_status(seen.document, {"annotations": kept})
+                return replace(seen, topic=replace(topic, found=found), made=found.id)
             case ApplyReceiver(manifest):
                 receiver = await self._receiver(connection, kafka)
                 contract = deciding.receiver_contract(connection, self.settings)

@@ -123,8 +123,7 @@ class TriggerObserver:
                 self.states.refer(identity, Identity(namespace, each.ref.name))
 
     async def _sink(self, destination: Destination, namespace: str) -> Sink | KnafkaError:
-        domain = self.settings.cluster_domain
-        return await observe_sink(self.cluster, destination, namespace, domain)
+        return await observe_sink(self.cluster, destination, namespace, self.settings)
 
     async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
         """KN-TRG-13: the object that its annotation names."""

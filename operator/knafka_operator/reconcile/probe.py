@@ -11,6 +11,7 @@ from typing import Final
 import aiohttp
 
 from knafka_operator.decide.status import NotReady
+from knafka_operator.scale.http_sessions import checked_session, shown
 
 TIMEOUT: Final = 10.0
 """Seconds, a cold start included."""
@@ -31,14 +32,13 @@ async def wake(url: str) -> None:
 
 async def _ask(method: str, url: str) -> None:
     try:
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT)
         async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.request(method, url) as response,
+            checked_session(aiohttp.ClientTimeout(total=TIMEOUT)) as session,
+            session.request(method, url, allow_redirects=False) as response,
         ):
             status = response.status
     except (aiohttp.ClientError, TimeoutError) as error:
-        why = str(error) or type(error).__name__
-        raise NotReady("ProbeFailed", f"{url} doesn't answer: {why}", transient=True) from None
+        message = f"{url} doesn't answer: {shown(error)}"
+        raise NotReady("ProbeFailed", message, transient=True) from None
     if status != 200:
         raise NotReady("ProbeFailed", f"{url} answered {status}", transient=True)

@@ -40,6 +40,7 @@ from knafka_operator.reconcile.functions import apply_service
 from knafka_operator.reconcile.state import States
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.answers import beginning
+from knafka_operator.scale.http_sessions import checked_session
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
@@ -319,7 +320,7 @@ class PodPositions:
             if _takes_requests(each)
         }
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
-        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
+        async with checked_session(timeout) as session:
             answers = await asyncio.gather(*(_position(session, at) for at in asked.values()))
             if self._url_of and answers and all(each is None for each in answers):
                 url = self._url_of(name, namespace)

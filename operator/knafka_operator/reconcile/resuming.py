@@ -32,6 +32,7 @@ from knafka_operator.model.cluster import Cluster, Document, decoded
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import CORE, SERVING
+from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import Watched, group_in_status
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
@@ -234,7 +235,11 @@ class Resuming:
         if kafka is None:
             raise InvalidDocument(services.SHARD, "no shard of ours: it names no Kafka")
         secret = None if mounted is None else await self._secret((namespace, mounted[0]))
-        return self._kafkas.at(kafka.bootstrap_servers, secret)
+        settings = self._shards.settings
+        is_own = namespace == settings.namespace
+        if secret is not None and not is_own:
+            await check_endpoint(secret, settings)
+        return self._kafkas.at(kafka.bootstrap_servers, secret, is_own=is_own)
 
     async def _secret(self, of: tuple[str, str]) -> Mapping[str, str]:
         if of not in self._secrets:
@@ -281,8 +286,7 @@ def serves_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | Non
 
 
 def _environment(template: Document) -> Mapping[str, str]:
-    container = template["spec"]["containers"][0]
-    return {each["name"]: each.get("value", "") for each in container["env"]}
+    return services.environment_of(template["spec"]["containers"][0])
 
 
 def _mounted(template: Document) -> tuple[str, str] | None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from knafka.core import names
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.core.sensor import contract
@@ -37,7 +36,6 @@ from knafka_operator.decide.scaling import Cause, TriggerStatus
 from knafka_operator.decide.sensor import ObservedSensor
 from knafka_operator.decide.sensor_topics import TOPICS, candidates, recorded
 from knafka_operator.decide.status import EXPECTED, NotReady
-from knafka_operator.decide.topics import may_delete
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed, Rejected
 from knafka_operator.model.family import Family
@@ -49,9 +47,11 @@ from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.ownership import annotations_of
+from knafka_operator.reconcile.sensor_ownership import SensorOwnership, is_group, kept_names
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, SensorRecord, States
-from knafka_operator.reconcile.topics import made_topic
+from knafka_operator.reconcile.topics import made_topic, topic_to_delete
 from knafka_operator.reconcile.work_queue import WorkQueue
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.scale.parsing import parsed, size_of
@@ -72,6 +72,9 @@ class Sensors:
     """The time, RFC 3339."""
     buses: dict[Family, Brokers | Channels] = field(default_factory=dict)
     """What may be one here."""
+
+    def __post_init__(self) -> None:
+        self._own = SensorOwnership(self.states)
 
     def status(self, identity: Identity) -> TriggerStatus | None:
         """What the scaler knows of it; None: it isn't scaled."""
@@ -94,7 +97,7 @@ class Sensors:
     def remember(self, document: Document) -> SensorRecord:
         """Keep in mind which bus, topics and group a Sensor has."""
         record = self.states.sensor(document, bus_of(document))
-        self.states.claim_of_sensor(record, _kept_names(document))
+        self.states.claim_of_sensor(record, kept_names(document))
         return record
 
     async def reconcile(self, document: Document) -> Mapping[str, Any]:
@@ -125,7 +128,15 @@ class Sensors:
         for each in self.states.sensors_on(bus):
             record = self.states.sensors[each]
             await self._delete_function(record)
-            groups |= {name for name in record.names if _is_group(name, bus, each)}
+            group = annotations_of(record.document).get(GROUP_STATUS)
+            if group is None or not is_group(group, bus, each):
+                continue
+            try:
+                kafka = await self._kafka_of(record.document, record)
+            except (NotReady, InvalidDocument):
+                continue  # then its bus's topic isn't deleted either
+            if await self._own.may_delete(record, group, kafka):
+                groups.add(group)
         return groups
 
     async def delete(self, document: Document) -> None:
@@ -144,16 +155,19 @@ class Sensors:
         if left := sorted(await self._triggers(of, family)):
             message = f"{family.trigger}s {', '.join(left)} are being deleted"
             raise NotReady("Waiting", message, transient=True)
-        annotations = _annotations(document)
+        annotations = annotations_of(document)
         if any(name in annotations for name, _ in TOPICS.values()):
-            topics = (await self._kafka_of(document, record)).topics
-            if (group := annotations.get(GROUP_STATUS)) in record.names:
-                await topics.delete_group(str(group))
+            kafka = await self._kafka_of(document, record)
+            topics, group = kafka.topics, annotations.get(GROUP_STATUS)
+            if group is not None and group in kept_names(document):
+                if await self._own.may_delete(record, group, kafka):
+                    await topics.delete_group(group)
             for name, id_ in TOPICS.values():
                 topic = annotations.get(name)
-                if topic in record.names and may_delete(
-                    await topics.describe_topic(topic), annotations.get(id_)
-                ):
+                if topic not in kept_names(document):
+                    continue
+                known, claimed = annotations.get(id_), self._own.is_claimed(record, topic)
+                if await topic_to_delete(topics, topic, known, claimed=claimed) is not None:
                     await topics.delete_topic(topic)
         await self.forget(document)
 
@@ -195,7 +209,7 @@ class Sensors:
 
     async def _observe(self, document: Document, record: SensorRecord) -> Observed:
         """Raises `ClusterError`."""
-        annotations = _annotations(document)
+        annotations = annotations_of(document)
         try:
             sensor = await parsed(lambda: parse(Sensor, document), size_of(document))
         except InvalidDocument as error:
@@ -227,7 +241,13 @@ class Sensors:
         if state is None:
             return seen
         record.kafka = state.kafka
-        return replace(seen, topics=await self._topics(sensor, annotations, state))
+        topics = await self._topics(sensor, annotations, state)
+        try:
+            disputed = await self._own.disputed(annotations, topics, state.kafka, record)
+            foreign = await self._own.group_is_foreign(record, annotations, state.kafka)
+        except EXPECTED as error:
+            return replace(seen, topics=error)
+        return replace(seen, topics=topics, disputed=disputed, group_is_foreign=foreign)
 
     async def _topics(
         self, sensor: Sensor, annotations: Mapping[str, str], bus: BrokerState
@@ -268,7 +288,7 @@ class Sensors:
             message = f"{bus} has no topic yet"
             raise NotReady("BrokerNotConfigured", message, transient=True)
         # The operator is new since: without credentials it may still succeed.
-        return self.kafkas.at(_annotations(document)[desired.BOOTSTRAP_SERVERS], None)
+        return self.kafkas.at(annotations_of(document)[desired.BOOTSTRAP_SERVERS], None)
 
     def _record_of(self, bus: Bus) -> BrokerRecord | None:
         brokers = self.buses.get(bus.family)
@@ -305,7 +325,14 @@ class Sensors:
             case CreateTopic(wanted) if kafka is not None:
                 found = await made_topic(kafka, wanted)
                 assert isinstance(seen.topics, Mapping)
-                return replace(seen, topics={**seen.topics, wanted.name: found})
+                seen = replace(seen, topics={**seen.topics, wanted.name: found})
+                # At once: from here on there may be records, and the name alone proves nothing.
+                ids = {
+                    id_: found.id
+                    for name, id_ in TOPICS.values()
+                    if seen.annotations.get(name) == wanted.name
+                }
+                return await self._record(ids, seen, record)
             case CommitOffsets(group, topic, start) if kafka is not None:
                 await kafka.topics.ensure_committed(group, topic, start)
                 return seen
@@ -360,30 +387,6 @@ class Sensors:
             stored = await self.cluster.get(*kind, namespace, name)
             found[name] = each if stored is None else stored
         return found
-
-
-def _annotations(document: Document) -> Mapping[str, str]:
-    return (document.get("status") or {}).get("annotations") or {}
-
-
-def _kept_names(document: Document) -> set[str]:
-    """Its topics and its group, of those that its status names the ones that can be its own."""
-    annotations = _annotations(document)
-    identity, bus = Identity.of(document), bus_of(document)
-    own_name = bus.family.own_name(bus.who.name)
-    found = {
-        topic
-        for what, (key, _) in TOPICS.items()
-        if (topic := annotations.get(key))
-        and names.is_sensor_topic(topic, identity.namespace, own_name, identity.name, what)
-    }
-    group = annotations.get(GROUP_STATUS)
-    return found | ({group} if group and _is_group(group, bus, identity) else set())
-
-
-def _is_group(name: str, bus: Bus, sensor: Identity) -> bool:
-    """Whether a Sensor on this bus can have this consumer group."""
-    return names.is_sensor_group(name, sensor.namespace, bus.family.own_name(sensor.name))
 
 
 def _resource(document: Document) -> Resource:

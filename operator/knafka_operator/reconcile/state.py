@@ -128,6 +128,8 @@ class SensorRecord:
     """By whose scaler it is woken, and as what."""
     names: set[str] = field(default_factory=set)
     """Topics and consumer groups that are its own."""
+    group_is_proved: bool = False
+    """Whether Kafka has said that the group of its status is its own."""
 
     @property
     def id(self) -> str:

@@ -5,22 +5,26 @@ Not here: whose it is, and how it should be (`decide.topics`, `decide.desired`).
 
 from __future__ import annotations
 
+import logging
+
 from knafka.core.errors import LogError
-from knafka.ports.log import TopicDescription
+from knafka.ports.log import LogAdmin, TopicDescription
 from knafka_operator.decide.desired import Topic
-from knafka_operator.decide.topics import TopicRefused
+from knafka_operator.decide.topics import TopicRefused, may_delete
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
+log = logging.getLogger(__name__)
 
-async def ensure_topic(kafka: KafkaCluster, wanted: Topic) -> None:
-    """Have this topic, with fewer replicas where it may have fewer; raises `LogError`."""
-    topic: Topic | None = wanted
-    while topic is not None:
+
+async def ensure_topic(kafka: KafkaCluster, wanted: Topic) -> bool:
+    """Have this topic, with fewer replicas where it may have fewer; gives whether it was made now.
+    Raises `LogError`."""
+    topic = wanted
+    while True:
         try:
-            await kafka.topics.ensure_topic(
+            return await kafka.topics.ensure_topic(
                 topic.name, topic.partitions, topic.replication, topic.config
             )
-            return
         except LogError as error:
             if not error.too_few_brokers:
                 raise
@@ -33,11 +37,36 @@ async def ensure_topic(kafka: KafkaCluster, wanted: Topic) -> None:
             topic = topic.fewer
 
 
-async def made_topic(kafka: KafkaCluster, wanted: Topic) -> TopicDescription:
+async def made_topic(
+    kafka: KafkaCluster, wanted: Topic, *, may_be_used: bool = False
+) -> TopicDescription:
     """Have this topic; gives it as Kafka has it. Raises `LogError`, and `TopicRefused` for one that
-    is made and not there."""
-    await ensure_topic(kafka, wanted)
-    found = await kafka.topics.describe_topic(wanted.name)
+    is made and not there, or that somebody else has made meanwhile."""
+    topics = kafka.topics
+    is_new = await ensure_topic(kafka, wanted)
+    if not (is_new or may_be_used) and await is_used(topics, wanted.name):
+        message = f"topic {wanted.name} was made by somebody else: delete it, or rename this object"
+        raise TopicRefused("TopicNotOurs", message)
+    found = await topics.describe_topic(wanted.name)
     if found is None:
         raise TopicRefused("TopicNotFound", f"topic {wanted.name} was made and is not there")
     return found
+
+
+async def is_used(topics: LogAdmin, name: str) -> bool:
+    """Whether anything was ever written to a topic; raises `LogError`."""
+    return any((await topics.end_offsets(name)).values())
+
+
+async def topic_to_delete(
+    topics: LogAdmin, name: str, known_id: str | None, *, claimed: bool
+) -> TopicDescription | None:
+    """The topic, if it is the one that was made for an object that goes; None: it is not to be
+    deleted. Raises `LogError`."""
+    found = await topics.describe_topic(name)
+    used = found is not None and not known_id and await is_used(topics, name)
+    if may_delete(found, known_id, used=used, claimed=claimed):
+        return found
+    if found is not None:
+        log.warning("topic %s is left: it isn't known to be that of what is deleted", name)
+    return None

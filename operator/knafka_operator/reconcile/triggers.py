@@ -59,6 +59,7 @@ from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.reconcile.dead_letters import DeadLetters
 from knafka_operator.reconcile.functions import apply_service, delete_service, until_replaced
 from knafka_operator.reconcile.observing import TriggerObserver
+from knafka_operator.reconcile.ownership import GroupOwnership
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import (
     BrokerState,
@@ -113,9 +114,11 @@ class Triggers:
     dead_letters: DeadLetters
     wake: Callable[[str], Awaitable[None]]
     """Has a function's pod run; raises `NotReady`."""
-    now: Callable[[], str]
-    """The time, RFC 3339."""
+    now: Callable[[], str]  # the time, RFC 3339
     enqueue: Callable[[Key], None]
+
+    def __post_init__(self) -> None:
+        self.own = GroupOwnership(self.cluster, self.states)
 
     @property
     def watched(self) -> dict[Identity, Watched]:
@@ -142,6 +145,8 @@ class Triggers:
                 # its status says is the best that is known.
                 return None
         taken = desired.OthersNames(self.states.groups, record.uid)
+        if seen.broker is not None:
+            await self.own.prove(document, record, taken, seen.broker)
         decision = deciding.decide(seen, taken, self.settings)
         if decision.watched is not None:
             self.shards.reserve(broker_of(document), decision.watched)
@@ -202,7 +207,9 @@ class Triggers:
             if stored is not None and isinstance(self.brokers, Channels):
                 # Its ConfigMap may be gone: then it isn't found by reconciling it.
                 kafka = await self.brokers.connections.of(stored, None)
-            if kafka is not None:
+            if await self.own.is_claimed(identity, group):
+                log.warning("group %s is left: another status names it, too", group)
+            elif kafka is not None:
                 await kafka.topics.delete_group(group)
             elif stored is not None:
                 message = f"{family.broker} {broker.name} has no topic yet"

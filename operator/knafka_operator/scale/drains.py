@@ -26,7 +26,8 @@ from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import KnafkaError
 from knafka.core.sensor.contract import Sensor
 from knafka_operator.model.settings import SHARD_SIZE
-from knafka_operator.scale.answers import Pace, beginning, lines
+from knafka_operator.scale.answers import Pace, lines
+from knafka_operator.scale.http_sessions import checked_session
 from knafka_operator.scale.parsing import LARGE, parsed
 from knafka_operator.scale.progress_bounds import cut, within_bounds
 
@@ -107,8 +108,8 @@ class HttpDrains:
             allow_redirects=False,
         ) as response:
             if response.status != 200:
-                text = (await beginning(response, 300)).decode("utf-8", "replace").strip()
-                raise DrainRefused(f"{url} answered {response.status}: {text}")
+                # Not what it says: this comes to stand in a status, whoever answers there.
+                raise DrainRefused(f"{url} answered {response.status}: see its log")
             told = lines(response, pace)
             while (line := await _next(told, url, limit)) is not None:
                 yield await parsed(partial(_progress, of, line), len(line))
@@ -127,13 +128,10 @@ class HttpDrains:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                auto_decompress=False,
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=CONNECT_TIMEOUT, sock_read=SILENCE
-                ),
+            timeout = aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_TIMEOUT, sock_read=SILENCE
             )
+            self._session = checked_session(timeout, limit=0)
         return self._session
 
 

@@ -18,8 +18,11 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
+import aiohttp
+
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka_operator.decide.scaling import Cause
+from knafka_operator.scale.http_sessions import shown
 from knafka_operator.scale.slots import Slots
 
 REQUEST_BUDGET: Final = 60.0
@@ -238,6 +241,8 @@ async def cancel(holds: Collection[Hold]) -> None:
 
 def explain(error: Exception) -> str:
     """What it says, or at least what it is."""
+    if isinstance(error, aiohttp.ClientError):
+        return shown(error)
     return str(error) or type(error).__name__
 
 

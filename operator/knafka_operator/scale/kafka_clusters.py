@@ -24,6 +24,7 @@ from knafka.core.errors import LogError
 from knafka.core.kafka_secret import for_librdkafka
 from knafka.ports.log import LogAdmin, LogWriter, Positions
 from knafka_operator.decide.kafka_servers import ANY_SERVER, check_servers
+from knafka_operator.model.kafka_trust import KafkaTrust
 from knafka_operator.scale.repeat import repeat
 from knafka_operator.scale.scaler import Drains, Scaler
 from knafka_operator.scale.sensor_scaler import SensorDrains, SensorScaler
@@ -171,11 +172,15 @@ class KafkaClusters:
         resting: Callable[[KafkaCluster], Collection[str]] = lambda _: (),
         open_writer: Callable[[Mapping[str, Any]], LogWriter] | None = None,
         allowed: Collection[str] = ANY_SERVER,
+        trust: KafkaTrust | None = None,
     ) -> None:
-        """`used` gives those that Brokers and Triggers use; it is asked seldom. `on_return` is
-        called when a Kafka answers again: what waits for it need not wait for its back-off.
-        `resting` is each `KafkaCluster`'s; `open_writer` is like `connect`. `allowed` has patterns
-        of the servers that may be connected to."""
+        """`allowed` has patterns of the servers that may be connected to, and `trust` says what is
+        done for users' Secrets.
+
+        `used` gives those that Brokers and Triggers use; it is asked seldom. `on_return` is called
+        when a Kafka answers again: what waits for it need not wait for its back-off. `resting` is
+        each `KafkaCluster`'s; `open_writer` is like `connect`.
+        """
         self._connect = connect
         self._drains = drains
         self._used = used
@@ -183,12 +188,20 @@ class KafkaClusters:
         self._resting = resting
         self._open_writer = open_writer
         self._allowed = allowed
+        self._trust = trust or KafkaTrust()
         self._sides: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
 
-    def at(self, bootstrap_servers: str, secret: Mapping[str, str] | None) -> KafkaCluster:
-        """The Kafka there; raises `InvalidDocument` for a Secret that can't work, `NotReady` for
-        servers that are not allowed."""
+    def at(
+        self, bootstrap_servers: str, secret: Mapping[str, str] | None, *, is_own: bool = False
+    ) -> KafkaCluster:
+        """The Kafka there; `is_own`: an administrator has written that Secret, not a user.
+
+        Raises `InvalidDocument` for a Secret that can't work, or may not, and `NotReady` for
+        servers that are not allowed.
+        """
         check_servers(bootstrap_servers, self._allowed)
+        if not is_own:
+            self._trust.check(bootstrap_servers, secret)
         configuration = {
             "bootstrap.servers": bootstrap_servers,
             **(for_librdkafka(secret) if secret is not None else {}),

@@ -1,0 +1,119 @@
+"""Addresses: where nothing that a user names may lead, unless the installation allows it.
+
+    loopback, unspecified   the pod itself: its probes, its profiles, a mesh's admin port
+    link-local              the node: a cloud's metadata, with credentials of node and pod
+    metadata                the same at other addresses
+
+A name is judged by what it resolves to, when a connection is made. A host that is written as an
+address, in any of the forms that resolvers take (`127.1`, `0x7f000001`), is judged as that.
+
+Not here: private networks, which are where subscribers are.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+LOCAL_ADDRESSES: Final = "KNAFKA_LOCAL_ADDRESSES"
+"""Environment variable: `allowed`, or `refused` (the default)."""
+
+METADATA: Final = frozenset(
+    map(
+        ip_address,
+        (
+            "100.100.100.200",  # Alibaba
+            "168.63.129.16",  # Azure
+            "192.0.0.192",  # Oracle
+            "fd00:ec2::23",  # EKS Pod Identity
+            "fd00:ec2::254",  # EC2
+            "fd20:ce::254",  # Google
+        ),
+    )
+)
+"""Of clouds that don't use 169.254.0.0/16 alone."""
+_NAMES: Final = re.compile(
+    r"(?:.*\.)?(?:localhost|localhost\.localdomain|ip6-localhost|ip6-loopback)"
+    r"|metadata\.google\.internal|metadata\.goog|instance-data(?:\..*)?"
+).fullmatch
+_TRANSLATED: Final = IPv6Network("64:ff9b::/96")
+"""IPv4 by NAT64: the last 32 bits are the address."""
+_NUMBER: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+").fullmatch
+
+
+def refusal(host: str) -> str | None:
+    """Why this host, a name or an address, must not be asked; None: it may, or a name that has
+    still to be resolved."""
+    host = host.strip("[]").rstrip(".").lower()
+    if _NAMES(host) is not None:
+        return f"{host} is a name of the pod or the node itself"
+    address = _parse(host)
+    if address is None or (what := _is_local(address)) is None:
+        return None
+    shown = str(address) if str(address) == host else f"{host} ({address})"
+    return f"{shown} is {what}"
+
+
+def refusal_of_url(url: str) -> str | None:
+    """`refusal` of a URL's host; None for one that can't be read, which others refuse."""
+    try:
+        return refusal(urlsplit(url).hostname or "")
+    except ValueError:
+        return None
+
+
+def is_address(host: str) -> bool:
+    """Whether nothing is to be resolved."""
+    return _parse(host.strip("[]")) is not None
+
+
+def _is_local(address: IPv4Address | IPv6Address) -> str | None:
+    if isinstance(address, IPv6Address) and (inner := _inner(address)) is not None:
+        address = inner
+    if address.is_loopback:
+        return "a loopback address"
+    # All of 0.0.0.0/8 is "this host" (RFC 1122).
+    if address.is_unspecified or (isinstance(address, IPv4Address) and address.packed[0] == 0):
+        return "an unspecified address"
+    if address.is_link_local:
+        return "a link-local address"
+    return "an address of a cloud's metadata" if address in METADATA else None
+
+
+def _inner(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that one of IPv6 stands for."""
+    if address in _TRANSLATED or (not int(address) >> 32 and int(address) > 1):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour
+
+
+def _parse(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return _as_resolvers_read(host)
+
+
+def _as_resolvers_read(host: str) -> IPv4Address | None:
+    """inet_aton's forms: one to four numbers, decimal, octal or hexadecimal, the last of which has
+    all the bytes that are left."""
+    parts = host.split(".")
+    if len(parts) > 4 or not all(map(_NUMBER, parts)) or any(len(each) > 12 for each in parts):
+        return None
+    try:
+        numbers = [
+            int(each[2:] or "0", 16) if each[:2] in ("0x", "0X")
+            else int(each, 8 if each[0] == "0" else 10)
+            for each in parts
+        ]  # fmt: skip
+    except ValueError:
+        return None
+    *leading, last = numbers
+    if any(each > 255 for each in leading) or last >= 256 ** (4 - len(leading)):
+        return None
+    value = last
+    for position, each in enumerate(leading):
+        value += each << 8 * (3 - position)
+    return IPv4Address(value)

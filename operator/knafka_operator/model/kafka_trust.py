@@ -1,0 +1,110 @@
+"""Kafka trust: what the operator doesn't do for a Secret that a user wrote. Pure.
+
+    installation's own   the Secret that an administrator's ConfigMap names: whatever it says
+    anybody else's       no token endpoint at an address of the pod or the node, and a token of the
+                         operator's own AWS identity only for servers, and roles, that
+                         KNAFKA_AWS_SERVERS and KNAFKA_AWS_ROLES list
+
+For IAM the Secret holds no credentials: the token is made with whatever identity its process has.
+The functions' is their namespace's, the operator's is the installation's, and a server that gets
+its token may use it for a quarter of an hour.
+
+Not here: what a Secret means to a client (`knafka.core.kafka_secret`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+from urllib.parse import urlsplit
+
+from knafka.core import addresses
+from knafka.core.errors import InvalidDocument
+from knafka.core.kafka_oauth import PROVIDERS, ROLE, TOKEN_ENDPOINT, TOKEN_PROVIDER
+
+AWS_SERVERS: Final = "KNAFKA_AWS_SERVERS"
+AWS_ROLES: Final = "KNAFKA_AWS_ROLES"
+
+_SERVER: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}").fullmatch
+"""Others are matched by no pattern: librdkafka reads more into a server's name than we do."""
+_SERVER_PATTERN: Final = re.compile(r"[A-Za-z0-9.*-]+:[0-9]{1,5}").fullmatch
+_ROLE_PATTERN: Final = re.compile(
+    r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=.@_/*-]+"
+).fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTrust:
+    """How far the operator goes for Secrets that aren't the installation's own."""
+
+    local_addresses: bool = False
+    """Whether token endpoints may be at addresses of the pod or the node."""
+    aws_servers: Sequence[str] = ()
+    """Patterns of `host:port`, with `*` for any characters: who may get a token of our identity."""
+    aws_roles: Sequence[str] = ()
+    """Patterns of ARNs: roles that it may take on for that."""
+
+    def check(self, servers: str, secret: Mapping[str, str] | None) -> None:
+        """Refuse what a user's Secret can't have the operator do; raises `InvalidDocument`."""
+        if secret is None:
+            return
+        if secret.get(TOKEN_PROVIDER) in PROVIDERS:
+            self._check_identity(servers, secret)
+        elif not self.local_addresses and (host := endpoint_host(secret)):
+            if (why := addresses.refusal(host)) is not None:
+                raise refused_endpoint(why)
+
+    def _check_identity(self, servers: str, secret: Mapping[str, str]) -> None:
+        for server in filter(None, map(str.strip, servers.split(","))):
+            if not (_SERVER(server) and _any_matches(self.aws_servers, server.lower())):
+                raise InvalidDocument(
+                    TOKEN_PROVIDER,
+                    f"not allowed for {server:.200}: the token would be one of the operator's own "
+                    f"AWS identity; an administrator may list the server in {AWS_SERVERS}, or want "
+                    "a Secret with user and password",
+                )
+        role = secret.get(ROLE, "")
+        if role and not _any_matches(self.aws_roles, role):
+            raise InvalidDocument(
+                ROLE,
+                f"not allowed: {role:.200}: the operator would take it on by its own AWS identity; "
+                f"an administrator may list the role in {AWS_ROLES}",
+            )
+
+
+def endpoint_host(secret: Mapping[str, str]) -> str:
+    """The host of the token endpoint; empty: there is none, or it can't be read."""
+    if secret.get(TOKEN_PROVIDER):
+        return ""
+    try:
+        return urlsplit(secret.get(TOKEN_ENDPOINT) or "").hostname or ""
+    except ValueError:
+        return ""
+
+
+def refused_endpoint(why: str) -> InvalidDocument:
+    """Says what may be done about a token endpoint at such an address."""
+    return InvalidDocument(
+        TOKEN_ENDPOINT,
+        f"not allowed: {why}; an administrator may allow these for everybody with "
+        f"{addresses.LOCAL_ADDRESSES}=allowed",
+    )
+
+
+def parse_patterns(text: str, name: str) -> tuple[str, ...]:
+    """The patterns that a variable lists, separated by commas or white space; raises
+    `InvalidDocument` that names it."""
+    is_legal = _SERVER_PATTERN if name == AWS_SERVERS else _ROLE_PATTERN
+    found = tuple(text.replace(",", " ").split())
+    for each in found:
+        if is_legal(each) is None:
+            wanted = "host:port" if name == AWS_SERVERS else "arn:aws:iam::ACCOUNT:role/NAME"
+            raise InvalidDocument(name, f"invalid value: {each:.200}: want {wanted}, maybe with *")
+    return tuple(map(str.lower, found)) if name == AWS_SERVERS else found
+
+
+def _any_matches(patterns: Sequence[str], text: str) -> bool:
+    return any(fnmatchcase(text, each) for each in patterns)
