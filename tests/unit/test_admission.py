@@ -31,7 +31,7 @@ from knafka_operator.decide.admission import (
     trigger_warnings,
 )
 from knafka_operator.model.autoscaling import Autoscaling
-from knafka_operator.model.maxima import Maxima
+from knafka_operator.model.maxima import UNLIMITED, Maxima
 from knafka_operator.model.resources import (
     AUTOSCALING,
     BROKER_CLASS,
@@ -405,7 +405,8 @@ def test_the_webhook_warns_of_brokers_that_are_not_ours_only() -> None:
             settings=SimpleNamespace(broker_classes=classes),
         )
         told: list[str] = []
-        memo: Any = SimpleNamespace(operator=SimpleNamespace(brokers=brokers))
+        settings = SimpleNamespace(maxima=UNLIMITED)
+        memo: Any = SimpleNamespace(operator=SimpleNamespace(brokers=brokers, settings=settings))
         document: Any = broker({BROKER_CLASS: class_})
         check: Any = handlers.check_broker
         check(document, memo=memo, warnings=told)

@@ -181,7 +181,7 @@ async def test_a_trigger_that_goes_while_its_process_ends_leaves_attempts_no_gra
     running = Running(World(hang, at_most_once=at_most_once))
     await running.start(**{GRACE_PERIOD: "600"})
     running.world.send("1")
-    exchange = running.drain(idle="PT1H")
+    exchange = running.drain(idle="PT1H", egress=running.digest)
     await until(lambda: running.world.subscriber.posts)
     stopping = asyncio.create_task(running.dispatcher.stop())
     await asyncio.sleep(20)

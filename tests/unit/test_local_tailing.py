@@ -22,6 +22,8 @@ ATTRIBUTES = {
     "datacontenttype": "application/json",
 }
 
+NOW = 1_000_000.0
+
 
 def record(data: bytes | None = b'{"n": 1}', **attributes: str) -> MemoryRecord:
     draft = to_record(Event({**ATTRIBUTES, **attributes}, data))
@@ -82,16 +84,16 @@ def test_a_dead_letter_says_how_it_failed() -> None:
     ("text", "seconds"),
     [
         ("start", START),
-        ("90s", 1000.0 - 90),
-        ("15m", 1000.0 - 900),
-        ("0.5h", 1000.0 - 1800),
-        ("1d", 1000.0 - 86400),
+        ("90s", NOW - 90),
+        ("15m", NOW - 900),
+        ("0.5h", NOW - 1800),
+        ("1d", NOW - 86400),
         ("1970-01-01T00:01:00Z", 60.0),
         ("1970-01-01T02:00:00+02:00", 0.0),
     ],
 )
 def test_a_time_is_said_as_people_say_it(text: str, seconds: float) -> None:
-    assert moment(text, 1000.0) == seconds
+    assert moment(text, NOW) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "15", "m", "2026-13-01"])

@@ -156,7 +156,7 @@ async def test_the_api_server_filters(served: Served, labels: str, told: set[str
     server.put(SERVING, "Service", "shop", "ours", metadata={"labels": {"role": "a"}})
     server.put(SERVING, "Service", "shop", "theirs")
     async with watching(served, of) as heard:
-        await heard.until(lambda: bool(server.watched))
+        await heard.until(lambda: bool(server.watched and heard.synced))
         assert heard.there.keys() == told
         assert server.watched[0][1]["labelSelector"] == labels
         for document in server.objects.values():
