@@ -30,8 +30,7 @@ def archiving(installed: Installation) -> Iterator[Installation]:
     testcluster("jobs")
     cluster.apply(ROOT / "crds" / "dead-letters")
     cluster.apply(ROOT / "operator" / "deploy" / "dead-letters" / "rbac.yaml")
-    crd = "crd/deadletterarchives.knafka.dev"
-    cluster.kubectl("wait", "--for=condition=Established", crd, "--timeout=60s")
+    cluster.until_established("crd/deadletterarchives.knafka.dev")
     with installed.settings(KNAFKA_JOBS_IMAGE=cluster.image(IMAGE)):
         yield installed
 

@@ -94,10 +94,9 @@ def channels(installed: Installation) -> Iterator[Channels]:
     """The component operator/deploy/channels, on the installation of the run."""
     cluster = installed.cluster
     cluster.apply(cluster.kubectl("kustomize", str(ROOT / "crds" / "messaging")))
-    cluster.kubectl(
-        "wait", "--for=condition=Established", "--timeout=60s",
-        "crd/kafkachannels.messaging.knative.dev", "crd/subscriptions.messaging.knative.dev",
-    )  # fmt: skip
+    cluster.until_established(
+        "crd/kafkachannels.messaging.knative.dev", "crd/subscriptions.messaging.knative.dev"
+    )
     cluster.apply(Path(DEPLOY / "rbac.yaml"))
     installed.configure("kafka-channel-config", OPERATOR_NAMESPACE)
     with installed.settings(KNAFKA_CHANNELS="enabled"):

@@ -137,6 +137,16 @@ class Cluster:
             time.sleep(PAUSE)
         return found
 
+    def until_established(self, *definitions: str) -> None:
+        """Wait until the API server serves the kinds of these CustomResourceDefinitions."""
+        # `kubectl wait` fails at once where one is so new that it has no conditions yet.
+        command = ("wait", "--for=condition=Established", *definitions, "--timeout=10s")
+        self.wait_for(
+            lambda: "condition met" in self.kubectl(*command, check=False),
+            20,
+            f"{' '.join(definitions)} established",
+        )
+
     def request(
         self,
         host: str,

@@ -9,7 +9,7 @@ from typing import Final
 from testcluster.build import module_directory
 from testcluster.node import start_ingress
 from testcluster.settings import HERE, REGISTRY, SERVING_VERSION, STATE, say
-from testcluster.shell import apply, kubectl
+from testcluster.shell import ClusterError, apply, kubectl, wait_until
 
 DEPLOYMENTS: Final = ("controller", "webhook", "autoscaler", "activator")
 INSTALLED: Final = STATE / "knative.yaml"
@@ -49,10 +49,7 @@ def install() -> None:
         _await_programs()
     if known != everything:
         apply(resources)
-        kubectl(
-            "wait", "--for=condition=Established", "crd", "-l", "knative.dev/crd-install=true",
-            "--timeout=60s",
-        )  # fmt: skip
+        wait_until(_are_established, "Knative's definitions are established", 60)
         start_ingress()
         apply(settings)
         apply(ours)
@@ -61,6 +58,17 @@ def install() -> None:
         apply(images)
         INSTALLED.write_text(everything)
     say("Knative Serving is ready")
+
+
+def _are_established() -> bool:
+    """Whether the API server serves Knative's kinds. `kubectl wait` fails at once where a definition
+    is so new that it has no conditions yet."""
+    selected = ("crd", "-l", "knative.dev/crd-install=true")
+    try:
+        kubectl("wait", "--for=condition=Established", *selected, "--timeout=10s")
+    except ClusterError:
+        return False
+    return True
 
 
 def _await_programs() -> None:
