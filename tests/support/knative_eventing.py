@@ -184,12 +184,19 @@ def kubernetes_with_eventing(folder: Path, root: Path) -> Iterator[Kubernetes]:
             for path in sorted((CONFIG / folder_of).glob("*.yaml")):
                 found.apply(path.read_text())
         found.apply(SERVING, found.kubectl("kustomize", str(root / "crds" / "messaging")))
-        # It fails at once where a definition is so new that it has no conditions yet.
-        wait = ("wait", "--for=condition=Established", "--timeout=10s", "crd", "--all")
-        until(lambda: "condition met" in found.kubectl(*wait, check=False), 60)
+        until(lambda: _are_established(found), 60)
         yield found
     finally:
         found.close()
+
+
+def _are_established(kubernetes: Kubernetes) -> bool:
+    """`kubectl wait` fails at once where a definition is so new that it has no conditions yet."""
+    try:
+        kubernetes.kubectl("wait", "--for=condition=Established", "--timeout=10s", "crd", "--all")
+    except AssertionError:
+        return False
+    return True
 
 
 def until(holds: Any, within: float) -> None:

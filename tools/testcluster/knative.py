@@ -61,8 +61,10 @@ def install() -> None:
 
 
 def _are_established() -> bool:
-    """Whether the API server serves Knative's kinds. `kubectl wait` fails at once where a definition
-    is so new that it has no conditions yet."""
+    """Whether the API server serves Knative's kinds.
+
+    `kubectl wait` fails at once where a definition is so new that it has no conditions yet.
+    """
     selected = ("crd", "-l", "knative.dev/crd-install=true")
     try:
         kubectl("wait", "--for=condition=Established", *selected, "--timeout=10s")
