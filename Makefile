@@ -17,12 +17,13 @@ BUILD_IMAGES := $(BIN)/python tools/images/build.py
 TAG ?= latest
 # What is pure: no Kafka, no cluster, no Spark (marked slow).
 PURE := tests/unit tests/property tests/behaviour
-# What needs more than Python: a Kubernetes, or a program that Go compiles.
-BEYOND_PYTHON := cluster or go
+# What `make test` leaves out beside the cluster: disturbances under full load, what needs a program
+# that Go compiles, and all of Spark but a slice.
+LEFT_OUT := chaos or go or (spark and not slice)
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
 COVERED := 99
 
-.PHONY: help run jobs test test-fast test-cluster test-again tests-here lint types docs bench bench-backtest bench-jobs chaos lock clean \
+.PHONY: help run jobs test test-fast test-cluster test-again tests-here tests-on-cluster tests-left-out lint types docs bench bench-backtest bench-jobs chaos lock clean \
 	collector s3-gateway image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -44,8 +45,14 @@ test: lint ## Check style, types and imports, run the tests that need Python alo
 test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute)
 	$(BIN)/python -m pytest $(PURE) -q -m "not slow and not kafka" $(SIDE_BY_SIDE) $(ARGS)
 
-test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative (root, Linux, Go)
-	$(RUN_TESTS) cluster -m "$(BEYOND_PYTHON)" $(SHOWN) $(ARGS)
+test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative, of chaos and of all jobs (root, Go)
+	@$(MAKE) --no-print-directory -j2 tests-on-cluster tests-left-out
+
+tests-on-cluster: $(VENV)/.dev
+	$(RUN_TESTS) cluster -m cluster $(SHOWN) $(ARGS)
+
+tests-left-out: $(VENV)/.dev
+	$(RUN_TESTS) left-out -m "not cluster and ($(LEFT_OUT))" $(SHOWN) $(ARGS)
 
 test-again: $(VENV)/.dev ## Run tests of real services ten times, under load, shuffled (ARGS="--runs 3")
 	$(BIN)/python tools/repeat_tests.py $(ARGS)
@@ -59,7 +66,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 tests-here: $(VENV)/.dev
-	$(RUN_TESTS) here -m "not ($(BEYOND_PYTHON))" $(SIDE_BY_SIDE) $(SHOWN) --cov --cov-report= $(ARGS)
+	$(RUN_TESTS) here -m "not (cluster or $(LEFT_OUT))" $(SIDE_BY_SIDE) $(SHOWN) --cov --cov-report= $(ARGS)
 	$(if $(ARGS),,$(BIN)/coverage report --skip-covered --show-missing --fail-under=$(COVERED))
 
 docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md wants a cluster)

@@ -256,6 +256,7 @@ def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
     }
 
 
+@pytest.mark.slice
 def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
     dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:

@@ -53,13 +53,15 @@ def shuffle(items: list[pytest.Item], order: random.Random) -> None:
 
 
 def mark_what_it_needs(item: pytest.Item) -> None:
-    """Mark a test of Spark or of an S3, as its fixtures tell, and one of the cluster."""
+    """Mark a test of Spark or of an S3, as its fixtures tell, of chaos and of the cluster."""
     fixtures = getattr(item, "fixturenames", ())
     if "spark_environment" in fixtures:
         item.add_marker(pytest.mark.spark)
         item.add_marker(pytest.mark.slow)
     if "bucket" in fixtures:
         item.add_marker(pytest.mark.go)
+    if item.path.is_relative_to(_TESTS / "chaos"):
+        item.add_marker(pytest.mark.chaos)
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     if item.path.is_relative_to(CLUSTER_TESTS) or parameters.get("world") == "cluster":
         item.add_marker(pytest.mark.cluster)

@@ -28,7 +28,10 @@ from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, SENT
 from knafka_jobs.selecting import Condition, conditions
 from knafka_jobs.topics import BrokerName
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
+pytestmark = [
+    pytest.mark.slice,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
+]
 
 STUB = [("ce_id", b"stub"), ("ce_knafkaomitted", b"data")]
 EMPTY = {"value": None, "data_bytes": None}

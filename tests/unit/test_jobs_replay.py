@@ -14,7 +14,10 @@ from knafka_jobs.replay.plan import dead_letters, replayable
 from knafka_jobs.report.plan import runs
 from knafka_jobs.schema import FAILURES, RECORDS, REPLAYS, SENT, ddl
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
+pytestmark = [
+    pytest.mark.slice,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # py4j leaves sockets open
+]
 
 
 def at(second: float) -> datetime:
