@@ -8,7 +8,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hash
 	--python-version 3.11 --no-strip-extras --custom-compile-command "make lock"
 
 # A file of tests for each worker: a Kafka and a Spark session in each, as they are asked for.
-SIDE_BY_SIDE := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE = -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 WORKERS ?= logical
 RUN_TESTS := $(BIN)/python tools/run_tests.py
 SHOWN := -q --durations=50 --durations-min=1
@@ -20,6 +20,8 @@ PURE := tests/unit tests/property tests/behaviour
 # What `make test` leaves out beside the cluster: disturbances under full load, what needs a program
 # that Go compiles, and all of Spark but a slice.
 LEFT_OUT := chaos or go or (spark and not slice)
+# Coverage doubles the CPU of a pure test: the gate measures it, or `make test COVERAGE=1`.
+MEASURED = $(if $(CI)$(COVERAGE),--cov --cov-report=)
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
 COVERED := 99
 
@@ -39,10 +41,10 @@ run: $(VENV)/.local ## Start the quickstart and send it events (PORT=8080 KAFKA_
 
 jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark and a reader of tables (500 MB)
 
-test: lint ## Check style, types and imports, run the tests that need Python alone (ten minutes)
+test: lint ## Check style, types and imports, run the tests that need Python alone (a quarter of an hour)
 	@$(MAKE) --no-print-directory -j2 types tests-here
 
-test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute)
+test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (two minutes)
 	$(BIN)/python -m pytest $(PURE) -q -m "not slow and not kafka" $(SIDE_BY_SIDE) $(ARGS)
 
 test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative, of chaos and of all jobs (root, Go)
@@ -66,8 +68,8 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 tests-here: $(VENV)/.dev
-	$(RUN_TESTS) here -m "not (cluster or $(LEFT_OUT))" $(SIDE_BY_SIDE) $(SHOWN) --cov --cov-report= $(ARGS)
-	$(if $(ARGS),,$(BIN)/coverage report --skip-covered --show-missing --fail-under=$(COVERED))
+	$(RUN_TESTS) here -m "not (cluster or $(LEFT_OUT))" $(SIDE_BY_SIDE) $(SHOWN) $(MEASURED) $(ARGS)
+	$(if $(MEASURED),$(BIN)/coverage report --skip-covered --show-missing --fail-under=$(COVERED))
 
 docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md wants a cluster)
 	$(BIN)/python tools/import_picture.py

@@ -207,6 +207,7 @@ async def test_at_most_once_the_subscriber_is_not_asked_again_for_a_reply_either
     assert (progress.delivered, progress.replied, progress.lost) == (1, 1, 0)
 
 
+@pytest.mark.slow
 async def test_a_replys_retries_take_nothing_of_the_subscribers_rate() -> None:
     limit = RateLimit(unit=RateUnit.HOUR, requests_per_unit=1)
     world = subscription(

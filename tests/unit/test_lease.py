@@ -259,6 +259,7 @@ async def test_a_drain_from_the_start_that_was_stopped_begins_again() -> None:
     await running.dispatcher.stop()
 
 
+@pytest.mark.slow
 async def test_a_drain_that_was_stopped_stays_so_while_another_egress_is_asked_for() -> None:
     """What the old filter passes over would be lost to the new one."""
     running = Running(World())
