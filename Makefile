@@ -11,7 +11,7 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hash
 SIDE_BY_SIDE = -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 WORKERS ?= logical
 RUN_TESTS := $(BIN)/python tools/run_tests.py
-SHOWN := -q --durations=50 --durations-min=1
+SHOWN := --durations=50 --durations-min=1
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m testcluster
 BUILD_IMAGES := $(BIN)/python tools/images/build.py
 TAG ?= latest
@@ -68,7 +68,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 tests-here: $(VENV)/.dev
-	$(RUN_TESTS) here -m "not (cluster or $(LEFT_OUT))" $(SIDE_BY_SIDE) $(SHOWN) $(MEASURED) $(ARGS)
+	$(RUN_TESTS) here -m "not (cluster or $(LEFT_OUT))" -q $(SIDE_BY_SIDE) $(SHOWN) $(MEASURED) $(ARGS)
 	$(if $(MEASURED),$(BIN)/coverage report --skip-covered --show-missing --fail-under=$(COVERED))
 
 docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md wants a cluster)
