@@ -70,6 +70,12 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
 }
 """Where we differ from Kafka's defaults, and why."""
 
+START_ATTEMPTS: Final = 3
+GROUPS_NOT_LOADED: Final = b"Failed to load metadata from __"
+"""What a node logs that began to load its consumer groups before their partition was online, as one
+that was killed under load may. It serves no group of that partition until it is started again:
+nobody else could be elected (KAFKA-16030)."""
+
 _LOGGING: Final = """\
 status = error
 appender.file.type = RollingFile
@@ -151,12 +157,18 @@ class KafkaServer:
         if not self._formatted():
             await self._format(log_start)
         self.cluster_id = _read_properties(self._meta)["cluster.id"]
-        self._node = await self._java("kafka.Kafka", str(self._server_properties))
-        try:
-            await self._until_ready(self._node, log_start)
-        except BaseException:
-            await asyncio.shield(self.stop())
-            raise
+        for _ in range(START_ATTEMPTS):
+            log_start = self._log_size()
+            self._node = await self._java("kafka.Kafka", str(self._server_properties))
+            try:
+                await self._until_ready(self._node, log_start)
+            except BaseException:
+                await asyncio.shield(self.stop())
+                raise
+            if GROUPS_NOT_LOADED not in self._logged_since(log_start):
+                return
+            await self.stop()
+        raise self._failure("Kafka could not load its consumer groups", log_start)
 
     async def stop(self) -> None:
         """Stop cleanly, or by SIGKILL after `STOP_TIMEOUT`; nothing to do if it doesn't run."""
@@ -286,11 +298,16 @@ class KafkaServer:
             ended.cancel()
             ready.cancel()
 
-    def _failure(self, problem: str, log_start: int) -> LocalKafkaError:
-        """The error with the last lines that Kafka logged in this start, stack traces left out."""
+    def _logged_since(self, log_start: int) -> bytes:
+        if not self.log_file.exists():
+            return b""
         with self.log_file.open("rb") as log:
             log.seek(log_start)
-            lines = log.read().decode(errors="replace").splitlines()
+            return log.read()
+
+    def _failure(self, problem: str, log_start: int) -> LocalKafkaError:
+        """The error with the last lines that Kafka logged in this start, stack traces left out."""
+        lines = self._logged_since(log_start).decode(errors="replace").splitlines()
         telling = [line for line in lines if line.strip() and not line.startswith("\tat ")]
         return LocalKafkaError("\n  ".join([f"{problem}; see {self.log_file}:", *telling[-8:]]))
 

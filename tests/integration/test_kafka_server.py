@@ -20,6 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 from support.kafka import Kafka, MakeTopic
 
 from knafka_local import kafka_server
+from knafka_local.children import Child
 from knafka_local.kafka_distribution import KafkaDistribution, LocalKafkaError
 from knafka_local.kafka_server import STOP_TIMEOUT, KafkaServer, await_cluster
 
@@ -124,6 +125,31 @@ async def test_a_killed_node_starts_again_with_every_acknowledged_record(
     await server.start()
     assert (server.bootstrap_servers, server.cluster_id) == (address, cluster_id)
     assert await asyncio.to_thread(read, address, "kept") == VALUES
+
+
+async def test_a_node_that_could_not_load_its_consumer_groups_is_started_again(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KAFKA-16030: after `kill -9` under load the only node served no group of a partition any
+    more, and nothing was delivered until somebody restarted it."""
+    pids: list[int] = []
+    until_ready = KafkaServer._until_ready
+
+    async def ready_without_groups_at_first(
+        server: KafkaServer, node: Child, log_start: int
+    ) -> None:
+        await until_ready(server, node, log_start)
+        pids.append(node.pid)
+        if len(pids) == 1:
+            with server.log_file.open("ab") as log:
+                log.write(kafka_server.GROUPS_NOT_LOADED + b"consumer_offsets-0 with epoch 0\n")
+
+    monkeypatch.setattr(KafkaServer, "_until_ready", ready_without_groups_at_first)
+    server = make_server()
+    await server.start()
+    assert len(pids) == 2
+    assert server.pid == pids[1]
+    assert not runs(pids[0])
 
 
 async def test_a_directory_is_served_on_another_port_by_the_next_start(
