@@ -25,7 +25,7 @@ from knafka.clients.kafka_groups import KafkaGroups
 from knafka.clients.kafka_lag import at_most, beyond
 from knafka.clients.kafka_ranges import EARLIEST, GONE, LATEST, KafkaRanges, asking, listed
 from knafka.clients.kafka_requests import ASK_AGAIN, AdminCalls
-from knafka.clients.kafka_whole_topic import read_whole
+from knafka.clients.kafka_whole_topic import UNUSED_GROUP, read_whole
 from knafka.core.errors import LogError
 from knafka.ports.log import (
     Commits,
@@ -38,8 +38,6 @@ from knafka.ports.log import (
     lag_of,
 )
 
-_UNUSED: Final = "knafka-unused"
-"""A group that nobody joins, for a consumer that wants the name of one."""
 REQUEST_TIMEOUT: Final = 15.0
 """Seconds for one request: Kafka elects another leader in less."""
 PARTITIONS_REMEMBERED: Final = 30.0
@@ -313,7 +311,7 @@ class KafkaAdmin:
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         await self._existing(topic)  # which says, better than a consumer, what is wrong
         read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
-        with needing(topic=("Read", topic), group=("Read", _UNUSED)):
+        with needing(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
             return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
 
     async def close(self) -> None:

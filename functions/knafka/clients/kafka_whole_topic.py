@@ -18,6 +18,9 @@ RECORD_BYTES: Final = 500
 ODD_RECORD_BYTES: Final = 1_000_000
 """That of one whose headers can't be read."""
 
+UNUSED_GROUP: Final = "knafka-unused"
+"""The group that this consumer names and never joins: librdkafka wants a name."""
+
 
 def read_whole(
     connection: Connection, topic: str, limit: int, *, timeout: float, max_bytes: int | None = None
@@ -32,7 +35,7 @@ def read_whole(
         {
             **connection,
             **ASKING,
-            "group.id": "knafka-unused",
+            "group.id": UNUSED_GROUP,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",

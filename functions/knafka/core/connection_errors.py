@@ -2,8 +2,8 @@
 
 librdkafka never gives up on a wrong password or an unknown CA: it tries for ever, and tells its
 error callback, from within a client's `poll`. The last such error is kept here until asked for.
-Its words on a token endpoint are the body that this answered with, whoever that is: of it only the
-codes of OAuth are told, as such a text comes to stand in a status (`shown_text`).
+Its words on a token endpoint are the body that the endpoint answered with. The text may stand in a
+status, so only the codes of OAuth are kept of that body (`shown_text`).
 Not here: for how long to wait; the client of Kafka decides that.
 """
 

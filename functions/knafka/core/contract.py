@@ -60,7 +60,7 @@ def _cesql(text: str) -> str:
     return text
 
 
-# Whoever reconciles reads the same objects again and again.
+# The operator reads the same objects again at each reconciliation.
 @lru_cache(maxsize=512)
 def _wrong_with(expression: str) -> str | None:
     try:

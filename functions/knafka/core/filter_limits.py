@@ -1,4 +1,4 @@
-"""Filter limits: how much one declared object may ask of whoever reads and applies its filters.
+"""Filter limits: how much work one declared object's filters may cause.
 
     decoded JSON -> nothing, or the first limit that it is beyond, in words
 
