@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.memory.log import MemoryWriter
 from support.operator_world import INSTALLATION, OperatorWorld, condition
 
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka.core.contract import Ingress, Receiver, parse_ingresses
 from knafka.core.documents import dump, parse_json

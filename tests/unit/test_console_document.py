@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from support.console import letter, row, subscription, trigger
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core import json_format
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of

@@ -15,10 +15,10 @@ from typing import Any
 import kubernetes
 import pytest
 from support.api_server import ApiServer, api_server
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
 from support.operator_world import SETTINGS
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription

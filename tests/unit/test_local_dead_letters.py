@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass, field, replace
 
 import pytest
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.dead_letter import REPLAY, REPLAY_TOPIC, Failure, Origin, dead_letter_of, stub_of
 from knafka.core.delivery import Reason
