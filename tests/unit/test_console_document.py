@@ -91,7 +91,7 @@ def test_the_state_joins_what_is_observed_with_what_is_declared() -> None:
     snapshot = Snapshot(
         "127.0.0.1:9092",
         (BrokerRow("default/shop", "http://h/default/shop", 5, 1),),
-        (row("mail", lag=None, delivered=7, buried=2), TriggerRow("default/gone", "shop")),
+        (row("mail", lag=None, delivered=7, dead_lettered=2), TriggerRow("default/gone", "shop")),
         ("a file is broken",),
     )
     mail = trigger("mail", filters=[{"exact": {"type": "order"}}])

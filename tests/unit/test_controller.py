@@ -171,17 +171,6 @@ async def test_nothing_of_ours_lands_on_users_objects_but_finalizer_and_status(
     assert "annotations" not in found["metadata"]
 
 
-async def test_what_an_earlier_release_left_on_an_object_is_taken_away(ready: World) -> None:
-    left = "knafka.dev/last-handled-configuration"
-    ready.server.put(EVENTING, "Trigger", "shop", "mail", metadata={"annotations": {left: "{}"}})
-
-    def is_gone() -> bool:
-        found = ready.server.found(EVENTING, "Trigger", "shop", "mail")
-        return found is not None and not found["metadata"]["annotations"]
-
-    await until(is_gone)
-
-
 async def test_a_look_at_what_has_not_changed_asks_the_api_server_nothing(ready: World) -> None:
     """Issue 14: four to five calls and an apply for each look."""
     await until(lambda: not ready.operator.queue.failing)

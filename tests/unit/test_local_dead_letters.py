@@ -73,7 +73,7 @@ def test_a_dead_letter_tells_its_whole_story() -> None:
 
 
 def test_what_is_no_event_at_all_is_shown_too() -> None:
-    """CE-K8: an undecodable record is buried as it is."""
+    """CE-K8: an undecodable record becomes a dead letter as it is."""
     found = letter(FakeRecord(None, b"\xff\x00raw"))
     assert found.id == ""
     assert found.last_time == "2023-11-14T22:13:20.000Z"
