@@ -213,7 +213,7 @@ def _identity(record: Record) -> bytes:
 
 
 def letter(record: Record, replayed: int | None = None) -> DeadLetter:
-    """Read leniently: what was buried may be no event at all."""
+    """Read leniently: what was dead-lettered may be no event at all."""
     found = {
         name.removeprefix("ce_"): (value or b"").decode(errors="replace")
         for name, value in record.headers() or ()

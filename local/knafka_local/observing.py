@@ -141,7 +141,7 @@ def _with_counts(row: TriggerRow, status: TriggerStatus) -> TriggerRow:
         filtered=counts.filtered,
         delivered=counts.delivered,
         retried=counts.retried,
-        buried=counts.dead_lettered,
+        dead_lettered=counts.dead_lettered,
         decision=status.scale.reason,
     )
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
-from typer.core import TyperCommand
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_connection import connection
@@ -31,9 +30,6 @@ INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as a shell gives it."""
 
 DATA_DIR: Final = "--data-dir"
-OLD_NAMES: Final = ("--installation", "--data")
-"""What `--data-dir` was called before; they go on working for one release. `--data` of `send` is
-the event's, which is why the folder has another name everywhere."""
 
 
 T = TypeVar("T")
@@ -60,23 +56,9 @@ BrokerName = Annotated[
 ]
 
 
-class Command(TyperCommand):
-    """A command that also takes the old names of `--data-dir`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        known = {name for each in self.params for name in each.opts}
-        old = {name for name in OLD_NAMES if DATA_DIR in known and name not in known}
-
-        def renamed(word: str) -> str:
-            name, equals, value = word.partition("=")
-            return f"{DATA_DIR}{equals}{value}" if name in old else word
-
-        return super().parse_args(ctx, [renamed(each) for each in args])
-
-
 def add(app: typer.Typer, name: str, command: Callable[..., None], example: str) -> None:
     """Add a command to `app`; its help ends with the example."""
-    app.command(name, cls=Command, epilog=f"Example: {example}")(command)
+    app.command(name, epilog=f"Example: {example}")(command)
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ class TriggerRow:
     filtered: int = 0
     delivered: int = 0
     retried: int = 0
-    buried: int = 0
+    dead_lettered: int = 0
     decision: str = ""
     """The scaler's last, with its reason."""
     error: str = ""

@@ -227,7 +227,7 @@ def _waiting(row: TriggerRow) -> float:
 def _counts(row: TriggerRow) -> str:
     return (
         f"{_named(row)} waiting {'?' if row.lag is None else row.lag} delivered {row.delivered}"
-        f" filtered {row.filtered} retried {row.retried} dead letters {row.buried}"
+        f" filtered {row.filtered} retried {row.retried} dead letters {row.dead_lettered}"
     )
 
 
@@ -239,7 +239,7 @@ def _sum(name: str, rows: Sequence[TriggerRow]) -> TriggerRow:
         delivered=sum(each.delivered for each in rows),
         filtered=sum(each.filtered for each in rows),
         retried=sum(each.retried for each in rows),
-        buried=sum(each.buried for each in rows),
+        dead_lettered=sum(each.dead_lettered for each in rows),
     )
 
 
@@ -269,7 +269,7 @@ _TRIGGER: Final = (
     _Column("filtered", lambda row: f"{row.filtered}", 110),
     _Column("delivered", lambda row: f"{row.delivered}"),
     _Column("retried", lambda row: f"{row.retried}", 90),
-    _Column("dead\nletters", lambda row: f"{row.buried}", 60),
+    _Column("dead\nletters", lambda row: f"{row.dead_lettered}", 60),
 )
 
 

@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 
 from knafka_jobs.backtest.run import Span, backtest, of_archive, of_topic, read_sensor
 from knafka_jobs.compact.run import compact, fold_all
-from knafka_jobs.compact.upgrade import upgrade
 from knafka_jobs.errors import JobError
 from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables, explained
@@ -46,7 +45,7 @@ def run_in(spark: SparkSession, given: Namespace, progress: Progress) -> Found:
         if given.command == BACKTEST:
             return _backtest(given, spark, progress)
         tables = Tables(spark, given.tables)
-        upgrade(tables, progress)
+        tables.check_layouts()
         return _COMMANDS[given.command](given, tables, progress)
 
 

@@ -24,8 +24,7 @@ from knafka_jobs.io.delta import Tables, in_days
 def known_days(tables: Tables, failures: DataFrame) -> DataFrame:
     """Where those of `failures` may be that the table has: `key`, `day`, without repetition.
 
-    Of a table that lacks them the days are noted first: it is one of an older version, or somebody
-    has removed `failure_days`.
+    Where somebody has removed `failure_days`, the days are noted anew first.
     """
     if tables.is_empty("failure_days") and not tables.is_empty("failures"):
         rows = tables.read("failures").select(_key().alias("key"), "day")

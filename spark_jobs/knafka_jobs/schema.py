@@ -171,9 +171,8 @@ TABLES: Final[Mapping[str, Columns]] = {
 BY_DAY: Final = ("records", "failures", "failure_days")
 """Tables that are partitioned by `day`."""
 
-LAYOUT: Final[Mapping[str, int]] = {"records": 3, "failures": 4}
-"""Of tables whose columns have changed: the number of their layout, a property of the table; 1 has
-none. `compact.upgrade` brings tables of an older layout to this one."""
+LAYOUT: Final[Mapping[str, int]] = {"records": 1, "failures": 1}
+"""The number of a table's layout, a property of the table: it grows when columns change."""
 
 LAYOUT_PROPERTY: Final = "knafka.layout"
 

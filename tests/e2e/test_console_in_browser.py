@@ -73,7 +73,7 @@ def shop() -> MemorySource:
         ],
         [
             row("mail", lag=1234, replicas=2, delivered=10, decision="1234 events waiting"),
-            row("audit", lag=50, buried=3, error="SubscriberUnavailable: no answer",
+            row("audit", lag=50, dead_lettered=3, error="SubscriberUnavailable: no answer",
                 conditions=(UNAVAILABLE,)),
             row("stock", lag=7, paused=True),
             row("ledger", broker="accounts", refused="BrokerDoesNotExist: no Broker accounts"),
@@ -125,7 +125,8 @@ def with_a_channel() -> MemorySource:
     source = shop()
     url = "http://127.0.0.1:8081/default/shop"
     source.brokers.append(BrokerRow("default/shop", url, 7, kind="KafkaChannel"))
-    for name, values in {"mail": {"lag": 5, "replicas": 1}, "archive": {"buried": 2}}.items():
+    rows = {"mail": {"lag": 5, "replicas": 1}, "archive": {"dead_lettered": 2}}
+    for name, values in rows.items():
         source.triggers.append(subscription(name, "shop"))
         source.rows.append(replace(row(name, **values), kind="Subscription"))
     return source

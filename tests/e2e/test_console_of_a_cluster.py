@@ -22,10 +22,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from support.api_server import ApiServer
 from support.browser import every, look_as, one, script, wait
 from support.console_cluster import PODS, console_cluster, put_archives, report_in
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog
 from support.reports import sample_example, sample_group, sample_report
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
 from knafka_local.children import HOST, listen, port_of
 from knafka_local.console.function import Viewers
 from knafka_local.console.metrics import ProxiedMetrics, SharedFigures

@@ -128,7 +128,7 @@ def test_the_quickstart_shows_events_arrive_and_its_data_outlive_it(
         running.wait_for(rf"orders \| order order-{number} of ")
     running.wait_for(r"large-orders \| a large order, order-4: 2500")
     running.wait_for(r"payments \| payment payment-2: the bank does not answer")
-    running.until(lambda: _buried(running) == 2, "two dead letters")
+    running.until(lambda: _dead_lettered(running) == 2, "two dead letters")
     shown = running.knafka("dead-letters", "show", "payments", "--json").stdout
     assert shown.count('"reason": "status", "code": "500", "attempts": "3"') == 2
     assert "9 of 9 accepted" in running.output
@@ -141,10 +141,10 @@ def test_the_quickstart_shows_events_arrive_and_its_data_outlive_it(
     assert running.knafka("trigger", "list").returncode == 1
 
     again = up(QUICKSTART, *kafka_port)
-    assert _buried(again) == 2
+    assert _dead_lettered(again) == 2
 
 
-def _buried(running: Up) -> int:
+def _dead_lettered(running: Up) -> int:
     found = re.search(r"default/payments +(\d+)", running.knafka("dead-letters", "list").stdout)
     return int(found[1]) if found else 0
 
@@ -159,7 +159,7 @@ def test_no_accepted_event_is_lost_when_any_process_is_killed(
 ) -> None:
     """Issue 3, "What it must show", 1: `kill -9` of the receiver, a dispatcher, and Kafka."""
     running = up(shop(pause=0.01), "--kafka-port", str(free_port()))
-    send = [KNAFKA, "send", "--installation", running.data, "--count", "2000", "--rate", "400"]
+    send = [KNAFKA, "send", "--data-dir", running.data, "--count", "2000", "--rate", "400"]
     sending = subprocess.Popen([*map(str, send), "--id", "{n}", "--subject", "s{n}"])
     running.until(lambda: len(running.arrived()) > 50, "the first events")
     for victim in ("knafka.receiver", "knafka.dispatcher", "kafka.Kafka"):
@@ -251,7 +251,7 @@ def test_a_second_one_on_the_same_data_or_port_says_what_to_do(
         (running.data, "--data-dir DIR"),
         (tmp_path / "other", "another with --port"),
     ):
-        command = [KNAFKA, "up", "-f", folder, "--data", data, "--port", port[1]]
+        command = [KNAFKA, "up", "-f", folder, "--data-dir", data, "--port", port[1]]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ended.returncode == 1
         assert says in ended.stderr

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from support.hosting import Hosted
 from support.kafka import Kafka, MakeTopic
+from support.memory.log import MemoryLog
 from support.operator_world import INSTALLATION, OperatorWorld, condition
 from support.waiting import until
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
 from knafka.ports.log import LogWriter
 from knafka.receiver.function import Receiver

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from support.gate import only_chaos
 from support.kafka import Kafka
 from support.letters import PARTITIONS, TRIGGERS, DeadLetters, compacted, held
 
 from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.run import Compacted, compact, fold, fold_all, read_ranges
+from knafka_jobs.compact.run import Compacted, compact, fold_all, read_ranges
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import Connection, KafkaClient
@@ -137,46 +136,6 @@ def test_a_new_topic_whose_first_records_are_deleted_is_read_from_there(
     client.delete_before({(bill, filled): 4})
     assert compacted(tables, client, dead, keep_hours=1).records == 6
     assert len(spans) == PARTITIONS
-
-
-@only_chaos
-def test_what_an_older_version_tabled_twice_is_reported_and_then_counted_once(
-    dead: DeadLetters, client: KafkaClient, tables: Tables
-) -> None:
-    for number in range(12):
-        dead.add("mail", number)
-        dead.add("bill", number)
-    dead.flush()
-    found = client.dead_letter_topics(BrokerName(dead.namespace, "main"))
-    ranges = {
-        (topic.name, partition): span
-        for topic in found.values()
-        for partition, span in topic.spans.items()
-        if span.end
-    }
-    rows = read_ranges(tables, client, ranges, found)
-    tables.append(rows, "records")
-    tables.append(rows.where(f"topic = '{dead.topic('mail')}' AND offset > 0"), "records")
-    twice = 36 - len([each for each in ranges if each[0] == dead.topic("mail")])
-    fold(Checkpoints(tables))
-
-    told = report(tables, None, datetime.now(UTC))
-    assert (told.totals.events, told.totals.failures) == (24, twice)
-    assert all(len(group.examples) == 5 for group in told.groups)
-
-    said: list[str] = []
-    options = CompactOptions(BrokerName(dead.namespace, "main"), keep_hours=1)
-    assert compact(tables, client, options, said.append).records == 0
-    assert f"{twice - 24} dead letters were in the table more than once" in "\n".join(said)
-    assert sorted(held(tables)) == everything(client, dead)
-    counted = tables.read("failures").select("failures", "retries", "history").collect()
-    assert {(row["failures"], row["retries"], len(row["history"])) for row in counted} == {
-        (1, 2, 1)
-    }
-    dead.add("mail", 0)
-    dead.flush()
-    again = compacted(tables, client, dead, keep_hours=1)
-    assert (again.records, again.folded) == (1, 1)
 
 
 def test_what_was_purged_does_not_come_back(

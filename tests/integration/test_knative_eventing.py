@@ -17,9 +17,9 @@ from support.gate import only_chaos
 from support.installation import ROOT
 from support.knative_eventing import Kubernetes, kubernetes_with_eventing
 from support.leader import Leader
+from support.memory.log import MemoryLog, MemoryWriter
 from support.waiting import until
 
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import shards
 from knafka_operator.model.cluster import ClusterError

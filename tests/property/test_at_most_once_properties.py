@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from property.test_drain_properties import Unsteady, attempts, first_arrivals, on_fake_time
 from support.drains import FAR, ScriptedSubscriber, World
+from support.memory.log import MemoryReader
 
-from knafka.clients.memory_log import MemoryReader
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError

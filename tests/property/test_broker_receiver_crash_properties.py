@@ -8,8 +8,6 @@ with all that stands in its contract then, or with what its environment says.
 from __future__ import annotations
 
 import asyncio
-import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,15 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.memory.log import MemoryWriter
 from support.operator_world import INSTALLATION, OperatorWorld, condition
 
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
-from knafka.core.contract import Ingress, Receiver, parse_ingresses
-from knafka.core.documents import dump, parse_json
+from knafka.core.contract import Ingress, Receiver
+from knafka.core.documents import parse_json
 from knafka_operator.decide import desired
 from knafka_operator.decide.broker import RECEIVER_CONTRACT
-from knafka_operator.decide.receivers import ACCEPTED
 from knafka_operator.decide.status import is_ready
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.resources import CORE, EVENTING, EXTERNAL_TOPIC, SERVING
@@ -110,9 +107,8 @@ class World(OperatorWorld):
         self.start_pods()
         answers: dict[str, int | None] = {}
         for revision, pod in self.pods.items():
-            if pod.follows is not None:
-                answers[revision] = pod.position
-                self.read(pod)
+            answers[revision] = pod.position
+            self.read(pod)
         return answers
 
     def read(self, pod: Pod) -> None:
@@ -134,11 +130,7 @@ class World(OperatorWorld):
         revision = self.cluster.objects[SERVING, "Revision", SHOP, serving]
         container = revision["spec"]["containers"][0]
         pod = Pod({each["name"]: each["value"] for each in container["env"]})
-        if pod.follows is None:
-            given = parse_ingresses(pod.environment["KNAFKA_INGRESSES"])
-            pod.entries = {each.path: each for each in given}
-        else:
-            self.read(pod)
+        self.read(pod)
         self.pods[serving] = pod
 
     def status(self) -> Mapping[str, Any]:
@@ -192,28 +184,6 @@ class World(OperatorWorld):
             await self.operator.resume()
             self.check()
 
-    def be_of_before(self) -> None:
-        """As an operator left it whose receivers have their contract in the environment."""
-        entry = self.entries()[PATH]
-        stored = copy.deepcopy(self.cluster.objects[SERVING, "Service", SHOP, RECEIVER])
-        container = stored["spec"]["template"]["spec"]["containers"][0]
-        container["env"] = [
-            {"name": "KNAFKA_INGRESSES", "value": json.dumps([dump(entry)])}
-            if each["name"] == "KNAFKA_RECEIVER"
-            else each
-            for each in container["env"]
-        ]
-        self.cluster.put(stored)
-        broker = copy.deepcopy(self.cluster.objects[EVENTING, "Broker", SHOP, BROKER])
-        status = broker["status"]
-        del status["annotations"][RECEIVER_CONTRACT], status["annotations"][ACCEPTED]
-        status["conditions"] = [
-            each for each in status["conditions"] if each["type"] != "ContractUpdated"
-        ]
-        self.cluster.put(broker)
-        for topic in [each for each in self.log.topics if each.startswith(names.CONTRACTS)]:
-            del self.log.topics[topic], self.log.descriptions[topic]
-
 
 def holds_ready(status: Mapping[str, Any]) -> bool:
     return is_ready({"status": {**status, "observedGeneration": None}, "metadata": {}})
@@ -248,7 +218,7 @@ async def until_ready(world: World, edit: str) -> None:
 @pytest.mark.conformance("KN-BRK-01")
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("edit", sorted(EDITS))
-@pytest.mark.parametrize("from_", ["made", "upgraded", "edited"])
+@pytest.mark.parametrize("from_", ["made", "edited"])
 async def test_an_operator_that_dies_at_any_effect_loses_no_event_and_answers_no_404(
     from_: str, edit: str, when: str
 ) -> None:
@@ -258,10 +228,6 @@ async def test_an_operator_that_dies_at_any_effect_loses_no_event_and_answers_no
         world = World()
         if from_ != "made":
             await until_ready(world, "nothing")
-        if from_ == "upgraded":
-            world.be_of_before()
-            world.start_pods()
-            await world.restart()
         revisions = len([key for key in world.cluster.objects if key[1] == "Revision"])
         before = world.operator
         world.crashing.at = when, crashes + 1
@@ -282,18 +248,14 @@ async def test_an_operator_that_dies_at_any_effect_loses_no_event_and_answers_no
 
 @pytest.mark.conformance("KN-BRK-22")
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("from_", ["of before", "followed"])
 async def test_an_operator_that_dies_while_it_deletes_leaves_neither_entry_nor_topic(
-    from_: str, when: str
+    when: str,
 ) -> None:
     crashes = 0
     while True:
         world = World()
         world.declare_broker("elsewhere")
         await until_ready(world, "nothing")
-        if from_ == "of before":
-            world.be_of_before()
-            await world.restart()
         await world.reconcile_broker("elsewhere")
         world.deleting, before = True, world.operator
         key = EVENTING, "Broker", SHOP, BROKER
@@ -334,20 +296,16 @@ STEPS = st.lists(
 
 @pytest.mark.slow
 @settings(max_examples=100)
-@given(upgraded=st.booleans(), steps=STEPS)
+@given(steps=STEPS)
 def test_whenever_an_operator_of_receivers_dies_the_next_one_keeps_every_promise(
-    upgraded: bool, steps: list[tuple[str, int, str]]
+    steps: list[tuple[str, int, str]],
 ) -> None:
-    asyncio.run(_run(upgraded, steps))
+    asyncio.run(_run(steps))
 
 
-async def _run(upgraded: bool, steps: list[tuple[str, int, str]]) -> None:
+async def _run(steps: list[tuple[str, int, str]]) -> None:
     world = World()
     await until_ready(world, "nothing")
-    if upgraded:
-        world.be_of_before()
-        world.start_pods()
-        await world.restart()
     for what, number, edit in steps:
         match what:
             case "look":

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.channel_world import ChannelWorld
 from support.crashing import Crash, Crashing
+from support.memory.log import MemoryWriter
 from support.operator_world import condition
 
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import shards
 from knafka_operator.decide.credentials import KAFKA_SECRET

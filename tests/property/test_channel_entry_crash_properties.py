@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.channel_world import UID, VERSION, ChannelWorld
 from support.crashing import Crash, Crashing
+from support.memory.log import MemoryWriter
 
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import shards
 from knafka_operator.model.channels import MESSAGING, PROMISE

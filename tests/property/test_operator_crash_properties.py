@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.memory.log import MemoryWriter
 from support.operator_world import OperatorWorld, condition
 
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import shards
 from knafka_operator.model.family import BROKERS

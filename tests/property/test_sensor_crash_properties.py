@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.memory.transactions import Interruption
 from support.memory_sensors import PROCESSES, WAIT, MemorySensor, Send
 from support.sensors import Routed
-
-from knafka.clients.memory_transactions import Interruption
 
 
 @dataclass(frozen=True)

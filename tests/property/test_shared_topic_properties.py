@@ -11,8 +11,8 @@ import looptime
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.logs import shared_memory
+from support.memory.log import MemoryLog
 
-from knafka.clients.memory_log import MemoryLog
 from knafka.dispatcher.shared.fetcher import Limits
 from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import Commits, LogReader, OffsetAndMetadata

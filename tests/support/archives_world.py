@@ -10,9 +10,9 @@ from typing import Any
 
 from support.controlled import controller_of
 from support.intercepted import Seen
+from support.memory.log import MemoryWriter
 from support.operator_world import OperatorWorld, condition
 
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka.ports.log import OffsetAndMetadata
 from knafka_operator.decide import archive_manifests as manifests

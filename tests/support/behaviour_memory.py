@@ -18,12 +18,12 @@ from support.controlled import MemoryApi
 from support.drains import ScriptedSubscriber, accept
 from support.intercepted import Intercepted
 from support.logs import shared_memory
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryReader, MemoryWriter
+from support.memory.shared import MemoryPositionedReader
 from support.operator_world import OperatorWorld
 from support.scaling import NoSensors
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryWriter
-from knafka.clients.memory_shared import MemoryPositionedReader
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, ShardProgress
 from knafka.core.errors import InvalidDocument, LogError

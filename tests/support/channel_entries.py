@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from support.channel_world import UID, ChannelWorld
+from support.memory.log import MemoryWriter
 
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import shards
 from knafka_operator.reconcile import entries

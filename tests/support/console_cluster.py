@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from support.api_server import ApiServer, api_server
+from support.memory.log import MemoryLog
 
-from knafka.clients.memory_log import MemoryLog
 from knafka.core.drain import Counts
 from knafka.core.names import channel_topic, report_key, reports_topic
 from knafka.observability import Metric, produced, prometheus_text

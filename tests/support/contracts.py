@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from confluent_kafka import Producer
+from support.memory.log import MemoryLog
 
-from knafka.clients.memory_log import MemoryLog
 from knafka.core.contract import Egress, Ingress, SharedEgress
 from knafka.core.documents import dump
 

@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 from support.drains import Answer, World, accept
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryWriter
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core.contract import Egress
 from knafka.core.documents import digest, dump
 from knafka.core.drain import DrainProgress

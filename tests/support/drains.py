@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryWriter
-from knafka.clients.memory_records import MemoryRecord
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryReader, MemoryWriter
+from support.memory.records import MemoryRecord
+
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import DeliveryError, LogError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
+from support.memory.log import MemoryLog
 from support.requests import MINIMAL, PATH, Headers
 
-from knafka.clients.memory_log import MemoryLog
 from knafka.receiver.function import Receiver
 
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import kubernetes
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
 from support.operator_world import SETTINGS, QuietDrains
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster

@@ -16,6 +16,9 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from support.kafka import transact
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryReader, MemoryWriter
+from support.memory.shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_group_consumer import GroupProtocol
@@ -24,9 +27,6 @@ from knafka.clients.kafka_offsets import KafkaOffsets
 from knafka.clients.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka_reader import KafkaReader
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryReader, MemoryWriter
-from knafka.clients.memory_shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.dispatcher.shared.fetcher import Limits

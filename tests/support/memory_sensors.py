@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from support.memory.log import MemoryLog
+from support.memory.records import MemoryRecord
+from support.memory.transactions import Crashed, MemoryTransactions
 from support.sensors import Routed
 
-from knafka.clients.memory_log import MemoryLog
-from knafka.clients.memory_records import MemoryRecord
-from knafka.clients.memory_transactions import Crashed, MemoryTransactions
 from knafka.core.documents import parse
 from knafka.core.errors import LogError
 from knafka.core.event import Event

@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from support.intercepted import Intercepted, Seen
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import Egress, Ingress, Shard
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, Holding, ShardProgress
 from knafka.core.errors import LogError

@@ -8,12 +8,12 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 import uvicorn
+from support.memory.log import MemoryLog, MemoryWriter
 from support.requests import ingress
 from support.waiting import until
 from support.wire import Wire, connected
 from uvicorn.server import ServerState
 
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.observability import Histogram
 from knafka.receiver.connections import Connections
 from knafka.receiver.ingest import IngestHandler, Limits

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from support.controlled import controller_of
 from support.intercepted import Seen
+from support.memory.log import MemoryLog
+from support.memory.transactions import MemoryTransactions
 from support.operator_world import OperatorWorld, condition
 
-from knafka.clients.memory_log import MemoryLog
-from knafka.clients.memory_transactions import MemoryTransactions
 from knafka.core.contract import Egress
 from knafka.core.documents import parse_json
 from knafka.core.event import Event

@@ -12,10 +12,10 @@ from support.contracts import MemoryContract
 from support.dispatchers import Exchange
 from support.drains import TOPIC, Answer, ScriptedSubscriber, World, accept
 from support.logs import shared_memory
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
+from support.memory.shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
-from knafka.clients.memory_shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
 from knafka.core.contract import Egress, Kafka
 from knafka.core.contract import Shard as Contract
 from knafka.core.documents import dump

@@ -20,12 +20,12 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.kafka import Kafka
 from support.logs import SOON
+from support.memory.log import MemoryLog
+from support.memory.records import Undecided
+from support.memory.transactions import MemoryTransactions
 
 from knafka.clients.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka_transactions import KafkaTransactions
-from knafka.clients.memory_log import MemoryLog
-from knafka.clients.memory_records import Undecided
-from knafka.clients.memory_transactions import MemoryTransactions
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka.ports.transactions import Claims, Partition, TransactionalLog
 

@@ -24,7 +24,8 @@ class Up:
     def __init__(self, manifests: Path, data: Path, *options: str | Path) -> None:
         self.data = data
         self._log = data.with_suffix(".out")
-        arguments = ["-f", manifests, "--data", data, "--port", free_port(), "--plain", *options]
+        arguments = ["-f", manifests, "--data-dir", data, "--port", free_port(), "--plain"]
+        arguments += options
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [KNAFKA, "up", *map(str, arguments)], stdout=log, stderr=subprocess.STDOUT
@@ -52,7 +53,7 @@ class Up:
 
     def knafka(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another command that talks to this installation."""
-        return self.command(*arguments, "--installation", str(self.data))
+        return self.command(*arguments, "--data-dir", str(self.data))
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another command."""

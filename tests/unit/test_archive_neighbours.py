@@ -37,14 +37,11 @@ def held_by(world: ArchivesWorld, holder: str, name: str) -> dict[str, Any]:
     return world.cluster.put({**lease, "metadata": {**lease["metadata"], "name": name}})
 
 
-@pytest.mark.parametrize("before", [False, True], ids=["now", "by an operator of before"])
 async def test_an_archive_elsewhere_that_names_the_same_bucket_holds_up_nobody(
-    world: ArchivesWorld, before: bool
+    world: ArchivesWorld,
 ) -> None:
     """Its Job never started, and its neighbour was Queued for 200 h."""
-    url = BUCKET["url"]
-    name = names.archive_lease_before(url) if before else names.archive_lease("evil", url)
-    held_by(world, "evil/other/uid-o", name)
+    held_by(world, "evil/other/uid-o", names.archive_lease("evil", BUCKET["url"]))
     world.declare(storage=BUCKET, compaction={"number": 1})
     world.bury()
     await world.turns()
@@ -54,8 +51,7 @@ async def test_an_archive_elsewhere_that_names_the_same_bucket_holds_up_nobody(
 async def test_an_archive_of_the_same_namespace_waits_for_the_job_of_its_neighbour(
     world: ArchivesWorld,
 ) -> None:
-    """Also for one that an operator of before has begun, whose Lease has another name."""
-    name = names.archive_lease_before(BUCKET["url"])
+    name = names.archive_lease("shop", BUCKET["url"])
     held_by(world, "shop/other/uid-o", name)
     world.declare(storage=BUCKET, compaction={"number": 1})
     world.bury()

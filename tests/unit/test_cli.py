@@ -79,23 +79,11 @@ def test_the_help_of_every_command_ends_with_an_example_that_can_be_pasted(
 def test_one_word_names_the_data_folder_in_every_command(command: list[str]) -> None:
     _, output = run(*command, "--help")
     assert ("--data-dir" in output) == (command != ["check"])
-    assert "--installation" not in output
-
-
-@pytest.mark.parametrize("option", ["--data-dir", "--installation", "--data"])
-@pytest.mark.parametrize("command", [["status"], ["trigger", "list"], ["dead-letters", "list"]])
-def test_the_old_names_of_the_data_folder_work_for_one_release(
-    command: list[str], option: str, tmp_path: Path
-) -> None:
-    for words in ([option, str(tmp_path / "it")], [f"{option}={tmp_path / 'it'}"]):
-        code, output = run(*command, *words)
-        assert code == 1
-        assert f"nothing runs on {tmp_path / 'it'}" in output
 
 
 def test_the_data_of_an_event_is_not_taken_for_the_data_folder(tmp_path: Path) -> None:
     options: list[str | Path] = [
-        "--installation",
+        "--data-dir",
         tmp_path,
         "--no-retry",
         "--url",
@@ -280,7 +268,7 @@ def test_an_event_that_nobody_takes_is_exit_code_1() -> None:
 def test_an_error_is_one_line_on_stderr(tmp_path: Path) -> None:
     knafka = Path(sys.executable).with_name("knafka")
     ended = subprocess.run(
-        [knafka, "send", "--installation", tmp_path], capture_output=True, text=True, check=False
+        [knafka, "send", "--data-dir", tmp_path], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
     assert ended.stderr.startswith("knafka: nothing runs on ")

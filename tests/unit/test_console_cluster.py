@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.api_server import ApiServer, Rights
 from support.console_cluster import PODS, TOPIC, console_cluster, metrics, ready
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core import json_format
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from support.console import letter, row, subscription, trigger
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core import json_format
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
@@ -91,7 +91,7 @@ def test_the_state_joins_what_is_observed_with_what_is_declared() -> None:
     snapshot = Snapshot(
         "127.0.0.1:9092",
         (BrokerRow("default/shop", "http://h/default/shop", 5, 1),),
-        (row("mail", lag=None, delivered=7, buried=2), TriggerRow("default/gone", "shop")),
+        (row("mail", lag=None, delivered=7, dead_lettered=2), TriggerRow("default/gone", "shop")),
         ("a file is broken",),
     )
     mail = trigger("mail", filters=[{"exact": {"type": "order"}}])

@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 from support.api_server import ApiServer, Rights
 from support.console_cluster import console_cluster, put_archives, report_in
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog
 from support.reports import sample_groups, sample_report
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
 from knafka.core.errors import LogError
 from knafka.core.names import report_key, reports_topic
 from knafka_jobs.report.document import Report

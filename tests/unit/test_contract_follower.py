@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 from support.contracts import MemoryContract, record
 from support.drains import World, until
+from support.memory.log import MemoryLog
+from support.memory.shared import MemoryPositionedReader
 
-from knafka.clients.memory_log import MemoryLog
-from knafka.clients.memory_shared import MemoryPositionedReader
 from knafka.contract_topic import ContractFollower
 from knafka.core.contract import Egress
 from knafka.core.errors import LogError

@@ -15,10 +15,10 @@ from typing import Any
 import kubernetes
 import pytest
 from support.api_server import ApiServer, api_server
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
 from support.operator_world import SETTINGS
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka.ports.log import TopicDescription
@@ -169,17 +169,6 @@ async def test_nothing_of_ours_lands_on_users_objects_but_finalizer_and_status(
     found = ready.server.found(EVENTING, "Trigger", "shop", "mail")
     assert found is not None
     assert "annotations" not in found["metadata"]
-
-
-async def test_what_an_earlier_release_left_on_an_object_is_taken_away(ready: World) -> None:
-    left = "knafka.dev/last-handled-configuration"
-    ready.server.put(EVENTING, "Trigger", "shop", "mail", metadata={"annotations": {left: "{}"}})
-
-    def is_gone() -> bool:
-        found = ready.server.found(EVENTING, "Trigger", "shop", "mail")
-        return found is not None and not found["metadata"]["annotations"]
-
-    await until(is_gone)
 
 
 async def test_a_look_at_what_has_not_changed_asks_the_api_server_nothing(ready: World) -> None:

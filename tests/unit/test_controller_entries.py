@@ -11,9 +11,9 @@ import kubernetes
 import pytest
 from support.api_server import ApiServer, api_server
 from support.leader import Leader
+from support.memory.log import MemoryLog
 from support.waiting import until
 
-from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
 from knafka_operator.model.channels import KAFKA_CHANNEL_VERSIONS, MESSAGING, PROMISE
 from knafka_operator.model.handler import EVENTING_DEFINITION, EVENTING_FINALIZER, Handler

@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 import kubernetes
 import pytest
 from support.api_server import ApiServer, api_server
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
 from support.operator_world import SETTINGS, QuietDrains
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import shards
 from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, ISOLATION, SERVING

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 from support.dispatchers import Exchange, Running, started
 from support.drains import FAR, GROUP, TOPIC, Request, accept, response, until
+from support.memory.log import MemoryReader
 
-from knafka.clients.memory_log import MemoryReader
 from knafka.core.contract import CESQL, Delivery, Egress
 from knafka.core.drain import Ended
 from knafka.core.errors import InvalidDocument, LogError

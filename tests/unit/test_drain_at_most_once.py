@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 from support.drains import DEAD, FAR, TOPIC, Answer, Request, World, accept, id_of, response, until
 from support.logs import Owner
+from support.memory.log import MemoryReader
 
-from knafka.clients.memory_log import MemoryReader
 from knafka.core.contract import Delivery, Exact, SharedEgress
 from knafka.core.drain import DrainProgress, Ended
 from knafka.core.errors import LogError

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 from support.drains import DEAD, TOPIC, Answer, NoTopics, Request, World, response, until
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import KEPT_FOR_EVER, MAX_RECORD_BYTES, TopicSettings
 from knafka.core.kafka_binding import Draft
 from knafka.dispatcher.appending import DeadLetterTopic, append

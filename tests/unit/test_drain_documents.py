@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
-import pytest
-
 from knafka.core.documents import parse_json
-from knafka.core.drain import COUNTED, Counts, DrainProgress, outcomes
+from knafka.core.drain import COUNTED, Counts, DrainProgress
 
 
 def test_progress_counts_what_counts_has() -> None:
@@ -23,24 +21,8 @@ def test_counts_are_added_and_taken_away_field_by_field() -> None:
     assert more - few == Counts(8, 6, 4, 2, 0, 0)
 
 
-@pytest.mark.parametrize("name", ["buried", "deadLettered"], ids=["0.1", "from the next on"])
-def test_dead_letters_are_read_under_both_names(name: str) -> None:
-    progress = parse_json(DrainProgress, json.dumps({"read": 3, name: 2}))
-    assert (progress.read, progress.dead_lettered) == (3, 2)
-
-
-def test_dead_letters_are_written_under_the_name_that_an_older_operator_reads() -> None:
-    line = DrainProgress(dead_lettered=2).model_dump_json(by_alias=True, exclude_defaults=True)
-    assert json.loads(line) == {"buried": 2}
-
-
 def test_why_they_failed_is_written_only_where_there_are_any() -> None:
     """An operator that is older knows no such field."""
     assert "deadLetters" not in json.loads(DrainProgress().model_dump_json(by_alias=True))
     line = DrainProgress(dead_letters={"status 503": 2}).model_dump_json(by_alias=True)
     assert parse_json(DrainProgress, line).dead_letters == {"status 503": 2}
-
-
-def test_a_metric_has_the_former_label_beside_the_new_one() -> None:
-    told = dict(outcomes(Counts(read=3, dead_lettered=2)))
-    assert told == {**dict.fromkeys(COUNTED, 0), "read": 3, "dead_lettered": 2, "buried": 2}

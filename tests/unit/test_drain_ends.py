@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from support.drains import FAR, TOPIC, Request, World, accept, id_of, response, slow, until
+from support.memory.log import MemoryReader
 
-from knafka.clients.memory_log import MemoryReader
 from knafka.core.contract import Delivery
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError

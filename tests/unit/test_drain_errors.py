@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from support.drains import DEAD, SUBSCRIBER, TOPIC, Request, World, id_of, response
+from support.memory.log import MemoryWriter
+from support.memory.records import MemoryRecord
 
-from knafka.clients.memory_log import MemoryWriter
-from knafka.clients.memory_records import MemoryRecord
 from knafka.core.contract import Delivery
 from knafka.core.dead_letter import ATTEMPT_LOG, dead_letter_of, logged_attempts
 from knafka.core.kafka_binding import RecordHeaders

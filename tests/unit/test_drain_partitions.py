@@ -19,8 +19,8 @@ from support.drains import (
     response,
     until,
 )
+from support.memory.log import MemoryReader
 
-from knafka.clients.memory_log import MemoryReader
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
 from knafka.dispatcher import drain as drains

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.memory.log import MemoryLog, MemoryWriter
 from support.requests import EVERY, MINIMAL, PATH, Headers, Request, attributes, channel, ingress
 from support.waiting import until
 
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import MAX_EVENT_BYTES, Ingress
 from knafka.core.errors import LogError
 from knafka.observability import Histogram

@@ -129,7 +129,7 @@ def test_tables_of_another_layout_are_left_to_spark(tables: Tables, tmp_path: Pa
     log.mkdir(parents=True)
     source = Path(tables.root) / "failures" / "_delta_log" / f"{0:020}.json"
     here = f'"{LAYOUT_PROPERTY}":"{LAYOUT["failures"]}"'
-    old = source.read_text().replace(here, f'"{LAYOUT_PROPERTY}":"1"')
+    old = source.read_text().replace(here, f'"{LAYOUT_PROPERTY}":"9"')
     (log / source.name).write_text(old)
     with pytest.raises(NeedsSpark, match="another version"):
         TableFiles(str(tmp_path)).has("failures")

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from support.gate import only_chaos
 from support.tabled import NOW, records, tabled, words_in_store
 
-from knafka_jobs.compact import plan
-from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.plan import FOLDED, failures_of
-from knafka_jobs.compact.run import fold, fold_all, vacuum
-from knafka_jobs.compact.upgrade import upgrade
+from knafka_jobs.compact.run import fold_all, vacuum
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.options import Selection
 from knafka_jobs.positions import MAX_BOUNDS, Bounds, bounds, within
 from knafka_jobs.replay.run import purge, purgeable
 from knafka_jobs.report.run import report
-from knafka_jobs.schema import EVENT, FAILURES, RECORDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # py4j leaves sockets open
 
@@ -119,128 +111,15 @@ def test_heads_are_kept_for_the_latest_failures_of_each_group_alone(
     assert shown == {"mail": ["e14", "e13", "e12", "e11", "e10"], "bill": ["bill"]}
 
 
-def older(spark: SparkSession, folder: Path) -> Tables:
-    """Tables as they were before there were days and heads, with a batch that is not folded yet."""
-    later = NOW + timedelta(days=1)
-    given: list[dict[str, Any]] = [
-        {"offset": 0, "word": "one"},
-        {"offset": 1, "word": "two"},
-        {"offset": 2, "word": "two", "appended": later, "last_attempt": later},
-    ]
-    tables = Tables(spark, str(folder))
-    rows = records(spark, *given)
-    _as_before(rows, tables, "records", "day", "trace")
-    rows = rows.select(*FOLDED).transform(failures_of)
-    _as_before(rows, tables, "failures", "trace", "head", "summary", "first_day", "last_day", "day")
-    tables = Tables(spark, str(folder))
-    checkpoints = Checkpoints(tables)
-    folded = (
-        spark.readStream.format("delta")
-        .load(tables.path("records"))
-        .select("offset")
-        .writeStream.foreachBatch(lambda *_: None)
-        .option("checkpointLocation", tables.path(checkpoints._fold_checkpoint()))
-        .trigger(availableNow=True)
-        .start()
-    )
-    folded.awaitTermination()
-    unfolded = records(spark, {"offset": 3, "word": "three"}, {"offset": 4, "word": "one"})
-    unfolded.drop("day", "trace").write.format("delta").mode("append").save(tables.path("records"))
-    return Tables(spark, str(folder))
-
-
-def _as_before(rows: DataFrame, tables: Tables, name: str, *without: str) -> None:
-    rows.drop(*without).coalesce(1).write.format("delta").save(tables.path(name))
-
-
-@only_chaos
-def test_tables_of_an_older_layout_are_upgraded_whatever_was_killed(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One run after another is killed at its next write; what is not folded yet is counted once."""
-    tables = older(spark, tmp_path)
-    assert tables.layout("failures") == 1
-    for step, passes in (
-        ("add_columns", 0),
-        ("update", 0),
-        ("rewrite", 0),
-        ("rewrite", 1),
-        ("set_layout", 0),
-        ("set_layout", 1),
-    ):
-        done, write = iter(range(9)), getattr(tables, step)
-
-        def killed(*given: Any, done: Any = done, write: Any = write, last: int = passes) -> None:
-            if next(done) >= last:
-                raise KeyboardInterrupt
-            write(*given)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(tables, step, killed)
-            with pytest.raises(KeyboardInterrupt):
-                upgrade(tables, lambda _: None)
-        assert tables.layout("failures") == 1
-    said: list[str] = []
-    for _ in range(2):
-        upgrade(tables, said.append)
-    assert said == ["failures is brought to layout 4"]
-    assert fold(Checkpoints(tables)) == 0, "what was folded is not folded again"
-    rows = tables.read("failures").orderBy("id").collect()
-    told = [(row["id"], row["failures"], bytes(row["head"] or b"")) for row in rows]
-    assert told == [("one", 2, b"one"), ("three", 1, b"three"), ("two", 2, b"two")]
-    today = NOW.date()
-    days = [(row["first_day"], row["last_day"]) for row in rows]
-    assert days == [(today, today), (today, today), (today, today + timedelta(days=1))]
-    for name in ("records", "failures"):
-        assert tables.is_by_day(name)
-    held = tables.read("records").orderBy("offset").select("offset", "day").collect()
-    assert [row["day"] == today for row in held] == [True, True, False, True, True]
-
-
-@contextmanager
-def untraced() -> Iterator[None]:
-    """Have tables the columns that they had before there were traces."""
-    columns: tuple[Any, ...] = (EVENT, RECORDS, FAILURES)
-    were = [dict(each) for each in columns]
-    for each in columns:
-        del each["trace"]
-    try:
-        yield
-    finally:
-        for each, was in zip(columns, were, strict=True):
-            each.clear()  # in the place that it had
-            each.update(was)
-
-
-def test_tables_without_traces_get_them_and_go_on_where_they_were(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, untraced():
-        patch.setattr(plan, "FOLDED", tuple(each for each in FOLDED if each != "trace"))
-        patch.setattr("knafka_jobs.io.delta.LAYOUT", {"records": 2, "failures": 3})
-        tabled(spark, tmp_path, [{"offset": 0, "word": "old"}])
-    tables = Tables(spark, str(tmp_path))
-    assert "trace" not in tables.as_it_is("failures").columns
-    said: list[str] = []
-    upgrade(tables, said.append)
-    assert said == ["records is brought to layout 3", "failures is brought to layout 4"]
-    tabled(spark, tmp_path, [{"offset": 1, "word": "new", "trace": "0af7"}])
-    rows = tables.read("failures").orderBy("id").collect()
-    assert [(row["id"], row["trace"], row["failures"]) for row in rows] == [
-        ("new", "0af7", 1),
-        ("old", None, 1),
-    ]
-
-
 def test_tables_of_a_newer_layout_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     tables = Tables(spark, str(tmp_path))
     tables.id("failures")
-    upgrade(tables, lambda _: None)
+    tables.check_layouts()
     spark.sql(
         f"ALTER TABLE delta.`{tables.path('failures')}` SET TBLPROPERTIES ('knafka.layout' = '9')"
     )
     with pytest.raises(JobError, match="layout 9, which a newer Knafka made"):
-        upgrade(tables, lambda _: None)
+        tables.check_layouts()
 
 
 def test_rows_are_read_by_position_from_the_files_that_may_have_them(

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog
 from support.scaling import NoSensors
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import InvalidDocument, LogError
@@ -368,7 +368,7 @@ async def test_a_scaler_that_fails_is_told_and_started_again(
 
 
 def _append(log: MemoryLog, topic: str) -> None:
-    from knafka.clients.memory_log import MemoryWriter
+    from support.memory.log import MemoryWriter
 
     MemoryWriter(log).append(topic, None, b"{}", [], lambda _: None)
 

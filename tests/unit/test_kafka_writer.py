@@ -9,12 +9,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 import pytest
+from support.memory.records import MemoryRecord
 from support.waiting import until
 
 from knafka.clients import kafka_writer
 from knafka.clients.kafka_producer import ReplaceableProducer
 from knafka.clients.kafka_writer import KafkaWriter
-from knafka.clients.memory_records import MemoryRecord
 from knafka.core.errors import LogError
 
 SOON = 10.0

@@ -18,8 +18,8 @@ from support.drains import (
     response,
     until,
 )
+from support.memory.log import MemoryReader
 
-from knafka.clients.memory_log import MemoryReader
 from knafka.core.documents import parse
 from knafka.core.drain import MAX_IDLE, STOP, DrainRequest, Ended
 from knafka.core.errors import LogError

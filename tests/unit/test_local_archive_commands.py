@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from support.api_server import ApiServer, api_server, kubeconfig
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog
 from typer.testing import CliRunner, Result
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of

@@ -16,9 +16,9 @@ from support.local_world import (
     subscription,
     trigger,
 )
+from support.memory.log import MemoryLog
 from support.waiting import until
 
-from knafka.clients.memory_log import MemoryLog
 from knafka.core.contract import Egress
 from knafka_local.kept_names import KeptNames
 from knafka_operator.model.family import CHANNELS

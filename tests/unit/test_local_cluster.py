@@ -16,9 +16,9 @@ from support.local_world import (
     service,
     trigger,
 )
+from support.memory.log import MemoryLog
 from support.waiting import until
 
-from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
 from knafka_local.kept_names import KeptNames
 from knafka_operator.model.resources import TOPIC_STATUS

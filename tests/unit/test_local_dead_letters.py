@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass, field, replace
 
 import pytest
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.dead_letter import REPLAY, REPLAY_TOPIC, Failure, Origin, dead_letter_of, stub_of
 from knafka.core.delivery import Reason
@@ -73,7 +73,7 @@ def test_a_dead_letter_tells_its_whole_story() -> None:
 
 
 def test_what_is_no_event_at_all_is_shown_too() -> None:
-    """CE-K8: an undecodable record is buried as it is."""
+    """CE-K8: an undecodable record becomes a dead letter as it is."""
     found = letter(FakeRecord(None, b"\xff\x00raw"))
     assert found.id == ""
     assert found.last_time == "2023-11-14T22:13:20.000Z"

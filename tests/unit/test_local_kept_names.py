@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.local_world import broker, running_locally, trigger
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
 from knafka.core import names
 from knafka_local.kept_names import KeptNames
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.memory.records import MemoryRecord
 from typer.testing import CliRunner
 
-from knafka.clients.memory_records import MemoryRecord
 from knafka.core import names
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support.api_server import ApiServer, api_server, kubeconfig
 from support.local_world import LocalWorld, broker, channel, running_locally
+from support.memory.log import MemoryLog
 from support.waiting import until
 from typer.testing import CliRunner
 
-from knafka.clients.memory_log import MemoryLog
 from knafka_local.cli import app
 from knafka_local.kept_names import OF_SENSORS, KeptNames
 from knafka_operator.decide import sensor as deciding

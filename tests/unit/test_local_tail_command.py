@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.memory.records import MemoryRecord
 from typer.testing import CliRunner
 
-from knafka.clients.memory_records import MemoryRecord
 from knafka.core.contract import AttributesFilter, Egress, Ingress, Kafka, Sink
 from knafka.core.errors import LogError
 from knafka.core.event import Event

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.memory.records import MemoryRecord
 
-from knafka.clients.memory_records import MemoryRecord
 from knafka.core.event import Event
 from knafka.core.kafka_binding import to_record
 from knafka_local.rewinding import START, moment

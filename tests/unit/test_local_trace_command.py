@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog
 from typer.testing import CliRunner
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.dead_letter import Attempt, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Outcome, Reason

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryWriter
+from support.memory.records import MemoryRecord
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
-from knafka.clients.memory_records import MemoryRecord
 from knafka.core import names
 from knafka.core.contract import AttributesFilter, Egress, Exact, Kafka, Sink
 from knafka.core.dead_letter import Attempt, Failure, Origin, dead_letter_of

@@ -4,6 +4,7 @@ tests/contract/test_transactions_contract.py."""
 from __future__ import annotations
 
 import pytest
+from support.memory.transactions import Crashed, Interruption, MemoryTransactions
 from support.transactions import (
     Holder,
     MemoryCluster,
@@ -14,7 +15,6 @@ from support.transactions import (
     wait_until,
 )
 
-from knafka.clients.memory_transactions import Crashed, Interruption, MemoryTransactions
 from knafka.core.errors import LogError
 from knafka.ports.transactions import Output, Partition, TransactionAborted
 

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from support.channel_world import running_channels
 from support.installation import ROOT
+from support.memory.log import MemoryLog, MemoryWriter
 from support.prometheus import METRIC, MONITORING, dashboard
 from support.requests import ingress
 from support.scaling import egress
 
 from knafka.clients.kafka_statistics import ClientStatistics
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.dispatcher.served import Served, metrics_of
 from knafka.observability import Metric
 from knafka.receiver.ingest import IngestHandler

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from support.controlled import controller_of
+from support.memory.log import MemoryWriter
 from support.operator_world import OperatorWorld, running_operator
 from support.sharing import (
     DISPATCHER,
@@ -23,7 +24,6 @@ from support.sharing import (
     is_ready,
 )
 
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka.core.drain import DrainProgress
 from knafka.ports.log import OffsetAndMetadata

@@ -351,14 +351,10 @@ def cluster_with_pod(namespace: str = SHOP) -> MemoryCluster:
     return cluster
 
 
-async def test_pods_are_asked_for_their_position_unless_they_follow_no_topic() -> None:
-    """Those of a Revision with KNAFKA_INGRESSES have no `/contract`; they end soon."""
+async def test_pods_are_asked_for_their_position() -> None:
     async with Pod(web.json_response({"position": 7})) as pod:
         asked = PodPositions(cluster_with_pod(), port=pod.port)
         assert await asked(SHOP, RECEIVER) == {"shop-pod": 7}
-    async with Pod(web.Response(status=404)) as pod:
-        asked = PodPositions(cluster_with_pod(), port=pod.port)
-        assert await asked(SHOP, RECEIVER) == {}
     async with Pod(web.Response(status=503)) as pod:
         asked = PodPositions(cluster_with_pod(), port=pod.port)
         assert await asked(SHOP, RECEIVER) == {"shop-pod": None}

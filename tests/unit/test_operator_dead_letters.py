@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from support.memory.admin import MemoryAdmin
 from support.operator_world import OperatorWorld, condition, running_operator
 
-from knafka.clients.memory_admin import MemoryAdmin
 from knafka.core import names
 from knafka.core.contract import Egress
 from knafka.core.drain import DrainProgress

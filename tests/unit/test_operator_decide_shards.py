@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support.memory.records import MemoryRecord
 
-from knafka.clients.memory_records import MemoryRecord
 from knafka.core import names
 from knafka.core.contract import Egress, Kafka, SharedEgress, Sink
 from knafka.core.documents import parse

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.memory.admin import MemoryAdmin
 from support.operator_world import OperatorWorld, condition, running_operator
 
-from knafka.clients.memory_admin import MemoryAdmin
 from knafka.core import names
 from knafka_operator.decide.topics import TOPIC_ID
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, TOPIC_STATUS

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
+from support.memory.log import MemoryWriter
 from support.operator_world import OperatorWorld, condition, running_operator
 from support.sensors_world import GROUP, OWN, SensorsWorld, ready_sensor
 
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka.core.documents import dump
 from knafka.ports.log import OffsetAndMetadata

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from support.controlled import controller_of
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryWriter
 from support.operator_world import OperatorWorld, condition, running_operator
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka_operator.decide import status
 from knafka_operator.decide.delivery_status import LAG

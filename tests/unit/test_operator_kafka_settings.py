@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from support.memory.records import MemoryRecord
 from support.operator_world import INSTALLATION, OperatorWorld, condition, running_operator
 
-from knafka.clients.memory_records import MemoryRecord
 from knafka_operator.model.identity import Identity
 
 pytestmark = pytest.mark.looptime

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 from support.channel_world import CONTRACT, ChannelWorld, running_channels
+from support.memory.admin import MemoryAdmin
 from support.operator_world import condition
 
-from knafka.clients.memory_admin import MemoryAdmin
 from knafka.core.errors import LogError
 
 SHOP = "shop"

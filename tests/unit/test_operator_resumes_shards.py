@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
+from support.memory.admin import MemoryAdmin
 from support.operator_world import OperatorWorld, condition, running_operator
 
-from knafka.clients.memory_admin import MemoryAdmin
 from knafka.core import names
 from knafka.core.errors import LogError
 from knafka_operator.model.identity import Identity

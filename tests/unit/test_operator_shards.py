@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from support.memory.log import MemoryWriter
 from support.operator_world import OperatorWorld, condition, running_operator
 from support.sharing import (
     CONTRACT,
@@ -26,7 +27,6 @@ from support.sharing import (
     is_ready,
 )
 
-from knafka.clients.memory_log import MemoryWriter
 from knafka.core import names
 from knafka.core.contract import Shard
 from knafka.core.documents import parse_json

@@ -10,13 +10,13 @@ import pytest
 import uvicorn
 from support.contracts import MemoryContract, ingress_record
 from support.hosting import Hosted
+from support.memory.log import MemoryLog, MemoryWriter
+from support.memory.shared import MemoryPositionedReader
 from support.requests import MINIMAL, channel, ingress
 from support.waiting import until
 from support.wire import Wire, connected
 from uvicorn.server import ServerState
 
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
-from knafka.clients.memory_shared import MemoryPositionedReader
 from knafka.core import contract
 from knafka.core.contract import Ingress, Kafka
 from knafka.core.documents import dump

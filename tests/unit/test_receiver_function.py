@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 from support.hosting import Hosted
+from support.memory.log import MemoryLog, MemoryWriter
 from support.requests import EVERY, Request, attributes, ingress
 from support.waiting import until
 
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import MAX_EVENT_BYTES
 from knafka.core.documents import dump
 from knafka.core.errors import InvalidDocument, LogError

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.memory.log import MemoryLog, MemoryWriter
 from support.requests import MINIMAL, PATH, Headers, ingress
 from support.spans import Recorded
 
-from knafka.clients.memory_log import MemoryLog, MemoryWriter
 from knafka.core.contract import Ingress
 from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import IngestHandler, Limits

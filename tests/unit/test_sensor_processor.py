@@ -7,9 +7,9 @@ from typing import Final
 from zlib import crc32
 
 import pytest
+from support.memory.transactions import Interruption
 from support.memory_sensors import ACTION, BUS, CHANGELOG, GROUP, TRIGGER, WAIT, MemorySensor, Send
 
-from knafka.clients.memory_transactions import Interruption
 from knafka.sensor.batch import BATCH
 
 TOPICS: Final = (BUS, TRIGGER)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from support.memory.transactions import Interruption
 from support.memory_sensors import ACTION, CHANGELOG, TRIGGER, MemorySensor, Send
 from support.spans import Recorded
 
-from knafka.clients.memory_transactions import Interruption
 from knafka.core.kafka_binding import read
 from knafka.tracing.context import SpanContext
 

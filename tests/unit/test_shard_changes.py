@@ -19,9 +19,9 @@ from support.drains import (
     response,
     until,
 )
+from support.memory.log import MemoryReader
 from support.shards import Shard, lines_of
 
-from knafka.clients.memory_log import MemoryReader
 from knafka.core.contract import Egress
 from knafka.core.documents import dump
 from knafka.core.drain import Ended, ShardProgress

@@ -25,9 +25,9 @@ from support.drains import (
     response,
     until,
 )
+from support.memory.shared import MemoryPositionedReader
 from support.shards import Shard, lines_of
 
-from knafka.clients.memory_shared import MemoryPositionedReader
 from knafka.core.contract import Delivery, Egress
 from knafka.core.documents import dump
 from knafka.core.drain import STOP, Ended

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 from support.drains import TOPIC, World, until
 from support.logs import shared_memory
+from support.memory.records import Marker
+from support.memory.shared import MemoryOffsets
 from support.shards import Shard, lines_of
 
-from knafka.clients.memory_records import Marker
-from knafka.clients.memory_shared import MemoryOffsets
 from knafka.core.contract import Delivery
 from knafka.core.drain import Ended, Settled, ShardProgress
 from knafka.core.errors import LogError

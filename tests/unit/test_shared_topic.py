@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 from support.drains import until
 from support.logs import Owner, shared_memory
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog, MemoryReader
+from support.memory.shared import MemoryMember, MemoryOffsets
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog, MemoryReader
-from knafka.clients.memory_shared import MemoryMember, MemoryOffsets
 from knafka.core.errors import LogError
 from knafka.dispatcher.shared.fetcher import Limits
 from knafka.dispatcher.shared.reader import GroupReader

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from support.memory.records import MemoryRecord
 from support.memory_sensors import sensor
 from typer.testing import CliRunner
 
-from knafka.clients.memory_records import MemoryRecord
 from knafka.core import times
 from knafka.core.dead_letter import timestamp
 from knafka.core.documents import parse

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.memory.admin import MemoryAdmin
+from support.memory.log import MemoryLog
 
-from knafka.clients.memory_admin import MemoryAdmin
-from knafka.clients.memory_log import MemoryLog
 from knafka.ports.log import TopicDescription
 from knafka_operator.decide.desired import Topic
 from knafka_operator.decide.effects import CreateTopic, RecordTopic

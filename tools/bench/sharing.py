@@ -1,4 +1,4 @@
-"""Many Triggers of one Broker: a process for each, all in one, and all in one with one read."""
+"""Many Triggers of one Broker: a process for each, and all in one with one read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from bench.usage import cpu_seconds, resident_mb
 from bench.world import World
 
 OWN: Final = "own"
-APART: Final = "shared, each reads"
 TOGETHER: Final = "shared, one read"
-HOWS: Final = (OWN, APART, TOGETHER)
+HOWS: Final = (OWN, TOGETHER)
 NONE_WANT: Final = [{"exact": {"type": "com.example.nobody"}}]
 STEP: Final = 5.0
 """Seconds for which idle Triggers are measured."""
@@ -80,7 +79,7 @@ async def running(
     world: World, how: str, topic: str, triggers: int, **more: Any
 ) -> AsyncIterator[Running]:
     if how != OWN:
-        async with shard(world, topic, triggers, one_read=how == TOGETHER, **more) as target:
+        async with shard(world, topic, triggers, **more) as target:
             yield target
         return
     async with AsyncExitStack() as stack:

@@ -175,19 +175,17 @@ class Neighbour:
 
 
 @asynccontextmanager
-async def shard(
-    world: World, topic: str, triggers: int, *, one_read: bool = True, **more: Any
-) -> AsyncIterator[Running]:
+async def shard(world: World, topic: str, triggers: int, **more: Any) -> AsyncIterator[Running]:
     """One dispatcher with many Egresses, all in their drains from the topic's start; `more` are
     fields of their contracts."""
     paths = [Neighbour(f"/trigger-{each}", more, behind=True) for each in range(triggers)]
-    async with neighbours(world, topic, paths, one_read=one_read) as target:
+    async with neighbours(world, topic, paths) as target:
         yield target
 
 
 @asynccontextmanager
 async def neighbours(
-    world: World, topic: str, triggers: Sequence[Neighbour], *, one_read: bool = True
+    world: World, topic: str, triggers: Sequence[Neighbour]
 ) -> AsyncIterator[Running]:
     """One dispatcher with these, all in their drains."""
     port, group = free_port(), f"shard-{uuid.uuid4().hex[:8]}"
@@ -198,7 +196,7 @@ async def neighbours(
     async with world.topic(1) as rules:
         await asyncio.to_thread(_write_contract, world, rules, group, egresses)
         whole = {
-            "group": group, "contractTopic": rules, "oneRead": one_read,
+            "group": group, "contractTopic": rules,
             "kafka": {"bootstrapServers": world.bootstrap},
         }  # fmt: skip
         environment = {

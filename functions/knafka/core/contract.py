@@ -362,8 +362,6 @@ class Shard(Model):
     contract_topic: Annotated[str, Field(min_length=1)]
     """Compacted, of one partition: the key is an Egress's group, the value a `SharedEgress` or a
     tombstone."""
-    one_read: bool = True
-    """Whether a topic is read once for all of them; else each reads it as a member of its group."""
 
 
 def _not_at_most_once(egress: Egress) -> Egress:

@@ -1,6 +1,6 @@
 """Delivery decisions: what one attempt's outcome means and how long to wait before another.
 
-    Outcome --judge--> Done | Retry(after) | DeadLetter(reason)
+    Outcome --decide--> Done | Retry(after) | DeadLetter(reason)
 
 Retry as data: `decide` decides, the dispatcher executes. Not here: clocks (an HTTP date is
 read against a `now` that comes in), sockets, and randomness: waits are exactly what the delivery

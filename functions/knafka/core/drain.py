@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, AliasChoices, Field
+from pydantic import AfterValidator, Field
 
 from knafka.core.documents import Duration, Model
 
@@ -100,11 +100,9 @@ COUNTED: Final = tuple(each.name for each in fields(Counts))
 
 
 def outcomes(counts: Counts | DrainProgress) -> Iterator[tuple[str, int]]:
-    """What a metric tells by the label `outcome`; `buried` is what `dead_lettered` was called until
-    0.1, for one more release."""
+    """What a metric tells by the label `outcome`."""
     for name in COUNTED:
         yield name, getattr(counts, name)
-    yield "buried", counts.dead_lettered
 
 
 class Waiting(Model):
@@ -137,13 +135,7 @@ class DrainProgress(Model):
     filtered: int = 0
     delivered: int = 0
     retried: int = 0
-    dead_lettered: int = Field(
-        # It was `buried` in 0.1. It is still written so, for an operator that is older than its
-        # dispatchers, and read under both names; the next release writes the new one.
-        default=0,
-        validation_alias=AliasChoices("deadLettered", "buried"),
-        serialization_alias="buried",
-    )
+    dead_lettered: int = 0
     replied: int = 0
     lost: int = Field(default=0, exclude_if=lambda count: not count)
     """Left out while there are none: an operator that is older knows no such field."""

@@ -221,12 +221,7 @@ def archive_group(namespace: str, archive: str, *of: str) -> str:
 
 def archive_lease(namespace: str, root: str) -> str:
     """The name of the Lease for a place of tables, of the archives of one namespace."""
-    return archive_lease_before(f"{namespace}/{root}")
-
-
-def archive_lease_before(root: str) -> str:
-    """What it was until 0.1: one for the archives of all namespaces."""
-    return f"{OURS}archive-{hashlib.sha256(root.encode()).hexdigest()[:20]}"
+    return f"{OURS}archive-{hashlib.sha256(f'{namespace}/{root}'.encode()).hexdigest()[:20]}"
 
 
 def is_topic(name: str) -> bool:

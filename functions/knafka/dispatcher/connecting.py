@@ -113,23 +113,18 @@ class KafkaShard:
         self._kafka = kafka
         self._reading = {**kafka, **settings(shard.kafka, "consumer")}
         self._reporting = reporting
-        """Of what reads for all; a reader for each Egress would report too much."""
         self._maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
         self._files = open_files() - OTHER_FILES
 
     def of(self, egress: Egress, among: Callable[[], int]) -> Clients:
-        parser: Parser | None = None
-        open_reader: OpenReader = partial(KafkaReader, self._reading, egress.group, egress.topic)
-        if self._shard.one_read:
-            parser, open_reader = SharedParser(), self._shared_reader(egress)
         return Clients(
-            open_reader,
+            self._shared_reader(egress),
             self.writer,
             HttpSubscriber(limit=egress.max_in_flight, refusal=self._refusal),
             self._maker,
-            parser,
+            SharedParser(),
             lambda: max(LEAST_BYTES, SHARD_BYTES // max(1, among())),
             lambda: max(LEAST_IN_FLIGHT, self._files // max(1, among())),
             ATTEMPTS_A_TURN,

@@ -11,20 +11,34 @@ that is stored.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from knafka.core.contract import Egress
 from knafka.core.delivery import Outcome, is_delivered
 from knafka.core.errors import LogError
 from knafka.core.kafka_binding import Draft, Envelope, RecordHeaders
-from knafka.dispatcher.pending import PendingEvent
 from knafka.ports.subscriber import Target
 from knafka.tracing.context import TRACEPARENT, SpanContext, decode
 from knafka.tracing.spans import KNATIVE, Attributes, Kind, Span, Tracer
 
-Post: TypeAlias = Callable[[Target, PendingEvent, bool], Awaitable[tuple[Outcome, bytes]]]
 Send: TypeAlias = Callable[[Draft], Awaitable[tuple[Outcome, bytes] | None]]
 Append: TypeAlias = Callable[[Draft], Awaitable[LogError | None]]
+
+
+class Attempted(Protocol):
+    """What is read and written of the event that an attempt is made at."""
+
+    head: bytes
+    """The first lines of its request."""
+
+    @property
+    def tries(self) -> int:
+        """Attempts that were made before."""
+        ...
+
+
+E = TypeVar("E", bound=Attempted)
+Post: TypeAlias = Callable[[Target, E, bool], Awaitable[tuple[Outcome, bytes]]]
 
 _HEADER: Final = b"\r\ntraceparent: %s\r\n"
 """The line with the end of the one before: a `ce-traceparent` may have the same value."""
@@ -76,7 +90,7 @@ class DeliveryTrace:
         self._egress.tracer.end(self._filter)
 
     async def post(
-        self, name: str, post: Post, target: Target, event: PendingEvent, wants_reply: bool = True
+        self, name: str, post: Post[E], target: Target, event: E, wants_reply: bool = True
     ) -> tuple[Outcome, bytes]:
         """One attempt by `post`, whose request says so."""
         span = self._start(name, Kind.CLIENT)

@@ -1,8 +1,8 @@
 """The log: what the planes ask of Kafka, as three small Protocols.
 
 `LogWriter` appends, `LogReader` reads one topic as a member of a consumer group, `LogAdmin` looks
-after topics and groups. Two implementations in `knafka.clients` pass one contract suite: real Kafka
-(`kafka_writer`, `kafka_reader`, `kafka_admin`) and `memory_log`.
+after topics and groups. Two implementations pass one contract suite: real Kafka in
+`knafka.clients` (`kafka_writer`, `kafka_reader`, `kafka_admin`), and one in memory for tests.
 
 Not here: CloudEvents. A record is a key, a value and headers.
 """

@@ -2,8 +2,8 @@
 
 A member of a consumer group reads several topics, and what follows from the records is appended in
 one transaction with the offsets behind them: all of it is stored, or nothing (BUS-23). Two
-implementations in `knafka.clients` pass one contract suite: real Kafka (`kafka_transactions`) and
-`memory_transactions`.
+implementations pass one contract suite: real Kafka (`kafka_transactions` in `knafka.clients`), and
+one in memory for tests.
 
 Every call blocks, and all of them come from one thread: what is between two transactions is pure
 computing, which has nothing to wait for. Not here: what the records say.

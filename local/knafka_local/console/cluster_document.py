@@ -87,7 +87,7 @@ def _trigger(document: Document, figures: Figures | None) -> TriggerRow:
         filtered=counts.get("filtered", 0),
         delivered=counts.get("delivered", 0),
         retried=counts.get("retried", 0),
-        buried=counts.get("dead_lettered", 0),
+        dead_lettered=counts.get("dead_lettered", 0),
     )
 
 

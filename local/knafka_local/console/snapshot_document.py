@@ -85,7 +85,7 @@ def _trigger(row: TriggerRow, declared: Trigger | None) -> TriggerState:
         filtered=row.filtered,
         delivered=row.delivered,
         retried=row.retried,
-        dead_lettered=row.buried,
+        dead_lettered=row.dead_lettered,
     )
 
 

@@ -93,10 +93,6 @@ class Storage(Declared):
             raise problem(f"invalid value: {self.region:.200}: {wanted}", "region")
         return self
 
-    @property
-    def is_object_store(self) -> bool:
-        return self.url is not None
-
 
 class Compaction(Declared):
     """When waiting dead letters start a Job: whichever is first."""

@@ -295,14 +295,7 @@ class Archives:
         except InvalidDocument:
             return None
         leases = COORDINATION, "Lease", self.settings.namespace
-        found = await self.cluster.get(*leases, names.archive_lease(namespace, of))
-        if found is not None:
-            return found
-        # An operator of before may have a Job under way. Of another namespace it is no neighbour.
-        before = await self.cluster.get(*leases, names.archive_lease_before(of))
-        by = str(((before or {}).get("spec") or {}).get("holderIdentity") or "")
-        is_ours = by.startswith(f"{namespace}/") and not await self._is_gone(by)
-        return before if is_ours else None
+        return await self.cluster.get(*leases, names.archive_lease(namespace, of))
 
     async def _is_gone(self, holder: str) -> bool:
         """Whether a holder is an archive that isn't any more, and has no Job."""

@@ -17,7 +17,6 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any, Final
 
 import aiohttp
@@ -50,9 +49,6 @@ APPLY_AGAIN: Final = 1.0
 READ_TIMEOUT: Final = 10.0
 """Seconds for every replica to have read what was written; after that the channel says so."""
 LOOK_INTERVAL: Final = 0.1
-FOLLOWS_NONE: Final = -1
-"""In place of the position of a replica of an earlier Revision, which has its contract in its
-environment: it ends, and what it serves until then nobody changes any more."""
 CHECK_AGAIN: Final = 30.0
 """Seconds before it is asked again whether a contract's topic is as it was left."""
 PORT: Final = 8080
@@ -325,15 +321,12 @@ class PodPositions:
             if self._url_of and answers and all(each is None for each in answers):
                 url = self._url_of(name, namespace)
                 asked, answers = {url: url}, [await _position(session, url)]
-        found = zip(asked, answers, strict=True)
-        return {who: position for who, position in found if position is not FOLLOWS_NONE}
+        return dict(zip(asked, answers, strict=True))
 
 
 async def _position(session: aiohttp.ClientSession, url: str) -> int | None:
     try:
         async with session.get(f"{url}/contract", allow_redirects=False) as response:
-            if response.status == HTTPStatus.NOT_FOUND:
-                return FOLLOWS_NONE
             return int(json.loads(await beginning(response, POSITION_BYTES))["position"])
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, OverflowError):
         return None

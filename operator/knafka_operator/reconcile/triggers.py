@@ -8,7 +8,8 @@ generation every event meets what is declared then; until then an event may stil
 declared before. Where a subscriber can't be resolved, or the topic is another one, nothing drains:
 events wait in Kafka.
 
-Not here: hearing of changes (`handlers`), Brokers (`brokers`), how many drains (`scaler`).
+Not here: hearing of changes (`runtime.controller`), Brokers (`brokers`), how many
+drains (`scaler`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ its failures are forgotten. One object is never reconciled twice at a time; a bu
 one reconciliation.
 
 Nobody waits for another's trouble: namespaces take turns, and a reconciliation that lasts longer
-than a second gives its place away, since all it does is wait (for a Kafka that is away, mostly).
+than a quarter of a second gives its place away: all it does is wait (mostly for a Kafka that is
+away).
 
 Not here: what is done with an object (`runtime.controller`, or the local mode).
 """

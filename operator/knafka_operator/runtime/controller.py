@@ -60,9 +60,6 @@ from knafka_operator.runtime.watches import Watch
 
 log = logging.getLogger(__name__)
 
-LEFT_BEHIND: Final = ("knafka.dev/last-handled-configuration",)
-"""Annotations that earlier releases put on Brokers and Triggers: taken away."""
-
 LEFT: Final = "Kafka still has its topic or group, which nobody will delete"
 """What a deletion that took too long says."""
 RESYNC: Final = 300.0
@@ -359,13 +356,9 @@ class Controller:
         """The object with our finalizer, which a Trigger without a Broker doesn't need; None: it is
         gone."""
         finalizers = finalizers_of(document)
-        patch: dict[str, Any] = {}
-        if FINALIZER not in finalizers and await self._makes_something(document):
-            patch["finalizers"] = [*finalizers, FINALIZER]
-        annotations = document["metadata"].get("annotations") or {}
-        if left := [each for each in LEFT_BEHIND if each in annotations]:
-            patch["annotations"] = dict.fromkeys(left)
-        return await self._patch(document, patch) if patch else document
+        if FINALIZER in finalizers or not await self._makes_something(document):
+            return document
+        return await self._patch(document, {"finalizers": [*finalizers, FINALIZER]})
 
     async def _makes_something(self, document: Document) -> bool:
         operator = self._operator_of(document)

@@ -40,10 +40,9 @@ class SettledGroups(NamedTuple):
 class ScaledShard:
     """A shard whose Triggers the scaler watches; the `Unit` of its request."""
 
-    holds: Holds[ShardProgress]
-    """Its request: one at most."""
-
     def __init__(self, shard: Shard) -> None:
+        self.holds: Holds[Any]
+        """Its request, whose lines are a `ShardProgress`: one at most."""
         self.shard = shard
         self.error: str | None = None
         """What went wrong last with all of them."""
@@ -200,14 +199,14 @@ class ScaledShard:
 
     def _count(self, member: ScaledTrigger, progress: DrainProgress) -> None:
         group, counts, letters = member.egress.group, progress.counts, progress.dead_letters
-        before, buried = self._counted.get(group, (Counts(), {}))
+        before, known_letters = self._counted.get(group, (Counts(), {}))
         grown = counts - before
         if any(getattr(grown, name) < 0 for name in COUNTED):
-            grown, buried = counts, {}  # The dispatcher has begun to count anew.
+            grown, known_letters = counts, {}  # The dispatcher has begun to count anew.
         self._counted[group] = counts, letters
         of_line = {name: getattr(grown, name) for name in COUNTED}
         # Most lines have none, and a line costs something a thousand times a second.
-        more = dict(Counter(letters) - Counter(buried)) if letters else {}
+        more = dict(Counter(letters) - Counter(known_letters)) if letters else {}
         line = DrainProgress(**of_line, dead_letters=more)
         member.ended = sum_progress([member.ended, line], [])
         settled = grown.filtered + grown.delivered + grown.dead_lettered

@@ -9,9 +9,9 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from knafka.core.contract import Egress, Shard
 from knafka.core.drain import Counts, DrainProgress
@@ -27,15 +27,22 @@ from knafka_operator.scale.filter_rest import FilterRest
 from knafka_operator.scale.holds import Hold, Holds
 from knafka_operator.scale.scaled_group import ScaledGroup, sum_progress
 
-if TYPE_CHECKING:
-    from knafka_operator.scale.scaled_shard import ScaledShard
-
 LAG_INTERVAL: Final = 60.0
 """Seconds, about, between two questions for the lag of one that its shard drains: what the shard
 tells is enough to keep it, and what little lag there is need not be known to the second."""
 
 COMMITTED_WITHIN: Final = 3.0
 """Seconds after which what a dispatcher reports as settled is committed, too."""
+
+
+class SharedDrain(Protocol):
+    """The request that many Triggers share, as one of them sees it (`scaled_shard.ScaledShard`)."""
+
+    holds: Holds[Any]
+    shard: Shard
+    error: str | None
+
+    def open(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +54,7 @@ class ScaledTrigger(ScaledGroup):
     """Its own drains."""
     declared: Shard | None = None
     """The shard that is to have it; None: it has drains of its own."""
-    shard: ScaledShard | None = None
+    shard: SharedDrain | None = None
     """The shard that has it: none while its own drains end, or it is paused."""
     settled: Mapping[int, int] = field(default_factory=dict)
     """By partition, as the last question for its lag has found (`Lag.settled`)."""

@@ -191,7 +191,7 @@ class Scaler:
             if not (each.holds or each.autoscaling.paused or each.is_resting)
         ]
         if grown:
-            for shard in {each.shard for each in asleep if each.shard is not None}:
+            for shard in {self._shards[each.shard.shard.group] for each in asleep if each.shard}:
                 shard.wake(topic, grown)
         if any(each.needs_question for each in asleep):
             self._soon(topic)
@@ -307,8 +307,9 @@ class Scaler:
 
     def _leave(self, trigger: ScaledTrigger, *, stays: bool = False) -> None:
         """Take it out of its shard, which ends with its last one unless that `stays`."""
-        if (shard := trigger.shard) is None:
+        if trigger.shard is None:
             return
+        shard = self._shards[trigger.shard.shard.group]
         shard.remove(trigger)
         if shard.is_empty and not stays:
             self._ending.end(trigger.id, shard.holds)

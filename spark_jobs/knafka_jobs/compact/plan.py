@@ -183,8 +183,6 @@ def heads(examples: DataFrame, records: DataFrame) -> DataFrame:
     return (
         records.select(*KEY, F.substring("value", 1, HEAD_BYTES).alias("head"))
         .join(F.broadcast(examples), [*KEY])
-        # Tables of older versions may hold a dead letter twice.
-        .dropDuplicates(["failure_id"])
         .select("failure_id", "head")
     )
 
@@ -193,13 +191,6 @@ def with_heads(failures: DataFrame, heads: DataFrame) -> DataFrame:
     """`failures` with those heads that there are."""
     return failures.drop("head").join(F.broadcast(heads), "failure_id", "left").select(*FAILURES)
 
-
-RECOUNT_CLAUSES: Final = {
-    "failures": "more.failures",
-    "retries": "more.retries",
-    "history": "more.history",
-}
-"""MERGE update clauses: replace counts by those folded anew from all records (`more`)."""
 
 RANGES: Final[Columns] = {
     "topic": "string",
@@ -258,21 +249,6 @@ def next_offsets(records: DataFrame) -> DataFrame:
 
 SAME: Final = ("topic_id", "partition", "offset", "appended", "failure_id")
 """The columns that tell that two rows of `records` are one dead letter."""
-
-
-def duplicates(records: DataFrame) -> DataFrame:
-    """Dead letters that `records` has more than once: `failure_id`, `topic_id`."""
-    return (
-        records.groupBy(*SAME)
-        .agg(F.count("*").alias("rows"))
-        .where("rows > 1")
-        .select("failure_id", "topic_id")
-    )
-
-
-def without_duplicates(records: DataFrame) -> DataFrame:
-    """`records` with one row for each dead letter."""
-    return records.dropDuplicates(list(SAME))
 
 
 def _text(header: str) -> Column:

@@ -65,7 +65,6 @@ def compact(
     now = datetime.now(UTC)
     with tables.locked(), explained(f"the tables in {tables.root} can't be brought up to date"):
         checkpoints.check()
-        _remove_duplicates(tables, checkpoints, progress)
         committed = _committed(tables, kafka)
         topics = kafka.dead_letter_topics(options.broker)
         progress(f"{len(topics)} dead-letter topics")
@@ -82,37 +81,6 @@ def compact(
         progress(f"{deleted} deleted from their topics")
     return Compacted(
         len(topics), ingested.records, folded, forgotten, merged, deleted, ingested.missed
-    )
-
-
-def _remove_duplicates(tables: Tables, checkpoints: Checkpoints, progress: Progress) -> None:
-    """Mend tables in which older versions appended dead letters twice: keep one, and count it once.
-
-    Looks for them once, as tables whose last batch has a number never had any. Cut short, it begins
-    anew.
-    """
-    if checkpoints.last_batch() is not None or tables.is_empty("records"):
-        return
-    found = tables.read("records").transform(plan.duplicates).localCheckpoint()
-    topics = [row["topic_id"] for row in found.select("topic_id").distinct().collect()]
-    if not topics:
-        return
-    # First, as what is not folded yet would be added to what is counted anew.
-    fold(checkpoints)
-    recounted = (
-        tables.read("records")
-        .join(found.select("failure_id").distinct(), "failure_id", "left_semi")
-        .select(*plan.FOLDED)
-        .transform(plan.without_duplicates)
-        .transform(plan.failures_of)
-    )
-    tables.update(recounted, "failures", plan.MERGE_ON, plan.RECOUNT_CLAUSES)
-    theirs = tables.read("records").where(F.col("topic_id").isin(topics))
-    quoted = ", ".join(f"'{each}'" for each in topics)
-    tables.replace(theirs.transform(plan.without_duplicates), "records", f"topic_id IN ({quoted})")
-    progress(
-        f"{found.count()} dead letters were in the table more than once: each is kept and counted "
-        "once"
     )
 
 

@@ -93,13 +93,6 @@ class Tables:
     def append(self, rows: DataFrame, name: str, **options: str) -> None:
         self._write(rows, name, "append", options)
 
-    def rewrite(self, rows: DataFrame, name: str) -> None:
-        """Put `rows` in the place of a whole table, with its columns and partitions of today.
-
-        What the table says of its writers' commits stays.
-        """
-        self._write(rows, name, "overwrite", {"overwriteSchema": "true"})
-
     def replace(self, rows: DataFrame, name: str, where: str) -> None:
         """Put `rows` in the place of those rows of a table that the predicate means."""
         self._write(rows, name, "overwrite", {"replaceWhere": where})
@@ -187,31 +180,18 @@ class Tables:
         rows = DataFrame(actions.toDF(), self.spark).select("path").collect()
         return {unquote(row["path"]).rpartition("/")[2] for row in rows}
 
-    def as_it_is(self, name: str) -> DataFrame:
-        """A table with the columns that it has, which an older version may have given it."""
-        return self._table(name).toDF()
+    def check_layouts(self) -> None:
+        """Raises `JobError` if a newer Knafka has made the tables: see `schema.LAYOUT`."""
+        for name, known in LAYOUT.items():
+            layout = self._layout(name) if self.exists(name) else known
+            if layout > known:
+                raise JobError(
+                    f"{self.path(name)} has layout {layout}, which a newer Knafka made: use that"
+                )
 
-    def is_by_day(self, name: str) -> bool:
-        """Whether a table is partitioned by `day` already."""
-        return bool(self._snapshot(name).metadata().partitionColumns().contains("day"))
-
-    def layout(self, name: str) -> int:
-        """The number of a table's layout, 1 if none is noted: see `schema.LAYOUT`."""
+    def _layout(self, name: str) -> int:
         noted = self._snapshot(name).metadata().configuration().get(LAYOUT_PROPERTY)
         return int(noted.get()) if noted.isDefined() else 1
-
-    def set_layout(self, name: str) -> None:
-        """Note that a table has the layout of `schema.LAYOUT` now."""
-        to = f"SET TBLPROPERTIES ('{LAYOUT_PROPERTY}' = '{LAYOUT[name]}')"
-        self.spark.sql(f"ALTER TABLE delta.`{self.path(name)}` {to}")
-
-    def add_columns(self, name: str, *columns: str) -> None:
-        """Add those of these columns of `schema.TABLES` that a table lacks, with nulls: in one
-        commit, as who follows the table as a stream need know one other layout at most."""
-        there = self._table(name).toDF().columns
-        if lacking := {each: TABLES[name][each] for each in columns if each not in there}:
-            added = f"ADD COLUMNS ({ddl(lacking)})"
-            self.spark.sql(f"ALTER TABLE delta.`{self.path(name)}` {added}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

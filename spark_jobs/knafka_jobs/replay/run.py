@@ -189,11 +189,8 @@ def _finish(tables: Tables, replay_id: str, by: str) -> int:
 
 
 def _unsent(rows: Iterable[Row], sent: set[str]) -> Iterator[FailedEvent]:
-    before = None
     for row in rows:
-        # Tables of older versions may hold a dead letter twice: then one follows the other.
-        if row["failure_id"] not in sent and row["failure_id"] != before:
-            before = row["failure_id"]
+        if row["failure_id"] not in sent:
             headers = [(each["key"], _bytes(each["value"])) for each in row["headers"] or ()]
             yield FailedEvent(row["failure_id"], _bytes(row["key"]), _bytes(row["value"]), headers)
 

@@ -19,7 +19,7 @@ from knafka.core.cesql.errors import ErrorKind, EvaluationError
 from knafka.core.cesql.expression import Evaluation, Expression, compile_expression
 from knafka.core.cesql.lexer import MAX_LENGTH
 from knafka.core.cesql.parser import MAX_DEPTH
-from knafka.core.cesql.values import Value
+from knafka.core.cesql.types import Value
 
 __all__ = [
     "MAX_DEPTH",

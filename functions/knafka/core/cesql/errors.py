@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from knafka.core.cesql.values import Value
+from knafka.core.cesql.types import Value
 
 ErrorKind: TypeAlias = Literal[
     "math", "cast", "missingAttribute", "missingFunction", "functionEvaluation", "generic"

@@ -15,7 +15,8 @@ from knafka.core.cesql.errors import Failed
 from knafka.core.cesql.functions import ARITHMETIC, COMPARISONS, negate, resolve
 from knafka.core.cesql.patterns import compile_pattern
 from knafka.core.cesql.syntax import Attribute, Call, Chain, Exists, Literal, Node, Step, Unary
-from knafka.core.cesql.values import CASTS, Value, as_boolean, as_integer, as_string
+from knafka.core.cesql.types import Value
+from knafka.core.cesql.values import CASTS, as_boolean, as_integer, as_string
 
 Attributes: TypeAlias = Mapping[str, Value]
 Evaluate: TypeAlias = Callable[[Attributes], Value]

@@ -13,7 +13,8 @@ from knafka.core.cesql.errors import ErrorKind, EvaluationError, Failed
 from knafka.core.cesql.evaluation import Evaluate, compile_node, compile_test, type_of
 from knafka.core.cesql.parser import parse
 from knafka.core.cesql.syntax import Chain, Node
-from knafka.core.cesql.values import ZERO, Value
+from knafka.core.cesql.types import Value
+from knafka.core.cesql.values import ZERO
 
 Attributes: TypeAlias = Mapping[str, Value]
 

@@ -13,10 +13,10 @@ from typing import Final
 
 from knafka.core.cesql.effort import FREE_LENGTH, spend
 from knafka.core.cesql.errors import Exhausted, Failed
+from knafka.core.cesql.types import Value
 from knafka.core.cesql.values import (
     INTEGER_MAX,
     INTEGER_MIN,
-    Value,
     as_boolean,
     as_integer,
     as_string,

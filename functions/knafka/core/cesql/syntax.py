@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from knafka.core.cesql.values import Value
+from knafka.core.cesql.types import Value
 
 
 @dataclass(frozen=True, slots=True)

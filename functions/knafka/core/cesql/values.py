@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 from knafka.core.cesql.effort import FREE_LENGTH, spend
 from knafka.core.cesql.errors import Failed
-
-Value: TypeAlias = str | int | bool
-"""A String, an Integer (32 bits, signed) or a Boolean; exactly these types, no subclasses."""
+from knafka.core.cesql.types import Value
 
 INTEGER_MIN: Final = -(2**31)
 INTEGER_MAX: Final = 2**31 - 1

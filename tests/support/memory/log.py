@@ -1,6 +1,6 @@
 """The log in memory: `LogWriter` and `LogReader` with lists, for tests that need no Kafka.
 
-With `memory_admin` it passes the contract suite that real Kafka passes
+With `admin` it passes the contract suite that real Kafka passes
 (tests/contract/test_log_*contract.py). Partitions are assigned round robin over the members of a
 group, in the order of joining. `fail` makes appends fail, `hold` makes them wait, which real Kafka
 does when it is away.
@@ -18,15 +18,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from knafka.clients.memory_coordinators import GroupCoordinator, TransactionCoordinator
-from knafka.clients.memory_positions import MemoryPositions
-from knafka.clients.memory_records import (
+from support.memory.coordinators import GroupCoordinator, TransactionCoordinator
+from support.memory.positions import MemoryPositions
+from support.memory.records import (
     CREATE_TIME,
     LOG_APPEND_TIME,
     Marker,
     MemoryRecord,
     size_of,
 )
+
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.errors import LogError, LogFull
 from knafka.core.kafka_binding import RecordHeaders
@@ -47,7 +48,7 @@ class _Group:
     members: list[MemoryReader] = field(default_factory=list)
     rebalancing: asyncio.Lock = field(default_factory=asyncio.Lock)
     coordinator: GroupCoordinator = field(default_factory=GroupCoordinator)
-    """Of members that make transactions (`memory_transactions`), which no `MemoryReader` joins."""
+    """Of members that make transactions (`transactions`), which no `MemoryReader` joins."""
 
 
 class _Held(NamedTuple):

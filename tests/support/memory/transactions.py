@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 
-from knafka.clients.memory_log import MemoryLog
-from knafka.clients.memory_records import Marker, MemoryRecord, Undecided, readable, size_of
+from support.memory.log import MemoryLog
+from support.memory.records import Marker, MemoryRecord, Undecided, readable, size_of
+
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
 from knafka.ports.log import OffsetAndMetadata, Positions, Record

@@ -1,4 +1,4 @@
-"""`LogAdmin` on a log in memory: topics, groups and their lag (see `memory_log`)."""
+"""`LogAdmin` on a log in memory: topics, groups and their lag (see `log`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from knafka.clients.memory_log import MemoryLog
-from knafka.clients.memory_records import Marker, MemoryRecord
+from support.memory.log import MemoryLog
+from support.memory.records import Marker, MemoryRecord
+
 from knafka.core.errors import LogError
 from knafka.ports.log import (
     Lag,

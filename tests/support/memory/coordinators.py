@@ -1,7 +1,7 @@
 """Kafka's coordinators in memory: who has which partitions, and what becomes of transactions.
 
 Both are deterministic, and wait for nothing: a member learns what comes and goes by its own next
-`sync`. Not here: records that are read, and who reads them (`memory_transactions`).
+`sync`. Not here: records that are read, and who reads them (`transactions`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeAlias
 
-from knafka.clients.memory_records import Marker, MemoryRecord
+from support.memory.records import Marker, MemoryRecord
+
 from knafka.ports.transactions import Partition
 
 Topics: TypeAlias = dict[str, list[list[MemoryRecord]]]

@@ -1,25 +1,32 @@
 """Where a reader is in the partitions of one topic of a `MemoryLog`, and what it reads there.
 
-Not here: which partitions it has (`memory_log` for members of a group, `memory_shared`).
+Not here: which partitions it has (`log` for members of a group, `shared`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from knafka.clients.memory_records import MemoryRecord, readable
+from support.memory.records import MemoryRecord, readable
+
 from knafka.ports.log import Positions, Record
 
-if TYPE_CHECKING:
-    from knafka.clients.memory_log import MemoryLog
+
+class Topics(Protocol):
+    """Topics in memory, by name, and how to wait for their next record; see `MemoryLog`."""
+
+    topics: dict[str, list[list[MemoryRecord]]]
+    grown: asyncio.Event
+
+    def wake(self) -> None: ...
 
 
 class MemoryPositions:
     """What readers have in common."""
 
-    def __init__(self, memory: MemoryLog, topic: str) -> None:
+    def __init__(self, memory: Topics, topic: str) -> None:
         self._memory = memory
         self._topic = topic
         self._next: dict[int, int] = {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
-from knafka.clients.memory_log import MemoryLog, MemoryReader
-from knafka.clients.memory_positions import MemoryPositions
+from support.memory.log import MemoryLog, MemoryReader
+from support.memory.positions import MemoryPositions
+
 from knafka.core.progress import MAX_METADATA
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 from knafka.ports.shared_log import Commit, GroupHasMembers, Position
