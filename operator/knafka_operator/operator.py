@@ -106,9 +106,9 @@ class Operator:
             cluster = self.entries = Entries(cluster, Handling(settings.subscriptions))
         self.cluster = cluster
         self._beside: list[Operator] = []
-        self.queue = WorkQueue() if beside is None else beside.queue
+        self.queue: WorkQueue = WorkQueue() if beside is None else beside.queue
         rolls = Rolls(settings.max_rolls, self.queue.enqueue)
-        self.states = States(self.family, rolls if beside is None else beside.states.rolls)
+        self.states: States = States(self.family, rolls if beside is None else beside.states.rolls)
         if beside is None:
             self._http = HttpDrains(self.states.urls, settings.shard_size)
             self._kafkas = KafkaClusters(

@@ -132,7 +132,7 @@ async def test_what_waits_is_reconciled_when_its_turn_comes(world: OperatorWorld
         if each["metadata"]["name"] == first
     )
     world.cluster.become_ready(namespace, first)
-    await world.operator.states.rolls.look(world.cluster)
+    await _reconcile_all(world)
     assert woken
 
 

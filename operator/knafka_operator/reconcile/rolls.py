@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 LOOK_INTERVAL: Final = 5.0
 """Seconds between two looks at what rolls: its end is mostly seen before, by its owner."""
+APPLIED_WITHIN: Final = 30.0
+"""Seconds for the request that rolls a function; one that is Ready after that needs no turn."""
 OURS: Final = {"app.kubernetes.io/managed-by": "knafka-operator"}
 """Labels of all functions' Services."""
 
@@ -90,9 +93,11 @@ class Rolls:
         for service in [*self._rolling, *self._stuck]:
             stored = await cluster.get(SERVING, "Service", *service)
             since = self._rolling.get(service)
-            if stored is None or _is_over(stored):
+            lasted = math.inf if since is None else _now() - since
+            # Before it is applied it is Ready, too.
+            if stored is None or (_is_over(stored) and lasted >= APPLIED_WITHIN):
                 self.over(service)
-            elif since is not None and _now() - since >= ROLL_TIMEOUT:
+            elif since is not None and lasted >= ROLL_TIMEOUT:
                 self._give_up(service)
         for service in list(self._waiting)[: self.at_most]:
             if await cluster.get(SERVING, "Service", *service) is None:
