@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from support.channels import Channels, channel
+from support.channels import channel, install_channels
 from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import Installation
 from support.steady_load import RATE, Load, longest_pause
@@ -18,6 +19,8 @@ FULL: Final = "KNAFKA_RATE" in os.environ
 EVENTS_A_SECOND: Final = float(os.environ.get("KNAFKA_RATE", RATE))
 LONGEST_PAUSE: Final = 3.0
 AFTERWARDS: Final = 6.0
+CHANNELS_ON: Final = "KNAFKA_CHANNELS=enabled"
+CHANNELS_OFF: Final = "KNAFKA_CHANNELS-"
 REPLICAS: Final = "app.kubernetes.io/name=knafka,app.kubernetes.io/component=operator"
 WEBHOOKS = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
 OF_BROKERS = {"default-broker", "default-trigger", "check-broker", "check-trigger"}
@@ -32,13 +35,21 @@ def _registered(cluster: Cluster) -> set[str]:
     return found
 
 
+@pytest.fixture
+def switchable(installed: Installation) -> Iterator[Installation]:
+    """With everything of KafkaChannels but the variable, which is gone again afterwards."""
+    install_channels(installed)
+    yield installed
+    _switch(installed, CHANNELS_OFF)
+
+
 @pytest.mark.timeout(600)
 def test_admission_is_what_the_newest_operator_declares_when_a_component_is_switched(
-    channels: Channels, namespace: str
+    switchable: Installation, namespace: str
 ) -> None:
     """The old replicas end last, and wrote what they knew: `numPartitions` 1 → 5 was taken."""
-    installed, cluster = channels.installed, channels.cluster
-    _until_old_replicas_have_ended(cluster)
+    cluster = switchable.cluster
+    _switch(switchable, CHANNELS_ON)
     assert _registered(cluster) == OF_BROKERS | OF_CHANNELS
     cluster.apply(channel(namespace, "orders", numPartitions=1))
     stored = cluster.get("kafkachannel", "orders", namespace)
@@ -47,6 +58,7 @@ def test_admission_is_what_the_newest_operator_declares_when_a_component_is_swit
     more = json.dumps(channel(namespace, "orders", numPartitions=5))
     refused = cluster.kubectl("apply", "-f-", text=more, check=False)
     assert "validation failed" in refused
+    cluster.kubectl("delete", "kafkachannel", "orders", "-n", namespace, "--timeout=60s")
 
     # An upgrade from a version that has kopf write what it knows as it ends.
     for kind in WEBHOOKS:
@@ -58,36 +70,32 @@ def test_admission_is_what_the_newest_operator_declares_when_a_component_is_swit
         lambda: _registered(cluster) == OF_BROKERS | OF_CHANNELS, 20, "they are registered again"
     )
 
-    try:
-        _switch(installed, KNAFKA_CHANNELS="disabled")
-        assert _registered(cluster) == OF_BROKERS
-    finally:  # who knows of channels deletes them
-        _switch(installed, KNAFKA_CHANNELS="enabled")
-    assert _registered(cluster) == OF_BROKERS | OF_CHANNELS
+    _switch(switchable, CHANNELS_OFF)
+    assert _registered(cluster) == OF_BROKERS
 
 
 @pytest.mark.skipif(not FULL, reason="make chaos: a minute and more for each")
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("brokers_go")
 def test_who_is_awake_notices_neither_a_switch_nor_another_operator(
-    channels: Channels, namespace: str
+    switchable: Installation, namespace: str
 ) -> None:
     """Prints how long nothing arrived."""
-    installed = channels.installed
+    installed = switchable
     subscriber = installed.subscriber(namespace)
     address = installed.broker(namespace)
     installed.trigger(namespace, "all", subscriber.ref)
-    changes: dict[str, dict[str, str]] = {
-        "a component switched off": {"KNAFKA_CHANNELS": "disabled"},
-        "a component switched on": {"KNAFKA_CHANNELS": "enabled"},
-        "another image of the operator": {"EXAMPLE": "changed"},  # the same pods made anew
+    changes = {
+        "a component switched on": CHANNELS_ON,
+        "a component switched off": CHANNELS_OFF,
+        "another image of the operator": "EXAMPLE=changed",  # the same: pods are made anew
     }
     pauses: dict[str, float] = {}
     with Load(address, EVENTS_A_SECOND) as load:
         subscriber.wait_for(50)
-        for name, values in changes.items():
+        for name, variable in changes.items():
             began = time.time()
-            _switch(installed, **values)
+            _switch(installed, variable)
             time.sleep(AFTERWARDS)  # of load; it is the time that is looked at
             pauses[name] = longest_pause(subscriber.seen(), began, time.time())
             print(f"{name}: nothing arrived for {pauses[name]:.2f} s")
@@ -98,15 +106,10 @@ def test_who_is_awake_notices_neither_a_switch_nor_another_operator(
     assert max(pauses.values()) < LONGEST_PAUSE
 
 
-def _switch(installed: Installation, **values: str) -> None:
-    """Have the operator run with these variables; returns when no replica without them is left."""
+def _switch(installed: Installation, variable: str) -> None:
+    """Have the operator run with this; returns when no replica without it is left."""
     cluster = installed.cluster
-    given = (f"{key}={value}" for key, value in values.items())
-    cluster.kubectl("set", "env", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator", *given)
+    cluster.kubectl("set", "env", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator", variable)
     installed.until_running()
-    _until_old_replicas_have_ended(cluster)
-
-
-def _until_old_replicas_have_ended(cluster: Cluster) -> None:
     pods = ("get", "pods", "-n", OPERATOR_NAMESPACE, "-l", REPLICAS, "-oname")
     cluster.wait_for(lambda: len(cluster.kubectl(*pods).split()) == 2, 60, "they have ended")

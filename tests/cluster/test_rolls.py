@@ -43,7 +43,6 @@ def _image(installed: Installation, image: str) -> Iterator[None]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("brokers_go")
 def test_a_new_image_for_all_functions_lets_no_send_fail(
     installed: Installation, namespace: str
 ) -> None:
