@@ -83,13 +83,16 @@ bench-backtest: $(VENV)/.dev ## Backtest archived events beside the live reducer
 bench-jobs: $(VENV)/.dev ## Measure the dead-letter jobs on tables of 1, 5 and 50 million (an hour; 30 GB of disk)
 	PYTHONPATH=tools:local:functions:spark_jobs $(BIN)/python tools/bench/jobs.py $(ARGS)
 
-chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (80 minutes; root, Linux)
+chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (90 minutes; root, Linux)
 	$(CLUSTER) eventing
 	KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 KNAFKA_KILLS=10 \
-		KNAFKA_UPDATES=20 KNAFKA_SENSOR_MATRIX=full $(BIN)/python -m pytest \
+		KNAFKA_UPDATES=20 KNAFKA_SENSOR_MATRIX=full KNAFKA_RATE=100 KNAFKA_ROLLED=4 \
+		$(BIN)/python -m pytest \
 		tests/chaos tests/integration/test_knative_eventing.py \
 		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
-		tests/cluster/test_changes.py tests/cluster/test_dead_letter_jobs.py \
+		tests/cluster/test_changes.py tests/cluster/test_planned_changes.py \
+		tests/cluster/test_rolls.py tests/cluster/test_components.py tests/cluster/test_slow_api_server.py \
+		tests/cluster/test_dead_letter_jobs.py \
 		tests/cluster/test_dead_letter_docs.py \
 		tests/integration/test_dead_letter_pipeline.py tests/integration/test_dead_letters_on_s3.py \
 		tests/integration/test_dead_letters_once.py tests/integration/test_dead_letter_security.py \

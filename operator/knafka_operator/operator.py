@@ -39,6 +39,7 @@ from knafka_operator.reconcile.publishing import Publishing
 from knafka_operator.reconcile.receivers import PodPositions, Positions, Receivers
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
+from knafka_operator.reconcile.rolls import LOOK_INTERVAL, Rolls
 from knafka_operator.reconcile.sensors import Sensors
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import States, broker_of, declared_of, has_contract
@@ -99,16 +100,17 @@ class Operator:
         """
         self.settings = settings
         self.family = BROKERS if beside is None else CHANNELS
-        self.states = States(self.family)
         self.entries: Entries | None = None
         """What others write into `spec.subscribers`, among Subscriptions."""
         if beside is not None:
             cluster = self.entries = Entries(cluster, Handling(settings.subscriptions))
         self.cluster = cluster
         self._beside: list[Operator] = []
+        self.queue: WorkQueue = WorkQueue() if beside is None else beside.queue
+        rolls = Rolls(settings.max_rolls, self.queue.enqueue)
+        self.states: States = States(self.family, rolls if beside is None else beside.states.rolls)
         if beside is None:
             self._http = HttpDrains(self.states.urls, settings.shard_size)
-            self.queue = WorkQueue()
             self._kafkas = KafkaClusters(
                 connect,
                 drains or self._http,
@@ -121,7 +123,7 @@ class Operator:
             )
         else:
             beside._beside.append(self)
-            self._http, self.queue, self._kafkas = beside._http, beside.queue, beside._kafkas
+            self._http, self._kafkas = beside._http, beside._kafkas
             self.states.urls = beside.states.urls
         enqueue = self.queue.enqueue
         shards = self._shards = Shards(settings, cluster, self.states, enqueue)
@@ -151,9 +153,12 @@ class Operator:
         self.moves = Moves(self.states, self.queue.enqueue, activity)
         moving = repeat("moving Triggers", self.moves.look, move_interval)
         counting = repeat("counting dead letters", self.dead_letters.look, PUBLISH_INTERVAL)
-        of_sensors = [self.sensors.publish(self.queue)] if self.sensors and beside is None else []
-        running = publishing, moving, counting, Replays(settings, cluster, self.states).run()
-        self._tasks = {asyncio.create_task(each) for each in (*running, *of_sensors)}
+        running = [publishing, moving, counting, Replays(settings, cluster, self.states).run()]
+        if beside is None:
+            running.append(repeat("rolling", partial(rolls.look, cluster), LOOK_INTERVAL))
+            if self.sensors is not None:
+                running.append(self.sensors.publish(self.queue))
+        self._tasks = {asyncio.create_task(each) for each in running}
 
     async def resume(self) -> int:
         """Go on with the drains of every Trigger that a Revision serves, as its Service says.

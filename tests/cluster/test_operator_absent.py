@@ -11,13 +11,11 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from itertools import pairwise
-from typing import Any
 
 import pytest
 from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import Installation, Subscriber
-from support.steady_load import Load
+from support.steady_load import Load, longest_pause
 
 ABSENT = float(os.environ.get("KNAFKA_ABSENT", "40"))
 BUSY = 1.0 if "KNAFKA_ABSENT" in os.environ else 3.0
@@ -58,7 +56,7 @@ def test_awake_triggers_are_delivered_to_while_there_is_no_operator(
         began = time.time()
         time.sleep(ABSENT)  # it is the time without it that is looked at
         ended = time.time()
-        pauses = {each.name: _pause(each.seen(), began, ended) for each in subscribers}
+        pauses = {each.name: longest_pause(each.seen(), began, ended) for each in subscribers}
         print(f"no operator for {ABSENT:.0f} s: greatest pause in seconds {pauses}")
         cluster.kubectl("scale", *DEPLOYMENT, "--replicas=2")
         two_replicas.until_running()
@@ -121,7 +119,7 @@ def test_the_other_replica_takes_over_from_a_killed_one(
             print(f"{' '.join(how) or 'a clean stop'}: taken over after {waited:.1f} s")
             assert waited < TAKEN_OVER
             two_replicas.until_running()
-        pause = _pause(subscriber.seen(), began, time.time())
+        pause = longest_pause(subscriber.seen(), began, time.time())
         print(f"greatest pause in delivery {pause:.1f} s")
     _all_arrive(load, [subscriber])
 
@@ -139,7 +137,9 @@ def test_an_image_that_cannot_be_pulled_stops_nobody(
     with Load(address) as load:
         subscriber.wait_for(50)
         try:
-            cluster.kubectl(*image[:-1], f"{image[-1]}-that-is-not-there")
+            # At once, whatever else there is that would have its turn before.
+            missing = f"{image[-1]}-that-is-not-there"
+            cluster.kubectl(*image[:-1], missing, "KNAFKA_MAX_ROLLS=100")
             two_replicas.until_running()
             began = time.time()
             told = two_replicas.until_condition(
@@ -147,10 +147,10 @@ def test_an_image_that_cannot_be_pulled_stops_nobody(
             )
             print(told["message"])
             time.sleep(30)  # it is the time meanwhile that is looked at
-            pause = _pause(subscriber.seen(), began, time.time())
+            pause = longest_pause(subscriber.seen(), began, time.time())
             print(f"greatest pause in delivery {pause:.1f} s")
         finally:
-            cluster.kubectl(*image)
+            cluster.kubectl(*image, "KNAFKA_MAX_ROLLS-")
             two_replicas.until_running()
         assert pause < LONGEST_PAUSE
         two_replicas.until_ready("trigger", "all", namespace, within=120)
@@ -171,7 +171,7 @@ def test_what_both_filters_accept_is_not_missed_while_a_trigger_is_edited(
         for each in (*filters[1:], filters[0]):
             two_replicas.trigger(namespace, "all", subscriber.ref, filters=[each])
             time.sleep(2)  # of the load's; an edit is not another's end
-        pause = _pause(subscriber.seen(), began, time.time())
+        pause = longest_pause(subscriber.seen(), began, time.time())
         print(f"3 edits: greatest pause in delivery {pause:.1f} s")
     _all_arrive(load, [subscriber])
 
@@ -213,13 +213,6 @@ def _until_another_leads(installed: Installation, before: str) -> None:
 def _processes(cluster: Cluster) -> Sequence[str]:
     """The operator's pods, those that are about to end as well."""
     return cluster.kubectl("get", "pods", "-n", OPERATOR_NAMESPACE, "-oname").split()
-
-
-def _pause(seen: Sequence[dict[str, Any]], began: float, ended: float) -> float:
-    """Seconds of the longest time in which nothing arrived."""
-    arrivals: list[float] = sorted(each["at"] for each in seen)
-    times = [began, *(each for each in arrivals if began <= each <= ended), ended]
-    return max(later - earlier for earlier, later in pairwise(times))
 
 
 def _all_arrive(load: Load, subscribers: Sequence[Subscriber]) -> None:

@@ -92,6 +92,13 @@ def subscription(
 @pytest.fixture(scope="module")
 def channels(installed: Installation) -> Iterator[Channels]:
     """The component operator/deploy/channels, on the installation of the run."""
+    install_channels(installed)
+    with installed.settings(KNAFKA_CHANNELS="enabled"):
+        yield Channels(installed)
+
+
+def install_channels(installed: Installation) -> None:
+    """Everything of the component but the variable that switches it on."""
     cluster = installed.cluster
     cluster.apply(cluster.kubectl("kustomize", str(ROOT / "crds" / "messaging")))
     cluster.until_established(
@@ -99,8 +106,6 @@ def channels(installed: Installation) -> Iterator[Channels]:
     )
     cluster.apply(Path(DEPLOY / "rbac.yaml"))
     installed.configure("kafka-channel-config", OPERATOR_NAMESPACE)
-    with installed.settings(KNAFKA_CHANNELS="enabled"):
-        yield Channels(installed)
 
 
 @pytest.fixture

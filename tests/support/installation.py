@@ -317,6 +317,11 @@ class Installation:
 
         return self.cluster.wait_for(found, READY, f"{type_} of {kind} {name} says {reason}")
 
+    def newest_revision(self, namespace: str, service: str) -> str:
+        """Of a Knative Service, Ready or not."""
+        found = self.status("service.serving.knative.dev", service, namespace)
+        return str(found.get("latestCreatedRevisionName", ""))
+
     def until_zero(self, namespace: str, service: str, within: float = 120.0) -> float:
         """Wait until a Knative Service has no pod that isn't ending; gives the seconds it took."""
         began = time.monotonic()

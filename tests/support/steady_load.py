@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Final
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,9 +20,10 @@ TIMEOUT: Final = 30.0
 
 
 class Load:
-    """Sends `RATE` events a second from a thread of its own, until it is left."""
+    """Sends so many events a second from a thread of its own, until it is left."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, rate: float = RATE) -> None:
+        self._rate = rate
         self._url = urlsplit(address)
         self._over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -46,7 +49,7 @@ class Load:
             while not self._over.is_set():
                 sending.create_task(self._send(client, str(number)))
                 number += 1
-                await asyncio.sleep(max(0.0, began + number / RATE - loop.time()))
+                await asyncio.sleep(max(0.0, began + number / self._rate - loop.time()))
 
     async def _send(self, client: httpx.AsyncClient, event: str) -> None:
         headers = {
@@ -64,5 +67,17 @@ class Load:
             self.statuses[event] = answer.status_code
 
     @property
+    def failed(self) -> Mapping[str, int]:
+        """Those that were answered with something else than 202, so far."""
+        return {event: status for event, status in self.statuses.copy().items() if status != 202}
+
+    @property
     def accepted(self) -> set[str]:
         return {event for event, status in self.statuses.copy().items() if status == 202}
+
+
+def longest_pause(seen: Sequence[Mapping[str, Any]], began: float, ended: float) -> float:
+    """Seconds of the longest time in which nothing arrived of what a subscriber has seen."""
+    arrivals: list[float] = sorted(each["at"] for each in seen)
+    times = [began, *(each for each in arrivals if began <= each <= ended), ended]
+    return max(later - earlier for earlier, later in pairwise(times))

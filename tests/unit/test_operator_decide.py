@@ -220,6 +220,13 @@ NEW = [ClaimGroup, DeleteGroup, CommitOffsets, PromiseGroup, ApplyDispatcher, St
             {"watched": _watched(topic="another")},
             [StopDelivery, ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery],
         ),
+        # By other servers: the Revision before delivers until the new one is Ready.
+        (
+            PROMISED,
+            {},
+            {"watched": _watched(kafka=Kafka(bootstrap_servers="another:9092"))},
+            [ClaimGroup, PromiseGroup, ApplyDispatcher, StartDelivery],
+        ),
         # Paused: what is in flight is settled first, then no function is left.
         ({}, PAUSE, {}, [DeleteFunctions, *NEW[:4], StartDelivery, AwaitReplacement]),
         (PROMISED, PAUSE, {"watched": _watched(min_scale=2)}, [StopDelivery, *PAUSING]),

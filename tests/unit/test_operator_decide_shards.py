@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,6 +115,10 @@ def has(egress: Egress | None = None) -> Contract:
 
 OTHERS = watched(SHARED).egress.model_copy(update={"max_in_flight": 3})
 MOVED = watched(SHARED).egress.model_copy(update={"topic": "before"})
+ELSEWHERE = replace(
+    watched(SHARED),
+    egress=OTHERS.model_copy(update={"kafka": Kafka(bootstrap_servers="another:9092")}),
+)
 LEAVING = Contract(exists=True, leaving={GROUP: 1})
 OFFSETS = [ClaimGroup, DeleteGroup, CommitOffsets]
 RECORD = [WriteContract, StartDelivery]
@@ -162,6 +167,33 @@ RECORD = [WriteContract, StartDelivery]
                 *(*RECORD, AwaitShard),
             ],
             id="of another topic",
+        ),
+        pytest.param(
+            SHARED,
+            IN_SHARD,
+            {"watched": ELSEWHERE, "contract": has(ELSEWHERE.egress)},
+            [
+                *(ClaimGroup, PromiseGroup, ApplyShard, HandOver, *RECORD),
+                AwaitShard,
+            ],
+            id="by other servers",
+        ),
+        pytest.param(
+            SHARED,
+            IN_SHARD,
+            {"watched": ELSEWHERE},
+            [
+                *(ClaimGroup, PromiseGroup, ApplyShard, HandOver, *RECORD),
+                AwaitShard,
+            ],
+            id="in another Kafka",
+        ),
+        pytest.param(
+            OWN,
+            IN_SHARD,
+            {"watched": ELSEWHERE},
+            [ClaimGroup, PromiseGroup, ApplyDispatcher, WakeDispatcher, HandOver, StartDelivery],
+            id="to its own, in another Kafka",
         ),
         pytest.param(
             SHARED,

@@ -11,7 +11,7 @@ from typing import Any, Final
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.effects import Effect, PublishStatus, StopDelivery
 from knafka_operator.decide.loops import LOOP_FREE
-from knafka_operator.decide.status import DELIVERING, TRIGGER_CONDITIONS
+from knafka_operator.decide.status import DELIVERING, ROLLED_OUT, TRIGGER_CONDITIONS
 from knafka_operator.model.conditions import READY
 from knafka_operator.model.resources import GROUP_STATUS
 
@@ -31,7 +31,7 @@ def leave(document: Mapping[str, Any]) -> tuple[Effect, ...]:
         ours = [each for each in annotations if each.startswith(OURS) or each == GROUP_STATUS]
         patch["annotations"] = dict.fromkeys(ours)
     types = {each.get("type") for each in status.get("conditions") or ()}
-    if types - {DELIVERING, DEAD_LETTERS, LOOP_FREE} == {READY, *TRIGGER_CONDITIONS}:
+    if types - {DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT} == {READY, *TRIGGER_CONDITIONS}:
         written = ("conditions", "observedGeneration", "subscriberUri", "deadLetterSinkUri")
         patch.update({each: None for each in written if each in status})
     return StopDelivery(), PublishStatus(patch)

@@ -79,6 +79,7 @@ def function(
             OF_SENSOR: family.label(who),
         },
         annotations=services.exact_scaling(always, most, settings),
+        declared={"pods": [always, most]},
         environment=environment,
         secret=secret,
         resources=settings.pods.dispatcher_resources,

@@ -13,6 +13,7 @@ Not here: applying them, and deciding how many drains are held (`scaler`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,9 @@ SHARD_ROLE: Final = "shard"
 SHARD_NUMBER: Final = "knafka.dev/shard"
 OWNER: Final = "knafka.dev/owner-uid"
 """Label of a function in another namespace than what it belongs to, which can't be its owner."""
+
+DECLARED: Final = "knafka.dev/declared"
+"""On the Service: the digest of what its owner has a say in beside the contract (`rolls`)."""
 
 SECRET_VERSION: Final = "knafka.dev/secret-version"
 """On the template: a changed Secret makes a new Revision, since a process reads it at its start."""
@@ -89,7 +93,15 @@ KNATIVE_AUTOSCALING: Final = "autoscaling.knative.dev/"
 MAX_SCALE: Final = "autoscaling.knative.dev/max-scale"
 MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
 
-_RECEIVER_SCALING: Final[Mapping[str, str]] = {"min-scale": "0", "max-scale": "10"}
+_RECEIVER_SCALING: Final[Mapping[str, str]] = {
+    "min-scale": "0",
+    "max-scale": "10",
+    # Requests at a time; a pod of one core takes some thousand a second, each for milliseconds.
+    "target": "200",
+    # No panic: that scales by six seconds in which requests wait for a pod that starts, and by
+    # each pod that starts they are slower. By a minute's a burst still gets its pods in seconds.
+    "panic-threshold-percentage": "1000",
+}
 
 
 def receiver_name(broker: Resource) -> str:
@@ -137,6 +149,7 @@ def receiver_service(
         ownership_of(broker, BROKERS, settings),
         labels={ROLE: RECEIVER, BROKER: names.child(broker.metadata.name, "")},
         annotations={**scaling, **declared},
+        declared=declared,
         environment={
             "FUNCTION_TARGET": "receive",
             RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
@@ -164,6 +177,7 @@ def channels_receiver_service(
         metadata,
         labels={ROLE: RECEIVER, BROKER: name},
         annotations={KNATIVE_AUTOSCALING + key: value for key, value in _RECEIVER_SCALING.items()},
+        declared={},
         environment={
             "FUNCTION_TARGET": "receive",
             RECEIVER_CONTRACT: one_line(documents.dump(receiver)),
@@ -213,6 +227,7 @@ def dispatcher_service(
             TRIGGER: family.label(who),
         },
         annotations=exact_scaling(always, most, settings),
+        declared={"pods": [always, most]},
         environment=environment,
         secret=secret,
         resources=settings.pods.dispatcher_resources,
@@ -256,6 +271,7 @@ def shard_service(
             SHARD_NUMBER: str(number),
         },
         annotations=exact_scaling(0, SHARD_PODS, settings),
+        declared={},
         environment={
             "FUNCTION_TARGET": "dispatch",
             SHARD: one_line(documents.dump(shard)),
@@ -337,6 +353,7 @@ def knative_service(
     *,
     labels: Mapping[str, str],
     annotations: Mapping[str, str],
+    declared: Mapping[str, Any],
     environment: Mapping[str, str],
     secret: tuple[str, str] | None,
     resources: Mapping[str, Any],
@@ -345,6 +362,7 @@ def knative_service(
     concurrency: int = 0,
     timeout: int = TIMEOUT_SECONDS,
 ) -> Manifest:
+    """`declared` is what its owner has a say in beside the contract and the Secret."""
     environment = {**environment, "KNAFKA_LOG_LEVEL": settings.log_level, LOG_FORMAT: "json"}
     if settings.profiling:
         # Only then: a variable more is a new Revision of every function.
@@ -389,6 +407,7 @@ def knative_service(
         "metadata": {
             **ownership,
             "name": name,
+            "annotations": {DECLARED: _digest([secret, declared])},
             "labels": {
                 **with_common_labels(labels),
                 **ownership["labels"],
@@ -420,6 +439,11 @@ def one_line(document: object) -> str:
     text = json.dumps(document, separators=(",", ":"))
     # So that a variable's value reads as the document itself, without `literal`'s escape.
     return text.replace("$", r"\u0024")
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def literal(text: str) -> str:

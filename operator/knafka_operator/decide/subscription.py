@@ -21,6 +21,7 @@ from knafka_operator.decide.status import (
     DEAD_LETTER_SINK_RESOLVED,
     DELIVERING,
     REFERENCES_RESOLVED,
+    ROLLED_OUT,
     SUBSCRIBER_RESOLVED,
     SUBSCRIPTION_CONDITIONS,
     SUBSCRIPTION_READY,
@@ -52,7 +53,7 @@ def conditions_of(decided: ConditionSet) -> ConditionSet:
     unresolved = [found[each] for each in _REFERENCES if found[each].status is not Status.TRUE]
     for each in unresolved[:1] or [found[SUBSCRIBER_RESOLVED]]:
         shown.set(replace(each, type=REFERENCES_RESOLVED))
-    for type_ in (DELIVERING, DEAD_LETTERS, LOOP_FREE):
+    for type_ in (DELIVERING, DEAD_LETTERS, LOOP_FREE, ROLLED_OUT):
         if type_ in found:
             shown.set(found[type_])
     return shown

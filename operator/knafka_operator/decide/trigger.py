@@ -291,10 +291,24 @@ def _effects(
     record = contract.records.get(egress.group)
     shared = record is not None or egress.group in contract.leaving
     delivered = before or record
+    # The same group by other servers, mostly of the same Kafka: what delivers goes on until what
+    # takes over is Ready. Where it is another Kafka, the group has no members there.
+    elsewhere = (
+        delivered is not None
+        and not broker.topic.external
+        and (
+            _offsets(delivered.egress)[1:] == watched.offsets()[1:]
+            and _offsets(delivered.egress) != watched.offsets()
+        )
+    )
     effects: list[Effect] = []
     if (
         # Its offsets are other ones, which can't be written while a group has members.
-        (delivered is not None and _offsets(delivered.egress) != watched.offsets())
+        (
+            delivered is not None
+            and not elsewhere
+            and _offsets(delivered.egress) != watched.offsets()
+        )
         # Before its function goes: what is in flight is settled.
         or (paused and (shared or (before is not None and not before.autoscaling.paused)))
         # Its own pods would drain unasked, from their start.
@@ -314,7 +328,10 @@ def _effects(
         # Else it was promised every event: should Kafka have no offsets of it any more, since its
         # Broker was made anew or it rested for a week, it begins at the beginning.
     if place is not None:
-        return *effects, *_in_shard(trigger, broker, watched, contract, place, seen, settings)
+        effects += _in_shard(
+            trigger, broker, watched, contract, place, seen, settings, elsewhere=elsewhere
+        )
+        return tuple(effects)
     family, who = family_of(trigger.kind), services.identity_of(trigger)
     name = services.dispatcher_name(family, who)
     own = None if paused else name
@@ -324,7 +341,7 @@ def _effects(
             trigger, egress, watched.autoscaling, watched.partitions, watched.secret, settings
         )
         effects.append(ApplyDispatcher(manifest))
-        if shared:
+        if shared or (elsewhere and before is not None and before.place is not None):
             namespace = services.namespace_of(family, who, settings)
             url = services.url(name, namespace, settings)
             effects += [WakeDispatcher(url), HandOver()]
@@ -345,8 +362,13 @@ def _in_shard(
     place: Place,
     seen: ObservedTrigger[K],
     settings: Settings,
+    *,
+    elsewhere: bool,
 ) -> Iterator[Effect]:
-    """From the promise on: it has a record in its Broker's contract, and no Service of its own."""
+    """From the promise on: it has a record in its Broker's contract, and no Service of its own.
+
+    `elsewhere`: what delivers it reaches Kafka by other servers.
+    """
     egress, before = watched.egress, seen.watched
     annotations = (seen.document.get("status") or {}).get("annotations") or {}
     family, of_broker = family_of(trigger.kind), services.identity_of(broker.broker)
@@ -355,9 +377,10 @@ def _in_shard(
     # Whatever was promised before may have a Service; what is written down says which.
     moves = GROUP_STATUS in annotations and annotations.get(DISPATCHER, own) == own
     replaces = seen.replaced or (moves and (before is None or before.drains_unasked))
-    hands_over = before is not None and before.place is None and not before.autoscaling.paused
+    own_delivers = before is not None and before.place is None and not before.autoscaling.paused
+    hands_over = elsewhere or own_delivers
     wanted = SharedEgress(shard=place.shard.group, egress=egress)
-    news = contract.records.get(egress.group) != wanted
+    news = hands_over or contract.records.get(egress.group) != wanted
 
     yield PromiseGroup(egress.group, egress.dead_letter_topic, None if moves else name)
     if not contract.exists:

@@ -21,6 +21,8 @@
     KNAFKA_RECORD_POSITION  "disabled": what is delivered has no attributes that say where its
                             record lies in Kafka ("enabled")
     KNAFKA_INITIAL_SCALE    pods with which a new Revision starts, "0" where Knative allows it ("1")
+    KNAFKA_MAX_ROLLS        functions that a new image, or another setting of all, rolls at a time
+                            ("2")
     KNAFKA_DELETION_TIMEOUT seconds after which a deletion no longer waits for Kafka ("60")
     KNAFKA_WEBHOOKS         "true": serve admission webhooks ("false")
     KNAFKA_POD_UID          the pod's UID, which makes its name its own ("": a random one)
@@ -110,6 +112,8 @@ class Settings:
     record_position: bool = True
     """Whether deliveries have `knativekafkapartition` and `knativekafkaoffset`."""
     initial_scale: int = 1
+    max_rolls: int = 2
+    """Functions that start anew at a time for what has changed of all."""
     deletion_timeout: float = 60.0
     webhooks: bool = False
     log_level: str = "info"
@@ -211,6 +215,9 @@ class Settings:
             ),
             record_position=switch("KNAFKA_RECORD_POSITION", "enabled"),
             initial_scale=number("KNAFKA_INITIAL_SCALE", 1),
+            max_rolls=whole_number(
+                environment.get("KNAFKA_MAX_ROLLS", "2"), "KNAFKA_MAX_ROLLS", 1, 1000
+            ),
             deletion_timeout=number("KNAFKA_DELETION_TIMEOUT", 60),
             webhooks=flag("KNAFKA_WEBHOOKS"),
             log_level=level,

@@ -124,7 +124,10 @@ class Brokers:
             lambda then: deciding.decide(then, self.settings),
             lambda effect, then: self.run(effect, then, record),
         )
-        before = document.get("status") or {}
+        before, identity = document.get("status") or {}, Identity.of(document)
+        receiver = Identity(identity.namespace, services.receiver_name(_resource(document)))
+        of = receiver, *self.shards.services_of(identity)
+        self.states.rolls.add_to(decision.conditions, *of)
         conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
         _remember(seen, decision, record, conditions)
         status = {**decision.status, "conditions": conditions}
@@ -349,7 +352,7 @@ class Brokers:
                 assert record.kafka is not None
                 return await self.entries.run(effect, seen, record.kafka)
             case ApplyReceiver(manifest):
-                revision = await apply_service(self.cluster, manifest, broker)
+                revision = await apply_service(self.cluster, manifest, broker, self.states.rolls)
                 return replace(seen, revision=revision)
             case ProbeReceiver(url, revision):
                 await self.probe(url)

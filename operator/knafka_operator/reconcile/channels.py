@@ -109,6 +109,10 @@ class Channels:
             lambda effect, then: self.run(effect, then, record),
         )
         before = document.get("status") or {}
+        waiting = self.shards.services_of(Identity.of(document))
+        if isinstance(seen.connection, ChannelConnection):
+            waiting.append(self._service(_receiver_name(seen.connection)))
+        self.states.rolls.add_to(decision.conditions, *waiting)
         conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
         _remember(seen, decision, record, conditions)
         await self._subscribers.declare(document)
@@ -241,9 +245,8 @@ class Channels:
 
     async def _receiver(self, connection: ChannelConnection, kafka: KafkaCluster) -> ReceiverRecord:
         contract = deciding.receiver_contract(connection, self.settings)
-        secret = None if connection.secret is None else connection.secret[0]
-        name = services.channels_receiver_name(secret)
-        return await self.receivers.at(self._service(name), kafka, contract.contract_topic)
+        service = self._service(_receiver_name(connection))
+        return await self.receivers.at(service, kafka, contract.contract_topic)
 
     def _service(self, receiver: str) -> Identity:
         return Identity(self.settings.namespace, receiver)
@@ -321,7 +324,9 @@ class Channels:
                 receiver = await self._receiver(connection, kafka)
                 contract = deciding.receiver_contract(connection, self.settings)
                 of = contract_topic(contract, connection.defaults)
-                revision = await self.receivers.apply(receiver, of, manifest)
+                revision = await self.receivers.apply(
+                    receiver, of, manifest, Identity.of(seen.document)
+                )
                 gateway = await self._gateway(receiver.service.name)
                 return replace(seen, revision=revision, gateway=gateway)
             case RecordReceivers(receivers):
@@ -352,6 +357,11 @@ class Channels:
                 await self.probe(url)
                 return replace(seen, probed=address)
         raise TypeError(f"no effect of a KafkaChannel's: {effect}")
+
+
+def _receiver_name(connection: ChannelConnection) -> str:
+    """Of the Knative Service of the receiver that serves it."""
+    return services.channels_receiver_name(connection.secret and connection.secret[0])
 
 
 def _remember(

@@ -184,7 +184,9 @@ class Receivers:
                 log.warning("%s %s is gone and still had an entry", family.broker, who)
                 await contract.write(path, None)
 
-    async def apply(self, record: ReceiverRecord, topic: Topic, manifest: Mapping[str, Any]) -> str:
+    async def apply(
+        self, record: ReceiverRecord, topic: Topic, manifest: Mapping[str, Any], asking: Identity
+    ) -> str:
         """Have its contract's topic, then its Service as it should be; gives its Revision.
 
         However many channels it has, it is applied once, and looked at again by whichever asks
@@ -195,11 +197,16 @@ class Receivers:
             again = await self._is_lost(record) or (
                 record.revision is None and _now() - record.tried >= APPLY_AGAIN
             )
+            again = again or self.states.rolls.waits(record.service)
             if record.manifest != manifest or again:
                 record.manifest, record.tried, record.problem = manifest, _now(), None
                 record.revision = None
                 try:
-                    record.revision = await apply_service(self.cluster, manifest)
+                    key = self.states.family.broker, *asking
+                    rolls = self.states.rolls
+                    record.revision = await apply_service(
+                        self.cluster, manifest, rolls=rolls, key=key
+                    )
                 except NotReady as error:
                     record.problem = error
         if record.revision is None:

@@ -110,7 +110,11 @@ class Sensors:
             lambda then: deciding.decide(then, taken, self.settings),
             lambda effect, then: self.run(effect, then, record),
         )
-        before = document.get("status") or {}
+        before, identity = document.get("status") or {}, Identity.of(document)
+        family = record.bus.family
+        namespace = services.namespace_of(family, identity, self.settings)
+        function = sensor_manifests.function_name(family, identity)
+        self.states.rolls.add_to(decision.conditions, Identity(namespace, function))
         conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
         status = {**decision.status, "conditions": conditions}
         if patch := statuses.changes(before, status):
@@ -337,7 +341,8 @@ class Sensors:
                 await kafka.topics.ensure_committed(group, topic, start)
                 return seen
             case ApplyFunction(manifest):
-                revision = await apply_service(self.cluster, manifest, sensor)
+                rolls = self.states.rolls
+                revision = await apply_service(self.cluster, manifest, sensor, rolls)
                 return replace(seen, revision=revision, stands=True)
             case ScaleSensor(wanted, autoscaling) if kafka is not None:
                 await self._scale(wanted, autoscaling, record)

@@ -165,7 +165,7 @@ class Shards:
     async def _apply(self, shard: ShardRecord, manifest: Manifest, broker: Broker) -> None:
         shard.manifest, shard.tried = None, _now()
         try:
-            await apply_service(self.cluster, manifest, broker)
+            await apply_service(self.cluster, manifest, broker, self.states.rolls)
             shard.problem = None
         except NotReady as error:
             if error.transient:
@@ -209,10 +209,18 @@ class Shards:
                         await self._delete_members(contract, number, record.state.topic.name)
                         record.shards.pop(number, None)
 
+    def services_of(self, broker: Identity) -> list[Identity]:
+        """The Services of a Broker's shards that are known."""
+        record = self.states.brokers.get(broker)
+        return [self._service(broker, number) for number in (record.shards if record else ())]
+
+    def _service(self, broker: Identity, number: int) -> Identity:
+        family = self.states.family
+        namespace = services.namespace_of(family, broker, self.settings)
+        return Identity(namespace, services.shard_name(family, broker, number))
+
     async def _delete_service(self, broker: Broker, number: int) -> None:
-        family, who = self.states.family, services.identity_of(broker)
-        namespace = services.namespace_of(family, who, self.settings)
-        name = services.shard_name(family, who, number)
+        namespace, name = self._service(services.identity_of(broker), number)
         await delete_service(self.cluster, name, broker, namespace)
 
     async def _delete_members(self, contract: ContractLog, number: int, topic: str) -> None:

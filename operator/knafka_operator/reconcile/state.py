@@ -22,12 +22,13 @@ from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.shards import CONTRACT
 from knafka_operator.decide.status import NotReady
 from knafka_operator.decide.subscription import Subscribed
-from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
+from knafka_operator.model.family import CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
 from knafka_operator.model.sensors import Bus
 from knafka_operator.reconcile.contracts import ContractLog
+from knafka_operator.reconcile.rolls import Rolls
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 Document: TypeAlias = Mapping[str, Any]
@@ -140,8 +141,10 @@ class SensorRecord:
 class States:
     """The records of all Brokers and Triggers, and how to find them."""
 
-    def __init__(self, family: Family = BROKERS) -> None:
+    def __init__(self, family: Family, rolls: Rolls) -> None:
+        """`rolls` are those of all families together."""
         self.family = family
+        self.rolls = rolls
         self.brokers: dict[Identity, BrokerRecord] = {}
         self.triggers: dict[Identity, TriggerRecord] = {}
         self.sensors: dict[Identity, SensorRecord] = {}

@@ -165,8 +165,12 @@ class Triggers:
         if scaled is not None:
             decision.conditions.set(delivering(scaled))
         self.dead_letters.add_to(document, decision.conditions, annotations)
+        family = self.states.family
+        namespace = services.namespace_of(family, identity, self.settings)
+        own = Identity(namespace, services.dispatcher_name(family, identity))
+        self.states.rolls.add_to(decision.conditions, own)
         before, found, shown = document.get("status") or {}, decision.conditions, decision.status
-        if self.states.family is CHANNELS:
+        if family is CHANNELS:
             found, shown = subscription.conditions_of(found), subscription.status_of(shown)
             self._subscribe(acting, found)
         conditions = found.conditions(before.get("conditions") or (), self.now())
@@ -337,7 +341,8 @@ class Triggers:
                 acting.annotations.update(promise)
             case ApplyDispatcher(manifest):
                 owner = _resource(acting.document)
-                acting.revision = await apply_service(self.cluster, manifest, owner)
+                of = self.cluster, manifest, owner, self.states.rolls
+                acting.revision = await apply_service(*of)
             case CreateContract(topic) if state is not None:
                 await self.shards.create(broker_of(acting.document), topic)
             case ApplyShard(number, manifest) if state is not None:

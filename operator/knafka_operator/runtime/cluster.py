@@ -217,6 +217,27 @@ class ApiCluster:
         namespace = document["metadata"]["namespace"]
         return await self._in_thread(namespace, f"write the metadata of {_named(document)}", ask)
 
+    async def replace_in_cluster(self, manifest: Document) -> None:
+        """Have an object that is in no namespace with just these fields, beside others that it has.
+
+        Lists are replaced as a whole, whoever wrote them. Raises `ClusterError`.
+        """
+
+        def ask() -> None:
+            kind = self._kind(manifest["apiVersion"], manifest["kind"])
+            try:
+                kind.patch(
+                    body=manifest,
+                    name=manifest["metadata"]["name"],
+                    content_type="application/merge-patch+json",
+                    field_manager=MANAGER,
+                    _request_timeout=REQUEST_TIMEOUT,
+                )
+            except NotFoundError:
+                kind.create(body=manifest, field_manager=MANAGER, _request_timeout=REQUEST_TIMEOUT)
+
+        await self._in_thread("", f"write {manifest['kind']} {manifest['metadata']['name']}", ask)
+
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
         def ask() -> None:
             try:

@@ -30,7 +30,6 @@ kopf.on.login(registry=REGISTRY)(kopf.login_via_client)
 WEBHOOK: Final[Mapping[str, Any]] = {
     "operations": ["CREATE", "UPDATE"],
     "ignore_failures": True,  # a condition names what slips through
-    "persistent": True,  # a replica that goes must not unregister those that stay
     "registry": REGISTRY,
 }
 

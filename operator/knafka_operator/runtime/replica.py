@@ -38,6 +38,7 @@ from knafka_operator.runtime.controller import Controller
 from knafka_operator.runtime.leadership import ApiLeases, Leadership, LeaseThread, Watchdog
 from knafka_operator.runtime.lease import Election
 from knafka_operator.runtime.metrics import HttpServer
+from knafka_operator.runtime.registration import REGISTER_EVERY, Registration, declared
 from knafka_operator.runtime.tracing import FollowedTracing
 from knafka_operator.scale.repeat import repeat
 
@@ -92,7 +93,7 @@ async def run(settings: Settings) -> None:
         await lease.close()
         await operator.close()
         await http.close()
-        await asyncio.to_thread(serving.close)
+        await serving.close()
 
 
 async def _installation(settings: Settings, api: ApiCluster) -> str:
@@ -169,17 +170,40 @@ async def _insisting(what: str, ask: Callable[[], Awaitable[T]]) -> T:
 class Webhooks:
     """kopf in a thread of its own, with what every replica does."""
 
-    def __init__(self, run_kopf: Callable[[threading.Event], None], is_ready: threading.Event):
+    def __init__(
+        self,
+        run_kopf: Callable[[threading.Event], None],
+        serves: asyncio.Event,
+        registration: Registration | None,
+    ) -> None:
         self._stop = threading.Event()
-        self.is_ready = is_ready.is_set
+        self._serves = serves
+        self._registration = registration
+        self._registered = registration is None
         self._thread = threading.Thread(
             target=run_kopf, args=(self._stop,), name="webhooks", daemon=True
         )
         self._thread.start()
+        self._registering = asyncio.create_task(self._register())
 
-    def close(self) -> None:
+    def is_ready(self) -> bool:
+        """Whether requests are answered, and the API server was told of all that are."""
+        return self._serves.is_set() and self._registered
+
+    async def _register(self) -> None:
+        if (registration := self._registration) is None:
+            return
+        await self._serves.wait()
+        await _insisting("registering webhooks", registration.register)
+        self._registered = True
+        await repeat("registering webhooks", registration.register, REGISTER_EVERY)
+
+    async def close(self) -> None:
+        """What is registered stays: it is all replicas'."""
+        self._registering.cancel()
+        await asyncio.wait([self._registering])
         self._stop.set()
-        self._thread.join(WEBHOOKS_END)
+        await asyncio.to_thread(self._thread.join, WEBHOOKS_END)
 
 
 async def _webhooks(
@@ -191,7 +215,9 @@ async def _webhooks(
     channels: bool = False,
 ) -> Webhooks:
     """`channels`: whether those of KafkaChannels and Subscriptions are served too."""
-    settings, ready = handlers.kopf_settings(), threading.Event()
+    settings, serves = handlers.kopf_settings(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    registration: Registration | None = None
     if channels:
         channel_handlers.register(handlers.REGISTRY)
     if ours.webhooks:
@@ -199,10 +225,14 @@ async def _webhooks(
             "the webhooks' certificate",
             lambda: webhooks.certificate(cluster, ours.namespace, datetime.now(UTC)),
         )
-        settings.admission.server = webhooks.ServiceServer(ours.namespace, pem, ready.set)
-        settings.admission.managed = handlers.DOMAIN
+        settings.admission.server = webhooks.ServiceServer(
+            ours.namespace, pem, lambda: _from_thread(loop, serves)
+        )
+        of_all = declared(handlers.REGISTRY, handlers.DOMAIN, ours.namespace, pem["ca.crt"])
+        uid = ours.identity.partition("_")[2]
+        registration = Registration(cluster, ours.namespace, uid, handlers.DOMAIN, of_all)
     else:
-        ready.set()
+        serves.set()
 
     def run_kopf(stop: threading.Event) -> None:
         try:
@@ -220,7 +250,7 @@ async def _webhooks(
             log.exception("the webhooks ended")
         ended()
 
-    return Webhooks(run_kopf, ready)
+    return Webhooks(run_kopf, serves, registration)
 
 
 def _from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -1,10 +1,10 @@
 """Webhooks: the API server asks before it stores a Broker or Trigger; `admission` has the answers.
 
 The certificate is our own: one for all replicas, kept in a Secret and made anew before it expires.
-kopf registers the webhooks. They fail open: what slips through is a condition in the status.
+They fail open: what slips through is a condition in the status.
 
-Not here: any check; and certificates of others, which a mesh or cert-manager may put into the
-same Secret.
+Not here: any check; that the API server knows of them (`registration`); and certificates of
+others, which a mesh or cert-manager may put into the same Secret.
 """
 
 from __future__ import annotations
