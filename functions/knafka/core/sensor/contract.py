@@ -173,6 +173,9 @@ class Sensor(Conditions):
     dead_letter_topic: str
     """Keeps what it could not handle; it is made with the first of them."""
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
+    grace: Annotated[Duration, Field(ge=0, le=600)] | None = None
+    """Seconds by which the time of an event may be before that of one which was read already; None:
+    20 ms where the times are Kafka's, and 2 s where they are the senders'."""
     max_held_keys: Annotated[int, Field(gt=0)] = MAX_HELD_KEYS
     """Triggers and correlation keys for which one process holds events; beyond it lets go of the
     oldest."""
