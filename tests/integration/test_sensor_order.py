@@ -29,7 +29,7 @@ TRIGGERS: Final[Sequence[dict[str, Any]]] = (
 )
 
 
-def tested(world: SensorWorld, sensor: Sensor) -> list[str]:
+def backtested(world: SensorWorld, sensor: Sensor) -> list[str]:
     """What `knafka sensor test` says of what is on the bus."""
     fired = Backtest(sensor, lambda kind: None).play(world.past())
     return sorted(
@@ -56,7 +56,7 @@ def test_a_backlog_of_several_partitions_fires_what_order_would_have_fired(
     finally:
         processor.close(10)
     fired = sorted(world.actions())
-    assert fired == tested(world, sensor)
+    assert fired == backtested(world, sensor)
     assert sum(each.startswith("pair: ") for each in fired) == PAIRS
     assert set(fired) >= {f"pair: a{number} b{number}" for number in range(PAIRS)}
     assert processor.counts.late.total() == 0
@@ -87,4 +87,4 @@ def test_several_processes_fire_what_order_would_have_fired(kafka: Kafka, topic:
     finally:
         for each in opened:
             each.close(10)
-    assert sorted(world.actions()) == tested(world, sensor)
+    assert sorted(world.actions()) == backtested(world, sensor)

@@ -241,7 +241,10 @@ class MemorySensor:
     def actions(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for record in self.read(ACTION):
-            key = (record.key() or b"").decode()
+            about = dict(record.headers() or ())
+            subject = about.get("ce_subject")
+            key = about["ce_sensortrigger"].decode()
+            key += "" if subject is None else f"/{subject.decode()}"
             used = " ".join(each["id"] for each in json.loads(record.value() or b""))
             found[f"{key}: {used}"] += 1
         return found

@@ -214,9 +214,10 @@ class Batch:
         if self._added.pop((number, name), None) is None:
             self._outputs.append(Output(self._sensor.changelog_topic, name, None, [], number))
 
-    def fire(self, key: str, firing: Firing, place: str) -> None:
+    def fire(self, key: str, firing: Firing, place: str, own_key: bytes | None = None) -> None:
         """A condition has become true; `place`: where its last event was read, which makes the
-        action's id the same however often it is written. Raises `TooLarge`."""
+        action's id the same however often it is written; `own_key`: the record key of the one event
+        that the condition wants. Raises `TooLarge`."""
         sensor, trigger = self._sensor, records.trigger_of(key)
         size = sum(len(each.document) for each in firing.events)
         if size > MAX_FIRING_BYTES:
@@ -227,10 +228,19 @@ class Batch:
         if self._tracing is not None and (span := self._tracing.fire(key, identity, firing)):
             trace = span.context.encode()
         headers, data = records.action(source, identity, key, firing, trace)
-        self._append(Output(sensor.action_topic, key.encode(), data, headers))
+        record_key = self._key_of(key, own_key)
+        self._append(Output(sensor.action_topic, record_key, data, headers))
         if span is not None:
             self.spans.append(span)
         self.counts.fired[trigger] += 1
+
+    def _key_of(self, key: str, own_key: bytes | None) -> bytes | None:
+        """Actions with the same key are delivered one after another; None: with none."""
+        if records.correlation_of(key) is not None:
+            return key.encode()
+        if own_key is not None:
+            return own_key
+        return key.encode() if key in self._sensor.triggers_in_order else None
 
     def metadata(self, partition: Partition) -> str:
         """What is committed beside its position: of the bus, until when it was routed; of the

@@ -111,7 +111,8 @@ class Handlers:
             )
             try:
                 if route.fires:
-                    batch.fire(route.key, Firing((event,)), f"e{place.partition}.{place.offset}")
+                    where = f"e{place.partition}.{place.offset}"
+                    batch.fire(route.key, Firing((event,)), where, record.key())
                 else:
                     batch.match(route.key, event, until)
             except Exception as error:  # the event's other triggers have it all the same
