@@ -16,6 +16,9 @@ from knafka_operator.model.sensors import go_seconds
 ARGO: Final = "argoproj.io/v1alpha1"
 SENSOR: Final = "Sensor"
 
+ARGOS_STEPS: Final = 5
+"""Attempts of a retryStrategy that doesn't say how many."""
+
 Document = Mapping[str, Any]
 
 _CONTEXT: Final = frozenset({"id", "source", "specversion", "type", "datacontenttype", "subject"})
@@ -29,6 +32,8 @@ class Converted:
     document: dict[str, Any]
     lost: list[str] = field(default_factory=list)
     """One sentence for each part that isn't carried over."""
+    changed: list[str] = field(default_factory=list)
+    """One sentence for each part that is written otherwise, or that means something else here."""
 
 
 def convert(argo: Document, broker: str = "default", channel: str | None = None) -> Converted:
@@ -36,24 +41,34 @@ def convert(argo: Document, broker: str = "default", channel: str | None = None)
     is none."""
     if (argo.get("apiVersion"), argo.get("kind")) != (ARGO, SENSOR):
         raise InvalidDocument("", f"want a Sensor of {ARGO}")
-    name = (argo.get("metadata") or {}).get("name")
-    if not isinstance(name, str):
+    described = _object(argo, "metadata")
+    name = described.get("name")
+    if not isinstance(name, str) or not name:
         raise InvalidDocument("metadata.name", "is not set")
-    spec = argo.get("spec") or {}
+    spec = _object(argo, "spec")
     found = Converted({})
     metadata = {"name": name}
-    if namespace := argo["metadata"].get("namespace"):
-        metadata["namespace"] = namespace
+    if namespace := described.get("namespace"):
+        metadata["namespace"] = _text(namespace, "metadata.namespace")
+    for each in ("labels", "annotations"):
+        if described.get(each):
+            found.changed.append(f"metadata.{each}: left out, add to it what is yours")
+    bus = f"the Broker {broker}" if channel is None else f"the KafkaChannel {channel}"
+    if event_bus := spec.get("eventBusName"):
+        found.changed.append(f"spec.eventBusName: {event_bus!s:.80}; here the bus is {bus}")
     found.document = {
         "apiVersion": "knafka.dev/v1alpha1",
         "kind": SENSOR,
         "metadata": metadata,
         "spec": {
             **({"broker": broker} if channel is None else {"channel": channel}),
-            "dependencies": [_dependency(each, found) for each in _list(spec, "dependencies")],
+            "dependencies": [
+                _dependency(each, found)
+                for each in _list(spec, "dependencies", "spec", required=True)
+            ],
             "triggers": [
                 trigger
-                for each in _list(spec, "triggers")
+                for each in _list(spec, "triggers", "spec", required=True)
                 if (trigger := _trigger(each, found)) is not None
             ],
         },
@@ -64,11 +79,46 @@ def convert(argo: Document, broker: str = "default", channel: str | None = None)
     return found
 
 
-def _list(spec: Document, name: str) -> Sequence[Document]:
-    value = spec.get(name)
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise InvalidDocument(f"spec.{name}", "want a list of objects")
+# What a document may be wrong in: each raises `InvalidDocument`
+
+
+def _object(document: Document, name: str, path: str = "") -> Document:
+    """Empty where it isn't set."""
+    value = document.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidDocument(_join(path, name), "want an object")
     return value
+
+
+def _list(
+    document: Document, name: str, path: str, *, required: bool = False
+) -> Sequence[Document]:
+    """Empty where it isn't set and may be left out."""
+    value = document.get(name)
+    if value is None and not required:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise InvalidDocument(_join(path, name), "want a list of objects")
+    return value
+
+
+def _text(value: Any, path: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise InvalidDocument(path, "want a text")
+    return str(value)
+
+
+def _flag(document: Document, name: str, path: str) -> bool:
+    value = document.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidDocument(_join(path, name), "want true or false")
+    return bool(value)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _leave_out(document: Document, known: set[str], path: str, found: Converted) -> None:
@@ -79,19 +129,28 @@ def _leave_out(document: Document, known: set[str], path: str, found: Converted)
 
 
 def _dependency(argo: Document, found: Converted) -> dict[str, Any]:
-    name = str(argo.get("name", ""))
+    name = _text(argo.get("name", ""), "spec.dependencies.name")
     path = f"dependency {name}"
     wanted = {
-        attribute: str(argo[key])
+        attribute: _text(argo[key], f"{path}.{key}")
         for key, attribute in (("eventSourceName", "source"), ("eventName", "subject"))
         if argo.get(key)
     }
-    filters = argo.get("filters") or {}
-    for key, value in (filters.get("context") or {}).items():
+    filters = _object(argo, "filters", path)
+    context: dict[str, str] = {}
+    for key, value in _object(filters, "context", f"{path}.filters").items():
         if (attribute := str(key).lower()) not in _CONTEXT:
             found.lost.append(f"{path}.filters.context.{key}: not carried over")
         elif value:
-            wanted[attribute] = str(value)
+            context[attribute] = _text(value, f"{path}.filters.context.{key}")
+    # Both must match there: of one attribute with two values, no event does.
+    both = {each: value for each, value in context.items() if wanted.get(each, value) != value}
+    for attribute, value in both.items():
+        found.changed.append(
+            f"{path}.filters.context.{attribute}: {value:.80}, and by its EventSource"
+            f" {wanted[attribute]:.80}: no event has both, here and there"
+        )
+    wanted.update({each: value for each, value in context.items() if each not in both})
     for key in filters:
         if key in ("data", "exprs", "script"):
             found.lost.append(
@@ -117,15 +176,16 @@ def _dependency(argo: Document, found: Converted) -> dict[str, Any]:
         path,
         found,
     )
-    return {"name": name, **({"filters": [{"exact": wanted}]} if wanted else {})}
+    exact = [{"exact": each} for each in (wanted, both) if each]
+    return {"name": name, **({"filters": exact} if exact else {})}
 
 
 # Triggers
 
 
 def _trigger(argo: Document, found: Converted) -> dict[str, Any] | None:
-    template = argo.get("template") or {}
-    name = str(template.get("name", ""))
+    template = _object(argo, "template", "spec.triggers")
+    name = _text(template.get("name", ""), "spec.triggers.template.name")
     path = f"trigger {name}"
     url = _url(template, path, found)
     if url is None:
@@ -135,32 +195,31 @@ def _trigger(argo: Document, found: Converted) -> dict[str, Any] | None:
     _leave_out(argo, known, path, found)
     trigger: dict[str, Any] = {"name": name}
     if template.get("conditions"):
-        trigger["conditions"] = template["conditions"]
-    if resets := list(_resets(template.get("conditionsReset") or (), path, found)):
+        trigger["conditions"] = _text(template["conditions"], f"{path}.conditions")
+    if resets := list(_resets(_list(template, "conditionsReset", path), path, found)):
         trigger["conditionsReset"] = resets
     # Argo's default is at most once (BUS-5), and ours isn't.
-    trigger["atLeastOnce"] = bool(argo.get("atLeastOnce", False))
+    trigger["atLeastOnce"] = _flag(argo, "atLeastOnce", path)
     trigger["subscriber"] = {"uri": url}
-    if retries := _retries(argo.get("retryStrategy") or {}, path, found):
-        trigger["retryStrategy"] = retries
-    if limit := argo.get("rateLimit"):
+    trigger["retryStrategy"] = _retries(_object(argo, "retryStrategy", path), path, found)
+    if limit := _object(argo, "rateLimit", path):
         trigger["rateLimit"] = _rate_limit(limit, path, found)
-    if dead_letters := argo.get("dlqTrigger"):
+    if dead_letters := _object(argo, "dlqTrigger", path):
         path = f"{path}.dlqTrigger"
         _leave_out(dead_letters, {"template", "atLeastOnce"}, path, found)
-        sink = _url(dead_letters.get("template") or {}, path, found)
+        sink = _url(_object(dead_letters, "template", path), path, found)
         if sink is not None:
             trigger["dlqTrigger"] = {"subscriber": {"uri": sink}}
     return trigger
 
 
 def _url(template: Document, path: str, found: Converted) -> str | None:
-    http = template.get("http")
-    if not isinstance(http, dict):
+    if template.get("http") is None:
         known = {"name", "conditions", "conditionsReset"}
-        kinds = ", ".join(each for each in template if each not in known) or "nothing"
+        kinds = ", ".join(str(each) for each in template if each not in known) or "nothing"
         found.lost.append(f"{path}: it does {kinds}, and only http is carried over")
         return None
+    http = _object(template, "http", path)
     if str(http.get("method", "POST")).upper() != "POST":
         found.lost.append(f"{path}.http.method: events are sent with POST")
     if http.get("payload") or http.get("parameters"):
@@ -168,36 +227,72 @@ def _url(template: Document, path: str, found: Converted) -> str | None:
             f"{path}.http.payload: the body is the array of the events, whole and as they came"
         )
     _leave_out(http, {"url", "method", "payload", "parameters"}, f"{path}.http", found)
-    return str(http.get("url", ""))
+    return _text(http.get("url", ""), f"{path}.http.url")
 
 
-def _resets(resets: Sequence[Any], path: str, found: Converted) -> Iterator[dict[str, Any]]:
+def _resets(resets: Sequence[Document], path: str, found: Converted) -> Iterator[dict[str, Any]]:
+    path = f"{path}.conditionsReset"
     for each in resets:
-        if isinstance(each, dict) and isinstance(by_time := each.get("byTime"), dict):
-            yield {
-                "byTime": {key: by_time[key] for key in ("cron", "timezone") if by_time.get(key)}
-            }
-        else:
-            found.lost.append(f"{path}.conditionsReset: only byTime is carried over")
+        by_time = _object(each, "byTime", path)
+        if not by_time:
+            found.lost.append(f"{path}: only byTime is carried over")
+            continue
+        written = {
+            key: _text(by_time[key], f"{path}.byTime.{key}")
+            for key in ("cron", "timezone")
+            if by_time.get(key)
+        }
+        if (cron := written.get("cron")) and (same := _cron(cron)) != cron:
+            written["cron"] = same
+            found.changed.append(
+                f"{path}.byTime.cron: {cron:.80} is written {same:.80}: with both a day and a"
+                " weekday Argo takes either, and here a field that begins with * asks for both"
+            )
+        yield {"byTime": written}
+
+
+def _cron(cron: str) -> str:
+    """The same times: to Argo's parser `*/2` is no `*`, and to ours it is."""
+    fields = cron.split()
+    if len(fields) != 5 or fields[2] in _ANY or fields[4] in _ANY:
+        return cron
+    for number, span in ((2, "1-31"), (4, "0-6")):
+        parts = fields[number].split(",")
+        fields[number] = ",".join(
+            span + each[1:] if each[:2] in ("*/", "?/") else each for each in parts
+        )
+    return " ".join(fields)
+
+
+_ANY: Final = ("*", "?", "*/1", "?/1")
 
 
 def _retries(argo: Document, path: str, found: Converted) -> dict[str, Any]:
     if not argo:
-        return {}
+        # Without it a delivery has more attempts than one.
+        return {"steps": 1}
     path = f"{path}.retryStrategy"
-    retries: dict[str, Any] = {"steps": max(1, int(argo.get("steps", 1)))}
-    if "duration" in argo:
+    steps = argo.get("steps")
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
+        raise InvalidDocument(f"{path}.steps", "want a whole number")
+    retries: dict[str, Any] = {"steps": steps if steps is not None and steps > 0 else ARGOS_STEPS}
+    if argo.get("duration") is not None:
         retries["duration"] = _duration(argo["duration"], path)
     factor = _number(argo.get("factor", 1))
     if factor == 2:
         retries["factor"] = 2
-    elif factor != 1 or retries["steps"] > 2:
+    elif factor != 1:
         found.lost.append(
             f"{path}.factor: {factor:g}; here each wait is longer by the first one (1), or twice"
             " as long (2)"
         )
+    elif retries["steps"] > 2:
+        found.changed.append(
+            f"{path}.factor: 1; there all waits are equal, and here each is longer by the first one"
+        )
     if argo.get("jitter"):
         found.lost.append(f"{path}.jitter: not carried over")
+    _leave_out(argo, {"steps", "duration", "factor", "jitter"}, path, found)
     return retries
 
 
@@ -220,8 +315,9 @@ def _duration(value: Any, path: str) -> str:
     """Argo's Int64OrString: nanoseconds, or Go's text of a duration, which it becomes."""
     if isinstance(value, dict):
         value = value.get("strVal") or value.get("int64Val") or 0
-    if isinstance(value, int) or str(value).isdecimal():
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if is_number or (isinstance(value, str) and value.isascii() and value.isdecimal()):
         return f"{int(value)}ns"
-    if go_seconds(str(value)) is None:
+    if not isinstance(value, str) or go_seconds(value) is None:
         raise InvalidDocument(f"{path}.duration", f"invalid value: {value!s:.80}: want one as 10s")
     return str(value)

@@ -28,7 +28,7 @@ def sensor(
         str | None, typer.Option(help="The KafkaChannel that is their bus, in place of a Broker.")
     ] = None,
 ) -> None:
-    """Argo Events' Sensors as Knafka's: YAML on stdout, what can't be carried over on stderr.
+    """Argo Events' Sensors as Knafka's: YAML on stdout, what is changed or left out on stderr.
 
     Dependencies filter by `source` (the EventSource) and `subject` (the event), as Argo's events
     have them; HTTP triggers become subscribers. Exit code 1: something isn't carried over.
@@ -44,8 +44,8 @@ def sensor(
         typer.echo(yaml.safe_dump_all([each.document for each in found], sort_keys=False), nl=False)
         for each in found:
             name = each.document["metadata"]["name"]
-            for lost in each.lost:
-                typer.echo(f"knafka: {name}: {lost}", err=True)
+            for told in (*each.changed, *each.lost):
+                typer.echo(f"knafka: {name}: {told}", err=True)
         for each in found:
             if each.document["spec"]["triggers"]:
                 try:
@@ -59,7 +59,7 @@ def sensor(
 def _sensors(file: Path) -> list[dict[str, object]]:
     try:
         documents = [each for each in yaml.safe_load_all(file.read_text()) if each]
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise sending.BadInput(f"{file} can't be read: {error}") from None
     found = [each for each in documents if isinstance(each, dict) and each.get("kind") == "Sensor"]
     if not found:

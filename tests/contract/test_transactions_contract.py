@@ -502,3 +502,35 @@ def test_what_is_committed_of_other_members_partitions_is_known(
     member.commit([], offsets_behind(read(member, 2)))
     assert transactions.member(source).committed(source) == {0: 1, 1: 1}
     assert transactions.member(source).committed(transactions.topic()) == {}
+
+
+def test_a_partition_that_is_paused_gives_nothing_and_goes_on_where_it_was(
+    transactions: Transactions,
+) -> None:
+    topic = transactions.topic(2)
+    member = transactions.member(topic)
+    for partition in range(2):
+        transactions.append(topic, b"1", partition=partition)
+    read(member, 2)
+    member.pause([Partition(topic, 0)], on=True)
+    for partition in range(2):
+        transactions.append(topic, b"2", partition=partition)
+    assert [each.partition() for each in read(member, 1)] == [1]
+    assert list(member.read(10, 0.2)) == []
+    member.pause([Partition(topic, 0)], on=False)
+    (record,) = read(member, 1)
+    assert (record.partition(), record.value()) == (0, b"2")
+
+
+def test_how_far_all_partitions_were_read_is_known_with_its_metadata_whoever_has_read_them(
+    transactions: Transactions,
+) -> None:
+    """A transaction under way is passed over, where `committed` waits for it."""
+    topic, output_topic = transactions.topic(2), transactions.topic()
+    member, other = transactions.member(topic), transactions.member(output_topic)
+    transactions.append(topic, b"1", b"2")
+    records = read(member, 2)
+    member.commit([output(output_topic)], offsets_behind(records, '{"@until": 3}'))
+    wait_until(lambda: other.committed_now(topic).keys() == {0}, member)
+    assert other.committed_now(topic) == {0: OffsetAndMetadata(2, '{"@until": 3}')}
+    assert other.reachable_ends(topic) == {0: 2, 1: 0}

@@ -120,7 +120,7 @@ def test_one_record_of_an_impossible_time_or_size_stops_no_sensor(
     kafka: Kafka, topic: MakeTopic, started: Callable[[Processor], Processor]
 ) -> None:
     """A sender's clock in the year 0, and twenty events that no action has room for."""
-    world = SensorWorld(kafka, topic)
+    world = SensorWorld(kafka, topic, by_sender=True)
     processor = started(world.processor(world.sensor({"t1": "a && b", "t2": "20 of c"})))
     world.publish("a1", at=-62_135_600_400_000)
     world.publish(*(f"c{number}" for number in range(20)), data=b"x" * 90_000)

@@ -11,7 +11,7 @@ from support.kafka import Kafka, MakeTopic
 from support.sensors import SensorWorld, process
 
 from knafka.ports.log import Record
-from knafka.sensor.processor import NewerSensor
+from knafka.sensor.handlers import NewerSensor
 from knafka_local.installation import SensorPlace
 from knafka_local.sensor_positions import SKIPPED, CannotSkip, skip, standings
 

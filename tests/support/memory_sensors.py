@@ -28,6 +28,8 @@ DEAD = "dead-letters"
 WAIT = 3
 """Seconds that `late` waits for b."""
 PROCESSES = 3
+TAKES = 30
+"""Milliseconds of one batch."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,12 @@ def sensor(generation: int, without: Sequence[str] = (), **more: Any) -> Sensor:
 
 
 class MemorySensor:
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, partitions: int, *, by_sender: bool = False) -> None:
+        """`by_sender`: whose clock the bus's times are of, in place of the log's own."""
         self.memory = MemoryLog()
-        for topic in (BUS, TRIGGER, CHANGELOG, ACTION):
+        kind = "CreateTime" if by_sender else "LogAppendTime"
+        self.memory.create(BUS, partitions, 1, {"message.timestamp.type": kind})
+        for topic in (TRIGGER, CHANGELOG, ACTION):
             self.memory.create(topic, partitions)
         self.now = 1_000_000
         self.generation = 1
@@ -109,6 +114,7 @@ class MemorySensor:
         """Other fields of its contract."""
         self.tracer: Tracer | None = None
         self.sent: list[tuple[str, str]] = []
+        self._late = 0
         self._processes: list[tuple[Processor, MemoryTransactions] | None] = [None] * PROCESSES
 
     def send(
@@ -117,8 +123,9 @@ class MemorySensor:
         traceparent: bytes | None = None,
         data: bytes | None = None,
         at: int | None = None,
+        partition: int | None = None,
     ) -> None:
-        """`at`: the record's timestamp, if it isn't now."""
+        """`at`: the record's timestamp, if it isn't now; `partition`: if its key doesn't say."""
         self.now += event.after * 1000
         identity = f"{event.dependency}{len(self.sent)}"
         attributes = {
@@ -132,7 +139,9 @@ class MemorySensor:
         passed: RecordHeaders = [] if traceparent is None else [("traceparent", traceparent)]
         draft = to_record(Event(attributes, data), passed)
         when = self.now if at is None else at
-        self.memory.store(BUS, draft.key, draft.value, draft.headers, timestamp=when)
+        self.memory.store(
+            BUS, draft.key, draft.value, draft.headers, timestamp=when, partition=partition
+        )
         self.sent.append((identity, event.order))
 
     def opened(self, number: int) -> tuple[Processor, MemoryTransactions]:
@@ -153,6 +162,7 @@ class MemorySensor:
     def run(self, number: int) -> int:
         """One batch; a process that has ended is started again the next time."""
         processor, _ = self.opened(number)
+        self.now += TAKES
         try:
             return processor.step(self.now)
         except Crashed:
@@ -163,6 +173,24 @@ class MemorySensor:
                 processor.close(1)
             self._processes[number] = None
         return 1
+
+    def sleep(self) -> None:
+        """All processes leave."""
+        for number, each in enumerate(self._processes):
+            if each is not None:
+                each[0].close(1)
+                self._late += each[0].counts.late.total()
+                self._processes[number] = None
+
+    def late(self) -> int:
+        """Events that came too late for their order, as the processes that are left say."""
+        there = (each[0].counts.late.total() for each in self._processes if each is not None)
+        return self._late + sum(there)
+
+    def settle(self, process: int = 0) -> None:
+        """Until nothing comes any more; what waits for something not to come goes on waiting."""
+        while self.run(process) or self.opened(process)[0].is_waiting:
+            pass
 
     def end(self, number: int, *, expelled: bool) -> None:
         _, log = self.opened(number)
@@ -179,7 +207,8 @@ class MemorySensor:
             quiet = 0
             while quiet < 5:
                 work = sum(self.run(each) for each in range(PROCESSES))
-                quiet = 0 if work else quiet + 1
+                waits = any(each is not None and each[0].is_waiting for each in self._processes)
+                quiet = 0 if work or waits else quiet + 1
                 self.now += 1000
 
     def read(self, topic: str) -> Sequence[MemoryRecord]:
@@ -212,7 +241,10 @@ class MemorySensor:
     def actions(self) -> Counter[str]:
         found: Counter[str] = Counter()
         for record in self.read(ACTION):
-            key = (record.key() or b"").decode()
+            about = dict(record.headers() or ())
+            subject = about.get("ce_subject")
+            key = about["ce_sensortrigger"].decode()
+            key += "" if subject is None else f"/{subject.decode()}"
             used = " ".join(each["id"] for each in json.loads(record.value() or b""))
             found[f"{key}: {used}"] += 1
         return found

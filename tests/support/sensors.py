@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from confluent_kafka import (
@@ -22,8 +22,10 @@ from knafka.clients.kafka_transactions import KafkaTransactions
 from knafka.core.documents import parse
 from knafka.core.event import Event
 from knafka.core.kafka_binding import read, to_record
+from knafka.core.sensor.backtest import PastEvent
 from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.held import Firing, Held, HeldEvent
+from knafka.core.sensor.order import Place
 from knafka.core.sensor.rules import Rule, Step, step
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka.sensor.processor import Processor
@@ -57,9 +59,14 @@ class Routed(NamedTuple):
 class SensorWorld:
     """The topics of one Sensor on a real Kafka, who writes to its bus and who reads its actions."""
 
-    def __init__(self, kafka: Kafka, topic: MakeTopic, partitions: int = 1) -> None:
+    def __init__(
+        self, kafka: Kafka, topic: MakeTopic, partitions: int = 1, *, by_sender: bool = False
+    ) -> None:
+        """`by_sender`: whose clock the bus's times are of, in place of the log's own."""
         self._connection = {"bootstrap.servers": kafka.bootstrap_servers}
-        self.bus, self.trigger_topic = topic(partitions), topic(partitions)
+        kind = "CreateTime" if by_sender else "LogAppendTime"
+        self.bus = topic(partitions, message_timestamp_type=kind)
+        self.trigger_topic = topic(partitions)
         self.changelog = topic(partitions, cleanup_policy="compact")
         self.action_topic = topic(partitions)
         self.dead_letter_topic = f"{self.bus}-dead-letters"
@@ -126,6 +133,28 @@ class SensorWorld:
             headers: list[tuple[str, str | bytes | None]] = [*draft.headers]
             self._producer.produce(self.bus, draft.value, draft.key, timestamp=at, headers=headers)
         assert self._producer.flush(30) == 0
+
+    def append(self, events: Iterable[tuple[str, int, int]]) -> None:
+        """Append events as `publish` does, each with its partition and its record's timestamp."""
+        for identity, partition, at in events:
+            attributes = {"specversion": "1.0", "id": identity, "source": "/s"}
+            draft = to_record(Event({**attributes, "type": identity[0]}, None))
+            headers: list[tuple[str, str | bytes | None]] = [*draft.headers]
+            self._producer.produce(
+                self.bus, draft.value, None, partition, timestamp=at, headers=headers
+            )
+            self._producer.poll(0)
+        assert self._producer.flush(30) == 0
+
+    def past(self) -> Sequence[PastEvent]:
+        """What is on the bus, in the order in which triggers take it."""
+        found: list[tuple[Place, PastEvent]] = []
+        for each in self.read(self.bus):
+            record = cast(Record, each)
+            envelope, at = read(record.headers() or (), record.value()), record.timestamp()[1]
+            place = Place(at, record.partition(), record.offset())
+            found.append((place, PastEvent(at, envelope.attributes, b"")))
+        return [event for _, event in sorted(found, key=lambda each: each[0])]
 
     def publish_what_is_none(self) -> None:
         """Append a record to the bus that holds no event."""
@@ -226,5 +255,5 @@ def rest(processors: Sequence[Processor], quiet: float = 1.0) -> None:
     since = time.monotonic()
     while time.monotonic() < since + quiet:
         for each in processors:
-            if each.step(round(time.time() * 1000)):
+            if each.step(round(time.time() * 1000)) or each.is_waiting:
                 since = time.monotonic()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from knafka.core.documents import parse
@@ -53,6 +56,7 @@ def test_what_can_be_carried_over_is() -> None:
     """BUS-S1, BUS-S5, BUS-S13."""
     found = convert(sensor(), "main")
     assert found.lost == []
+    assert found.changed == ["spec.eventBusName: kafka; here the bus is the Broker main"]
     assert found.document == {
         "apiVersion": "knafka.dev/v1alpha1",
         "kind": "Sensor",
@@ -198,6 +202,121 @@ def test_what_is_no_sensor_of_argos_is_refused(document: Mapping[str, Any], prob
     assert str(refused.value) == problem
 
 
+def only_trigger(found: Converted) -> Mapping[str, Any]:
+    parse(Sensor, found.document)
+    (trigger,) = found.document["spec"]["triggers"]
+    assert isinstance(trigger, dict)
+    return trigger
+
+
+@pytest.mark.conformance("BUS-S13")
+@pytest.mark.parametrize(
+    ("declared", "steps"), [({}, 1), ({"duration": "1s"}, 5), ({"steps": None, "factor": 2}, 5)]
+)
+def test_as_many_attempts_are_made_as_argo_makes(declared: object, steps: int) -> None:
+    """BUS-S13: one without a retryStrategy, where a delivery of ours has eleven."""
+    found = converted(retryStrategy=declared)
+    assert only_trigger(found)["retryStrategy"]["steps"] == steps
+    assert found.lost == []
+
+
+def test_a_context_filter_stands_beside_its_event_source() -> None:
+    dependency = {
+        "name": "order",
+        "eventSourceName": "shop",
+        "eventName": "placed",
+        "filters": {"context": {"source": "other", "subject": "placed"}},
+    }
+    trigger = {"template": {"name": "t", "http": {"url": "http://t/"}}}
+    found = convert(sensor(dependencies=[dependency], triggers=[trigger]))
+    assert found.document["spec"]["dependencies"][0]["filters"] == [
+        {"exact": {"source": "shop", "subject": "placed"}},
+        {"exact": {"source": "other"}},
+    ]
+    assert any("no event has both" in each for each in found.changed)
+
+
+@pytest.mark.parametrize(
+    ("cron", "written"),
+    [
+        ("0 0 */2 * 1", "0 0 1-31/2 * 1"),
+        ("0 0 1 * */3", "0 0 1 * 0-6/3"),
+        ("0 0 */2 * *", "0 0 */2 * *"),
+        ("*/5 * * * *", "*/5 * * * *"),
+    ],
+)
+def test_a_cron_expression_goes_on_to_mean_the_same_times(cron: str, written: str) -> None:
+    """Of a day and a weekday Argo takes either unless one is a plain `*`."""
+    found = converted(template={"conditionsReset": [{"byTime": {"cron": cron}}]})
+    assert only_trigger(found)["conditionsReset"] == [{"byTime": {"cron": written}}]
+    assert any("byTime.cron" in each for each in found.changed) is (cron != written)
+
+
+@pytest.mark.parametrize(
+    ("argo", "told"),
+    [
+        ({"retryStrategy": {"steps": 4}}, "factor: 1; there all waits are equal"),
+    ],
+)
+def test_what_means_something_else_here_is_said(argo: Mapping[str, Any], told: str) -> None:
+    assert any(told in each for each in converted(**argo).changed)
+
+
+def test_labels_and_annotations_that_are_left_out_are_said() -> None:
+    metadata = {"name": "s", "labels": {"a": "b"}, "annotations": {"c": "d"}}
+    found = convert({**sensor(), "metadata": metadata})
+    for each in ("labels", "annotations"):
+        assert any(one.startswith(f"metadata.{each}: left out") for one in found.changed)
+
+
+_WRONG = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3),
+    st.just([]), st.just({}), st.just([[]]),
+)  # fmt: skip
+
+
+def _places(document: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = document.items() if isinstance(document, dict) else enumerate(document)
+    found = [place] if place else []
+    for key, each in inner if isinstance(document, dict | list) else ():
+        found += _places(each, (*place, key)) if isinstance(each, dict | list) else [(*place, key)]
+    return found
+
+
+FULL = {
+    **sensor(),
+    "metadata": {"name": "full", "namespace": "n", "labels": {}},
+    "spec": {
+        **sensor()["spec"],
+        "triggers": [
+            {
+                **sensor()["spec"]["triggers"][0],
+                "rateLimit": {"unit": "Second", "requestsPerUnit": 3},
+                "dlqTrigger": {"template": {"name": "d", "http": {"url": "http://d/"}}},
+            }
+        ],
+    },
+}
+
+
+@given(st.sampled_from(_places(FULL)), _WRONG)
+def test_whatever_is_wrong_in_a_document_it_is_refused_by_its_place(
+    place: tuple[Any, ...], wrong: object
+) -> None:
+    """Or what it means is carried over; nothing else is ever raised."""
+    document = copy.deepcopy(FULL)
+    inner: Any = document
+    for each in place[:-1]:
+        inner = inner[each]
+    inner[place[-1]] = wrong
+    try:
+        found = convert(document)
+        parse(Sensor, found.document)
+    except InvalidDocument:
+        return
+    assert yaml.safe_load(yaml.safe_dump(found.document)) == found.document
+
+
 def test_a_duration_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidDocument, match="invalid value: soon: want one as 10s"):
         converted(retryStrategy={"steps": 2, "duration": "soon"})
@@ -212,7 +331,8 @@ def test_the_command_prints_yaml_that_is_read_back(tmp_path: Path) -> None:
     file = tmp_path / "argo.yaml"
     file.write_text(WEBHOOK)
     code, output, problems = run(file)
-    assert (code, problems) == (0, "")
+    told = "knafka: webhook: spec.eventBusName: kafka; here the bus is the Broker default\n"
+    assert (code, problems) == (0, told)
     assert yaml.safe_load(output) == convert(sensor()).document
 
 
@@ -233,7 +353,10 @@ def test_the_command_says_what_is_lost(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(sensor(errorOnFailedRound=True)))
     code, output, problems = run(file)
     assert code == 1
-    assert problems == "knafka: webhook: spec.errorOnFailedRound: not carried over\n"
+    assert problems.splitlines() == [
+        "knafka: webhook: spec.eventBusName: kafka; here the bus is the Broker default",
+        "knafka: webhook: spec.errorOnFailedRound: not carried over",
+    ]
     assert yaml.safe_load(output)["kind"] == "Sensor"
 
 

@@ -10,6 +10,8 @@ import pytest
 from support.memory.transactions import Interruption
 from support.memory_sensors import ACTION, BUS, CHANGELOG, GROUP, TRIGGER, WAIT, MemorySensor, Send
 
+from knafka.core.documents import parse
+from knafka.core.sensor.contract import SensorTrigger
 from knafka.sensor.batch import BATCH
 
 TOPICS: Final = (BUS, TRIGGER)
@@ -171,7 +173,8 @@ def test_records_say_their_trigger_dependency_and_events() -> None:
         key = (record.key() or b"").decode().partition("/")[2]
         assert {record.partition()} == places[key]
     (action,) = world.read(ACTION)
-    assert action.key() == b"two"
+    assert action.key() is None, "without a correlation nothing goes one after another"
+    assert dict(action.headers() or ())["ce_sensortrigger"] == b"two"
     assert [each["type"] for each in json.loads(action.value() or b"")] == ["a", "b"]
 
 
@@ -244,5 +247,31 @@ def test_metadata_that_is_none_of_ours_changes_nothing() -> None:
     world.send(Send("b", "x", 0))
     world.rest()
     assert world.actions() == {"two: a0 b1": 1}
-    metadata = {place[0]: each.metadata for place, each in committed.items()}
-    assert metadata[BUS] == "", "only the trigger topic has any"
+    metadata = {place[0]: json.loads(each.metadata) for place, each in committed.items()}
+    assert metadata[BUS].keys() == {"@until"}, "only the trigger topic says what triggers need"
+
+
+@pytest.mark.parametrize(
+    ("order", "keys"),
+    [(None, {None, b"each/x", b"7"}), ("key", {b"two", b"each/x", b"7"})],
+)
+def test_actions_have_the_events_key_or_the_correlation_or_go_many_at_once(
+    order: str | None, keys: set[bytes | None]
+) -> None:
+    """`order: key` keeps those without either in order, too."""
+    world = MemorySensor(1)
+    declared = (
+        {"name": "two", "conditions": "a && b"},
+        {"name": "each", "conditions": "a && b", "correlation": "order"},
+        {"name": "one", "conditions": "c"},
+    )
+    world.more = {
+        "triggers": tuple(parse(SensorTrigger, {**each, "order": order}) for each in declared)
+    }
+    for dependency in "ab":
+        world.send(Send(dependency, "x", 0))
+    while len(world.sent) < 7:
+        world.send(Send("b", "y", 0))
+    world.send(Send("c", "x", 0))
+    world.rest()
+    assert {each.key() for each in world.read(ACTION)} == keys

@@ -31,7 +31,7 @@ from knafka.clients.kafka_group_consumer import committed_of
 from knafka.clients.kafka_requests import ASK_AGAIN, NO_ANSWER, ON_ITS_WAY
 from knafka.core.connection_errors import ConnectionErrors
 from knafka.core.errors import LogError
-from knafka.ports.log import Positions, Record
+from knafka.ports.log import OffsetAndMetadata, Positions, Record
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -43,6 +43,10 @@ STALLED_AFTER: Final = 60.0
 whose producer is gone."""
 REQUEST_ONCE: Final = 5.0
 """Seconds for one try of it: an answer may be lost."""
+PARTITIONS_KEPT: Final = 10.0
+"""Seconds in which it isn't asked again which partitions a topic has."""
+AT_ONCE: Final = 1.0
+"""Seconds for a question that is soon asked again."""
 BATCH: Final = 5_000
 """Records at a time."""
 
@@ -70,6 +74,9 @@ class BoundedReader:
         self._errors = ConnectionErrors()
         self._kept_consumer: Consumer | None = None
         self._kept_admin: AdminClient | None = None
+        self._kept_passing: Consumer | None = None
+        self._known_partitions: dict[str, tuple[Sequence[TopicPartition], float]] = {}
+        """Of topics, and when they were asked for."""
 
     @property
     def _consumer(self) -> Consumer:
@@ -188,6 +195,42 @@ class BoundedReader:
         found = committed_of(self._consumer, self.partitions(topic), timeout)
         return {each.partition: each.offset for each in found if each.offset >= 0}
 
+    def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
+        """As `TransactionalLog.reachable_ends`."""
+        from confluent_kafka.admin._listoffsets import OffsetSpec
+
+        known, asked_at = self._known_partitions.get(topic, ((), 0.0))
+        if not known or time.monotonic() - asked_at > PARTITIONS_KEPT:
+            known, asked_at = self.partitions(topic), time.monotonic()
+            self._known_partitions[topic] = known, asked_at
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        ends: dict[int, int | None] = {}
+        asked = self._admin.list_offsets(
+            dict.fromkeys(known, latest),
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=AT_ONCE,
+        )
+        for each, answer in asked.items():
+            try:
+                ends[each.partition] = answer.result().offset
+            except KafkaException:
+                ends[each.partition] = None
+        return ends
+
+    def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
+        """As `TransactionalLog.committed_now`."""
+        if self._kept_passing is None:
+            # One that reads only what is committed waits for transactions under way.
+            passing = {"isolation.level": "read_uncommitted", "group.id": self._group}
+            settings = {**_READING, **self._connection, **passing}
+            self._kept_passing = open_client(Consumer, settings)
+        found = committed_of(self._kept_passing, self.partitions(topic), REQUEST_TIMEOUT)
+        return {
+            each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
+            for each in found
+            if each.offset >= 0
+        }
+
     def _ends(self, partitions: Sequence[TopicPartition]) -> Positions:
         """Behind the last record of each, transactions under way included."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -227,5 +270,6 @@ class BoundedReader:
 
     def close(self) -> None:
         """May take as long as Kafka is frozen."""
-        if self._kept_consumer is not None:
-            self._kept_consumer.close()
+        for each in (self._kept_consumer, self._kept_passing):
+            if each is not None:
+                each.close()

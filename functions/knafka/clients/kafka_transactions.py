@@ -50,6 +50,10 @@ STABLE_TIMEOUT: Final = 30.0
 """Seconds to ask what the group has committed: a killed member's transaction may be under way, and
 Kafka may take twice `TRANSACTION_TIMEOUT` to abort it."""
 
+FOLLOWING: Final = {"fetch.wait.max.ms": 50}
+"""Behind a transaction's records lies its marker, and that it is reached shows only in an answer
+without records, which Kafka gives after this time: so long waits who has to know it."""
+
 _METADATA: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("=i")
 """How librdkafka begins the description of a member; behind it come its group and its own id."""
@@ -136,6 +140,15 @@ class KafkaTransactions:
         self._ready()
         return self._bounded.committed(topic, STABLE_TIMEOUT)
 
+    def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
+        return self._bounded.reachable_ends(topic)
+
+    def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
+        return self._bounded.committed_now(topic)
+
+    def pause(self, partitions: Collection[Partition], *, on: bool) -> None:
+        self._member.pause(partitions, on=on)
+
     def close(self, timeout: float) -> None:
         self._broken = self._broken or LogError("it is closed")
         if held := self._member.disown(self._member.owned):
@@ -179,13 +192,14 @@ class _Member(GroupConsumer):
         self._going_back: set[Partition] = set()
         """Those that are to be read from what is committed, and aren't yet."""
         self._gathered: list[Record] = []
+        self._paused: set[Partition] = set()
         self._revoked: set[Partition] = set()
         """Those that went in the poll under way."""
         self._raised: BaseException | None = None
         """By `Claims`, in the poll under way."""
         self._failure: LogError | None = None
         self._refusal: LogError | None = None
-        super().__init__(connection, group, topics, protocol)
+        super().__init__({**FOLLOWING, **connection}, group, topics, protocol)
 
     # Reading
 
@@ -267,6 +281,21 @@ class _Member(GroupConsumer):
         self.owned[place] = None
         self._hear(self._claims.assigned, {place: None})
 
+    def pause(self, partitions: Collection[Partition], *, on: bool) -> None:
+        """As `TransactionalLog.pause`."""
+        places = [each for each in partitions if each in self.owned]
+        (self._paused.update if on else self._paused.difference_update)(places)
+        self._set_paused(places, on=on)
+
+    def _set_paused(self, places: Collection[Partition], *, on: bool) -> None:
+        change = self.consumer.pause if on else self.consumer.resume
+        for place in places:
+            try:
+                change([TopicPartition(place.topic, place.number)])
+            except KafkaException as error:
+                # It isn't being read yet, or not any more.
+                log.info("%s: %s", place, error.args[0].str())
+
     # What is committed
 
     def last_committed(self) -> Offsets:
@@ -347,6 +376,10 @@ class _Member(GroupConsumer):
     def disown(self, places: Collection[Partition]) -> list[Partition]:
         """Those that were ours."""
         gone = [each for each in places if each in self.owned]
+        if paused := self._paused.intersection(gone):
+            # librdkafka would remember it if they come back.
+            self._set_paused(paused, on=False)
+            self._paused -= paused
         for each in gone:
             del self.owned[each]
             self._epochs.pop(each, None)

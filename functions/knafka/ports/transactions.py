@@ -121,6 +121,21 @@ class TransactionalLog(Protocol):
         for transactions under way. Raises `LogError`."""
         ...
 
+    def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
+        """The same, at once: None for a partition that doesn't answer. Raises `LogError` where it
+        isn't known which there are."""
+        ...
+
+    def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
+        """What the group has committed, with its metadata; transactions under way are passed over.
+        Raises `LogError`."""
+        ...
+
+    def pause(self, partitions: Collection[Partition], *, on: bool) -> None:
+        """Give nothing more of these partitions of ours, but for a few records that were fetched
+        already; `on` false: give it again. One that goes and comes back isn't paused."""
+        ...
+
     def close(self, timeout: float) -> None:
         """Leave the group; `Claims.revoked` is called for what is held."""
         ...

@@ -12,6 +12,7 @@ from knafka.core.sensor import letters, records
 from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.held import Firing, Held, HeldEvent
 from knafka.core.sensor.letters import TooLarge
+from knafka.core.sensor.order import Taken
 from knafka.ports.log import Record
 from knafka.ports.transactions import Output, Partition
 from knafka.sensor.counts import Counts
@@ -69,6 +70,10 @@ class Batch:
         self._added_by: dict[tuple[int, bytes], int] = {}
         """From which of `_units` each of them follows."""
         self.positions: dict[Partition, int] = {}
+        self.routed: dict[int, int | None] = {}
+        """Until when each partition of the bus was routed."""
+        self.taken: dict[int, Taken | None] = {}
+        """What was taken behind the position of each partition of the trigger topic."""
         self.counts = Counts()
         self._sensor = sensor
         self._state = state
@@ -170,9 +175,11 @@ class Batch:
             for key, held in each.items():
                 yield number, key, held
 
-    def match(self, key: str, event: HeldEvent) -> None:
-        """An event counts for a trigger: it goes to what that holds (BUS-13)."""
-        headers = records.headers_of(event, self._sensor.generation)
+    def match(self, key: str, event: HeldEvent, until: int | None) -> None:
+        """An event counts for a trigger: it goes to what that holds (BUS-13). `until` as in
+        `TriggerRecord`; None: that isn't known."""
+        known = records.NEVER if until is None else until
+        headers = records.headers_of(event, self._sensor.generation, known)
         topic = self._sensor.trigger_topic
         self._append(Output(topic, key.encode(), event.document, headers))
         self.counts.matched += 1
@@ -207,9 +214,10 @@ class Batch:
         if self._added.pop((number, name), None) is None:
             self._outputs.append(Output(self._sensor.changelog_topic, name, None, [], number))
 
-    def fire(self, key: str, firing: Firing, place: str) -> None:
+    def fire(self, key: str, firing: Firing, place: str, own_key: bytes | None = None) -> None:
         """A condition has become true; `place`: where its last event was read, which makes the
-        action's id the same however often it is written. Raises `TooLarge`."""
+        action's id the same however often it is written; `own_key`: the record key of the one event
+        that the condition wants. Raises `TooLarge`."""
         sensor, trigger = self._sensor, records.trigger_of(key)
         size = sum(len(each.document) for each in firing.events)
         if size > MAX_FIRING_BYTES:
@@ -220,16 +228,25 @@ class Batch:
         if self._tracing is not None and (span := self._tracing.fire(key, identity, firing)):
             trace = span.context.encode()
         headers, data = records.action(source, identity, key, firing, trace)
-        self._append(Output(sensor.action_topic, key.encode(), data, headers))
+        record_key = self._key_of(key, own_key)
+        self._append(Output(sensor.action_topic, record_key, data, headers))
         if span is not None:
             self.spans.append(span)
         self.counts.fired[trigger] += 1
 
+    def _key_of(self, key: str, own_key: bytes | None) -> bytes | None:
+        """Actions with the same key are delivered one after another; None: with none."""
+        if records.correlation_of(key) is not None:
+            return key.encode()
+        if own_key is not None:
+            return own_key
+        return key.encode() if key in self._sensor.triggers_in_order else None
+
     def metadata(self, partition: Partition) -> str:
-        """What is committed beside its position: of the trigger topic, BUS-16's mapping of the
-        triggers that are not correlated."""
+        """What is committed beside its position: of the bus, until when it was routed; of the
+        trigger topic, BUS-16's mapping of the triggers that are not correlated."""
         if partition.topic != self._sensor.trigger_topic:
-            return ""
+            return records.bus_metadata(self.routed.get(partition.number))
         number, position = partition.number, self.positions[partition]
         needed = {
             trigger.name: min(
@@ -239,7 +256,7 @@ class Batch:
             if trigger.correlation is None
         }
         due = self._state.due_with(number, self._changed.get(number, {}))
-        return records.commit_metadata(needed, due)
+        return records.commit_metadata(needed, due, self.taken.get(number))
 
 
 def _place_of(unit: Record | tuple[Partition, str]) -> Place:

@@ -24,6 +24,8 @@ class Counts:
     by the trigger."""
     errors: Counter[str] = field(default_factory=Counter)
     """Evaluations of a filter or a correlation that ended with an error, by its kind."""
+    late: Counter[str] = field(default_factory=Counter)
+    """Events that came too late for their order, by the trigger that took them."""
     transactions: int = 0
     aborted: int = 0
 
@@ -36,6 +38,7 @@ class Counts:
             self.dead_letters + other.dead_letters,
             self.let_go + other.let_go,
             self.errors + other.errors,
+            self.late + other.late,
             self.transactions + other.transactions,
             self.aborted + other.aborted,
         )

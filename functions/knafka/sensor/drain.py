@@ -127,7 +127,7 @@ class SensorDrain:
         self._report_at = began + max(HOLDING_INTERVAL, HOLDING_SHARE * took)
 
     def _is_idle(self, processor: Processor) -> bool:
-        if self.idle is None:
+        if self.idle is None or processor.is_waiting:
             return False
         if processor.due is not None and processor.due / 1000 <= self._now() + SOON:
             return False

@@ -18,18 +18,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from knafka.core import json_format
 from knafka.core.cesql import ErrorKind
 from knafka.core.delivery import Reason
 from knafka.core.drain import Holding
-from knafka.core.errors import InvalidEvent, LogError
-from knafka.core.kafka_binding import RecordHeaders, read
-from knafka.core.sensor import letters, records, rules
+from knafka.core.errors import LogError
+from knafka.core.sensor import records, rules
 from knafka.core.sensor.contract import Sensor
-from knafka.core.sensor.held import Firing, Held, HeldEvent
+from knafka.core.sensor.held import Held
+from knafka.core.sensor.order import InOrder, Taken
 from knafka.core.sensor.routing import Router
-from knafka.core.sensor.rules import Rule, Step
-from knafka.core.times import taken_at, written_at
+from knafka.core.sensor.rules import Rule
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka.ports.transactions import (
@@ -40,8 +38,10 @@ from knafka.ports.transactions import (
     TransactionalLog,
 )
 from knafka.sensor.batch import BATCH, Batch, Refused
+from knafka.sensor.bus import Bus
 from knafka.sensor.counts import Counts
-from knafka.sensor.giving_up import fire_or_name, give_up, let_go
+from knafka.sensor.giving_up import let_go
+from knafka.sensor.handlers import Collected, Handlers, follow
 from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
 from knafka.sensor.watermark import INTERVAL, LATENESS, Watermark
@@ -52,10 +52,13 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 
 GATHERING: Final = 0.02
 """A transaction has the records of so many seconds, and `BATCH` at most (BUS-23, BUS-S9)."""
-
-
-class NewerSensor(LogError):
-    """A record of a later version of this Sensor: only that version knows what it means."""
+SHORTEST_WAIT: Final = 0.005
+"""Seconds between two looks at what waits until it is next, at least."""
+HELD_BACK_RECORDS: Final = 50_000
+"""Records of the trigger topic that wait in a process until they are next; of more the first are
+taken, though something may come before them."""
+HELD_BACK_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of them."""
 
 
 class MissingTopics(LogError):
@@ -83,7 +86,6 @@ class Processor:
         self.counts = Counts()
         self._sensor = sensor
         self._rules: Mapping[str, Rule] = {each.name: each for each in sensor.rules()}
-        self._router = Router(sensor, self._failed)
         self._state = State(self._rules, sensor.max_held_keys, sensor.max_held_bytes)
         self._refused: Refused = {}
         """What is known to be too large for its topic, and isn't committed yet."""
@@ -95,10 +97,21 @@ class Processor:
         """The time (ms) of the last read."""
         self._positions: dict[Partition, int] = {}
         """What is committed."""
+        self._read_to: dict[int, int] = {}
+        """The next offset to be read of each partition of the trigger topic."""
+        self._taken: dict[int, Taken | None] = {}
+        """What is committed of what was taken behind the position."""
+        self._ordered: dict[int, InOrder[Collected]] = {}
+        """What was read of the trigger topic, and waits until it is next."""
         self._moved: set[Partition] = set()
         """Partitions that came or went since the last look."""
         self._log = open_log(self)
+        self._bus = Bus(sensor, self._log)
         self._watermark = Watermark(sensor, self._log)
+        router = Router(sensor, self._failed)
+        self._handlers = Handlers(sensor, self._rules, router, self._bus, self._tracing)
+        self._found_at = 0
+        """The time (ms) of the last read that gave something."""
         self._known_until: int | None = None
         """The time (ms) before which every event was read, while nothing has come since; None: it
         is to be asked for."""
@@ -127,33 +140,43 @@ class Processor:
         epoch). Gives how much there was: records, and keys whose time has come where more of them
         wait; the last of these are no reason to stay awake. Raises `LogError` for a log that can't
         be gone on with."""
-        first = self._state.first_timer
         self._now, began = now, time.monotonic()
-        if self._is_known(first):
-            patience = 0
-        elif next(self._state.stale, None) is not None or self._state.is_full:
-            patience = min(patience, GATHERING)
-        elif first is not None:
-            patience = min(patience, max(INTERVAL, first + LATENESS - now) / 1000)
-        found, reached = self._read(patience)
-        if found:
-            self._known_until = None
+        found, reached = self._read(self._patience(now, patience))
         self._now = now + round((time.monotonic() - began) * 1000)
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
-        for record in found:
-            position = _partition_of(record)
-            batch.begin(record)
-            self._handle(record, batch, is_of_bus=position.topic == self._sensor.topic)
-            batch.positions[position] = record.offset() + 1
-        for partition, end in reached.items():
-            if self._positions.get(partition) != end:
-                batch.positions[partition] = end
-        expired = 0 if found else self._expire(now, batch)
+        self._take_in(found, reached, batch)
+        self._look(now)
+        routed = self._route(batch)
+        reduced = self._reduce(batch)
+        if found or reduced:
+            self._known_until, self._found_at = None, self._now
+        expired = 0 if found or routed or reduced else self._expire(now, batch)
+        self._set_positions(batch)
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
-        return len(found) + (expired if expired == BATCH else 0) + batch.tidied + batch.let_go_keys
+            self._look(now)
+        self._bus.balance()
+        handled = max(len(found), routed + reduced)
+        return handled + (expired if expired == BATCH else 0) + batch.tidied + batch.let_go_keys
+
+    def _patience(self, now: int, patience: float) -> float:
+        """Seconds to wait for a first record, where so many are wanted."""
+        if self._is_known(first := self._due(now)) or self._has_next:
+            return 0
+        if next(self._state.stale, None) is not None or self._state.is_full:
+            patience = min(patience, GATHERING)
+        elif (timer := self._state.first_timer) is not None:
+            patience = min(patience, max(INTERVAL, timer + LATENESS - now) / 1000)
+        if first is not None:
+            patience = min(patience, INTERVAL / 1000)
+        if (waits := self._waits_since) is not None:
+            # Until the time of what waits has passed for certain.
+            seconds = (waits + self._bus.grace + 1 - now) / 1000
+            patience = min(patience, max(SHORTEST_WAIT, seconds) if seconds > 0 else GATHERING)
+            patience = min(patience, GATHERING)
+        return patience
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
         """What has come, and what was read to its end with it: the first record, and those that
@@ -210,10 +233,17 @@ class Processor:
         self._moved.update(partitions)
         changelog = self._sensor.changelog_topic
         for partition, committed in partitions.items():
-            self._positions[partition] = 0 if committed is None else committed.offset
+            number = partition.number
+            position = 0 if committed is None else committed.offset
+            metadata = "" if committed is None else committed.metadata
+            self._positions[partition] = position
             if partition.topic == self._sensor.trigger_topic:
-                number = partition.number
                 self._state.restore(number, self._log.read_all(changelog, number), self._now)
+                self._read_to[number] = position
+                self._taken[number] = records.taken_in(metadata)
+                self._ordered[number] = InOrder(self._taken[number])
+            else:
+                self._bus.assigned(number, position, records.routed_until(metadata))
 
     def revoked(self, partitions: Collection[Partition]) -> None:
         self._moved.update(partitions)
@@ -221,69 +251,134 @@ class Processor:
             self._positions.pop(partition, None)
             if partition.topic == self._sensor.trigger_topic:
                 self._state.forget(partition.number)
-
-    # Handlers
-
-    def _handle(self, record: Record, batch: Batch, *, is_of_bus: bool) -> None:
-        """Whatever one record raises, it is dead-lettered, and the others go on (CE-K8)."""
-        headers: RecordHeaders | None = None
-        try:
-            headers = _headers(record)
-            if is_of_bus:
-                self._route(record, headers, batch)
+                for each in (self._read_to, self._taken, self._ordered):
+                    each.pop(partition.number, None)
             else:
-                self._reduce(record, headers, batch)
-        except LogError:
-            raise
-        except Exception as error:
-            if not is_of_bus and not isinstance(error, InvalidEvent):
-                headers = letters.structured(record.value())
-            give_up(record, headers, error, batch)
+                self._bus.revoked(partition.number)
 
-    def _route(self, record: Record, headers: RecordHeaders | None, batch: Batch) -> None:
-        """An event of the bus: to what each trigger holds, or at once into an action (BUS-12)."""
-        batch.counts.read += 1
-        envelope = read(headers, record.value())
-        routes = self._router.route(envelope.attributes)
-        if not routes:
+    # Order
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something was read that isn't handled yet."""
+        return self._waits_since is not None
+
+    @property
+    def waiting(self) -> int:
+        """Events that were read and wait until they are next."""
+        return self._bus.queued + sum(map(len, list(self._ordered.values())))
+
+    @property
+    def stalled(self) -> Collection[int]:
+        """Partitions of the bus that were waited for in vain."""
+        return self._bus.stalled
+
+    @property
+    def _waits_since(self) -> int | None:
+        """The time (ms) of the first event that waits until it is next."""
+        times = [self._bus.first, *(each.first for each in self._ordered.values())]
+        return min((at for at in times if at is not None), default=None)
+
+    @property
+    def _has_next(self) -> bool:
+        """Whether something waits only for its transaction."""
+        return self._bus.has_next or any(each.has_next for each in self._ordered.values())
+
+    def _take_in(
+        self, found: Sequence[Record], reached: Mapping[Partition, int], batch: Batch
+    ) -> None:
+        bus = self._sensor.topic
+        for record in found:
+            if record.topic() == bus:
+                self._handlers.take_in(record, batch, self._now)
+            else:
+                number = record.partition()
+                self._read_to[number] = record.offset() + 1
+                self._handlers.collect(record, self._ordered[number], self._now)
+        for (topic, number), end in reached.items():
+            if topic == bus:
+                self._bus.reached(number, end)
+            elif number in self._read_to:
+                self._read_to[number] = end
+
+    def _look(self, now: int) -> None:
+        """Learn until when everything was read, as far as something waits for it."""
+        bus, ordered = self._bus, self._ordered
+        held_back = [at for each in ordered.values() if (at := each.first) is not None]
+        due = self._due(now)
+        if due is not None:
+            # What has come late may have company that isn't read yet.
+            due = max(due, self._found_at - bus.grace)
+        times = [*held_back, bus.waits_for, bus.first_ahead, due]
+        wanted = sorted(at for at in times if at is not None)
+        if not wanted:
             return
-        document = json_format.write(envelope.event)
-        identity = records.identity_of(envelope.attributes)
-        at = taken_at(record.timestamp(), self._now)
-        trace = b"" if self._tracing is None else self._tracing.of(envelope)
-        for route in routes:
-            event = HeldEvent(route.dependency, identity, at, record.offset(), document, trace)
-            try:
-                if route.fires:
-                    place = f"e{record.partition()}.{record.offset()}"
-                    batch.fire(route.key, Firing((event,)), place)
-                else:
-                    batch.match(route.key, event)
-            except Exception as error:  # the event's other triggers have it all the same
-                give_up(record, headers, error, batch, records.trigger_of(route.key))
+        for at in wanted:
+            if (known := bus.read_until) is None or known <= at:
+                bus.refresh(self._now, at)
+                break
+        if held_back or due is not None:
+            known = self._watermark.look(bus.routed_until, self._read_to)
+            if known is not None:
+                for each in ordered.values():
+                    each.know(known)
 
-    def _reduce(self, record: Record, headers: RecordHeaders | None, batch: Batch) -> None:
-        """An event for a trigger: what it holds, and what fires (BUS-13)."""
-        found = records.read_trigger(record.key(), record.value(), headers, record.offset())
-        if found.generation > self._sensor.generation:
-            raise NewerSensor(
-                f"the Sensor is at generation {found.generation} elsewhere, and here at"
-                f" {self._sensor.generation}; if there is none such, pass over what says so: "
-                "knafka sensor next and skip"
-            )
-        rule = self._rules.get(records.trigger_of(found.key))
-        if rule is not None:  # else the trigger was removed
-            number, key = record.partition(), found.key
-            event, at = found.event, written_at(found.event.at, self._now)
-            if at != event.at:
-                event = event._replace(at=at)
-            try:
-                after = rules.step(rule, batch.held(number, key), event)
-            except Exception as error:
-                # If it is this event's fault, this raises again.
-                after = rules.step(rule, (), event)
-                let_go(number, key, error, batch)
-            self._follow(number, key, after, batch)
+    def _route(self, batch: Batch) -> int:
+        """Have what is next on the bus in the trigger topic; gives how many events."""
+        count = 0
+        for arrival, until in self._bus.ready(BATCH):
+            self._handlers.route(arrival, batch, until)
+            count += 1
+        return count
+
+    def _reduce(self, batch: Batch) -> int:
+        """Have triggers take what is next; gives how many events."""
+        count, share = 0, max(1, len(self._ordered))
+        for number, ordered in self._ordered.items():
+            room = HELD_BACK_RECORDS // share, HELD_BACK_BYTES // share
+            for collected, late in ordered.take(BATCH - count, *room):
+                self._handlers.reduce(collected, batch)
+                count += 1
+                if late and collected.found is not None:
+                    trigger = records.trigger_of(collected.found.key)
+                    batch.counts.late[trigger] += 1
+                    log.warning(
+                        "an event for %.200s came %d ms too late for its order, and counts as if"
+                        " it had come now",
+                        *(trigger, late),
+                    )
+                if number not in batch.taken:
+                    batch.taken[number] = None
+        return count
+
+    def _set_positions(self, batch: Batch) -> None:
+        """What is committed with the batch: whatever has changed."""
+        bus, triggers = self._sensor.topic, self._sensor.trigger_topic
+        for partition in self._positions:
+            number = partition.number
+            if partition.topic == bus:
+                position = self._bus.position(number)
+                if position != self._positions[partition]:
+                    batch.positions[partition] = position
+                    batch.routed[number] = self._bus.routed(number)
+                continue
+            ordered, read = self._ordered[number], self._read_to[number]
+            position = ordered.position(read)
+            touched = number in batch.taken or Partition(triggers, number) in batch.positions
+            if touched or position != self._positions[partition]:
+                batch.positions[partition] = position
+                batch.taken[number] = ordered.taken(read)
+
+    # Time
+
+    @property
+    def _lateness(self) -> int:
+        return max(LATENESS, self._bus.grace)
+
+    def _due(self, now: int) -> int | None:
+        """The time (ms) of what is due though nothing has come for it; None: nothing is."""
+        first = self._state.first_timer
+        return None if first is None or first > now - self._lateness else first
 
     def _is_known(self, time: int | None) -> bool:
         """Whether every event before this time was read, for certain."""
@@ -292,15 +387,17 @@ class Processor:
     def _expire(self, now: int, batch: Batch) -> int:
         """What is due though nothing has come for it, of `BATCH` keys; gives of how many. Only
         while there is nothing else to do: what decides it has been read then."""
-        first = self._state.first_timer
-        if first is None or first > now - LATENESS:
-            self._watermark.forget()
+        if (first := self._due(now)) is None:
             return 0
-        topic, owned = self._sensor.trigger_topic, self._state.partitions
-        positions = {number: self._positions[Partition(topic, number)] for number in owned}
-        if not self._is_known(first):
-            self._known_until = self._watermark.look(now, positions, owned)
-        if (until := self._known_until) is None:
+        topic = self._sensor.trigger_topic
+        known = self._watermark.known
+        if (
+            not self._is_known(first)
+            and known is not None
+            and (known > self._found_at - self._bus.grace)
+        ):
+            self._known_until = min(known, now - self._lateness)
+        if (until := self._known_until) is None or until < first:
             return 0
         changed = 0
         for number, key in islice(self._state.changed_until(until), BATCH):
@@ -311,15 +408,13 @@ class Processor:
             except Exception as error:
                 let_go(number, key, error, batch)
             else:
-                self._follow(number, key, after, batch)
-            batch.positions.setdefault(Partition(topic, number), positions[number])
+                follow(number, key, after, batch)
+                self._ordered[number].close(until)
+            batch.positions.setdefault(
+                Partition(topic, number), self._positions[Partition(topic, number)]
+            )
             changed += 1
         return changed
-
-    def _follow(self, number: int, key: str, after: Step, batch: Batch) -> None:
-        batch.keep(number, key, after.held)
-        for firing in after.firings:
-            fire_or_name(number, key, firing, batch)
 
     def _make_room(self, batch: Batch) -> None:
         """Let go of the oldest events where more is held than may be."""
@@ -357,11 +452,15 @@ class Processor:
             self._has_letters = self._has_letters and not error.unknown_topic
             self.counts.aborted += 1
             self._known_until = None
+            self._go_back()
             log.warning("a transaction was aborted, and its records are read again: %s", error)
             for number, key, _ in batch.changed:
                 self._state.set_timers(number, key)
             return
         self._positions.update(batch.positions)
+        self._taken.update(batch.taken)
+        for number, until in batch.routed.items():
+            self._bus.committed(number, until)
         self._refused.clear()
         self._state.stale_gone(batch.tidied)
         for number, key, held in batch.changed:
@@ -371,6 +470,14 @@ class Processor:
                 self._tracing.tracer.end(span)
         batch.counts.transactions = 1
         self.counts.add(batch.counts)
+
+    def _go_back(self) -> None:
+        """What isn't committed is read again."""
+        self._bus.go_back(self._positions)
+        for number in self._ordered:
+            self._ordered[number] = InOrder(self._taken[number])
+            partition = Partition(self._sensor.trigger_topic, number)
+            self._read_to[number] = self._positions[partition]
 
     def _ensure_letters(self) -> None:
         sensor, settings = self._sensor, self._sensor.dead_letter_settings
@@ -391,10 +498,3 @@ class Processor:
 
 def _partition_of(record: Record) -> Partition:
     return Partition(record.topic(), record.partition())
-
-
-def _headers(record: Record) -> RecordHeaders | None:
-    try:
-        return record.headers()
-    except Exception as error:  # a SystemError for a name that isn't UTF-8
-        raise InvalidEvent(f"the record's headers can't be read: {error}") from error

@@ -1,16 +1,15 @@
-"""Until when every event has been read: what decides that something didn't come.
+"""Until when everything was read of this process's partitions of the trigger topic.
 
-    asked --the group has committed the bus's ends--> routed --this process has read the trigger
-    topic's ends--> known
+    the bus was routed until then --the trigger topic's ends are asked for--> read to these: known
 
-Whatever the bus had when it was asked was read by then, whichever process reads it, and however far
-behind it was. An event may reach the bus a moment after its time, which is its sender's: so what is
-known is `LATENESS` earlier.
+Records of the trigger topic mostly say so themselves (`TriggerRecord.until`); this is for what
+waits when no further record comes: the last events where several processes read the bus, and what
+fires as nothing has come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from knafka.core.sensor.contract import Sensor
@@ -18,44 +17,38 @@ from knafka.ports.log import Positions
 from knafka.ports.transactions import TransactionalLog
 
 LATENESS: Final = 2_000
-"""Milliseconds between an event's time and the moment in which Kafka has it, at most: one that
-takes longer, as in an outage, may come after what was decided without it."""
+"""Milliseconds after which it is decided that something hasn't come, at least: an event may reach
+Kafka so long after its time."""
 INTERVAL: Final = 100
-"""Milliseconds between two questions."""
+"""Milliseconds between two looks at what is due."""
 
 
 class Watermark:
     """Asked again and again while there is something to decide."""
 
     def __init__(self, sensor: Sensor, log: TransactionalLog) -> None:
-        self._sensor = sensor
+        self._topic = sensor.trigger_topic
         self._log = log
-        self._asked_at = 0
-        self._looked_at = 0
-        self._bus_ends: Positions | None = None
-        self._trigger_ends: Positions | None = None
+        self._asked: tuple[int, Positions] | None = None
+        self.known: int | None = None
+        """The time (ms) before which every event was read that concerns these partitions."""
 
-    def look(self, now: int, positions: Mapping[int, int], owned: Collection[int]) -> int | None:
-        """The time (ms) before which every event was read that concerns the owned partitions of
-        the trigger topic, as far as it is known now; None: ask again. `positions`: where each of
-        them is read on. Raises `LogError`."""
-        if self._bus_ends is None:
-            self._asked_at = self._looked_at = now
-            self._bus_ends = self._log.ends(self._sensor.topic)
-        elif now - self._looked_at < INTERVAL:
-            return None
-        self._looked_at = now
-        if self._trigger_ends is None:
-            routed = self._log.committed(self._sensor.topic)
-            if any(routed.get(number, 0) < end for number, end in self._bus_ends.items()):
-                return None
-            self._trigger_ends = self._log.ends(self._sensor.trigger_topic)
-        ends = self._trigger_ends
-        if any(positions.get(number, 0) < ends.get(number, 0) for number in owned):
-            return None
-        self.forget()
-        return self._asked_at - LATENESS
+    def look(self, routed_until: int | None, positions: Mapping[int, int]) -> int | None:
+        """The same, as it is known now. `routed_until`: everything of the bus that is of an earlier
+        time is in the trigger topic, in a transaction that was committed. `positions`: where each
+        partition of ours is read on. Raises `LogError`."""
+        if self._asked is not None:
+            self._judge(*self._asked, positions)
+        if self._asked is None and routed_until is not None and routed_until > (self.known or 0):
+            self._asked = routed_until, self._log.ends(self._topic)
+            self._judge(*self._asked, positions)
+        return self.known
+
+    def _judge(self, until: int, ends: Positions, positions: Mapping[int, int]) -> None:
+        if all(position >= ends.get(number, 0) for number, position in positions.items()):
+            self._asked = None
+            self.known = until if self.known is None else max(self.known, until)
 
     def forget(self) -> None:
-        """What was asked for doesn't hold: other partitions came, or nothing is to be decided."""
-        self._bus_ends = self._trigger_ends = None
+        """What is known doesn't hold: partitions came."""
+        self._asked = self.known = None

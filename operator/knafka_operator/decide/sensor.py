@@ -308,6 +308,7 @@ def function_contract(
                 broker.defaults.dead_letter_retention, sensor.metadata.annotations
             ),
         ),
+        grace=sensor.spec.grace,
         max_held_keys=limits.keys,
         max_held_bytes=limits.bytes,
         dependencies=sensor.spec.dependencies,

@@ -37,6 +37,8 @@ from knafka_operator.model.sensors import OF_SENSOR, Sensor, TriggerOfSensor, de
 from knafka_operator.model.settings import Settings
 
 SENSOR_ROLE: Final = "sensor"
+ORDERS: Final = {"key": "key", "partition": "ordered", "unordered": "unordered"}
+"""A trigger's order, in the words of the annotation."""
 
 
 def function_name(family: Family, sensor: Identity) -> str:
@@ -111,7 +113,11 @@ def _trigger(sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, An
     if (limit := trigger.rate_limit) is not None:
         rate = {RATE_LIMIT: f"{limit.requests_per_unit}/{limit.unit}"}
     family = sensor.bus.family
-    order = {} if family is BROKERS else {DELIVERY_ORDER: "key"}  # as on a Broker
+    order = {}
+    if trigger.order is not None:
+        order = {DELIVERY_ORDER: ORDERS[trigger.order]}
+    elif family is not BROKERS:
+        order = {DELIVERY_ORDER: "key"}  # as on a Broker
     return {
         "apiVersion": family.trigger_version,
         "kind": family.trigger,

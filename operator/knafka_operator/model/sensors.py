@@ -21,7 +21,7 @@ from knafka.core.filter_limits import (
     characters_of,
     too_long,
 )
-from knafka.core.sensor.contract import Conditions, SensorTrigger
+from knafka.core.sensor.contract import Conditions, Grace, SensorTrigger
 from knafka_operator.model.family import BROKERS, CHANNELS, Family
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
@@ -127,6 +127,8 @@ class SensorSpec(Conditions, Declared):
     """The bus: a Broker of the Sensor's namespace."""
     channel: Given | None = None
     """The bus in place of a Broker: a KafkaChannel of the Sensor's namespace."""
+    grace: Grace | None = None
+    """Seconds by which the time of an event may be before that of one which was read already."""
     triggers: tuple[TriggerOfSensor, ...]
 
     @model_validator(mode="before")

@@ -185,7 +185,7 @@ def conditions_of(document: Any) -> Conditions:
     return parse(Conditions, spec)
 
 
-_BUS: Final = ("broker", "channel")
+_BUS: Final = ("broker", "channel", "grace")
 _DELIVERY: Final = frozenset(
     {"subscriber", "reply", "delivery", "payload", "retryStrategy", "rateLimit", "dlqTrigger"}
 )

@@ -68,6 +68,8 @@ class MemoryLog:
         self.descriptions: dict[str, TopicDescription] = {}
         self.groups: dict[str, _Group] = {}
         self.failing: LogError | None = None
+        self.unreachable: set[tuple[str, int]] = set()
+        """Partitions without a leader, by topic and number."""
         self.held: list[_Held] = []
         self.holding = False
         self.capacity = 100_000

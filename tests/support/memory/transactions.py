@@ -8,7 +8,7 @@ point without a word (`crash`), and to lose its partitions (`expel`, `GroupCoord
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 
 from support.memory.log import MemoryLog
@@ -67,6 +67,7 @@ class MemoryTransactions:
         self._generation = -1
         """The one in which it has read."""
         self._next: dict[Partition, int] = {}
+        self._paused: set[Partition] = set()
         self._told: dict[Partition, int] = {}
         self._turn = 0
         self._broken: LogError | None = None
@@ -97,13 +98,17 @@ class MemoryTransactions:
         self._sync()
         records: list[Record] = []
         for place in self._in_turn():
+            if place in self._paused or place in self._memory.unreachable:
+                continue
             found = self._records(place)
             some, self._next[place] = readable(found, self._next[place], limit - len(records))
             records += some
         self.reached = {
             place: position
             for place, position in self._next.items()
-            if position == len(self._records(place)) and position != self._told.get(place)
+            if place not in self._memory.unreachable
+            and position == len(self._records(place))
+            and position != self._told.get(place)
         }
         self._told.update(self.reached)
         return records
@@ -194,6 +199,26 @@ class MemoryTransactions:
         self._check()
         return {number: len(each) for number, each in enumerate(self._existing(topic))}
 
+    def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
+        unreachable = self._memory.unreachable
+        return {
+            number: None if Partition(topic, number) in unreachable else end
+            for number, end in self.ends(topic).items()
+        }
+
+    def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
+        self._check()
+        self._existing(topic)
+        committed = self._group.committed
+        return {number: each for (name, number), each in committed.items() if name == topic}
+
+    def pause(self, partitions: Collection[Partition], *, on: bool) -> None:
+        self._check()
+        if on:
+            self._paused.update(partitions)
+        else:
+            self._paused.difference_update(partitions)
+
     def committed(self, topic: str) -> Positions:
         self._check()
         self._existing(topic)
@@ -263,6 +288,7 @@ class MemoryTransactions:
             for each in places:
                 self._next.pop(each, None)
                 self._told.pop(each, None)
+                self._paused.discard(each)
             self._claims.revoked(sorted(places))
 
     def _assign(self, places: Sequence[Partition]) -> None:

@@ -115,9 +115,9 @@ def expires(condition: Condition, within: int, held: Held) -> int | None:
     return min(times) + 1 if times else None
 
 
-def _in_order(condition: Condition, event: HeldEvent) -> tuple[int, bool, int]:
+def _in_order(condition: Condition, event: HeldEvent) -> tuple[int, bool, tuple[int, int], int]:
     """At one time, what is unwanted comes last: it answers what came in the same millisecond."""
-    return event.at, event.dependency in condition.unwanted, event.offset
+    return event.at, event.dependency in condition.unwanted, event.origin, event.offset
 
 
 def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: Condition) -> None:

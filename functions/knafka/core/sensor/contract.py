@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, Final, Self, TypeAlias
+from functools import cached_property
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -38,6 +39,10 @@ MAX_TRIGGERS = 100
 Name: TypeAlias = Annotated[
     str, StringConstraints(pattern=f"^{conditions.NAME}$", max_length=conditions.MAX_NAME)
 ]
+
+
+Grace: TypeAlias = Annotated[Duration, Field(ge=0, le=600)]
+"""Seconds."""
 
 
 class Dependency(Model):
@@ -80,6 +85,10 @@ class SensorTrigger(Model):
     correlation: CesqlText | None = None
     """What the events of one firing have in common, ours: an attribute, or an expression of them.
     An event that doesn't have it counts for none."""
+    order: Literal["key", "partition", "unordered"] | None = None
+    """In which order its actions are delivered, ours. None: of those with a key, one after another:
+    where the condition wants one event the key is that event's, else it is the correlation. `key`:
+    the same, and one after another without a key as well."""
     at_least_once: bool = True
     """False: its action may be lost, and is never begun twice (BUS-5, BUS-S7)."""
 
@@ -173,11 +182,19 @@ class Sensor(Conditions):
     dead_letter_topic: str
     """Keeps what it could not handle; it is made with the first of them."""
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
+    grace: Grace | None = None
+    """Seconds by which the time of an event may be before that of one which was read already; None:
+    20 ms where the times are Kafka's, and 2 s where they are the senders'."""
     max_held_keys: Annotated[int, Field(gt=0)] = MAX_HELD_KEYS
     """Triggers and correlation keys for which one process holds events; beyond it lets go of the
     oldest."""
     max_held_bytes: Annotated[int, Field(gt=0)] = MAX_HELD_BYTES
     """Bytes of the events, as JSON, that one process holds; beyond it lets go of the oldest."""
+
+    @cached_property
+    def triggers_in_order(self) -> frozenset[str]:
+        """Names of the triggers whose actions go one after another also without a key."""
+        return frozenset(each.name for each in self.triggers if each.order == "key")
 
     def transactional_id(self, name: str) -> str:
         """Of one process; its consumer has it as its client id, too."""

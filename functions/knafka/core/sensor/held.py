@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
+from knafka.core.sensor.order import Place
+
 
 class HeldEvent(NamedTuple):
     """An event that came for one dependency of a trigger."""
@@ -20,6 +22,13 @@ class HeldEvent(NamedTuple):
     """The event as a JSON document (structured mode)."""
     trace: bytes = b""
     """Its `traceparent` on the bus, if its trace is sampled."""
+    origin: tuple[int, int] = (-1, -1)
+    """Its partition and offset on the bus: its order at one time."""
+
+    @property
+    def place(self) -> Place:
+        """Where it stands among all events of the bus."""
+        return Place(self.at, *self.origin)
 
     def is_same_as(self, other: HeldEvent) -> bool:
         """Whether it is the same event, for the same dependency."""
@@ -39,9 +48,9 @@ class Firing(NamedTuple):
     def last(self) -> HeldEvent:
         """The event that made it true, or after which nothing came that would have kept it from
         being so."""
-        return max(self.events, key=lambda each: each.offset)
+        return max(self.events, key=lambda each: (each.at, each.origin, each.offset))
 
 
 def in_time(events: Iterable[HeldEvent]) -> Held:
-    """By time, and by arrival where that is equal."""
-    return tuple(sorted(events, key=lambda each: (each.at, each.offset)))
+    """By time, and by their order on the bus where that is equal."""
+    return tuple(sorted(events, key=lambda each: (each.at, each.origin, each.offset)))

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from knafka.core.errors import InvalidEvent
 from knafka.core.event import Attributes, Event
 from knafka.core.kafka_binding import RecordHeaders, to_record
 from knafka.core.progress import MAX_METADATA
 from knafka.core.sensor.held import Firing, HeldEvent
+from knafka.core.sensor.order import Place, Taken
 from knafka.core.times import rfc3339
 
 FIRED: Final = "dev.knafka.sensor.fired"
@@ -29,7 +30,12 @@ DEPENDENCIES: Final = "sensordependencies"
 """The extension that says which dependencies its events are of, in their order, with commas."""
 
 _DEPENDENCY, _IDENTITY, _AT, _GENERATION = "dependency", "identity", "at", "generation"
+_ORIGIN: Final = "origin"
+"""Partition and offset on the bus; in the trigger topic with a third number, `TriggerRecord.until`.
+"""
 _TRACE: Final = "traceparent"
+NEVER: Final = -(2**62)
+"""A time (ms) before all others."""
 
 
 class TriggerRecord(NamedTuple):
@@ -40,6 +46,8 @@ class TriggerRecord(NamedTuple):
     event: HeldEvent
     generation: int
     """The Sensor's, as the process that wrote it knew it."""
+    until: int = NEVER
+    """Every event of the bus of an earlier time (ms) lies in front of it, for certain."""
 
 
 def key_of(trigger: str, correlation: str | None) -> str:
@@ -67,13 +75,15 @@ def source_of(namespace: str, sensor: str) -> str:
     return f"/apis/v1/namespaces/{namespace}/sensors/{sensor}"
 
 
-def headers_of(event: HeldEvent, generation: int) -> RecordHeaders:
-    """Those of a trigger's record, and of the changelog's."""
+def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> RecordHeaders:
+    """Those of a trigger's record, with `TriggerRecord.until`; without it, of the changelog's."""
+    origin = b"%d.%d" % event.origin
     headers: RecordHeaders = [
         (_DEPENDENCY, event.dependency.encode()),
         (_IDENTITY, event.identity.encode()),
         (_AT, b"%d" % event.at),
         (_GENERATION, b"%d" % generation),
+        (_ORIGIN, origin if until is None else b"%b.%d" % (origin, until)),
     ]
     return [*headers, (_TRACE, event.trace)] if event.trace else headers
 
@@ -86,6 +96,7 @@ def read_trigger(
         found: Mapping[str, bytes] = dict(headers or ())
         if key is None or value is None:
             raise ValueError("it has no key or no value")
+        origin, until = _origin(found.get(_ORIGIN))
         event = HeldEvent(
             found[_DEPENDENCY].decode(),
             found[_IDENTITY].decode(),
@@ -93,10 +104,19 @@ def read_trigger(
             offset,
             value,
             found.get(_TRACE, b""),
+            origin,
         )
-        return TriggerRecord(key.decode(), event, int(found[_GENERATION]))
+        return TriggerRecord(key.decode(), event, int(found[_GENERATION]), until)
     except (KeyError, ValueError) as error:
         raise InvalidEvent(f"the record is none of a Sensor's triggers: {error!r}") from None
+
+
+def _origin(raw: bytes | None) -> tuple[tuple[int, int], int]:
+    """Of what an earlier version wrote nothing is known. Raises `ValueError`."""
+    if raw is None:
+        return (-1, -1), NEVER
+    numbers = raw.split(b".")
+    return (int(numbers[0]), int(numbers[1])), int(numbers[2]) if len(numbers) > 2 else NEVER
 
 
 def changelog_key(key: str, offset: int) -> bytes:
@@ -140,17 +160,51 @@ DUE: Final = "@due"
 """Beside the triggers' names, which have no @: when the next firing is due that waits for none."""
 
 
-def commit_metadata(offsets: Mapping[str, int], due: int | None) -> str:
+TAKEN: Final = "@taken"
+"""What was taken behind the offset: see `order.Taken`."""
+UNTIL: Final = "@until"
+"""Beside an offset of the bus: everything of its partition that is of an earlier time was routed.
+"""
+
+
+def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | None = None) -> str:
     """What is committed beside an offset of the trigger topic: the first offset of each trigger
     that it still needs (BUS-16), and when (ms since the Unix epoch) somebody has to look again.
 
-    Nothing is read from the offsets again, as the changelog says what is held: they are for people.
+    Nothing is read from the triggers' offsets, as the changelog says what is held: they are for
+    people.
     """
-    found: dict[str, int] = {**offsets} if due is None else {**offsets, DUE: due}
-    text = json.dumps(found)
+    ours: dict[str, Any] = {} if due is None else {DUE: due}
+    if taken is not None:
+        ours[TAKEN] = [taken.read, *taken.last]
+    text = json.dumps({**offsets, **ours})
     if len(text) > MAX_METADATA:
-        text = "" if due is None else json.dumps({DUE: due})
+        text = json.dumps(ours) if ours else ""
     return text
+
+
+def taken_in(metadata: str) -> Taken | None:
+    """What this metadata says was taken behind its offset; None: nothing, or it isn't ours
+    (BUS-S8)."""
+    try:
+        read, *last = map(int, json.loads(metadata)[TAKEN])
+        return Taken(read, Place(*last))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def bus_metadata(until: int | None) -> str:
+    """What is committed beside an offset of the bus: see `routed_until`."""
+    return "" if until is None else json.dumps({UNTIL: until})
+
+
+def routed_until(metadata: str) -> int | None:
+    """Until when (ms) everything of a partition of the bus was routed, by this metadata; None:
+    it says nothing of it."""
+    try:
+        return int(json.loads(metadata)[UNTIL])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def due_in(metadata: str) -> int | None:

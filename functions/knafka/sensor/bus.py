@@ -1,0 +1,423 @@
+"""What was read of the bus and isn't routed yet, and until when everything was read.
+
+    read --the event's triggers hold events--> queue of its partition --in order of time--> routed
+
+An event is routed when every partition was read to a later time, so that what this process appends
+to the trigger topic is in order. How far a partition was read:
+
+    behind its end     to the time of its last record
+    at its end         to the moment in which its end was asked for, less `grace`
+    another process's  as that process committed beside its offset; at its end as above
+
+Where senders say the time, a partition is in no order itself: then events are routed as they are
+read, and it is the trigger topic's reader who waits (`core.sensor.order`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+from typing import Final, NamedTuple
+
+from knafka.core.kafka_binding import Envelope, RecordHeaders
+from knafka.core.sensor import records
+from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.order import Place
+from knafka.core.sensor.routing import Route
+from knafka.core.times import LOG_APPEND_TIME
+from knafka.observability import RateLimitedFilter
+from knafka.ports.log import OffsetAndMetadata, Record
+from knafka.ports.transactions import Partition, TransactionalLog
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter(by_wording=True))
+
+KAFKAS_GRACE: Final = 20
+"""Milliseconds by which the clocks of Kafka's nodes may differ where the time is theirs."""
+SENDERS_GRACE: Final = 2_000
+"""Milliseconds between an event's time and the moment in which Kafka has it, where the time is its
+sender's."""
+STALLED_AFTER: Final = 120_000
+"""Milliseconds in which a partition is waited for that isn't read on, or whose leader is gone:
+longer than a group takes to give a killed process's partitions to another (45 s), and that to
+start. What comes of it later comes late."""
+ASK_INTERVAL: Final = 5
+"""Milliseconds between two questions to Kafka, at least."""
+FORGET_AFTER: Final = 5_000
+"""Milliseconds without a question after which it isn't known any more who stalls."""
+QUEUED_RECORDS: Final = 10_000
+"""Records that wait in all queues together before partitions that are ahead are paused."""
+QUEUED_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of their values."""
+AHEAD_RECORDS: Final = 10_000
+"""Events that a process may have routed of a time until which not all was read: so many wait with
+those who read the trigger topic."""
+
+
+FOR_EVER: Final = 2**62
+"""A time (ms) after all others."""
+
+
+class Arrival(NamedTuple):
+    """An event of the bus that waits to be routed."""
+
+    place: Place
+    since: int
+    """Everything of its partition that is of an earlier time (ms) came before it."""
+    record: Record
+    headers: RecordHeaders
+    envelope: Envelope
+    routes: list[Route]
+    size: int
+
+
+@dataclass(slots=True)
+class _Own:
+    next: int
+    """The offset of the next record to be read."""
+    seen: int | None
+    """Everything of an earlier time (ms) was read; None: that isn't known."""
+    committed: int | None
+    """The same of what is committed."""
+    queue: deque[Arrival] = field(default_factory=deque)
+    bytes: int = 0
+    is_paused: bool = False
+
+
+class _Bounds(NamedTuple):
+    """How far the partitions of ours were read."""
+
+    first: int
+    """The one that was read least far."""
+    number: int
+    """Which one that is."""
+    second: int
+    """The next one."""
+
+    def of(self, number: int) -> int:
+        """Until when all but this partition were read."""
+        return self.second if number == self.number else self.first
+
+    def allows(self, place: Place, in_order: bool) -> bool:
+        """Whether an event is next that is the first of its partition."""
+        return not in_order or place.at < self.of(place.partition)
+
+
+class Bus:
+    """A process's part of the bus, and what it knows of the rest. Times are ms since the Unix
+    epoch."""
+
+    def __init__(self, sensor: Sensor, log: TransactionalLog) -> None:
+        self._topic = sensor.topic
+        self._log = log
+        self._declared = None if sensor.grace is None else round(sensor.grace * 1000)
+        self._own: dict[int, _Own] = {}
+        self._is_log_time = True
+        """Whether times are Kafka's, as far as is known."""
+        self._ahead_by = 0
+        """Milliseconds by which Kafka's clock is ahead of ours, for certain."""
+        self._ends: Mapping[int, int | None] = {}
+        self._asked_at = 0
+        """When the ends were asked for, by Kafka's clock."""
+        self._looked_at: int | None = None
+        self._elsewhere: dict[int, int | None] = {}
+        """Until when the partitions of others were routed."""
+        self._standing: dict[int, tuple[int | None, int]] = {}
+        """How far each partition was read, and since when."""
+        self._routed_ahead: deque[int] = deque()
+        self.stalled: frozenset[int] = frozenset()
+        """Partitions that aren't waited for any more."""
+        self.queued = 0
+        self.queued_bytes = 0
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether each partition is in the order of time, as far as is known."""
+        return self._is_log_time
+
+    @property
+    def grace(self) -> int:
+        """Milliseconds by which an event's time may be before that of one which was read."""
+        if self._declared is not None:
+            return self._declared
+        return KAFKAS_GRACE if self._is_log_time else SENDERS_GRACE
+
+    # Partitions
+
+    def assigned(self, number: int, position: int, until: int | None) -> None:
+        """A partition is ours, read on from `position`; `until` is what was committed with it."""
+        self._own[number] = _Own(position, until, until)
+        self._looked_at = None
+
+    def revoked(self, number: int) -> None:
+        if (each := self._own.pop(number, None)) is not None:
+            self._drop(each)
+
+    def go_back(self, positions: Mapping[Partition, int]) -> None:
+        """What isn't committed is read again."""
+        for number, each in self._own.items():
+            self._drop(each)
+            each.next = positions.get(Partition(self._topic, number), 0)
+            each.seen = each.committed
+        self._routed_ahead.clear()
+
+    def _drop(self, each: _Own) -> None:
+        self.queued -= len(each.queue)
+        self.queued_bytes -= each.bytes
+        each.queue.clear()
+        each.bytes = 0
+
+    # What was read
+
+    def read(self, record: Record, at: int, now: int) -> tuple[int, bool]:
+        """A record was read, of this time: since when it is known that none before it is missing,
+        and whether others of its partition wait."""
+        each = self._own[record.partition()]
+        each.next = record.offset() + 1
+        is_log_time = record.timestamp()[0] == LOG_APPEND_TIME
+        if is_log_time:
+            self._ahead_by = max(self._ahead_by, at - now)
+        elif self._is_log_time:
+            self._is_log_time = False
+        reached = at if is_log_time else at - self.grace
+        each.seen = reached if each.seen is None else max(each.seen, reached)
+        return each.seen, bool(each.queue)
+
+    def reached(self, number: int, end: int) -> None:
+        """A partition was read to its end."""
+        if number in self._own:
+            self._own[number].next = max(end, self._own[number].next)
+
+    def enqueue(self, arrival: Arrival) -> None:
+        """An event waits until it is next."""
+        each = self._own[arrival.place.partition]
+        each.queue.append(arrival)
+        each.bytes += arrival.size
+        self.queued += 1
+        self.queued_bytes += arrival.size
+
+    def position(self, number: int) -> int:
+        """Where a partition is read on by who begins with what is routed."""
+        each = self._own[number]
+        return each.queue[0].place.offset if each.queue else each.next
+
+    def routed(self, number: int) -> int | None:
+        """Until when everything of a partition of ours was routed."""
+        each = self._own[number]
+        return each.queue[0].since if each.queue else self._read_until(number)
+
+    def committed(self, number: int, until: int | None) -> None:
+        self._own[number].committed = until
+
+    # Order
+
+    @property
+    def first(self) -> int | None:
+        """The time of the first event that waits; None: none does."""
+        return min(
+            (each.queue[0].place.at for each in self._own.values() if each.queue), default=None
+        )
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others read a part of it, as far as is known."""
+        return not self._ends or not self._ends.keys() <= self._own.keys()
+
+    @property
+    def has_next(self) -> bool:
+        """Whether an event waits that could be routed."""
+        if not self.queued or (self._is_log_time and self._is_full):
+            return False
+        bounds = self._bounds()
+        return any(
+            each.queue and bounds.allows(each.queue[0].place, self._is_log_time)
+            for each in self._own.values()
+        )
+
+    @property
+    def waits_for(self) -> int | None:
+        """The time of the first event that can't be routed before more is known; None: there is
+        none."""
+        return self.first if self.queued and not (self._ends and self.has_next) else None
+
+    @property
+    def first_ahead(self) -> int | None:
+        """The time of the first event that was routed ahead of others, where no more may be."""
+        return self._routed_ahead[0] if self._routed_ahead and self._is_full else None
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._routed_ahead) >= AHEAD_RECORDS
+
+    def ready(self, limit: int) -> Iterator[tuple[Arrival, int | None]]:
+        """Events that are next, each taken out of its queue, with what is known for certain:
+        until when everything of the bus is in the trigger topic in front of it, but for what comes
+        later than itself; None: nothing is."""
+        if not self.queued:
+            return
+        in_order, bounds = self._is_log_time, self._bounds()
+        elsewhere = self._minimum_elsewhere()
+        before = None if in_order else self.routed_until
+        heads = [(each.queue[0].place, each) for each in self._own.values() if each.queue]
+        heapify(heads)
+        while heads and limit > 0 and not (in_order and self._is_full):
+            place, each = heads[0]
+            if not bounds.allows(place, in_order):
+                break
+            arrival = each.queue.popleft()
+            each.bytes -= arrival.size
+            self.queued -= 1
+            self.queued_bytes -= arrival.size
+            if each.queue:
+                heapreplace(heads, (each.queue[0].place, each))
+            else:
+                heappop(heads)
+            limit -= 1
+            if not in_order:
+                yield arrival, before
+                continue
+            until = None if elsewhere is None else min(elsewhere, bounds.of(place.partition))
+            if until is None or place.at >= until:
+                self._routed_ahead.append(place.at)
+            yield arrival, until
+
+    def _bounds(self) -> _Bounds:
+        untils = [
+            (-1 if (until := self._read_until(number)) is None else until, number)
+            for number in self._own
+            if number not in self.stalled
+        ]
+        untils.sort()
+        first, number = untils[0] if untils else (FOR_EVER, -1)
+        return _Bounds(first, number, untils[1][0] if len(untils) > 1 else FOR_EVER)
+
+    def _minimum_elsewhere(self) -> int | None:
+        """Until when what others read was routed; None: that isn't known."""
+        if not self._ends:
+            return None
+        found = FOR_EVER
+        for number in self._ends.keys() - self._own.keys() - self.stalled:
+            if (until := self._elsewhere.get(number)) is None:
+                return None
+            found = min(found, until)
+        return found
+
+    @property
+    def read_until(self) -> int | None:
+        """Until when everything of the bus was read, or was routed by others; None: that isn't
+        known."""
+        return self._minimum(self._read_until)
+
+    @property
+    def routed_until(self) -> int | None:
+        """Until when everything of the bus is in the trigger topic, if all that was routed is
+        committed; None: that isn't known."""
+        return self._minimum(self.routed)
+
+    def _minimum(self, own: Callable[[int], int | None]) -> int | None:
+        if not self._ends:
+            return None
+        found: int | None = None
+        for number in self._ends.keys() | self._own.keys():
+            if number in self.stalled:
+                continue
+            until = own(number) if number in self._own else self._elsewhere.get(number)
+            if until is None:
+                return None
+            found = until if found is None else min(found, until)
+        return found
+
+    def _read_until(self, number: int) -> int | None:
+        each = self._own[number]
+        end = self._ends.get(number)
+        if end is None or each.next < end:
+            return each.seen
+        at_end = self._asked_at - self.grace
+        return at_end if each.seen is None else max(at_end, each.seen)
+
+    def _is_behind(self, number: int) -> bool:
+        end = self._ends.get(number)
+        return end is not None and self._own[number].next < end
+
+    # Questions
+
+    def refresh(self, now: int, wanted: int) -> None:
+        """Ask Kafka, if it may help to know more than until `wanted`. Raises `LogError`."""
+        until = self.routed_until if self._looked_at is not None else None
+        if until is not None:
+            while self._routed_ahead and self._routed_ahead[0] < until:
+                self._routed_ahead.popleft()
+        known = self.read_until if self._looked_at is not None else None
+        if known is not None and known > wanted and not (self.is_shared and self._routed_ahead):
+            return
+        if self._looked_at is not None and now - self._looked_at < ASK_INTERVAL:
+            return
+        if not self.is_shared and any(
+            self._is_behind(number) and (self._read_until(number) or 0) <= wanted
+            for number in self._own
+        ):
+            self._note(now, wanted)
+            return  # it is for us to read on
+        # By our clock now at least, whatever is appended from now on is of a later time.
+        asked_at = now + self._ahead_by
+        ends = self._log.reachable_ends(self._topic)
+        self._ends, self._asked_at = ends, asked_at
+        if self.is_shared:
+            committed = self._log.committed_now(self._topic)
+            for number in ends.keys() - self._own.keys():
+                self._hear(number, committed.get(number), ends[number])
+        self._note(now, wanted)
+
+    def _hear(self, number: int, committed: OffsetAndMetadata | None, end: int | None) -> None:
+        """What another process has committed of a partition, after its end was asked for."""
+        offset = 0 if committed is None else committed.offset
+        until = None if committed is None else records.routed_until(committed.metadata)
+        if end is not None and offset >= end:
+            at_end = self._asked_at - self.grace
+            until = at_end if until is None else max(at_end, until)
+        before = self._elsewhere.get(number)
+        if until is not None:
+            self._elsewhere[number] = until if before is None else max(before, until)
+
+    def _note(self, now: int, wanted: int) -> None:
+        """Who holds up, and for how long."""
+        if self._looked_at is None or now - self._looked_at > FORGET_AFTER:
+            self._standing.clear()
+        self._looked_at = now
+        stalled = set[int]()
+        for number in self._ends.keys() | self._own.keys():
+            own = number in self._own
+            until = self._read_until(number) if own else self._elsewhere.get(number)
+            before, since = self._standing.get(number, (until, now))
+            is_read = own and not self._is_behind(number) and self._ends.get(number) is not None
+            if is_read or before != until or (until is not None and until > wanted):
+                since = now
+            self._standing[number] = until, since
+            if now - since >= STALLED_AFTER:
+                stalled.add(number)
+        for number in stalled - self.stalled:
+            log.warning(
+                "partition %d of %s has not been read on for %d s and is waited for no longer:"
+                " what comes of it may come too late for its order",
+                *(number, self._topic, STALLED_AFTER // 1000),
+            )
+        self.stalled = frozenset(stalled)
+
+    def balance(self) -> None:
+        """Have no partition read on that is far ahead of the others."""
+        share = max(1, len(self._own))
+        pausing, resuming = list[int](), list[int]()
+        for number, each in self._own.items():
+            records_of, bytes_of = len(each.queue) * share, each.bytes * share
+            if not each.is_paused and (records_of > QUEUED_RECORDS or bytes_of > QUEUED_BYTES):
+                pausing.append(number)
+            elif each.is_paused and 2 * records_of < QUEUED_RECORDS and 2 * bytes_of < QUEUED_BYTES:
+                resuming.append(number)
+        for numbers, is_paused in ((pausing, True), (resuming, False)):
+            if numbers:
+                self._log.pause([Partition(self._topic, each) for each in numbers], on=is_paused)
+            for number in numbers:
+                self._own[number].is_paused = is_paused

@@ -1,0 +1,187 @@
+"""A Sensor's two handlers (BUS-21), each in two steps: what was read waits until it is next.
+
+    bus            take_in --Bus--> route      to what each trigger holds, or into an action
+    trigger topic  collect --InOrder--> reduce what a trigger holds, and what fires
+
+Whatever one record raises, it is dead-lettered, and the others go on (CE-K8). Not here: reading and
+transactions (`processor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from knafka.core import json_format
+from knafka.core.errors import InvalidEvent, LogError
+from knafka.core.kafka_binding import RecordHeaders, read
+from knafka.core.sensor import letters, records, rules
+from knafka.core.sensor.contract import Sensor
+from knafka.core.sensor.held import Firing, HeldEvent
+from knafka.core.sensor.order import BEFORE_ALL, InOrder, Place
+from knafka.core.sensor.records import TriggerRecord
+from knafka.core.sensor.routing import Router
+from knafka.core.sensor.rules import Rule, Step
+from knafka.core.times import taken_at, written_at
+from knafka.ports.log import Record
+from knafka.sensor.batch import Batch
+from knafka.sensor.bus import Arrival, Bus
+from knafka.sensor.giving_up import fire_or_name, give_up, let_go
+from knafka.sensor.tracing import SensorTracing
+
+
+class NewerSensor(LogError):
+    """A record of a later version of this Sensor: only that version knows what it means."""
+
+
+class Collected(NamedTuple):
+    """A record of the trigger topic that waits until it is next."""
+
+    record: Record
+    found: TriggerRecord | None
+    """None: it can't be read."""
+    headers: RecordHeaders | None
+    error: Exception | None
+
+
+class Handlers:
+    """Of one process."""
+
+    def __init__(
+        self,
+        sensor: Sensor,
+        rules: Mapping[str, Rule],
+        router: Router,
+        bus: Bus,
+        tracing: SensorTracing | None,
+    ) -> None:
+        self._sensor = sensor
+        self._rules = rules
+        self._router = router
+        self._bus = bus
+        self._tracing = tracing
+
+    # Of the bus
+
+    def take_in(self, record: Record, batch: Batch, now: int) -> None:
+        """An event of the bus was read: what no trigger holds is handled at once, unless others of
+        its partition wait."""
+        bus, at = self._bus, taken_at(record.timestamp(), now)
+        since, waits = bus.read(record, at, now)
+        headers: RecordHeaders | None = None
+        try:
+            headers = _headers(record)
+            envelope = read(headers, record.value())
+            routes = self._router.route(envelope.attributes)
+        except LogError:
+            raise
+        except Exception as error:
+            batch.begin(record)
+            batch.counts.read += 1
+            give_up(record, headers, error, batch)
+            return
+        size = len(record.value() or b"")
+        place = Place(at, record.partition(), record.offset())
+        arrival = Arrival(place, since, record, headers or [], envelope, routes, size)
+        if waits or not all(each.fires for each in routes):
+            bus.enqueue(arrival)
+        else:
+            self.route(arrival, batch, None)
+
+    def route(self, arrival: Arrival, batch: Batch, until: int | None) -> None:
+        """An event of the bus is next: to what each trigger holds, or at once into an action
+        (BUS-12). `until` as in `TriggerRecord`."""
+        record, place = arrival.record, arrival.place
+        batch.begin(record)
+        batch.counts.read += 1
+        if not arrival.routes:
+            return
+        envelope = arrival.envelope
+        try:
+            document = json_format.write(envelope.event)
+            identity = records.identity_of(envelope.attributes)
+            trace = b"" if self._tracing is None else self._tracing.of(envelope)
+        except Exception as error:
+            give_up(record, arrival.headers, error, batch)
+            return
+        origin = place.partition, place.offset
+        for route in arrival.routes:
+            event = HeldEvent(
+                route.dependency, identity, place.at, place.offset, document, trace, origin
+            )
+            try:
+                if route.fires:
+                    where = f"e{place.partition}.{place.offset}"
+                    batch.fire(route.key, Firing((event,)), where, record.key())
+                else:
+                    batch.match(route.key, event, until)
+            except Exception as error:  # the event's other triggers have it all the same
+                give_up(record, arrival.headers, error, batch, records.trigger_of(route.key))
+
+    # Of the trigger topic
+
+    def collect(self, record: Record, ordered: InOrder[Collected], now: int) -> None:
+        """An event for a trigger was read. Raises `NewerSensor`."""
+        headers: RecordHeaders | None = None
+        offset, size = record.offset(), len(record.value() or b"")
+        try:
+            headers = _headers(record)
+            found = records.read_trigger(record.key(), record.value(), headers, offset)
+        except LogError:
+            raise
+        except Exception as error:
+            unread = Collected(record, None, headers, error)
+            ordered.add(offset, BEFORE_ALL, records.NEVER, unread, size)
+            return
+        if found.generation > self._sensor.generation:
+            raise NewerSensor(
+                f"the Sensor is at generation {found.generation} elsewhere, and here at"
+                f" {self._sensor.generation}; if there is none such, pass over what says so: "
+                "knafka sensor next and skip"
+            )
+        event, at = found.event, written_at(found.event.at, now)
+        if at != event.at:
+            found = found._replace(event=event._replace(at=at))
+        collected = Collected(record, found, headers, None)
+        ordered.add(offset, found.event.place, found.until, collected, size)
+
+    def reduce(self, collected: Collected, batch: Batch) -> None:
+        """An event for a trigger is next: what it holds, and what fires (BUS-13)."""
+        record, found, headers, error = collected
+        batch.begin(record)
+        if found is None:
+            assert error is not None
+            if not isinstance(error, InvalidEvent):
+                headers = letters.structured(record.value())
+            give_up(record, headers, error, batch)
+            return
+        rule = self._rules.get(records.trigger_of(found.key))
+        if rule is None:
+            return  # the trigger was removed
+        number, key, event = record.partition(), found.key, found.event
+        try:
+            try:
+                after = rules.step(rule, batch.held(number, key), event)
+            except Exception as failed:
+                # If it is this event's fault, this raises again.
+                after = rules.step(rule, (), event)
+                let_go(number, key, failed, batch)
+            follow(number, key, after, batch)
+        except LogError:
+            raise
+        except Exception as failed:
+            give_up(record, letters.structured(record.value()), failed, batch)
+
+
+def follow(number: int, key: str, after: Step, batch: Batch) -> None:
+    """What is held of a key of a partition now, and what has fired."""
+    batch.keep(number, key, after.held)
+    for firing in after.firings:
+        fire_or_name(number, key, firing, batch)
+
+
+def _headers(record: Record) -> RecordHeaders | None:
+    try:
+        return record.headers()
+    except Exception as error:  # a SystemError for a name that isn't UTF-8
+        raise InvalidEvent(f"the record's headers can't be read: {error}") from error

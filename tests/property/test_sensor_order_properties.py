@@ -1,0 +1,196 @@
+"""What a Sensor fires is a function of its bus: events in any number of partitions, read in any
+interleaving by processes that come, go, crash and sleep, fire what the reducer fires for them in
+the order of their times (issue 34)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.memory_sensors import BUS, GROUP, PROCESSES, MemorySensor, Send, sensor
+
+from knafka.clients.memory_transactions import Interruption
+from knafka.core.documents import parse
+from knafka.core.kafka_binding import read
+from knafka.core.sensor.backtest import Backtest, PastEvent
+from knafka.core.sensor.contract import SensorTrigger
+from knafka.core.sensor.order import Place
+from knafka.core.sensor.records import identity_of, trigger_of
+from knafka.core.sensor.routing import Router
+from knafka_jobs.backtest.model import Came, Model
+
+TRIGGERS: Final[Sequence[dict[str, Any]]] = (
+    {"name": "pair", "conditions": "a && b"},
+    {"name": "window", "conditions": "a && b", "within": "PT2S"},
+    {"name": "each", "conditions": "a && b && c", "correlation": "order"},
+    {
+        "name": "reset",
+        "conditions": "a && c",
+        "conditionsReset": [{"byTime": {"cron": "* * * * *"}}],
+    },
+    {"name": "count", "conditions": "2 of a && c"},
+    {"name": "absent", "conditions": "a && !b", "within": "PT3S"},
+    {"name": "late", "conditions": "a && !b", "within": "PT3S", "correlation": "order"},
+    {"name": "one", "conditions": "c"},
+)
+LATE: Final = 1_500
+"""Milliseconds by which times may be behind each other where that is allowed."""
+
+
+@dataclass(frozen=True)
+class Event:
+    dependency: str
+    order: str
+    partition: int
+    after: int
+    """Milliseconds since the event before."""
+    late: int
+    """Milliseconds that its time is before that, where times may be late."""
+
+
+@dataclass(frozen=True)
+class Run:
+    process: int
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    process: int
+    how: Interruption
+
+
+@dataclass(frozen=True)
+class End:
+    process: int
+    expelled: bool
+
+
+@dataclass(frozen=True)
+class Rebalance:
+    """All partitions are assigned anew."""
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """All processes leave, and time passes."""
+
+    seconds: int
+
+
+numbers = st.integers(0, PROCESSES - 1)
+runs = st.builds(Run, numbers)
+events = st.builds(
+    Event,
+    st.sampled_from("aabbc"),
+    st.sampled_from("xy"),
+    st.integers(0, 9),
+    st.sampled_from([0, 1, 5, 40, 700, 2_500, 20_000]),
+    st.integers(0, LATE),
+)
+happenings = (
+    st.builds(Interrupt, numbers, st.sampled_from(Interruption))
+    | st.builds(End, numbers, st.booleans())
+    | st.builds(Rebalance)
+    | st.builds(Sleep, st.sampled_from([1, 100]))
+)
+schedules = st.lists(events | events | events | runs | runs | happenings, min_size=15, max_size=70)
+
+
+class World(MemorySensor):
+    def __init__(self, partitions: int, *, by_sender: bool, grace: float | None) -> None:
+        super().__init__(partitions, by_sender=by_sender)
+        self.partitions = partitions
+        self.can_be_late = by_sender or grace is not None
+        declared = tuple(parse(SensorTrigger, each) for each in TRIGGERS)
+        self.more = {"triggers": declared, "grace": grace}
+
+    def play(self, happening: object) -> None:
+        match happening:
+            case Event(dependency, order, partition, after, late):
+                self.now += after
+                at, number = self.now, partition % self.partitions
+                if self.can_be_late:
+                    # A partition of the log's own time is in order: its clock is behind as a whole.
+                    own = hash((number,)) % LATE if self.more["grace"] is not None else late
+                    at -= own
+                self.send(Send(dependency, order, 0), at=at, partition=number)
+            case Run(process):
+                self.run(process)
+            case Interrupt(process, how):
+                self.opened(process)[1].interrupt(how)
+            case End(process, expelled):
+                self.end(process, expelled=expelled)
+            case Rebalance():
+                self.memory.group(GROUP).coordinator.rotate()
+            case Sleep(seconds):
+                self.sleep()
+                self.now += seconds * 1000
+
+    def past(self) -> Iterator[tuple[Place, PastEvent]]:
+        for record in self.read(BUS):
+            envelope = read(record.headers() or (), record.value())
+            at = record.timestamp()[1]
+            place = Place(at, record.partition(), record.offset())
+            yield place, PastEvent(at, envelope.attributes, b"")
+
+
+def expected(world: World) -> Counter[str]:
+    """By the reducer, as `knafka sensor test` has it."""
+    backtest = Backtest(sensor(1, **world.more), lambda kind: None)
+    in_order = [event for _, event in sorted(world.past(), key=lambda each: each[0])]
+    fired = [*backtest.play(in_order), *backtest.until(world.now)]
+    return Counter(
+        f"{each.key}: {' '.join(one.identity.split()[1] for one in each.firing.events)}"
+        for each in fired
+    )
+
+
+def modelled(world: World) -> Counter[str]:
+    """By the model of the Spark job."""
+    declared = sensor(1, **world.more)
+    router, rules = (
+        Router(declared, lambda kind: None),
+        {each.name: each for each in declared.rules()},
+    )
+    models: dict[str, Model] = {}
+    found: Counter[str] = Counter()
+    for place, event in sorted(world.past(), key=lambda each: each[0]):
+        for route in router.route(event.attributes):
+            came = Came(
+                route.dependency, identity_of(event.attributes), place.at, "bus", *place[1:]
+            )
+            if route.fires:
+                found[f"{route.key}: {came.identity.split()[1]}"] += 1
+                continue
+            model = models.setdefault(route.key, Model(rules[trigger_of(route.key)]))
+            found.update(_told(route.key, model.add(came)))
+    for key, model in models.items():
+        found.update(_told(key, model.end(world.now)))
+    return found
+
+
+def _told(key: str, firings: Iterator[Any]) -> Iterator[str]:
+    for each in firings:
+        yield f"{key}: {' '.join(one.identity.split()[1] for one in each.events)}"
+
+
+@pytest.mark.conformance("BUS-14", "BUS-19", "BUS-24", "BUS-38")
+@settings(deadline=None)
+@given(st.integers(1, 10), st.sampled_from(["kafka", "apart", "senders"]), schedules)
+def test_what_fires_follows_from_the_events_and_their_times_alone(
+    partitions: int, times: str, schedule: list[object]
+) -> None:
+    """`apart`: the clocks of Kafka's nodes differ by less than the declared grace. `senders`: they
+    say the time, up to the default grace too late."""
+    grace = LATE / 1000 if times == "apart" else None
+    world = World(partitions, by_sender=times == "senders", grace=grace)
+    for each in schedule:
+        world.play(each)
+    world.rest()
+    assert world.actions() == expected(world) == modelled(world)
+    assert world.late() == 0
