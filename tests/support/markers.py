@@ -17,6 +17,13 @@ PURE_TIMEOUT: Final = 60.0
 LONG: Final = ("kafka", "cluster", "spark", "slow")
 """Markers of the tests that may take longer."""
 _TESTS: Final = Path(__file__).parents[1]
+LONG_ON_CLUSTER: Final = (
+    "test_shared_dispatchers.py",
+    "test_operator.py",
+    "test_channels.py",
+    "test_operator_absent.py",
+)
+"""Files that take two minutes: whoever begins one of them last ends last."""
 CLUSTER_TESTS: Final = _TESTS / "cluster"
 COVERING: Final = tuple(_TESTS / folder for folder in ("unit", "property", "behaviour"))
 """Folders whose tests, long ones apart, have to cover the pure packages."""
@@ -74,7 +81,7 @@ def is_long(item: pytest.Item) -> bool:
 def _turn(item: pytest.Item) -> int:
     """0 for what begins first. Cluster tests come last: what they need may still be compiling."""
     if item.get_closest_marker("cluster"):
-        return 3
+        return 3 if item.path.name in LONG_ON_CLUSTER else 4
     if item.get_closest_marker("spark"):
         return 0
     return 1 if is_long(item) else 2
