@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from support.fake_clock import NOOP_CYCLES
 
 PURE_TIMEOUT: Final = 60.0
 """Seconds for a test that has only its own process; pyproject.toml has the others' timeout."""
@@ -43,6 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(PURE_TIMEOUT))
         if is_long(item) or not any(item.path.is_relative_to(folder) for folder in COVERING):
             item.add_marker("no_cover")  # measuring doubles the CPU that a test takes
+        if item.get_closest_marker("looptime"):
+            item.add_marker(pytest.mark.looptime(noop_cycles=NOOP_CYCLES))
     seed: int | None = config.getoption("--shuffle")
     if seed is None:
         items.sort(key=_turn)

@@ -32,8 +32,8 @@ def test_the_first_worker_makes_it_and_all_get_it(tmp_path: Path) -> None:
     workers = _workers(tmp_path, 4)
     with ThreadPoolExecutor(4) as pool:
         got = list(pool.map(lambda worker: worker.get("kafka", start), workers))
-    assert got == [{"address": "127.0.0.1:9092"}] * 4
         list(pool.map(OnceARun.finish, workers))
+    assert got == [{"address": "127.0.0.1:9092"}] * 4
     assert made == ["it"]
 
 
