@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 from support.fake_clock import NOOP_CYCLES
+from support.unmeasured import UNMEASURED
 
 PURE_TIMEOUT: Final = 60.0
 """Seconds for a test that has only its own process; pyproject.toml has the others' timeout."""
@@ -26,8 +27,8 @@ LONG_ON_CLUSTER: Final = (
 )
 """Files that take two minutes: whoever begins one of them last ends last."""
 CLUSTER_TESTS: Final = _TESTS / "cluster"
-COVERING: Final = tuple(_TESTS / folder for folder in ("unit", "property", "behaviour"))
-"""Folders whose tests, long ones apart, have to cover the pure packages."""
+COVERING: Final = ("unit", "property", "behaviour")
+"""Folders whose tests, long ones and `UNMEASURED` apart, have to cover the pure packages."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,8 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark_what_it_needs(item)
         if not item.get_closest_marker("timeout") and not is_long(item):
             item.add_marker(pytest.mark.timeout(PURE_TIMEOUT))
-        if is_long(item) or not any(item.path.is_relative_to(folder) for folder in COVERING):
-            item.add_marker("no_cover")  # measuring doubles the CPU that a test takes
+        if is_long(item) or not is_measured(item.path):
+            item.add_marker("no_cover")
         if item.get_closest_marker("looptime"):
             item.add_marker(pytest.mark.looptime(noop_cycles=NOOP_CYCLES))
     seed: int | None = config.getoption("--shuffle")
@@ -75,6 +76,12 @@ def mark_what_it_needs(item: pytest.Item) -> None:
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     if item.path.is_relative_to(CLUSTER_TESTS) or parameters.get("world") == "cluster":
         item.add_marker(pytest.mark.cluster)
+
+
+def is_measured(path: Path) -> bool:
+    """Whether coverage is measured in a file's tests, where it is at all."""
+    name = path.relative_to(_TESTS).as_posix()
+    return name.startswith(COVERING) and name not in UNMEASURED
 
 
 def is_long(item: pytest.Item) -> bool:
