@@ -8,8 +8,12 @@ LOCK := $(BIN)/uv pip compile pyproject.toml --quiet --universal --generate-hash
 	--python-version 3.11 --no-strip-extras --custom-compile-command "make lock"
 
 # A file of tests for each worker: a Kafka and a Spark session in each, as they are asked for.
-SIDE_BY_SIDE = -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE = -n $(WORKERS) --maxprocesses 4 $(BY_FILE)
+BY_FILE := --dist loadfile --no-loadscope-reorder
 WORKERS ?= logical
+# Tests of the cluster wait most of their time: more of them at once than there are cores.
+CLUSTER_WORKERS ?= 3
+ON_CLUSTER := tests/cluster tests/behaviour
 RUN_TESTS := $(BIN)/python tools/run_tests.py
 SHOWN := --durations=50 --durations-min=1
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m testcluster
@@ -51,7 +55,11 @@ test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative, o
 	@$(MAKE) --no-print-directory -j2 tests-on-cluster tests-left-out
 
 tests-on-cluster: $(VENV)/.dev
-	$(RUN_TESTS) cluster -m cluster $(SHOWN) $(ARGS)
+	@failed=0; \
+	KNAFKA_KEEP_CLUSTER=1 $(RUN_TESTS) cluster $(ON_CLUSTER) -m "cluster and not alone" \
+		-n $(CLUSTER_WORKERS) $(BY_FILE) $(SHOWN) $(ARGS) || failed=$$?; \
+	$(RUN_TESTS) cluster-alone $(ON_CLUSTER) -m "cluster and alone" $(SHOWN) $(ARGS) || failed=$$?; \
+	exit $$failed
 
 tests-left-out: $(VENV)/.dev
 	$(RUN_TESTS) left-out -m "not cluster and ($(LEFT_OUT))" $(SHOWN) $(ARGS)

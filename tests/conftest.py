@@ -11,6 +11,8 @@ from support.loop_watch import LoopWatch
 
 pytest_plugins = [
     "support.browser",
+    "support.once_a_run",
+    "support.mortal_kafka",
     "support.cluster",
     "support.conformance",
     "support.failures",
@@ -20,7 +22,6 @@ pytest_plugins = [
     "support.letters",
     "support.logs",
     "support.markers",
-    "support.mortal_kafka",
     "support.prometheus",
     "support.raw_server",
     "support.receiving",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.behaviour import (
     PAUSED,
     TRIGGER,
@@ -29,6 +30,7 @@ def test_a_paused_trigger_gets_nothing_until_it_goes_on_from_where_it_was(world:
     _is_paused_and_goes_on(world, {})
 
 
+@pytest.mark.alone
 @only_in("memory", "cluster")
 def test_a_trigger_with_min_scale_is_paused_too_and_stays_so_when_the_operator_starts_again(
     world: World,

@@ -28,6 +28,8 @@ SENDERS = 8
 KILL_EVERY = 4.0
 """Seconds between two kills."""
 
+pytestmark = pytest.mark.alone
+
 
 def send_all(address: str, numbers: range) -> None:
     """Send numbered events, each key's one after another; what isn't accepted is sent again.

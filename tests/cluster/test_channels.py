@@ -129,7 +129,7 @@ def test_many_subscriptions_of_a_channel_share_a_dispatcher(
     cluster, installed = channels.cluster, channels.installed
     subscriber = installed.subscriber(namespace)
     address = channels.channel(namespace, "orders")
-    before = set(dispatchers(cluster))
+    before = set(dispatchers(cluster, namespace))
     began = time.monotonic()
     many = [
         subscription(namespace, f"sub-{number}", "orders", subscriber.ref)
@@ -144,7 +144,7 @@ def test_many_subscriptions_of_a_channel_share_a_dispatcher(
 
     cluster.wait_for(operational, WITHIN, "all subscribers are ready")
     print(f"\n{SUBSCRIPTIONS} Subscriptions: made after {made:.0f} s, ready after {age(began)}")
-    (shard,) = set(dispatchers(cluster)) - before
+    (shard,) = set(dispatchers(cluster, namespace)) - before
     assert "-kn-channel-shard-0" in shard
     began = time.monotonic()
     assert installed.send(address, "to-all").status_code == 202
@@ -273,12 +273,12 @@ def restarts(channels: Channels) -> dict[str, list[int]]:
     }
 
 
-def dispatchers(cluster: Cluster) -> list[str]:
-    """Services of shared dispatchers in the operator's namespace."""
+def dispatchers(cluster: Cluster, namespace: str) -> list[str]:
+    """Services of shared dispatchers in the operator's namespace, of this namespace's channels."""
     listed = cluster.kubectl(
         "get", "ksvc", "-n", OPERATOR_NAMESPACE, "-l", "knafka.dev/role=shard", "-oname"
     )
-    return listed.split()
+    return [each for each in listed.split() if namespace in each]
 
 
 def age(began: float) -> str:

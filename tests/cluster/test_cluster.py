@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from support.cluster import Cluster
-from support.secure_kafka import SecureKafka
+from support.secure_kafka import KafkaAccess
 
 EVENT = {"ce-specversion": "1.0", "ce-source": "/tests", "ce-type": "made", "ce-subject": "k"}
 
@@ -90,9 +90,9 @@ def test_a_request_that_is_held_keeps_its_pod_and_the_ingress_keeps_the_request(
 
 
 def test_pods_reach_kafka_at_the_address_that_tests_use(
-    cluster: Cluster, namespace: str, cluster_kafka: SecureKafka
+    cluster: Cluster, namespace: str, cluster_kafka: KafkaAccess
 ) -> None:
-    host, _, port = cluster_kafka.server.bootstrap_servers.partition(":")
+    host, _, port = cluster_kafka.bootstrap("PLAINTEXT").partition(":")
     probe = f"import socket; socket.create_connection(('{host}', {port}), 10)"
     cluster.kubectl(
         "run", "probe", "-n", namespace, "--restart=Never", "--attach", "--rm", "--quiet",

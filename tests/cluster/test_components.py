@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from support.channels import channel, install_channels
+from support.channels import channel
 from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import Installation
 from support.steady_load import RATE, Load, longest_pause
+
+pytestmark = pytest.mark.alone
 
 FULL: Final = "KNAFKA_RATE" in os.environ
 EVENTS_A_SECOND: Final = float(os.environ.get("KNAFKA_RATE", RATE))
@@ -37,10 +39,14 @@ def _registered(cluster: Cluster) -> set[str]:
 
 @pytest.fixture
 def switchable(installed: Installation) -> Iterator[Installation]:
-    """With everything of KafkaChannels but the variable, which is gone again afterwards."""
-    install_channels(installed)
+    """With everything of KafkaChannels but the variable; it is as it was afterwards."""
+    deployment = installed.cluster.get("deployment", "knafka-operator", OPERATOR_NAMESPACE)
+    assert deployment is not None
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    was_on = {"name": "KNAFKA_CHANNELS", "value": "enabled"} in container["env"]
+    installed.prepare("channels")
     yield installed
-    _switch(installed, CHANNELS_OFF)
+    _switch(installed, CHANNELS_ON if was_on else CHANNELS_OFF)
 
 
 @pytest.mark.timeout(600)

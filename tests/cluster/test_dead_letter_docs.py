@@ -30,7 +30,7 @@ from knafka_jobs.lookup.run import TableFiles
 
 T = TypeVar("T")
 
-pytestmark = [pytest.mark.timeout(1_800), only_chaos]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1_800), only_chaos]
 
 PAGE: Final = "how-to/archive-dead-letters.md"
 INSTALL: Final = block(PAGE, "components:")

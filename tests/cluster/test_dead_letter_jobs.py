@@ -27,7 +27,7 @@ COUNT: Final = 20
 MADE: Final = [{"exact": {"type": "made"}}]
 """Filters of a Trigger that takes no event that tells of a report."""
 
-pytestmark = [pytest.mark.timeout(1_800), only_chaos]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1_800), only_chaos]
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ import yaml
 from support.cluster import Cluster
 from support.installation import ARRIVAL, READY, ROOT, Installation, Subscriber
 from support.pages import block, blocks
-from support.secure_kafka import SecureKafka
+from support.secure_kafka import KafkaAccess
 
 from knafka.clients.kafka_admin import KafkaAdmin
 
@@ -132,7 +132,7 @@ class Topics:
 
 
 @pytest.fixture
-def topics(cluster_kafka: SecureKafka) -> Iterator[Topics]:
+def topics(cluster_kafka: KafkaAccess) -> Iterator[Topics]:
     made = Topics(cluster_kafka.bootstrap("PLAINTEXT"))
     yield made
     asyncio.run(made.delete())
@@ -209,7 +209,7 @@ def func_yamls(name: str) -> Sequence[str]:
 
 
 @pytest.fixture
-def subscriber(cluster: Cluster, cluster_kafka: SecureKafka, namespace: str) -> Subscriber:
+def subscriber(cluster: Cluster, cluster_kafka: KafkaAccess, namespace: str) -> Subscriber:
     """The page's `mail`."""
     return Installation(cluster, cluster_kafka).subscriber(namespace, "mail")
 

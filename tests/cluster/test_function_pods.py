@@ -11,7 +11,7 @@ import pytest
 from support.cluster import Cluster
 from support.installation import Installation
 
-pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("brokers_go")]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(420), pytest.mark.usefixtures("brokers_go")]
 
 TOLERATION: Final = {"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}
 POD: Final = {

@@ -59,7 +59,7 @@ PREFIX: Final = "measured-"
 DISPATCHED: Final = "apiserver_flowcontrol_dispatched_requests_total"
 ALL_REQUESTS: Final = "apiserver_request_total"
 
-pytestmark = pytest.mark.timeout(WITHIN + 600)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(WITHIN + 600)]
 
 
 class Pods(threading.Thread):

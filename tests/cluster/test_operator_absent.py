@@ -39,6 +39,7 @@ def two_replicas(installed: Installation) -> Iterator[Installation]:
     installed.until_running()
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600 + ABSENT)
 @pytest.mark.usefixtures("brokers_go")
 def test_awake_triggers_are_delivered_to_while_there_is_no_operator(
@@ -64,6 +65,7 @@ def test_awake_triggers_are_delivered_to_while_there_is_no_operator(
     assert max(pauses.values()) < LONGEST_PAUSE
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("brokers_go")
 def test_a_sleeping_trigger_wakes_once_one_of_two_killed_replicas_is_back(
@@ -99,6 +101,7 @@ def test_a_sleeping_trigger_wakes_once_one_of_two_killed_replicas_is_back(
     assert waited < TAKEN_OVER + 1
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("brokers_go")
 def test_the_other_replica_takes_over_from_a_killed_one(
@@ -124,6 +127,7 @@ def test_the_other_replica_takes_over_from_a_killed_one(
     _all_arrive(load, [subscriber])
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("brokers_go")
 def test_an_image_that_cannot_be_pulled_stops_nobody(

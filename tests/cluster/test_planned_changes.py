@@ -19,6 +19,8 @@ import pytest
 from support.installation import Installation, Subscriber
 from support.steady_load import RATE, Load, longest_pause
 
+pytestmark = pytest.mark.alone
+
 FULL: Final = "KNAFKA_RATE" in os.environ
 EVENTS_A_SECOND: Final = float(os.environ.get("KNAFKA_RATE", RATE))
 LONGEST_PAUSE: Final = 3.0 if FULL else 9.0

@@ -19,6 +19,8 @@ from support.cluster import OPERATOR_NAMESPACE
 from support.installation import Installation
 from support.steady_load import RATE, Load, longest_pause
 
+pytestmark = pytest.mark.alone
+
 BROKERS: Final = int(os.environ.get("KNAFKA_ROLLED", "1"))
 TRIGGERS: Final = 4 if BROKERS > 1 else 2
 EVENTS_A_SECOND: Final = float(os.environ.get("KNAFKA_RATE", RATE))

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Producer
 from support.cluster import OPERATOR_NAMESPACE, Cluster
 from support.installation import READY, ROOT, Installation, Subscriber
-from support.secure_kafka import PASSWORD, SecureKafka
+from support.secure_kafka import PASSWORD, KafkaAccess
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.core.event import Event
@@ -46,7 +46,7 @@ class Secured:
     subscriber: Subscriber
 
     @property
-    def kafka(self) -> SecureKafka:
+    def kafka(self) -> KafkaAccess:
         return self.installed.kafka
 
     def secret(self, name: str, kind: str, namespace: str = "", **changed: str) -> None:
@@ -181,6 +181,7 @@ def operators_secret(secured: Secured) -> Iterator[str]:
     )
 
 
+@pytest.mark.alone
 def test_the_operators_secret_stays_where_it_is_unless_the_setting_lets_it_be_copied(
     secured: Secured, operators_secret: str
 ) -> None:
@@ -229,6 +230,7 @@ def neighbour(cluster: Cluster) -> Iterator[str]:
     cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("brokers_go")
 def test_no_namespace_reads_or_writes_anothers_topic(
     installed: Installation, namespace: str, neighbour: str
@@ -250,6 +252,7 @@ def test_no_namespace_reads_or_writes_anothers_topic(
     assert installed.send(address, "1").status_code == 202
 
 
+@pytest.mark.alone
 def test_an_external_topic_is_used_for_as_long_as_the_installation_allows_it(
     installed: Installation, neighbour: str
 ) -> None:

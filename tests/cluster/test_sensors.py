@@ -10,13 +10,12 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from support.channels import SMOKE_TEST, Channels
 from support.cluster import OPERATOR_NAMESPACE, Cluster
-from support.installation import READY, ROOT, Installation
+from support.installation import READY, Installation
 
 from knafka_operator.decide.sensor_manifests import function_name
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.identity import Identity
 
-DEPLOY: Final = ROOT / "operator" / "deploy" / "sensors"
 SENSOR: Final = "orders"
 ASLEEP: Final = 90.0
 """Seconds until it has no pod: cooldown, and Knative's own grace."""
@@ -28,16 +27,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def sensors(installed: Installation) -> Iterator[Installation]:
-    """The component operator/deploy/sensors, on the installation of the run."""
-    cluster = installed.cluster
-    cluster.apply(cluster.kubectl("kustomize", str(ROOT / "crds" / "sensors")))
-    cluster.kubectl(
-        "wait", "--for=condition=Established", "--timeout=60s", "crd/sensors.knafka.dev"
-    )
-    cluster.apply(DEPLOY / "rbac.yaml")
-    with installed.settings(KNAFKA_SENSORS="enabled"):
-        yield installed
+def sensors(installed: Installation) -> Installation:
+    """The component operator/deploy/sensors, which `installed` has added."""
+    return installed
 
 
 @pytest.fixture
@@ -137,9 +129,16 @@ def test_a_sensor_on_a_channel_acts_and_its_reply_goes_where_it_says(
     both = declared(namespace, asked.ref, {"broker": "default", "channel": "events"})
     said = cluster.kubectl("apply", "-f-", text=json.dumps(both), check=False)
     assert "expected exactly one, got both: broker, channel" in said
+
+    def functions() -> list[str]:
+        """Those of this Sensor; other tests have channels meanwhile."""
+        listed = cluster.kubectl("get", "ksvc", "-n", OPERATOR_NAMESPACE, "-oname").split()
+        return [each for each in listed if namespace in each and SENSOR in each]
+
     bus = {"channel": "events"}
     cluster.apply(declared(namespace, asked.ref, bus, reply=replies.ref))
     sensors.until_ready("sensor", SENSOR, namespace)
+    assert functions()
     for identity in ("a1", "b1"):
         headers = {**SMOKE_TEST, "ce-id": identity, "ce-type": identity[0], "ce-orderid": "1"}
         assert sensors.post(f"{address}/", headers, b"{}").status_code == 202
@@ -150,12 +149,9 @@ def test_a_sensor_on_a_channel_acts_and_its_reply_goes_where_it_says(
 
     cluster.kubectl("delete", "sensor", SENSOR, "-n", namespace, "--timeout=90s")
     assert topics_and_groups(kafka, namespace) == before
-    for kind, where in (
-        ("subscriptions.messaging.knative.dev", namespace),
-        ("ksvc", OPERATOR_NAMESPACE),
-    ):
-        left = cluster.kubectl("get", kind, "-n", where, "-oname").split()
-        assert [each for each in left if SENSOR in each] == []
+    left = cluster.kubectl("get", "subscriptions.messaging.knative.dev", "-n", namespace, "-oname")
+    assert SENSOR not in left
+    assert functions() == []
 
 
 def topics_and_groups(kafka: AdminClient, namespace: str) -> set[str]:

@@ -18,6 +18,8 @@ from support.steady_load import RATE, Load, longest_pause
 
 from testcluster import settings
 
+pytestmark = pytest.mark.alone
+
 FULL: Final = "KNAFKA_RATE" in os.environ
 EVENTS_A_SECOND: Final = float(os.environ.get("KNAFKA_RATE", RATE))
 LATENCY: Final = 2.0

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import looptime
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import fake_clock
 from support.drains import (
     DEAD,
     TOPIC,
@@ -44,7 +44,7 @@ visits = st.lists(
 
 
 def on_fake_time(play: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=fake_clock.new_event_loop) as runner:
         runner.run(play())
 
 

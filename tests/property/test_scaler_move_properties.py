@@ -6,10 +6,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
-import looptime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import fake_clock
 from support.scaling import SCALING, FakeDrains, FakeLags, a_shard, egress, running
 
 from knafka_operator.scale.scaler import Scaler
@@ -128,7 +128,7 @@ def _check_statuses(scaler: Scaler, world: World) -> None:
 
 
 def _play(steps: list[Step], clean_end: float) -> None:
-    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=fake_clock.new_event_loop) as runner:
         runner.run(_run(steps, clean_end))
 
 

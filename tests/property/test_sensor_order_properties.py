@@ -12,9 +12,9 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.memory.transactions import Interruption
 from support.memory_sensors import BUS, GROUP, PROCESSES, MemorySensor, Send, sensor
 
-from knafka.clients.memory_transactions import Interruption
 from knafka.core.documents import parse
 from knafka.core.kafka_binding import read
 from knafka.core.sensor.backtest import Backtest, PastEvent

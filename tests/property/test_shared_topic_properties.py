@@ -7,9 +7,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import looptime
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import fake_clock
 from support.logs import shared_memory
 from support.memory.log import MemoryLog
 
@@ -139,5 +139,5 @@ def test_every_group_gets_every_record_once_and_in_order_whatever_others_do(
             await world.do(what, which, argument)
         await world.finish()
 
-    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=fake_clock.new_event_loop) as runner:
         runner.run(run())

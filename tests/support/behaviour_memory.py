@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-import looptime
 import pytest
+from support import fake_clock
 from support.behaviour import conditions_of
 from support.controlled import MemoryApi
 from support.drains import ScriptedSubscriber, accept
@@ -175,7 +175,7 @@ class MemoryWorld:
     namespace = NAMESPACE
 
     def __init__(self) -> None:
-        self._loop = looptime.new_event_loop()
+        self._loop = fake_clock.new_event_loop()
         self._subscriber = ScriptedSubscriber(accept)
         self._world = self._run(self._made())
         self._tasks = self._run(self._started())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from support.cluster import OPERATOR_NAMESPACE, Cluster
-from support.installation import ROOT, Installation
+from support.installation import Installation, leaving
 
 VERSION: Final = "messaging.knative.dev/v1beta1"
 RECEIVER: Final = "kafka-channel-receiver"
@@ -20,7 +19,6 @@ SMOKE_TEST: Final = {
     "content-type": "application/json",
 }
 """The headers of DSP-19's request."""
-DEPLOY: Final = ROOT / "operator" / "deploy" / "channels"
 
 
 class Channels:
@@ -89,28 +87,15 @@ def subscription(
     }
 
 
-@pytest.fixture(scope="module")
-def channels(installed: Installation) -> Iterator[Channels]:
-    """The component operator/deploy/channels, on the installation of the run."""
-    install_channels(installed)
-    with installed.settings(KNAFKA_CHANNELS="enabled"):
-        yield Channels(installed)
-
-
-def install_channels(installed: Installation) -> None:
-    """Everything of the component but the variable that switches it on."""
-    cluster = installed.cluster
-    cluster.apply(cluster.kubectl("kustomize", str(ROOT / "crds" / "messaging")))
-    cluster.until_established(
-        "crd/kafkachannels.messaging.knative.dev", "crd/subscriptions.messaging.knative.dev"
-    )
-    cluster.apply(Path(DEPLOY / "rbac.yaml"))
-    installed.configure("kafka-channel-config", OPERATOR_NAMESPACE)
+@pytest.fixture(scope="session")
+def channels(installed: Installation) -> Channels:
+    """The component operator/deploy/channels, which `installed` has added."""
+    return Channels(installed)
 
 
 @pytest.fixture
-def channels_go(cluster: Cluster, namespace: str) -> Iterator[None]:
+def channels_go(request: pytest.FixtureRequest, cluster: Cluster, namespace: str) -> Iterator[None]:
     """Delete what the test made before its namespace, so that Kafka is left clean."""
     yield
     for kind in ("subscriptions.messaging.knative.dev", "kafkachannels"):
-        cluster.kubectl("delete", kind, "--all", "-n", namespace, "--timeout=120s", check=False)
+        cluster.kubectl("delete", kind, "--all", "-n", namespace, *leaving(request), check=False)

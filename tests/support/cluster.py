@@ -1,25 +1,24 @@
 """A real Kubernetes with Knative Serving for the tests, and the means to talk to it.
 
-One cluster for the whole run (tests/cluster), started when a test first asks for it, with the
-images of this working tree in its registry; `KNAFKA_KEEP_CLUSTER=1` leaves it running. `KUBECONFIG`
-uses a running cluster instead, whose images are `KNAFKA_TEST_IMAGES` (registry.local:5000) and
-whose ingress is `KNAFKA_TEST_INGRESS`, or `KNAFKA_TEST_PRIVATE_INGRESS` for Routes of the cluster's
-own. Where there is no root or no Linux, the tests that need a cluster are skipped with the reason,
-and fail in CI. Registered by `pytest_plugins` in tests/conftest.py.
+One cluster for the whole run and all of its workers (tests/cluster), started when a test first
+asks for it, with the images of this working tree in its registry; `KNAFKA_KEEP_CLUSTER=1` leaves it
+running. `KUBECONFIG` uses a running cluster instead, whose images are `KNAFKA_TEST_IMAGES`
+(registry.local:5000) and whose ingress is `KNAFKA_TEST_INGRESS`, or `KNAFKA_TEST_PRIVATE_INGRESS`
+for Routes of the cluster's own. Where there is no root or no Linux, the tests that need a cluster
+are skipped with the reason, and fail in CI. Registered by `pytest_plugins` in tests/conftest.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -27,8 +26,10 @@ from typing import Any, Final, TypeVar
 import httpx
 import pytest
 from support.gate import IN_CI
+from support.mortal_kafka import MortalKafka
 from support.objects import Objects
-from support.secure_kafka import SecureKafka
+from support.once_a_run import OnceARun
+from support.secure_kafka import KafkaAccess, SecureKafka
 from support.waiting import PATIENCE
 
 from knafka_local.kafka_distribution import KafkaDistribution
@@ -190,7 +191,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="session")
-def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+def cluster(pytestconfig: pytest.Config, once_a_run: OnceARun) -> Iterator[Cluster]:
     """A running cluster with our images, or a skip."""
     given = os.environ.get("KUBECONFIG")
     ours = not given or Path(given) == settings.KUBECONFIG
@@ -199,18 +200,24 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster]:
         if IN_CI:
             raise RuntimeError(problem)
         pytest.skip(problem)
-    with _shown(pytestconfig):
-        if not given:
-            testcluster("up")
-        if ours:
-            testcluster("images")
+
+    def start() -> None:
+        with _shown(pytestconfig):
+            if not given:
+                testcluster("up")
+            if ours:
+                testcluster("images")
+
+    def stop() -> None:
+        if not given and not os.environ.get("KNAFKA_KEEP_CLUSTER"):
+            testcluster("down")
+
+    once_a_run.get("cluster", start, stop)
     found = Cluster(Path(given) if given else settings.KUBECONFIG)
     try:
         yield found
     finally:
         found.close()
-        if not given and not os.environ.get("KNAFKA_KEEP_CLUSTER"):
-            testcluster("down")
 
 
 @pytest.fixture
@@ -227,24 +234,20 @@ def cluster_kafka(
     cluster: Cluster,
     kafka_distribution: KafkaDistribution,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[SecureKafka]:
+    once_a_run: OnceARun,
+) -> KafkaAccess:
     """A Kafka that pods and tests reach at the same address, with each kind of security."""
-    kafka = SecureKafka(
-        kafka_distribution, tmp_path_factory.mktemp("cluster-kafka"), settings.HOST_IP
-    )
-    # A loop and a thread of its own: tests have loops of theirs, each for a single test.
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="cluster-kafka", daemon=True)
-    thread.start()
-    try:
-        asyncio.run_coroutine_threadsafe(kafka.server.start(), loop).result()
-        yield kafka
-    finally:
-        asyncio.run_coroutine_threadsafe(kafka.server.stop(), loop).result()
-        asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    folder = tmp_path_factory.mktemp("cluster-kafka")
+    kafka = SecureKafka(kafka_distribution, folder, settings.HOST_IP)
+    running: list[MortalKafka] = []
+
+    def start() -> dict[str, Any]:
+        running.append(MortalKafka(kafka.server))
+        running[0].start()
+        return asdict(kafka.access())
+
+    access = once_a_run.get("cluster-kafka", start, lambda: running[0].stop())
+    return KafkaAccess(**access)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from support.cluster import Cluster
 from support.installation import EVENTING
 from support.listener import Listener
-from support.watched import Watched
+from support.watched import Watched, violations
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.ports.log import Record
@@ -43,7 +43,10 @@ def watched(cluster: Cluster) -> Iterator[Watched]:
 
 
 def own_namespace(cluster: Cluster, watched: Watched) -> Iterator[str]:
-    """A namespace for a module's tests, whose Brokers are deleted before it is; see `watched`."""
+    """A namespace for a module's tests, whose Brokers are deleted before it is.
+
+    At last every state that its Brokers and Triggers went through is judged (KN-CON, `watched`).
+    """
     name = f"conformance-{uuid.uuid4().hex[:6]}"
     cluster.kubectl("create", "namespace", name)
     watched.namespaces.add(name)
@@ -51,6 +54,8 @@ def own_namespace(cluster: Cluster, watched: Watched) -> Iterator[str]:
     for kind in ("triggers", "brokers"):
         cluster.kubectl("delete", kind, "--all", "-n", name, "--timeout=90s", check=False)
     cluster.kubectl("delete", "namespace", name, "--wait=false")
+    of_module = {who: states for who, states in watched.histories().items() if who[1] == name}
+    assert violations(of_module) == []
 
 
 def trigger(name: str, annotations: Mapping[str, str] | None = None, **spec: Any) -> dict[str, Any]:

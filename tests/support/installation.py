@@ -2,15 +2,16 @@
 
 And what tests do with it: make Brokers, Triggers, subscribers, send events, ask what arrived.
 
-One installation serves a whole run; every test has a namespace of its own. Its Kafka is one that
-both the pods and the tests reach (`cluster_kafka`). Registered in tests/conftest.py.
+One installation serves a whole run and all of its workers; every test has a namespace of its own.
+Its Kafka is one that both the pods and the tests reach (`cluster_kafka`). A test that changes the
+installation, or loads the whole machine, is marked `alone`. Registered in tests/conftest.py.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from support.cluster import OPERATOR_NAMESPACE, Cluster
-from support.secure_kafka import SecureKafka
+from support.once_a_run import OnceARun
+from support.secure_kafka import KafkaAccess
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -29,7 +31,33 @@ READY: Final = 60.0
 ARRIVAL: Final = 60.0
 """Seconds until an event has arrived, cold starts included."""
 
+LEFT: Final = 90.0
+"""Seconds that a run waits at its end for the deletion of what its tests made."""
+
 EVENTING: Final = "eventing.knative.dev/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A folder of operator/deploy that an installation may add."""
+
+    definitions: str
+    """The folder of crds/, which is a kustomization."""
+    kinds: tuple[str, ...]
+    """Names of the CustomResourceDefinitions in it."""
+    setting: str
+    """The operator's variable that says `enabled`."""
+
+
+COMPONENTS: Final[Mapping[str, Component]] = {
+    "channels": Component(
+        "messaging",
+        ("subscriptions.messaging.knative.dev", "kafkachannels.messaging.knative.dev"),
+        "KNAFKA_CHANNELS",
+    ),
+    "sensors": Component("sensors", ("sensors.knafka.dev",), "KNAFKA_SENSORS"),
+}
+"""By its folder's name, which is the name of the fixture, too, that a test takes to have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,25 +116,57 @@ class Subscriber:
 class Installation:
     """The operator, running."""
 
-    def __init__(self, cluster: Cluster, kafka: SecureKafka) -> None:
+    def __init__(self, cluster: Cluster, kafka: KafkaAccess) -> None:
         self.cluster = cluster
         self.kafka = kafka
+        self._kinds: list[str] = []
+        """Those of the components that this has installed."""
 
-    def install(self) -> None:
-        """Everything of operator/deploy, with our images and our Kafka; returns when it runs."""
+    def install(self, components: Collection[str] = ()) -> None:
+        """Everything of operator/deploy, with our images and our Kafka, and these of `COMPONENTS`;
+        returns when it runs."""
         kubectl = self.cluster.kubectl
         deploy = kubectl("kustomize", str(ROOT / "operator" / "deploy"))
         self.cluster.apply(self.located(deploy, "knafka", "knafka-operator"))
         self.configure("kafka-broker-config", OPERATOR_NAMESPACE)
+        self.configure("kafka-channel-config", OPERATOR_NAMESPACE)
+        for name in components:
+            self.prepare(name)
+        # Another run may have had others.
+        kubectl(
+            "set", "env", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator",
+            *(
+                f"{component.setting}=enabled" if name in components else f"{component.setting}-"
+                for name, component in COMPONENTS.items()
+            ),
+        )  # fmt: skip
         # The image's tag is the one of the run before, so nothing else says that it has changed.
         kubectl("rollout", "restart", "-n", OPERATOR_NAMESPACE, "deploy/knafka-operator")
         self.until_running()
+
+    def prepare(self, component: str) -> None:
+        """Everything of a component but the variable that switches it on."""
+        folder = ROOT / "crds" / COMPONENTS[component].definitions
+        self.cluster.apply(self.cluster.kubectl("kustomize", str(folder)))
+        kinds = COMPONENTS[component].kinds
+        self.cluster.until_established(*(f"crd/{kind}" for kind in kinds))
+        self._kinds += kinds
+        self.cluster.apply(ROOT / "operator" / "deploy" / component / "rbac.yaml")
 
     def located(self, manifests: str, *images: str) -> str:
         """The manifests with our images where they are; files of the repository don't know it."""
         for name in images:
             manifests = manifests.replace(f": {name}:latest\n", f": {self.cluster.image(name)}\n")
         return manifests
+
+    def until_left(self) -> None:
+        """Wait until nothing is left of what tests deleted, while its Kafka is still there."""
+        kinds = ",".join(("triggers", "brokers", *self._kinds))
+        deadline = time.monotonic() + LEFT
+        while self.cluster.kubectl("get", kinds, "--all-namespaces", "-oname").strip():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(1)
 
     def until_running(self) -> None:
         self.cluster.kubectl(
@@ -332,16 +392,37 @@ class Installation:
 
 
 @pytest.fixture(scope="session")
-def installed(cluster: Cluster, cluster_kafka: SecureKafka) -> Installation:
-    """Knafka, running in the cluster."""
+def installed(
+    request: pytest.FixtureRequest,
+    cluster: Cluster,
+    cluster_kafka: KafkaAccess,
+    once_a_run: OnceARun,
+) -> Installation:
+    """Knafka, running in the cluster, with the components that any test of this run takes."""
     installation = Installation(cluster, cluster_kafka)
-    installation.install()
+    fixtures = {
+        name
+        for item in request.session.items
+        if item.get_closest_marker("cluster")
+        for name in getattr(item, "fixturenames", ())
+    }
+    components = [name for name in COMPONENTS if name in fixtures]
+    once_a_run.get("installed", lambda: installation.install(components), installation.until_left)
     return installation
 
 
 @pytest.fixture
-def brokers_go(cluster: Cluster, namespace: str) -> Iterator[None]:
+def brokers_go(request: pytest.FixtureRequest, cluster: Cluster, namespace: str) -> Iterator[None]:
     """Delete what the test made before its namespace, so that Kafka is left clean."""
     yield
     for kind in ("triggers", "brokers"):
-        cluster.kubectl("delete", kind, "--all", "-n", namespace, "--timeout=90s", check=False)
+        cluster.kubectl("delete", kind, "--all", "-n", namespace, *leaving(request), check=False)
+
+
+def leaving(request: pytest.FixtureRequest) -> Sequence[str]:
+    """How kubectl deletes at the end of a test, which needn't see it through: `until_left` does.
+
+    It waits where the test's own Kafka ends next, or where the next test wants to be alone.
+    """
+    waits = request.node.get_closest_marker("alone") or "mortal_kafka" in request.fixturenames
+    return ("--timeout=90s",) if waits else ("--wait=false",)

@@ -11,15 +11,24 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from support.fake_clock import NOOP_CYCLES
+from support.unmeasured import UNMEASURED
 
 PURE_TIMEOUT: Final = 60.0
 """Seconds for a test that has only its own process; pyproject.toml has the others' timeout."""
 LONG: Final = ("kafka", "cluster", "spark", "slow")
 """Markers of the tests that may take longer."""
 _TESTS: Final = Path(__file__).parents[1]
+LONG_ON_CLUSTER: Final = (
+    "test_shared_dispatchers.py",
+    "test_operator.py",
+    "test_channels.py",
+    "test_operator_absent.py",
+)
+"""Files that take two minutes: whoever begins one of them last ends last."""
 CLUSTER_TESTS: Final = _TESTS / "cluster"
-COVERING: Final = tuple(_TESTS / folder for folder in ("unit", "property", "behaviour"))
-"""Folders whose tests, long ones apart, have to cover the pure packages."""
+COVERING: Final = ("unit", "property", "behaviour")
+"""Folders whose tests, long ones and `UNMEASURED` apart, have to cover the pure packages."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,8 +43,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark_what_it_needs(item)
         if not item.get_closest_marker("timeout") and not is_long(item):
             item.add_marker(pytest.mark.timeout(PURE_TIMEOUT))
-        if is_long(item) or not any(item.path.is_relative_to(folder) for folder in COVERING):
-            item.add_marker("no_cover")  # measuring doubles the CPU that a test takes
+        if is_long(item) or not is_measured(item.path):
+            item.add_marker("no_cover")
+        if item.get_closest_marker("looptime"):
+            item.add_marker(pytest.mark.looptime(noop_cycles=NOOP_CYCLES))
     seed: int | None = config.getoption("--shuffle")
     if seed is None:
         items.sort(key=_turn)
@@ -67,6 +78,12 @@ def mark_what_it_needs(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.cluster)
 
 
+def is_measured(path: Path) -> bool:
+    """Whether coverage is measured in a file's tests, where it is at all."""
+    name = path.relative_to(_TESTS).as_posix()
+    return name.startswith(COVERING) and name not in UNMEASURED
+
+
 def is_long(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in LONG)
 
@@ -74,7 +91,7 @@ def is_long(item: pytest.Item) -> bool:
 def _turn(item: pytest.Item) -> int:
     """0 for what begins first. Cluster tests come last: what they need may still be compiling."""
     if item.get_closest_marker("cluster"):
-        return 3
+        return 3 if item.path.name in LONG_ON_CLUSTER else 4
     if item.get_closest_marker("spark"):
         return 0
     return 1 if is_long(item) else 2

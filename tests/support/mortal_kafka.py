@@ -1,4 +1,4 @@
-"""A Kafka of a test's own that pods reach, too, and that may be killed."""
+"""A Kafka that runs beside tests, on a loop and in a thread of its own, and may be killed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class MortalKafka:
 
     def __init__(self, server: KafkaServer) -> None:
         self.server = server
+        # Tests have loops of theirs, each for a single test.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -50,6 +51,7 @@ class MortalKafka:
 def mortal_kafka(
     kafka_distribution: KafkaDistribution, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MortalKafka]:
+    """One of the test's own, which pods reach, too."""
     directory = tmp_path_factory.mktemp("mortal-kafka")
     kafka = MortalKafka(KafkaServer(kafka_distribution, directory, host=settings.HOST_IP))
     kafka.start()

@@ -4,6 +4,7 @@
         kafka.bootstrap("SSL"), kafka.secret("SSL")
 
 The Secrets have the keys of spec/naming.md. Its certificates are its own and live for a day.
+`kafka.access()` is what another process has to know of it.
 """
 
 from __future__ import annotations
@@ -87,6 +88,23 @@ class Authority:
         return Certificate(_pem(builder.sign(self._key, hashes.SHA256())), private)
 
 
+@dataclass(frozen=True, slots=True)
+class KafkaAccess:
+    """How to reach a running Kafka by each kind of security, from whatever process."""
+
+    addresses: Mapping[str, str]
+    """`host:port` by kind."""
+    secrets: Mapping[str, Mapping[str, str]]
+
+    def bootstrap(self, kind: str) -> str:
+        """`host:port` of the listener for this kind of security."""
+        return self.addresses[kind]
+
+    def secret(self, kind: str) -> Mapping[str, str]:
+        """What a user would put into the Secret."""
+        return self.secrets[kind]
+
+
 class SecureKafka:
     """A node, as soon as it was started, and how to reach it by each kind of security."""
 
@@ -124,6 +142,13 @@ class SecureKafka:
         if listener == "SERVERONLY":
             found["user.skip"] = "true"
         return found
+
+    def access(self) -> KafkaAccess:
+        """What another process has to know; only once it is started."""
+        return KafkaAccess(
+            {kind: self.bootstrap(kind) for kind in _KINDS},
+            {kind: self.secret(kind) for kind in _KINDS},
+        )
 
     def mounted(self, kind: str, folder: Path, **changed: str | None) -> Kafka:
         """How the contract tells it, the Secret mounted in `folder`.

@@ -12,6 +12,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 from support.cluster import Cluster
@@ -55,7 +56,7 @@ class Watched:
         ]
 
     def histories(self) -> dict[Identity, list[Document]]:
-        """The states of every object in `namespaces`."""
+        """The states of every object in `namespaces`: those of the modules of this worker."""
         found: dict[Identity, list[Document]] = {}
         for each in list(self._documents):
             metadata = each["metadata"]
@@ -91,6 +92,19 @@ def is_ready(document: Document) -> bool:
     return document.get("status", {}).get("observedGeneration") == document["metadata"][
         "generation"
     ] and any(each["type"] == "Ready" and each["status"] == "True" for each in conditions(document))
+
+
+def violations(histories: Mapping[Identity, list[Document]]) -> list[str]:
+    """What any of the rules below finds wrong with any state or change of an object."""
+    wrong = []
+    for identity, states in histories.items():
+        for state in states:
+            for of_state in (form, sums, reasons, addresses, severities):
+                wrong += [f"{identity}: {each}" for each in of_state(state)]
+        for before, after in pairwise(states):
+            for of_change in (transitions, observed):
+                wrong += [f"{identity}: {each}" for each in of_change(before, after)]
+    return wrong
 
 
 def form(document: Document) -> Iterator[str]:
@@ -159,3 +173,28 @@ def observed(before: Document, after: Document) -> Iterator[str]:
     was = before.get("status", {}).get("observedGeneration", 0)
     if status.get("observedGeneration", was) < was:
         yield f"observedGeneration went back from {was}"
+
+
+def severities(document: Document) -> Iterator[str]:
+    """KN-CON-04: what is False without a severity although the object is Ready: True is good."""
+    if is_ready(document):
+        for each in conditions(document):
+            if each["status"] != "True" and not each.get("severity"):
+                yield f"Ready, and yet: {each}"
+
+
+def addresses(document: Document) -> Iterator[str]:
+    """What is Ready without its addresses: a Broker's own, a Trigger's subscriber, and a sink's."""
+    if not is_ready(document):
+        return
+    status, delivery = document["status"], document.get("spec", {}).get("delivery", {})
+    told = {
+        "address": (status.get("address") or {}).get("url", "")
+        if document["kind"] == "Broker"
+        else status.get("subscriberUri", "")
+    }
+    if "deadLetterSink" in delivery:
+        told["sink"] = status.get("deadLetterSinkUri", "")
+    for name, url in told.items():
+        if not url.startswith("http://"):
+            yield f"Ready, and its {name} is {url!r}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,9 +60,15 @@ def run(*arguments: str | Path, stdin: str | None = None) -> tuple[int, str]:
     return result.exit_code, result.output + error
 
 
+@cache
+def help_of(*command: str) -> tuple[int, str]:
+    """Exit code and output: what takes most of the time here, and three tests look at."""
+    return run(*command, "--help")
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "knafka")
 def test_every_command_has_help(command: list[str]) -> None:
-    code, output = run(*command, "--help")
+    code, output = help_of(*command)
     assert code == 0
     assert "Usage:" in output
 
@@ -70,14 +77,14 @@ def test_every_command_has_help(command: list[str]) -> None:
 def test_the_help_of_every_command_ends_with_an_example_that_can_be_pasted(
     command: list[str],
 ) -> None:
-    _, output = run(*command, "--help")
+    _, output = help_of(*command)
     *_, example = output.strip().splitlines()
     assert example.strip().startswith(f"Example: knafka {' '.join(command)}")
 
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each and each not in GROUPS])
 def test_one_word_names_the_data_folder_in_every_command(command: list[str]) -> None:
-    _, output = run(*command, "--help")
+    _, output = help_of(*command)
     assert ("--data-dir" in output) == (command != ["check"])
 
 

@@ -164,13 +164,13 @@ async def test_who_goes_on_hands_on_what_it_has_not_read_yet() -> None:
     async def answer(request: Request) -> Response:
         return response(503 if id_of(request).startswith("bad") else 200)
 
-    world = World(answer, delivery=Delivery(retry=3, backoff_delay=1000))
+    world = World(answer, delivery=Delivery(retry=3, backoff_delay=100))
     for number in range(100):
         world.send(f"bad-{number}" if number % 20 == 0 else str(number), str(number))
     for _ in range(5):
         running = world.begin(world.drain(), stop_after=1.5)
         await running
-    await world.run(stop_after=20_000)
+    await world.run(stop_after=2_000)
     posted = Counter(world.subscriber.ids)
     assert {posted[str(number)] for number in range(100) if number % 20} == {1}
     assert {posted[f"bad-{number}"] for number in range(0, 100, 20)} == {4}
