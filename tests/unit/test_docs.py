@@ -38,6 +38,7 @@ NO_REASONS = {
     *("DeadLetterArchive", "DeadLetterReplay", "DeadLetterPurge", "PersistentVolumeClaim"),
     *("ServiceAccount", "RoleBinding"),
     *("ClusterRole", "DisruptionTarget", "FallbackToLogsOnError", "OnRootMismatch"),
+    *("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"),
     *("ContainerCreating", "PodInitializing", "PodScheduled", "ReadWriteMany"),
 }
 """Words in the operator's code that look like a condition or a reason and are none."""

@@ -33,6 +33,7 @@ TRIED_ELSEWHERE = {
     *("Loop", "SubscriberLeadsBack", "ReplyLeadsBack", "DeadLetterSinkLeadsBack"),  # test_loops
     *("TopicDrifted", "OldRevisionDelivers", "InternalError", "FunctionRejected"),
     "ServersNotAllowed",  # test_hostile_kafka.py
+    *("RollWaits", "RollStuck"),  # test_operator_rolls.py
     *("NamespaceMinScale", "NamespacePartitions", "TopicTooLarge"),  # test_maxima.py
     *("DrainFailed", "SubscriberUnavailable", "CommittedBeyondEnd", "Paused", "ShardBehind"),
     # test_operator_channels.py and what stands beside it

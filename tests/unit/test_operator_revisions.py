@@ -11,6 +11,7 @@ from support.controlled import controller_of
 from support.operator_world import OperatorWorld, condition, running_operator
 
 from knafka.core.contract import Egress
+from knafka.core.errors import LogError
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, EVENTING, FINALIZER, SERVING
 from knafka_operator.reconcile.work_queue import GONE
@@ -103,6 +104,15 @@ async def test_a_trigger_is_ready_only_when_unasked_pods_of_the_revision_before_
     assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "Unknown"
     pod["status"]["containerStatuses"][1]["state"] = {"terminated": {}}
     assert condition(await world.reconcile_trigger(*WHO), "Ready")["status"] == "True"
+
+
+async def test_what_drains_unasked_goes_before_its_group(world: OperatorWorld) -> None:
+    """Its pods were members until Kafka was no longer waited for, and the group stayed."""
+    assert (await _declare(world, MIN_SCALE))["status"] == "True"
+    world.kafka_failures["delete_group"] = LogError("the group has members")
+    with pytest.raises(LogError):
+        await world.delete_trigger(*WHO)
+    assert SERVICE not in world.cluster.services()
 
 
 async def test_a_paused_trigger_has_no_function_also_with_min_scale(world: OperatorWorld) -> None:

@@ -96,11 +96,12 @@ MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
 _RECEIVER_SCALING: Final[Mapping[str, str]] = {
     "min-scale": "0",
     "max-scale": "10",
-    # Requests at a time; a pod of one core takes some thousand a second, each for milliseconds.
-    "target": "200",
-    # No panic: that scales by six seconds in which requests wait for a pod that starts, and by
-    # each pod that starts they are slower. By a minute's a burst still gets its pods in seconds.
-    "panic-threshold-percentage": "1000",
+    # By how many events arrive, and not by how many are under way: those are the more the slower a
+    # busy node is, and each pod that starts for them makes it slower.
+    "metric": "rps",
+    "target": "500",
+    # The activator is in the path of one pod or two, as with Knative's own target.
+    "target-burst-capacity": "1000",
 }
 
 

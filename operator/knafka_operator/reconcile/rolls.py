@@ -53,6 +53,10 @@ class Rolls:
         self._starting = asyncio.Lock()
         self._started = False
 
+    def __len__(self) -> int:
+        """Functions that are kept."""
+        return len(self._rolling) + len(self._stuck) + len(self._waiting)
+
     async def ask(self, cluster: Cluster, service: Identity, key: Key) -> bool:
         """Whether this function may roll now; if not, `key` is enqueued when it may.
 

@@ -200,6 +200,9 @@ class Triggers:
         """
         identity, family = Identity.of(document), self.states.family
         await self.stop_delivery(identity)
+        # Before the group: pods of min-scale drain unasked, and are members until they end. In the
+        # operator's namespace nothing else deletes them.
+        await self._delete_functions(document)
         if group := group_in_status(document):
             # Its record may be all that there is of it: an operator died before it was delivered.
             await self.shards.withdraw(broker_of(document), [group])
@@ -219,9 +222,6 @@ class Triggers:
             elif stored is not None:
                 message = f"{family.broker} {broker.name} has no topic yet"
                 raise NotReady(f"{family.short}NotConfigured", message)
-        if family.centralized:
-            # Nothing else deletes what is in another namespace.
-            await self._delete_functions(document)
         self.forget(document)
 
     def forget(self, document: Document) -> None:
