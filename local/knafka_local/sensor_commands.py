@@ -201,7 +201,11 @@ def _conditions(sensor: Sensor) -> dict[str, Any]:
         SensorTrigger.model_construct(**{name: getattr(each, name) for name in known})
         for each in sensor.spec.triggers
     ]
-    spec = Conditions(dependencies=sensor.spec.dependencies, triggers=tuple(triggers))
+    spec = Conditions(
+        dependencies=sensor.spec.dependencies,
+        triggers=tuple(triggers),
+        dedupe=sensor.spec.dedupe,
+    )
     return dump(spec)
 
 

@@ -26,7 +26,7 @@ pytestmark = [
 def test_a_backtest_of_the_bus_says_what_the_function_fires(
     spark: SparkSession, kafka: Kafka, topic: MakeTopic
 ) -> None:
-    world = SensorWorld(kafka, topic)
+    world = SensorWorld(kafka, topic, 3, by_sender=True)
     client = KafkaClient(Connection(kafka.bootstrap_servers))
     sensor = world.sensor(
         [

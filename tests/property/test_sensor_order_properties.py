@@ -19,6 +19,7 @@ from knafka.core.documents import parse
 from knafka.core.kafka_binding import read
 from knafka.core.sensor.backtest import Backtest, PastEvent
 from knafka.core.sensor.contract import SensorTrigger
+from knafka.core.sensor.duplicates import Seen
 from knafka.core.sensor.order import Place
 from knafka.core.sensor.records import identity_of, trigger_of
 from knafka.core.sensor.routing import Router
@@ -51,6 +52,8 @@ class Event:
     """Milliseconds since the event before."""
     late: int
     """Milliseconds that its time is before that, where times may be late."""
+    again: bool = False
+    """Whether it is the one of before the last once more."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ events = st.builds(
     st.integers(0, 9),
     st.sampled_from([0, 1, 5, 40, 700, 2_500, 20_000]),
     st.integers(0, LATE),
+    st.sampled_from([False, False, False, True]),
 )
 happenings = (
     st.builds(Interrupt, numbers, st.sampled_from(Interruption))
@@ -102,23 +106,29 @@ schedules = st.lists(events | events | events | runs | runs | happenings, min_si
 
 
 class World(MemorySensor):
-    def __init__(self, partitions: int, *, by_sender: bool, grace: float | None) -> None:
+    def __init__(
+        self, partitions: int, *, by_sender: bool, grace: float | None, dedupe: float | None = None
+    ) -> None:
         super().__init__(partitions, by_sender=by_sender)
         self.partitions = partitions
         self.can_be_late = by_sender or grace is not None
         declared = tuple(parse(SensorTrigger, each) for each in TRIGGERS)
-        self.more = {"triggers": declared, "grace": grace}
+        self.more = {"triggers": declared, "grace": grace, "dedupe": dedupe}
 
     def play(self, happening: object) -> None:
         match happening:
-            case Event(dependency, order, partition, after, late):
+            case Event(dependency, order, partition, after, late, again):
                 self.now += after
                 at, number = self.now, partition % self.partitions
                 if self.can_be_late:
                     # A partition of the log's own time is in order: its clock is behind as a whole.
                     own = hash((number,)) % LATE if self.more["grace"] is not None else late
                     at -= own
-                self.send(Send(dependency, order, 0), at=at, partition=number)
+                before = self.sent[-2:-1] if again else []
+                for identity, of in before:
+                    dependency, order = identity[0], of
+                named = before[0][0] if before else None
+                self.send(Send(dependency, order, 0), at=at, partition=number, identity=named)
             case Run(process):
                 self.run(process)
             case Interrupt(process, how):
@@ -158,6 +168,7 @@ def modelled(world: World) -> Counter[str]:
         {each.name: each for each in declared.rules()},
     )
     models: dict[str, Model] = {}
+    seen = {key: Seen(declared.dedupe_millis) for key in rules}
     found: Counter[str] = Counter()
     for place, event in sorted(world.past(), key=lambda each: each[0]):
         for route in router.route(event.attributes):
@@ -166,6 +177,9 @@ def modelled(world: World) -> Counter[str]:
             )
             if route.fires:
                 found[f"{route.key}: {came.identity.split()[1]}"] += 1
+                continue
+            dependency, which = came.dependency, came.identity
+            if not seen[trigger_of(route.key)].is_new(route.key, dependency, which, place.at):
                 continue
             model = models.setdefault(route.key, Model(rules[trigger_of(route.key)]))
             found.update(_told(route.key, model.add(came)))
@@ -181,14 +195,19 @@ def _told(key: str, firings: Iterator[Any]) -> Iterator[str]:
 
 @pytest.mark.conformance("BUS-14", "BUS-19", "BUS-24", "BUS-38")
 @settings(deadline=None)
-@given(st.integers(1, 10), st.sampled_from(["kafka", "apart", "senders"]), schedules)
+@given(
+    st.integers(1, 10),
+    st.sampled_from(["kafka", "apart", "senders"]),
+    st.sampled_from([None, 3.0]),
+    schedules,
+)
 def test_what_fires_follows_from_the_events_and_their_times_alone(
-    partitions: int, times: str, schedule: list[object]
+    partitions: int, times: str, dedupe: float | None, schedule: list[object]
 ) -> None:
     """`apart`: the clocks of Kafka's nodes differ by less than the declared grace. `senders`: they
     say the time, up to the default grace too late."""
     grace = LATE / 1000 if times == "apart" else None
-    world = World(partitions, by_sender=times == "senders", grace=grace)
+    world = World(partitions, by_sender=times == "senders", grace=grace, dedupe=dedupe)
     for each in schedule:
         world.play(each)
     world.rest()

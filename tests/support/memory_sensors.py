@@ -124,10 +124,12 @@ class MemorySensor:
         data: bytes | None = None,
         at: int | None = None,
         partition: int | None = None,
+        identity: str | None = None,
     ) -> None:
-        """`at`: the record's timestamp, if it isn't now; `partition`: if its key doesn't say."""
+        """`at`: the record's timestamp, if it isn't now; `partition`: if its key doesn't say;
+        `identity`: if it isn't another event than those before."""
         self.now += event.after * 1000
-        identity = f"{event.dependency}{len(self.sent)}"
+        identity = identity or f"{event.dependency}{len(self.sent)}"
         attributes = {
             "specversion": "1.0",
             "id": identity,

@@ -199,14 +199,10 @@ class BoundedReader:
         """As `TransactionalLog.reachable_ends`."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
-        known, asked_at = self._known_partitions.get(topic, ((), 0.0))
-        if not known or time.monotonic() - asked_at > PARTITIONS_KEPT:
-            known, asked_at = self.partitions(topic), time.monotonic()
-            self._known_partitions[topic] = known, asked_at
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         ends: dict[int, int | None] = {}
         asked = self._admin.list_offsets(
-            dict.fromkeys(known, latest),
+            dict.fromkeys(self._kept_partitions(topic), latest),
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             request_timeout=AT_ONCE,
         )
@@ -217,6 +213,13 @@ class BoundedReader:
                 ends[each.partition] = None
         return ends
 
+    def _kept_partitions(self, topic: str) -> Sequence[TopicPartition]:
+        known, asked_at = self._known_partitions.get(topic, ((), 0.0))
+        if not known or time.monotonic() - asked_at > PARTITIONS_KEPT:
+            known = self.partitions(topic)
+            self._known_partitions[topic] = known, time.monotonic()
+        return known
+
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
         """As `TransactionalLog.committed_now`."""
         if self._kept_passing is None:
@@ -224,7 +227,8 @@ class BoundedReader:
             passing = {"isolation.level": "read_uncommitted", "group.id": self._group}
             settings = {**_READING, **self._connection, **passing}
             self._kept_passing = open_client(Consumer, settings)
-        found = committed_of(self._kept_passing, self.partitions(topic), REQUEST_TIMEOUT)
+        asked = list(self._kept_partitions(topic))
+        found = committed_of(self._kept_passing, asked, REQUEST_TIMEOUT)
         return {
             each.partition: OffsetAndMetadata(each.offset, each.metadata or "")
             for each in found

@@ -142,6 +142,9 @@ class DrainProgress(Model):
     dead_letters: dict[str, int] = Field(default_factory=dict, exclude_if=lambda found: not found)
     """Those of `dead_lettered` by reason and status, such as `status 503` or `timeout`. Left out
     while there are none, like `lost`."""
+    late: int = Field(default=0, exclude_if=lambda count: not count)
+    """Of a Sensor's drain, events that came too late for their order. Left out while there are
+    none, like `lost`."""
     unsettled: int = 0
     """Records read and not settled, right now."""
     partitions: tuple[int, ...] = ()

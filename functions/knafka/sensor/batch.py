@@ -12,7 +12,7 @@ from knafka.core.sensor import letters, records
 from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.held import Firing, Held, HeldEvent
 from knafka.core.sensor.letters import TooLarge
-from knafka.core.sensor.order import Taken
+from knafka.core.sensor.order import Routed, Taken
 from knafka.ports.log import Record
 from knafka.ports.transactions import Output, Partition
 from knafka.sensor.counts import Counts
@@ -70,8 +70,8 @@ class Batch:
         self._added_by: dict[tuple[int, bytes], int] = {}
         """From which of `_units` each of them follows."""
         self.positions: dict[Partition, int] = {}
-        self.routed: dict[int, int | None] = {}
-        """Until when each partition of the bus was routed."""
+        self.routed: dict[int, Routed] = {}
+        """How far each partition of the bus is routed with it."""
         self.taken: dict[int, Taken | None] = {}
         """What was taken behind the position of each partition of the trigger topic."""
         self.counts = Counts()
@@ -246,7 +246,7 @@ class Batch:
         """What is committed beside its position: of the bus, until when it was routed; of the
         trigger topic, BUS-16's mapping of the triggers that are not correlated."""
         if partition.topic != self._sensor.trigger_topic:
-            return records.bus_metadata(self.routed.get(partition.number))
+            return records.bus_metadata(self.routed.get(partition.number, Routed()))
         number, position = partition.number, self.positions[partition]
         needed = {
             trigger.name: min(

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from knafka.core.kafka_binding import Envelope, RecordHeaders
 from knafka.core.sensor import records
 from knafka.core.sensor.contract import Sensor
-from knafka.core.sensor.order import Place
+from knafka.core.sensor.order import Place, Routed
 from knafka.core.sensor.routing import Route
 from knafka.core.times import LOG_APPEND_TIME
 from knafka.observability import RateLimitedFilter
@@ -117,6 +117,7 @@ class Bus:
         self._own: dict[int, _Own] = {}
         self._is_log_time = True
         """Whether times are Kafka's, as far as is known."""
+        self._has_read = False
         self._ahead_by = 0
         """Milliseconds by which Kafka's clock is ahead of ours, for certain."""
         self._ends: Mapping[int, int | None] = {}
@@ -147,9 +148,10 @@ class Bus:
 
     # Partitions
 
-    def assigned(self, number: int, position: int, until: int | None) -> None:
-        """A partition is ours, read on from `position`; `until` is what was committed with it."""
-        self._own[number] = _Own(position, until, until)
+    def assigned(self, number: int, position: int, routed: Routed) -> None:
+        """A partition is ours, read on from `position`; `routed` was committed with it."""
+        self._own[number] = _Own(position, routed.until, routed.until)
+        self._hear_of_senders(routed)
         self._looked_at = None
 
     def revoked(self, number: int) -> None:
@@ -178,10 +180,9 @@ class Bus:
         each = self._own[record.partition()]
         each.next = record.offset() + 1
         is_log_time = record.timestamp()[0] == LOG_APPEND_TIME
+        self._is_log_time, self._has_read = is_log_time, True
         if is_log_time:
             self._ahead_by = max(self._ahead_by, at - now)
-        elif self._is_log_time:
-            self._is_log_time = False
         reached = at if is_log_time else at - self.grace
         each.seen = reached if each.seen is None else max(each.seen, reached)
         return each.seen, bool(each.queue)
@@ -367,6 +368,8 @@ class Bus:
         self._ends, self._asked_at = ends, asked_at
         if self.is_shared:
             committed = self._log.committed_now(self._topic)
+            for each in committed.values():
+                self._hear_of_senders(records.routed_in(each.metadata))
             for number in ends.keys() - self._own.keys():
                 self._hear(number, committed.get(number), ends[number])
         self._note(now, wanted)
@@ -374,13 +377,19 @@ class Bus:
     def _hear(self, number: int, committed: OffsetAndMetadata | None, end: int | None) -> None:
         """What another process has committed of a partition, after its end was asked for."""
         offset = 0 if committed is None else committed.offset
-        until = None if committed is None else records.routed_until(committed.metadata)
+        routed = Routed() if committed is None else records.routed_in(committed.metadata)
+        until = routed.until
         if end is not None and offset >= end:
             at_end = self._asked_at - self.grace
             until = at_end if until is None else max(at_end, until)
         before = self._elsewhere.get(number)
         if until is not None:
             self._elsewhere[number] = until if before is None else max(before, until)
+
+    def _hear_of_senders(self, routed: Routed) -> None:
+        """Who has read no record has it from others whose the times are."""
+        if routed.by_sender and not self._has_read:
+            self._is_log_time = False
 
     def _note(self, now: int, wanted: int) -> None:
         """Who holds up, and for how long."""

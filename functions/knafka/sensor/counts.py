@@ -26,6 +26,8 @@ class Counts:
     """Evaluations of a filter or a correlation that ended with an error, by its kind."""
     late: Counter[str] = field(default_factory=Counter)
     """Events that came too late for their order, by the trigger that took them."""
+    duplicates: int = 0
+    """Events that came again, each as often as a trigger would have had it."""
     transactions: int = 0
     aborted: int = 0
 
@@ -39,6 +41,7 @@ class Counts:
             self.let_go + other.let_go,
             self.errors + other.errors,
             self.late + other.late,
+            self.duplicates + other.duplicates,
             self.transactions + other.transactions,
             self.aborted + other.aborted,
         )

@@ -77,6 +77,7 @@ class SensorDrain:
             delivered=now.fired.total() - before.fired.total(),
             dead_lettered=now.dead_letters.total() - before.dead_letters.total(),
             dead_letters=dict(now.dead_letters - before.dead_letters),
+            late=now.late.total() - before.late.total(),
             partitions=self.processor.partitions,
             slot=self.slot,
             holding=holding,

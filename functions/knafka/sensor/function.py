@@ -133,6 +133,7 @@ class SensorSide(LeasedSide):
                 ({**labels, "outcome": "read"}, totals.read),
                 ({**labels, "outcome": "matched"}, totals.matched),
                 ({**labels, "outcome": "undecodable"}, totals.undecodable),
+                ({**labels, "outcome": "duplicate"}, totals.duplicates),
             ],
         )
         yield Metric(
@@ -156,6 +157,11 @@ class SensorSide(LeasedSide):
             [({**labels, "kind": kind}, count) for kind, count in totals.errors.items()],
         )
         yield Metric(
+            "knafka_sensor_late_events_total",
+            "Events that came too late for their order, by the trigger that took them after others",
+            [({**labels, "trigger": name}, count) for name, count in totals.late.items()],
+        )
+        yield Metric(
             "knafka_sensor_transactions_total",
             "Transactions by what became of them",
             [
@@ -168,6 +174,12 @@ class SensorSide(LeasedSide):
             "knafka_sensor_held_keys",
             "Triggers, or their correlation keys, for which this process holds events",
             [(labels, 0 if processor is None else processor.held_keys)],
+            kind="gauge",
+        )
+        yield Metric(
+            "knafka_sensor_waiting_events",
+            "Events that this process has read and that wait until none before them can come",
+            [(labels, 0 if processor is None else processor.waiting)],
             kind="gauge",
         )
         yield Metric(

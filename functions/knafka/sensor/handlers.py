@@ -15,7 +15,7 @@ from typing import NamedTuple
 from knafka.core import json_format
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.kafka_binding import RecordHeaders, read
-from knafka.core.sensor import letters, records, rules
+from knafka.core.sensor import duplicates, letters, records, rules
 from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.held import Firing, HeldEvent
 from knafka.core.sensor.order import BEFORE_ALL, InOrder, Place
@@ -60,6 +60,7 @@ class Handlers:
         self._router = router
         self._bus = bus
         self._tracing = tracing
+        self._dedupe = sensor.dedupe_millis
 
     # Of the bus
 
@@ -160,6 +161,9 @@ class Handlers:
             return  # the trigger was removed
         number, key, event = record.partition(), found.key, found.event
         try:
+            if self._dedupe is not None and self._came_before(number, rule.name, event, batch):
+                batch.counts.duplicates += 1
+                return
             try:
                 after = rules.step(rule, batch.held(number, key), event)
             except Exception as failed:
@@ -171,6 +175,16 @@ class Handlers:
             raise
         except Exception as failed:
             give_up(record, letters.structured(record.value()), failed, batch)
+
+    def _came_before(self, number: int, trigger: str, event: HeldEvent, batch: Batch) -> bool:
+        """Whether the trigger had the same event a moment ago; else it is marked."""
+        assert self._dedupe is not None
+        mark = duplicates.key_of(trigger, event)
+        marked = batch.held(number, mark)
+        if marked and event.at - marked[0].at <= self._dedupe:
+            return True
+        batch.keep(number, mark, (duplicates.mark_of(event),))
+        return False
 
 
 def follow(number: int, key: str, after: Step, batch: Batch) -> None:

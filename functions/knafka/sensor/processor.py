@@ -22,10 +22,9 @@ from knafka.core.cesql import ErrorKind
 from knafka.core.delivery import Reason
 from knafka.core.drain import Holding
 from knafka.core.errors import LogError
-from knafka.core.sensor import records, rules
+from knafka.core.sensor import duplicates, records, rules
 from knafka.core.sensor.contract import Sensor
 from knafka.core.sensor.held import Held
-from knafka.core.sensor.order import InOrder, Taken
 from knafka.core.sensor.routing import Router
 from knafka.core.sensor.rules import Rule
 from knafka.observability import RateLimitedFilter
@@ -38,13 +37,13 @@ from knafka.ports.transactions import (
     TransactionalLog,
 )
 from knafka.sensor.batch import BATCH, Batch, Refused
-from knafka.sensor.bus import Bus
 from knafka.sensor.counts import Counts
 from knafka.sensor.giving_up import let_go
-from knafka.sensor.handlers import Collected, Handlers, follow
+from knafka.sensor.handlers import follow
+from knafka.sensor.ordering import Ordering
 from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
-from knafka.sensor.watermark import INTERVAL, LATENESS, Watermark
+from knafka.sensor.watermark import INTERVAL, LATENESS
 from knafka.tracing.spans import Tracer
 
 log = logging.getLogger(__name__)
@@ -52,13 +51,6 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 
 GATHERING: Final = 0.02
 """A transaction has the records of so many seconds, and `BATCH` at most (BUS-23, BUS-S9)."""
-SHORTEST_WAIT: Final = 0.005
-"""Seconds between two looks at what waits until it is next, at least."""
-HELD_BACK_RECORDS: Final = 50_000
-"""Records of the trigger topic that wait in a process until they are next; of more the first are
-taken, though something may come before them."""
-HELD_BACK_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of them."""
 
 
 class MissingTopics(LogError):
@@ -85,7 +77,10 @@ class Processor:
         self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
         self.counts = Counts()
         self._sensor = sensor
-        self._rules: Mapping[str, Rule] = {each.name: each for each in sensor.rules()}
+        self._rules: dict[str, Rule] = {each.name: each for each in sensor.rules()}
+        if (dedupe := sensor.dedupe_millis) is not None:
+            marks = (duplicates.rule_of(each, dedupe) for each in list(self._rules))
+            self._rules.update({each.name: each for each in marks})
         self._state = State(self._rules, sensor.max_held_keys, sensor.max_held_bytes)
         self._refused: Refused = {}
         """What is known to be too large for its topic, and isn't committed yet."""
@@ -95,21 +90,11 @@ class Processor:
         """Whether the topic of dead letters exists, as far as is known."""
         self._now = 0
         """The time (ms) of the last read."""
-        self._positions: dict[Partition, int] = {}
-        """What is committed."""
-        self._read_to: dict[int, int] = {}
-        """The next offset to be read of each partition of the trigger topic."""
-        self._taken: dict[int, Taken | None] = {}
-        """What is committed of what was taken behind the position."""
-        self._ordered: dict[int, InOrder[Collected]] = {}
-        """What was read of the trigger topic, and waits until it is next."""
         self._moved: set[Partition] = set()
         """Partitions that came or went since the last look."""
         self._log = open_log(self)
-        self._bus = Bus(sensor, self._log)
-        self._watermark = Watermark(sensor, self._log)
         router = Router(sensor, self._failed)
-        self._handlers = Handlers(sensor, self._rules, router, self._bus, self._tracing)
+        self._ordering = Ordering(sensor, self._rules, router, self._log, self._tracing)
         self._found_at = 0
         """The time (ms) of the last read that gave something."""
         self._known_until: int | None = None
@@ -145,25 +130,26 @@ class Processor:
         self._now = now + round((time.monotonic() - began) * 1000)
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
-        self._take_in(found, reached, batch)
-        self._look(now)
-        routed = self._route(batch)
-        reduced = self._reduce(batch)
-        if found or reduced:
+        ordering = self._ordering
+        ordering.take_in(found, reached, batch, self._now)
+        ordering.look(self._now, self._asked_for(now))
+        handled = ordering.route(batch) + ordering.reduce(batch)
+        if found or handled:
             self._known_until, self._found_at = None, self._now
-        expired = 0 if found or routed or reduced else self._expire(now, batch)
-        self._set_positions(batch)
+        expired = 0 if found or handled else self._expire(now, batch)
+        self._drop_marks(batch)
+        ordering.set_positions(batch)
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
-            self._look(now)
-        self._bus.balance()
-        handled = max(len(found), routed + reduced)
+            ordering.look(now + round((time.monotonic() - began) * 1000), self._asked_for(now))
+        ordering.balance()
+        handled = max(len(found), handled)
         return handled + (expired if expired == BATCH else 0) + batch.tidied + batch.let_go_keys
 
     def _patience(self, now: int, patience: float) -> float:
         """Seconds to wait for a first record, where so many are wanted."""
-        if self._is_known(first := self._due(now)) or self._has_next:
+        if self._is_known(first := self._due(now)) or self._ordering.has_next:
             return 0
         if next(self._state.stale, None) is not None or self._state.is_full:
             patience = min(patience, GATHERING)
@@ -171,12 +157,8 @@ class Processor:
             patience = min(patience, max(INTERVAL, timer + LATENESS - now) / 1000)
         if first is not None:
             patience = min(patience, INTERVAL / 1000)
-        if (waits := self._waits_since) is not None:
-            # Until the time of what waits has passed for certain.
-            seconds = (waits + self._bus.grace + 1 - now) / 1000
-            patience = min(patience, max(SHORTEST_WAIT, seconds) if seconds > 0 else GATHERING)
-            patience = min(patience, GATHERING)
-        return patience
+        waits = self._ordering.patience(now)
+        return patience if waits is None else min(patience, waits)
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
         """What has come, and what was read to its end with it: the first record, and those that
@@ -196,7 +178,7 @@ class Processor:
     @property
     def partitions(self) -> tuple[int, ...]:
         """Numbers of those that are this process's, of the bus or of the trigger topic."""
-        return tuple(sorted({each.number for each in list(self._positions)}))
+        return tuple(sorted({each.number for each in self._ordering.partitions}))
 
     @property
     def held_keys(self) -> int:
@@ -213,6 +195,21 @@ class Processor:
         """When (ms) the next firing is due that waits for no event; None: there is none."""
         return self._state.due
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something was read that isn't handled yet."""
+        return self._ordering.first is not None
+
+    @property
+    def waiting(self) -> int:
+        """Events that were read and wait until they are next."""
+        return self._ordering.waiting
+
+    @property
+    def stalled(self) -> Collection[int]:
+        """Partitions of the bus that were waited for in vain."""
+        return self._ordering.stalled
+
     def holding(self) -> Holding:
         """What each trigger holds here; costs a look at everything."""
         return self._state.holding()
@@ -228,157 +225,41 @@ class Processor:
     # Partitions
 
     def assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
-        self._watermark.forget()
         self._known_until = None
         self._moved.update(partitions)
         changelog = self._sensor.changelog_topic
         for partition, committed in partitions.items():
-            number = partition.number
             position = 0 if committed is None else committed.offset
             metadata = "" if committed is None else committed.metadata
-            self._positions[partition] = position
+            self._ordering.assigned(partition, position, metadata)
             if partition.topic == self._sensor.trigger_topic:
+                number = partition.number
                 self._state.restore(number, self._log.read_all(changelog, number), self._now)
-                self._read_to[number] = position
-                self._taken[number] = records.taken_in(metadata)
-                self._ordered[number] = InOrder(self._taken[number])
-            else:
-                self._bus.assigned(number, position, records.routed_until(metadata))
 
     def revoked(self, partitions: Collection[Partition]) -> None:
         self._moved.update(partitions)
         for partition in partitions:
-            self._positions.pop(partition, None)
+            self._ordering.revoked(partition)
             if partition.topic == self._sensor.trigger_topic:
                 self._state.forget(partition.number)
-                for each in (self._read_to, self._taken, self._ordered):
-                    each.pop(partition.number, None)
-            else:
-                self._bus.revoked(partition.number)
-
-    # Order
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether something was read that isn't handled yet."""
-        return self._waits_since is not None
-
-    @property
-    def waiting(self) -> int:
-        """Events that were read and wait until they are next."""
-        return self._bus.queued + sum(map(len, list(self._ordered.values())))
-
-    @property
-    def stalled(self) -> Collection[int]:
-        """Partitions of the bus that were waited for in vain."""
-        return self._bus.stalled
-
-    @property
-    def _waits_since(self) -> int | None:
-        """The time (ms) of the first event that waits until it is next."""
-        times = [self._bus.first, *(each.first for each in self._ordered.values())]
-        return min((at for at in times if at is not None), default=None)
-
-    @property
-    def _has_next(self) -> bool:
-        """Whether something waits only for its transaction."""
-        return self._bus.has_next or any(each.has_next for each in self._ordered.values())
-
-    def _take_in(
-        self, found: Sequence[Record], reached: Mapping[Partition, int], batch: Batch
-    ) -> None:
-        bus = self._sensor.topic
-        for record in found:
-            if record.topic() == bus:
-                self._handlers.take_in(record, batch, self._now)
-            else:
-                number = record.partition()
-                self._read_to[number] = record.offset() + 1
-                self._handlers.collect(record, self._ordered[number], self._now)
-        for (topic, number), end in reached.items():
-            if topic == bus:
-                self._bus.reached(number, end)
-            elif number in self._read_to:
-                self._read_to[number] = end
-
-    def _look(self, now: int) -> None:
-        """Learn until when everything was read, as far as something waits for it."""
-        bus, ordered = self._bus, self._ordered
-        held_back = [at for each in ordered.values() if (at := each.first) is not None]
-        due = self._due(now)
-        if due is not None:
-            # What has come late may have company that isn't read yet.
-            due = max(due, self._found_at - bus.grace)
-        times = [*held_back, bus.waits_for, bus.first_ahead, due]
-        wanted = sorted(at for at in times if at is not None)
-        if not wanted:
-            return
-        for at in wanted:
-            if (known := bus.read_until) is None or known <= at:
-                bus.refresh(self._now, at)
-                break
-        if held_back or due is not None:
-            known = self._watermark.look(bus.routed_until, self._read_to)
-            if known is not None:
-                for each in ordered.values():
-                    each.know(known)
-
-    def _route(self, batch: Batch) -> int:
-        """Have what is next on the bus in the trigger topic; gives how many events."""
-        count = 0
-        for arrival, until in self._bus.ready(BATCH):
-            self._handlers.route(arrival, batch, until)
-            count += 1
-        return count
-
-    def _reduce(self, batch: Batch) -> int:
-        """Have triggers take what is next; gives how many events."""
-        count, share = 0, max(1, len(self._ordered))
-        for number, ordered in self._ordered.items():
-            room = HELD_BACK_RECORDS // share, HELD_BACK_BYTES // share
-            for collected, late in ordered.take(BATCH - count, *room):
-                self._handlers.reduce(collected, batch)
-                count += 1
-                if late and collected.found is not None:
-                    trigger = records.trigger_of(collected.found.key)
-                    batch.counts.late[trigger] += 1
-                    log.warning(
-                        "an event for %.200s came %d ms too late for its order, and counts as if"
-                        " it had come now",
-                        *(trigger, late),
-                    )
-                if number not in batch.taken:
-                    batch.taken[number] = None
-        return count
-
-    def _set_positions(self, batch: Batch) -> None:
-        """What is committed with the batch: whatever has changed."""
-        bus, triggers = self._sensor.topic, self._sensor.trigger_topic
-        for partition in self._positions:
-            number = partition.number
-            if partition.topic == bus:
-                position = self._bus.position(number)
-                if position != self._positions[partition]:
-                    batch.positions[partition] = position
-                    batch.routed[number] = self._bus.routed(number)
-                continue
-            ordered, read = self._ordered[number], self._read_to[number]
-            position = ordered.position(read)
-            touched = number in batch.taken or Partition(triggers, number) in batch.positions
-            if touched or position != self._positions[partition]:
-                batch.positions[partition] = position
-                batch.taken[number] = ordered.taken(read)
 
     # Time
 
     @property
     def _lateness(self) -> int:
-        return max(LATENESS, self._bus.grace)
+        return max(LATENESS, self._ordering.grace)
 
     def _due(self, now: int) -> int | None:
         """The time (ms) of what is due though nothing has come for it; None: nothing is."""
         first = self._state.first_timer
         return None if first is None or first > now - self._lateness else first
+
+    def _asked_for(self, now: int) -> int | None:
+        """Until when (ms) has to be known that everything was read; None: nothing is due."""
+        if (due := self._due(now)) is None:
+            return None
+        # What has come late may have company that isn't read yet.
+        return max(due, self._found_at - self._ordering.grace)
 
     def _is_known(self, time: int | None) -> bool:
         """Whether every event before this time was read, for certain."""
@@ -390,11 +271,11 @@ class Processor:
         if (first := self._due(now)) is None:
             return 0
         topic = self._sensor.trigger_topic
-        known = self._watermark.known
+        known = self._ordering.known
         if (
             not self._is_known(first)
             and known is not None
-            and (known > self._found_at - self._bus.grace)
+            and known > self._found_at - self._ordering.grace
         ):
             self._known_until = min(known, now - self._lateness)
         if (until := self._known_until) is None or until < first:
@@ -409,10 +290,9 @@ class Processor:
                 let_go(number, key, error, batch)
             else:
                 follow(number, key, after, batch)
-                self._ordered[number].close(until)
-            batch.positions.setdefault(
-                Partition(topic, number), self._positions[Partition(topic, number)]
-            )
+                self._ordering.expired(number, until)
+            partition = Partition(topic, number)
+            batch.positions.setdefault(partition, self._ordering.position(partition))
             changed += 1
         return changed
 
@@ -427,10 +307,20 @@ class Processor:
             partition = Partition(topic, number)
             batch.begin((partition, key))
             batch.let_go(number, key, (Reason.STATE_FULL, told))
-            batch.positions.setdefault(partition, self._positions[partition])
+            batch.positions.setdefault(partition, self._ordering.position(partition))
             batch.counts.let_go[records.trigger_of(key)] += 1
             batch.let_go_keys += 1
         log.warning("%s: they are dead-lettered", told)
+
+    def _drop_marks(self, batch: Batch) -> None:
+        """Hold no more by which an event would be known that can't come again in time."""
+        if (dedupe := self._sensor.dedupe_millis) is None or not batch.taken:
+            return
+        for number, key in list(self._state.old_marks(dedupe, BATCH)):
+            partition = Partition(self._sensor.trigger_topic, number)
+            batch.begin((partition, key))
+            batch.keep(number, key, ())
+            batch.positions.setdefault(partition, self._ordering.position(partition))
 
     def _failed(self, kind: ErrorKind) -> None:
         self.counts.errors[kind] += 1
@@ -452,15 +342,12 @@ class Processor:
             self._has_letters = self._has_letters and not error.unknown_topic
             self.counts.aborted += 1
             self._known_until = None
-            self._go_back()
+            self._ordering.go_back()
             log.warning("a transaction was aborted, and its records are read again: %s", error)
             for number, key, _ in batch.changed:
                 self._state.set_timers(number, key)
             return
-        self._positions.update(batch.positions)
-        self._taken.update(batch.taken)
-        for number, until in batch.routed.items():
-            self._bus.committed(number, until)
+        self._ordering.committed(batch)
         self._refused.clear()
         self._state.stale_gone(batch.tidied)
         for number, key, held in batch.changed:
@@ -470,14 +357,6 @@ class Processor:
                 self._tracing.tracer.end(span)
         batch.counts.transactions = 1
         self.counts.add(batch.counts)
-
-    def _go_back(self) -> None:
-        """What isn't committed is read again."""
-        self._bus.go_back(self._positions)
-        for number in self._ordered:
-            self._ordered[number] = InOrder(self._taken[number])
-            partition = Partition(self._sensor.trigger_topic, number)
-            self._read_to[number] = self._positions[partition]
 
     def _ensure_letters(self) -> None:
         sensor, settings = self._sensor, self._sensor.dead_letter_settings

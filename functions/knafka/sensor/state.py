@@ -4,14 +4,15 @@ look at them though nothing comes."""
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from knafka.core.drain import Holding, Waiting
-from knafka.core.sensor import records, rules
+from knafka.core.sensor import duplicates, records, rules
 from knafka.core.sensor.held import Held, HeldEvent, in_time
 from knafka.core.sensor.rules import Rule
 from knafka.core.sensor.timers import Timers
@@ -36,6 +37,8 @@ class _Partition:
     """When something fires for which nothing else is to come."""
     since: Timers | None = None
     """Of when the oldest event is that is held; None: it was never asked for."""
+    marks: OrderedDict[str, Held] = field(default_factory=OrderedDict)
+    """See `core.sensor.duplicates`; by key, the oldest first."""
     bytes: int = 0
     """Of all events that are held, as JSON."""
 
@@ -60,9 +63,13 @@ class State:
             kept = [each for each in events if each.dependency in names]
             gone = (each for each in events if each.dependency not in names)
             partition.stale += [records.changelog_key(key, each.offset) for each in gone]
-            if kept:
+            if kept and duplicates.is_mark(key):
+                partition.marks[key] = tuple(kept)
+            elif kept:
                 partition.held[key] = in_time(kept)
                 partition.bytes += _bytes_of(kept)
+        by_age = sorted(partition.marks.items(), key=lambda each: each[1][0].at)
+        partition.marks = OrderedDict(by_age)
         self._partitions[number] = partition
         for key in partition.held:
             self.set_timers(number, key)
@@ -76,7 +83,8 @@ class State:
         return list(self._partitions)
 
     def held(self, number: int, key: str) -> Held:
-        return self._partitions[number].held.get(key, ())
+        partition = self._partitions[number]
+        return (partition.marks if duplicates.is_mark(key) else partition.held).get(key, ())
 
     def all(self) -> Mapping[str, Held]:
         """All that is held, by key."""
@@ -149,12 +157,31 @@ class State:
     def keep(self, number: int, key: str, held: Held) -> None:
         """This is held from now on."""
         partition = self._partitions[number]
+        if duplicates.is_mark(key):
+            partition.marks.pop(key, None)
+            if held:
+                partition.marks[key] = held
+            return
         partition.bytes += _bytes_of(held) - _bytes_of(partition.held.get(key, ()))
         if held:
             partition.held[key] = held
         else:
             partition.held.pop(key, None)
         self.set_timers(number, key)
+
+    def old_marks(self, dedupe: int, limit: int) -> Iterator[tuple[int, str]]:
+        """Partition and key of marks that are older than so many milliseconds, by the newest of
+        their partition, or of which there are too many; up to `limit`."""
+        for number, each in self._partitions.items():
+            if not each.marks:
+                continue
+            newest = next(reversed(each.marks.values()))[0].at
+            excess = len(each.marks) - self._max_keys
+            for key, (mark, *_) in islice(each.marks.items(), limit):
+                if mark.at + dedupe >= newest and excess <= 0:
+                    break
+                excess, limit = excess - 1, limit - 1
+                yield number, key
 
     @property
     def stale(self) -> Iterator[tuple[int, bytes]]:
@@ -174,6 +201,8 @@ class State:
 
     def set_timers(self, number: int, key: str) -> None:
         """By what is held of this key, which `changed_until` or `excess` may have given."""
+        if duplicates.is_mark(key):
+            return
         partition, rule = self._partitions[number], self._rules[records.trigger_of(key)]
         held = partition.held.get(key, ())
         if partition.since is not None:

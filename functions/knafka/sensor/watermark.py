@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from knafka.core.sensor.contract import Sensor
-from knafka.ports.log import Positions
 from knafka.ports.transactions import TransactionalLog
 
 LATENESS: Final = 2_000
@@ -29,7 +28,7 @@ class Watermark:
     def __init__(self, sensor: Sensor, log: TransactionalLog) -> None:
         self._topic = sensor.trigger_topic
         self._log = log
-        self._asked: tuple[int, Positions] | None = None
+        self._asked: tuple[int, Mapping[int, int | None]] | None = None
         self.known: int | None = None
         """The time (ms) before which every event was read that concerns these partitions."""
 
@@ -40,12 +39,16 @@ class Watermark:
         if self._asked is not None:
             self._judge(*self._asked, positions)
         if self._asked is None and routed_until is not None and routed_until > (self.known or 0):
-            self._asked = routed_until, self._log.ends(self._topic)
-            self._judge(*self._asked, positions)
+            ends = self._log.reachable_ends(self._topic)
+            if all(ends.get(number) is not None for number in positions):
+                self._asked = routed_until, ends
+                self._judge(routed_until, ends, positions)
         return self.known
 
-    def _judge(self, until: int, ends: Positions, positions: Mapping[int, int]) -> None:
-        if all(position >= ends.get(number, 0) for number, position in positions.items()):
+    def _judge(
+        self, until: int, ends: Mapping[int, int | None], positions: Mapping[int, int]
+    ) -> None:
+        if all(position >= (ends.get(number) or 0) for number, position in positions.items()):
             self._asked = None
             self.known = until if self.known is None else max(self.known, until)
 

@@ -189,6 +189,8 @@ def decide(seen: ObservedSensor[K], taken: Container[str], settings: Settings) -
             conditions.set(found_out)
         if (letters := sensor_scaling.dead_letters(seen.scaling)) is not None:
             conditions.set(letters)
+        if (late := sensor_scaling.in_order(seen.scaling)) is not None:
+            conditions.set(late)
         if autoscaling.paused:
             if seen.stands:
                 # No pod of min-scale drains, and none goes on by itself.
@@ -311,6 +313,7 @@ def function_contract(
         grace=sensor.spec.grace,
         max_held_keys=limits.keys,
         max_held_bytes=limits.bytes,
+        dedupe=sensor.spec.dedupe,
         dependencies=sensor.spec.dependencies,
         triggers=tuple(
             contract.SensorTrigger(**{name: getattr(each, name) for name in mine})

@@ -26,6 +26,8 @@ DEFAULT_AUTOSCALING: Final = Autoscaling(lag_threshold=10_000)
 """What holds where its annotations don't say otherwise. A process works off as many records within
 seconds, and another one that joins takes partitions with all that is held of them."""
 
+IN_ORDER: Final = "InOrder"
+
 PAUSED: Final = Condition(
     DELIVERING,
     Status.FALSE,
@@ -45,6 +47,18 @@ def condition(declared: Autoscaling, scaled: TriggerStatus | None) -> Condition 
     if declared.paused:
         return PAUSED
     return None if scaled is None or scaled.paused else delivering(scaled)
+
+
+def in_order(scaled: TriggerStatus | None) -> Condition | None:
+    """Whether events came too late for their order since it is scaled here, for people; None:
+    nothing is known of any."""
+    if scaled is None or not (late := scaled.counts.late):
+        return None
+    message = (
+        f"{late} events came later than the Sensor's grace allows and were taken after others of a"
+        " later time, so other events may have fired together: declare a larger grace"
+    )
+    return Condition(IN_ORDER, Status.FALSE, "EventsCameLate", message, Severity.WARNING)
 
 
 def dead_letters(scaled: TriggerStatus | None) -> Condition | None:

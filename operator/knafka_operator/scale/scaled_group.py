@@ -86,6 +86,7 @@ def sum_progress(ended: Iterable[DrainProgress], open_: Collection[DrainProgress
     return DrainProgress(
         **counts,
         dead_letters=few_reasons(letters) if len(letters) > MAX_REASONS else dict(letters),
+        late=sum(each.late for each in everything),
         unsettled=sum(each.unsettled for each in open_),
         congestion=next((each.congestion for each in open_ if each.congestion), None),
         loop=next((each.loop for each in open_ if each.loop), None),

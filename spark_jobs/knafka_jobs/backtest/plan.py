@@ -27,6 +27,7 @@ from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidEvent
 from knafka.core.kafka_binding import CONTENT_TYPE, read
 from knafka.core.sensor.contract import Conditions
+from knafka.core.sensor.duplicates import Seen
 from knafka.core.sensor.records import correlation_of, identity_of, trigger_of
 from knafka.core.sensor.routing import Router
 from knafka_jobs.backtest.model import Came, Model
@@ -226,17 +227,20 @@ def _route(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
 
 def _fire(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     counted: Counts = Counter()
-    rules = {each.name: each for each in parse(Conditions, document).rules()}
+    conditions = parse(Conditions, document)
+    rules = {each.name: each for each in conditions.rules()}
     for key, its in groupby(rows, itemgetter(0)):
         if key is None:
             counted += _sum(row[-1] for row in its)
             continue
         trigger, correlation = trigger_of(key), correlation_of(key)
-        model = Model(rules[trigger])
+        model, seen = Model(rules[trigger]), Seen(conditions.dedupe_millis)
         for _, at, place, number, offset, _, dependency, identity, fires, _ in its:
             came = Came(dependency, identity, at, place, number, offset)
             if fires:
                 yield trigger, correlation, at, [came], None
+                continue
+            if not seen.is_new(key, dependency, identity, at):
                 continue
             for each in model.add(came):
                 yield trigger, correlation, each.at, list(each.events), None

@@ -10,6 +10,7 @@ from knafka.core.event import Attributes
 from knafka.core.filters import CountError
 from knafka.core.sensor import rules
 from knafka.core.sensor.contract import Conditions
+from knafka.core.sensor.duplicates import Seen
 from knafka.core.sensor.held import Firing, Held, HeldEvent
 from knafka.core.sensor.records import identity_of, trigger_of
 from knafka.core.sensor.routing import Router
@@ -42,6 +43,7 @@ class Backtest:
         self._router = Router(sensor, failed)
         self._rules = {each.name: each for each in sensor.rules()}
         self._held: dict[str, Held] = {}
+        self._seen = Seen(sensor.dedupe_millis)
         self._timers = Timers()
         self._offset = 0
 
@@ -60,6 +62,8 @@ class Backtest:
                 self._offset += 1
                 if route.fires:
                     yield Fired(route.key, event.at, Firing((held,)))
+                    continue
+                if not self._seen.is_new(route.key, route.dependency, identity, event.at):
                     continue
                 rule = self._rules[trigger_of(route.key)]
                 after = rules.step(rule, self._held.get(route.key, ()), held)

@@ -36,6 +36,9 @@ MAX_HELD_BYTES: Final = 512 * 1024 * 1024
 MAX_TRIGGERS = 100
 """Triggers of one Sensor, and dependencies: a commit of 4 KiB says what they still need."""
 
+MAX_DEDUPE: Final = 24 * 3600
+"""Seconds: for so long a mark of each event is held."""
+
 Name: TypeAlias = Annotated[
     str, StringConstraints(pattern=f"^{conditions.NAME}$", max_length=conditions.MAX_NAME)
 ]
@@ -130,6 +133,13 @@ class Conditions(Model):
         AfterValidator(_dependencies),
     ]
     triggers: Annotated[tuple[SensorTrigger, ...], Field(min_length=1, max_length=MAX_TRIGGERS)]
+    dedupe: Annotated[Duration, Field(ge=0.001, le=MAX_DEDUPE)] | None = None
+    """Seconds in which an event of the same source and id as one that counted doesn't count, ours;
+    None: each counts."""
+
+    @property
+    def dedupe_millis(self) -> int | None:
+        return None if self.dedupe is None else round(self.dedupe * 1000)
 
     @model_validator(mode="after")
     def _conditions_are_valid(self) -> Self:

@@ -31,6 +31,15 @@ class Place(NamedTuple):
 BEFORE_ALL: Final = Place(-(2**63))
 
 
+class Routed(NamedTuple):
+    """How far a partition of the bus was routed."""
+
+    until: int | None = None
+    """Everything of an earlier time (ms) was; None: that isn't known."""
+    by_sender: bool = False
+    """Whether the bus's times are its senders', and not Kafka's."""
+
+
 class Taken(NamedTuple):
     """Which records of a partition were taken already though its offset stands before them: those
     in front of `read` whose place is `last` at most."""

@@ -19,7 +19,7 @@ from knafka.core.event import Attributes, Event
 from knafka.core.kafka_binding import RecordHeaders, to_record
 from knafka.core.progress import MAX_METADATA
 from knafka.core.sensor.held import Firing, HeldEvent
-from knafka.core.sensor.order import Place, Taken
+from knafka.core.sensor.order import Place, Routed, Taken
 from knafka.core.times import rfc3339
 
 FIRED: Final = "dev.knafka.sensor.fired"
@@ -163,8 +163,9 @@ DUE: Final = "@due"
 TAKEN: Final = "@taken"
 """What was taken behind the offset: see `order.Taken`."""
 UNTIL: Final = "@until"
-"""Beside an offset of the bus: everything of its partition that is of an earlier time was routed.
-"""
+"""Beside an offset of the bus: `Routed.until`."""
+BY_SENDER: Final = "@bysender"
+"""Beside an offset of the bus: `Routed.by_sender`."""
 
 
 def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | None = None) -> str:
@@ -193,18 +194,22 @@ def taken_in(metadata: str) -> Taken | None:
         return None
 
 
-def bus_metadata(until: int | None) -> str:
-    """What is committed beside an offset of the bus: see `routed_until`."""
-    return "" if until is None else json.dumps({UNTIL: until})
+def bus_metadata(routed: Routed) -> str:
+    """What is committed beside an offset of the bus."""
+    ours: dict[str, Any] = {} if routed.until is None else {UNTIL: routed.until}
+    if routed.by_sender:
+        ours[BY_SENDER] = True
+    return json.dumps(ours) if ours else ""
 
 
-def routed_until(metadata: str) -> int | None:
-    """Until when (ms) everything of a partition of the bus was routed, by this metadata; None:
-    it says nothing of it."""
+def routed_in(metadata: str) -> Routed:
+    """What this metadata says of a partition of the bus."""
     try:
-        return int(json.loads(metadata)[UNTIL])
-    except (ValueError, KeyError, TypeError):
-        return None
+        found = json.loads(metadata)
+        until = found.get(UNTIL)
+        return Routed(None if until is None else int(until), bool(found.get(BY_SENDER)))
+    except (ValueError, AttributeError, TypeError):
+        return Routed()
 
 
 def due_in(metadata: str) -> int | None:

@@ -25,14 +25,14 @@ class Route(NamedTuple):
     key: str
     """The trigger, and the correlation key if it has any (`records.key_of`)."""
     fires: bool
-    """Whether the trigger's condition is simple: nothing is held for it (BUS-12)."""
+    """Whether the trigger's condition is simple, and nothing is held for it (BUS-12)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wants:
     trigger: str
     correlate: Correlate | None
-    fires: bool
+    is_simple: bool
 
 
 class Router:
@@ -41,6 +41,7 @@ class Router:
     def __init__(self, sensor: Conditions, failed: CountError) -> None:
         """`failed` is called for each filter and correlation that ends with an error."""
         rules = sensor.rules()
+        self._dedupes = sensor.dedupe is not None
         self._wanted: list[tuple[str, Predicate, tuple[_Wants, ...]]] = []
         for dependency in sensor.dependencies:
             wants = tuple(
@@ -71,9 +72,10 @@ class Router:
                     correlation = each.correlate(attributes)
                     if correlation is None:
                         continue
-                if each.fires:
+                if each.is_simple:
                     fired.add(each.trigger)
-                routes.append(Route(dependency, key_of(each.trigger, correlation), each.fires))
+                fires = each.is_simple and not self._dedupes
+                routes.append(Route(dependency, key_of(each.trigger, correlation), fires))
         return routes
 
 

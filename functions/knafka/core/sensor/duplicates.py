@@ -1,0 +1,59 @@
+"""Events that come again: the same source and id within a declared time count once.
+
+A Sensor's function keeps for each event that a trigger has taken a mark, as it keeps what triggers
+hold: in its changelog, under a key of its own (`key_of`), until its time is over. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from knafka.core.sensor.conditions import Condition, Wanted
+from knafka.core.sensor.held import HeldEvent
+from knafka.core.sensor.rules import Rule
+
+MARK: Final = "@"
+"""Begins the keys of marks, and is their dependency: no name of a trigger or a dependency has it.
+"""
+
+
+def rule_of(trigger: str, dedupe: int) -> Rule:
+    """By which the marks of a trigger are known, as those of `dedupe` milliseconds; it is never
+    complete."""
+    return Rule(MARK + trigger, Condition(Wanted(MARK, 2), {MARK: 2}, frozenset()), dedupe)
+
+
+def key_of(trigger: str, event: HeldEvent) -> str:
+    """Under which the mark of an event is held."""
+    return f"{MARK}{trigger}/{event.dependency}/{event.identity}"
+
+
+def is_mark(key: str) -> bool:
+    return key.startswith(MARK)
+
+
+def mark_of(event: HeldEvent) -> HeldEvent:
+    return event._replace(dependency=MARK, document=b"", trace=b"")
+
+
+class Seen:
+    """The same in memory, for events in the order of time: a backtest's."""
+
+    def __init__(self, dedupe: int | None) -> None:
+        """`dedupe` in milliseconds; None: every event counts."""
+        self._dedupe = dedupe
+        self._taken: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+
+    def is_new(self, key: str, dependency: str, identity: str, at: int) -> bool:
+        """Whether an event counts that has come for a key at this time (ms)."""
+        if self._dedupe is None:
+            return True
+        taken = self._taken
+        while taken and at - next(iter(taken.values())) > self._dedupe:
+            taken.popitem(last=False)
+        which = key, dependency, identity
+        if which in taken:
+            return False
+        taken[which] = at
+        return True
