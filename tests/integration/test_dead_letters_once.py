@@ -15,7 +15,8 @@ from support.kafka import Kafka
 from support.letters import PARTITIONS, TRIGGERS, DeadLetters, compacted, held
 
 from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.run import Compacted, compact, fold, fold_all, read_ranges
+from knafka_jobs.compact.reading import read_ranges
+from knafka_jobs.compact.run import Compacted, compact, fold, fold_all
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import Connection, KafkaClient
@@ -23,7 +24,7 @@ from knafka_jobs.options import CompactOptions, Selection
 from knafka_jobs.replay.run import purge
 from knafka_jobs.report.run import report
 from knafka_jobs.schema import RECORDS
-from knafka_jobs.topics import BrokerName, Span, Topic
+from knafka_jobs.topics import BrokerName, Reached, Span, Topic
 
 pytestmark = [
     pytest.mark.kafka,
@@ -149,15 +150,16 @@ def test_what_an_older_version_tabled_twice_is_reported_and_then_counted_once(
     dead.flush()
     found = client.dead_letter_topics(BrokerName(dead.namespace, "main"))
     ranges = {
-        (topic.name, partition): span
+        (topic.id, partition): span
         for topic in found.values()
         for partition, span in topic.spans.items()
         if span.end
     }
-    rows = read_ranges(tables, client, ranges, found)
+    names = {topic.id: name for name, topic in found.items()}
+    rows = read_ranges(tables, client, ranges, dict.fromkeys(ranges, Reached(0)), names)
     tables.append(rows, "records")
     tables.append(rows.where(f"topic = '{dead.topic('mail')}' AND offset > 0"), "records")
-    twice = 36 - len([each for each in ranges if each[0] == dead.topic("mail")])
+    twice = 36 - len([each for each in ranges if names[each[0]] == dead.topic("mail")])
     fold(Checkpoints(tables))
 
     told = report(tables, None, datetime.now(UTC))
@@ -222,8 +224,11 @@ def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
     mail, bill = dead.topic("mail"), dead.topic("bill")
     found = client.topics([mail, bill])
     (filled,) = [number for number, span in found[mail].spans.items() if span.end]
-    ranges = {(mail, filled): Span(3, 7), (bill, filled): Span(9, 10)}
-    rows = read_ranges(tables, client, ranges, found)
+    names = {topic.id: name for name, topic in found.items()}
+    ids = {name: topic.id for name, topic in found.items()}
+    ranges = {(ids[mail], filled): Span(3, 7), (ids[bill], filled): Span(9, 10)}
+    read = dict.fromkeys(ranges, Reached(0))
+    rows = read_ranges(tables, client, ranges, read, names)
     places = [(mail, filled, offset) for offset in range(3, 7)] + [(bill, filled, 9)]
     checkpoints = Checkpoints(tables)
     checkpoints.save_offsets(5, {})
@@ -237,7 +242,7 @@ def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
     with pytest.raises(JobError), explained("reading"):
         checkpoints.append_batch(rows, 6, 5)
     dead.delete(bill)
-    rows = read_ranges(tables, client, {(bill, filled): Span(9, 10)}, found)
+    rows = read_ranges(tables, client, {(ids[bill], filled): Span(9, 10)}, read, names)
     with pytest.raises(JobError), explained("reading"):
         checkpoints.append_batch(rows, 6, 5)
     assert sorted(held(tables)) == sorted(places)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from support.gate import only_chaos
 from support.tabled import NOW, records, tabled, words_in_store
 
@@ -183,7 +185,7 @@ def test_tables_of_an_older_layout_are_upgraded_whatever_was_killed(
     said: list[str] = []
     for _ in range(2):
         upgrade(tables, said.append)
-    assert said == ["failures is brought to layout 4"]
+    assert said == ["failures is brought to layout 5"]
     assert fold(Checkpoints(tables)) == 0, "what was folded is not folded again"
     rows = tables.read("failures").orderBy("id").collect()
     told = [(row["id"], row["failures"], bytes(row["head"] or b"")) for row in rows]
@@ -218,12 +220,21 @@ def test_tables_without_traces_get_them_and_go_on_where_they_were(
     with monkeypatch.context() as patch, untraced():
         patch.setattr(plan, "FOLDED", tuple(each for each in FOLDED if each != "trace"))
         patch.setattr("knafka_jobs.io.delta.LAYOUT", {"records": 2, "failures": 3})
-        tabled(spark, tmp_path, [{"offset": 0, "word": "old"}])
+        # At a time that no datetime can be compared with, and with its status code taken out.
+        wrong = {"last_attempt": datetime(1, 1, 2, tzinfo=UTC), "appended": NOW}
+        error = b64encode(b"500 Internal Server Error").decode()
+        made = tabled(spark, tmp_path, [{"offset": 0, "word": "old", "error": error, **wrong}])
+        made.correct("failures", F.lit(True), {"summary": F.lit("<n> Internal Server Error")})
     tables = Tables(spark, str(tmp_path))
     assert "trace" not in tables.as_it_is("failures").columns
     said: list[str] = []
     upgrade(tables, said.append)
-    assert said == ["records is brought to layout 3", "failures is brought to layout 4"]
+    assert said == ["records is brought to layout 4", "failures is brought to layout 5"]
+    for name, column in (("records", "last_attempt"), ("failures", "last_failed")):
+        (row,) = tables.read(name).collect()
+        assert row[column].astimezone(UTC) == NOW
+    assert row["history"][0]["at"] == row["first_failed"] == row["last_failed"]
+    assert row["summary"] == "500 Internal Server Error"
     tabled(spark, tmp_path, [{"offset": 1, "word": "new", "trace": "0af7"}])
     rows = tables.read("failures").orderBy("id").collect()
     assert [(row["id"], row["trace"], row["failures"]) for row in rows] == [

@@ -5,6 +5,8 @@
     layout 3 of `failures`    add `trace`, which nothing says of the failures that are there
     layout 1 of `records`     fold what is left to fold, then partition the table by `day`
     layout 2 of `records`     add `trace`
+    layout 4 of `failures`    mend times that can't be, and give each its summary anew
+    layout 3 of `records`     mend times that can't be, after what is left is folded
 
 Each step may be killed, and is repeated until the layouts are noted. A table is rewritten in one
 commit; its old files go with the next VACUUM after a week.
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from knafka_jobs.compact import plan
@@ -52,8 +54,68 @@ def upgrade(tables: Tables, progress: Callable[[str], None]) -> None:
             fold_all(tables)
             rows = tables.as_it_is("records").withColumn("day", F.to_date("appended"))
             tables.rewrite(rows, "records")
+        if "records" in found:
+            # As above: what is rewritten is not folded again.
+            fold_all(tables)
+            _mend_records(tables)
+        if "failures" in found:
+            _mend_failures(tables)
         for name in old:
             tables.set_layout(name)
+
+
+def _mend_records(tables: Tables) -> None:
+    """Earlier versions took any time that a record had, or its headers: no report could be made of
+    one that is in no calendar."""
+    appended = _possible("appended", F.current_timestamp())
+    tables.correct(
+        "records",
+        ~(plan.is_possible(F.col("appended")) & plan.is_possible(F.col("first_attempt")))
+        | ~plan.is_possible(F.col("last_attempt")),
+        {
+            "appended": appended,
+            "day": F.to_date(appended),
+            "first_attempt": _possible("first_attempt", appended),
+            "last_attempt": _possible("last_attempt", appended),
+        },
+    )
+
+
+def _mend_failures(tables: Tables) -> None:
+    """See `_mend_records`. Summaries have status codes now, and are compared with new ones."""
+    day = F.coalesce("day", F.current_date())
+    first = _possible("first_failed", _possible("last_failed", day.cast("timestamp")))
+    times = [F.col("first_failed"), F.col("last_failed")]
+    times += [F.col(name).cast("timestamp") for name in ("first_day", "last_day")]
+    is_wrong = F.exists("history", lambda each: ~plan.is_possible(each["at"]))
+    for each in times:
+        is_wrong |= ~plan.is_possible(each)
+    tables.correct(
+        "failures",
+        is_wrong | (F.col("summary") != fingerprint_of(F.col("error"))),
+        {
+            "first_failed": first,
+            "last_failed": _possible("last_failed", first),
+            "history": F.transform(
+                "history",
+                lambda each: F.struct(
+                    F.when(plan.is_possible(each["at"]), each["at"]).otherwise(first).alias("at"),
+                    *(each[name].alias(name) for name in ("reason", "code", "attempts")),
+                ),
+            ),
+            **{
+                name: F.when(
+                    plan.is_possible(F.col(name).cast("timestamp")), F.col(name)
+                ).otherwise(day)
+                for name in ("first_day", "last_day")
+            },
+            "summary": fingerprint_of(F.col("error")),
+        },
+    )
+
+
+def _possible(name: str, otherwise: Column) -> Column:
+    return F.when(plan.is_possible(F.col(name)), F.col(name)).otherwise(otherwise)
 
 
 def _keep_heads(tables: Tables) -> None:
