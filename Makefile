@@ -29,7 +29,7 @@ MEASURED = $(if $(CI)$(COVERAGE),--cov --cov-report=)
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
 COVERED := 99
 
-.PHONY: help run jobs test test-fast test-cluster test-again tests-here tests-on-cluster tests-left-out lint types docs bench bench-backtest bench-jobs chaos lock clean \
+.PHONY: help run jobs test test-fast test-cluster test-again tests-here tests-on-cluster tests-left-out lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
 	collector s3-gateway image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -91,6 +91,9 @@ bench-backtest: $(VENV)/.dev ## Backtest archived events beside the live reducer
 bench-jobs: $(VENV)/.dev ## Measure the dead-letter jobs on tables of 1, 5 and 50 million (an hour; 30 GB of disk)
 	PYTHONPATH=tools:local:functions:spark_jobs $(BIN)/python tools/bench/jobs.py $(ARGS)
 
+bench-replay: $(VENV)/.dev ## Replay a million events on the default heap, killed three times (ARGS="--events 100000")
+	PYTHONPATH=tools:local:functions:spark_jobs $(BIN)/python tools/bench/replaying.py $(ARGS)
+
 chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (90 minutes; root, Linux)
 	$(CLUSTER) eventing
 	KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 KNAFKA_KILLS=10 \
@@ -105,6 +108,7 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 		tests/integration/test_dead_letter_pipeline.py tests/integration/test_dead_letters_on_s3.py \
 		tests/integration/test_dead_letters_once.py tests/integration/test_dead_letter_security.py \
 		tests/integration/test_served_report.py tests/integration/test_lost_brokers.py \
+		tests/integration/test_cut_dead_letter_log.py \
 		tests/unit/test_jobs_purge.py \
 		-s $(ARGS)
 

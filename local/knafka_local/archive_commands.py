@@ -167,9 +167,10 @@ def report(where: WaitingTarget, asked: Asked, **given: Any) -> None:
     if not made.get("report"):
         typer.echo("there never was a dead letter, so there is nothing to report")
         return
+    count = made.get("groups", 0)
+    groups = "1 group" if count == 1 else f"{count} groups"
     typer.echo(
-        f"{made.get('unresolved', 0)} of {made.get('events', 0)} events unresolved in "
-        f"{made.get('groups', 0)} groups"
+        f"{made.get('unresolved', 0)} of {made.get('events', 0)} events unresolved in {groups}"
     )
 
 

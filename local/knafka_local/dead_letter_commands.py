@@ -209,8 +209,9 @@ def report(
     changes = ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in done["changes"].items() if count
     )
+    groups = "1 group" if done["groups"] == 1 else f"{done['groups']} groups"
     typer.echo(
-        f"{done['unresolved']} of {done['events']} events unresolved in {done['groups']} groups"
+        f"{done['unresolved']} of {done['events']} events unresolved in {groups}"
         f" ({changes or 'nothing failed'}): {page}"
     )
     if open_page:
@@ -255,7 +256,10 @@ def replay(
         _replay_directly(data_dir, asked, ids)
         return
     if not dry_run:
-        typer.echo(f"{done['sent']} events sent again by the replay {done['replay']}")
+        events = "1 event" if done["sent"] == 1 else f"{done['sent']} events"
+        typer.echo(f"{events} sent again by the replay {done['replay']}")
+        if left_out := done.get("left_out"):
+            typer.echo(f"{left_out} left out: {'; '.join(done['problems'])}")
         return
     for line in dead_letters.preview_lines(done):
         typer.echo(line)

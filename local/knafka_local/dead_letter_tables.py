@@ -53,10 +53,8 @@ def overviews(files: TableFiles, conditions: Sequence[Condition]) -> dict[Trigge
         one = Overview(f"{namespace}/{name}", each.number, *times, Counter({how: each.number}))
         found[each.trigger] = found[each.trigger] + one if each.trigger in found else one
     for trigger, count in sent.items():
-        one = found[trigger]
-        found[trigger] = Overview(
-            one.trigger, one.count - count, one.oldest, one.newest, one.reasons, count
-        )
+        one = Overview(f"{trigger[0]}/{trigger[2]}", 0, "", "", Counter(), count)
+        found[trigger] = found[trigger] + one if trigger in found else one
     return found
 
 

@@ -12,6 +12,7 @@ purge. Sensors: backtest.
     schema.py    the tables' columns
     selecting.py which failures are meant, said once for Spark and for `lookup`
     positions.py rows of `records` by position, from few files
+    marks.py     whose events the records in replay topics are
     topics.py    topics and offsets, as values
 
 In each feature `plan.py` is pure (values and DataFrames in and out) and `run.py` does the IO. The

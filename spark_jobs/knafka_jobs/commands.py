@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import secrets
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -22,12 +21,17 @@ from knafka_jobs.io import session
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import Connection, KafkaClient
 from knafka_jobs.options import CompactOptions, Selection
-from knafka_jobs.replay.run import finished, preview, purge, purgeable, replay
+from knafka_jobs.replay.run import preview, purge, purgeable, replay
+from knafka_jobs.replay.runs import finished
 from knafka_jobs.report.page import render
 from knafka_jobs.report.run import report, settled_spans
 
 Progress: TypeAlias = Callable[[str], None]
 Found: TypeAlias = dict[str, Any]
+
+
+MAX_PROBLEMS: Final = 5
+"""Of a replay, in its answer: all of them are told on the way."""
 
 
 def run(given: Namespace, progress: Progress) -> Found:
@@ -99,11 +103,20 @@ def _replay(given: Namespace, tables: Tables, progress: Progress) -> Found:
     selection = Selection.given(given)
     if given.dry_run:
         return preview(tables, selection).document()
-    replay_id = given.replay_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-    progress(f"replay {replay_id} (should it be cut short: --replay-id {replay_id} continues it)")
-    by = given.by or _user()
-    sent = replay(tables, connect(given), selection, replay_id, by, given.rate, progress)
-    return {"replay": replay_id, "sent": sent}
+    done = replay(
+        tables,
+        connect(given),
+        selection,
+        given.replay_id,
+        given.by or _user(),
+        given.rate,
+        progress,
+        is_alone=getattr(given, "is_alone", False),
+    )
+    found: Found = {"replay": done.replay_id, "sent": done.sent}
+    if done.problems:
+        found |= {"left_out": done.left_out, "problems": list(done.problems[:MAX_PROBLEMS])}
+    return found
 
 
 def _purge(given: Namespace, tables: Tables, progress: Progress) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from knafka.core.errors import KnafkaError
@@ -16,6 +17,20 @@ class JobError(KnafkaError):
 
 class NeedsSpark(JobError):
     """Delta's files alone don't tell; the same asked of a job does."""
+
+
+_IN_WORKER: Final = re.compile(r"knafka_jobs\.errors\.JobError: ([^\n]*)")
+
+
+def said_by_worker(error: Exception) -> str:
+    """Why a task in a Python worker failed: what our own code raised there, else the last line of
+    its stack."""
+    text = str(error)
+    if found := _IN_WORKER.findall(text):
+        return str(found[-1])
+    return next(
+        (line for line in reversed(text.splitlines()) if line.strip()), type(error).__name__
+    )
 
 
 def in_one_line(error: Exception) -> str:

@@ -2,14 +2,16 @@
 
     "no row 4711 for 10.0.3.17:8080\\n  at ..." --fingerprint--> "no row <n> for <address>"
 
-The first line that has a letter or a digit, with addresses, UUIDs, ids and numbers taken out. The
-rules are regular expressions that Python and Java read alike, so Spark needs no Python for them.
+The first line that has a letter or a digit, with addresses, UUIDs, ids and numbers taken out; a
+status code stays, as it is what failed. The rules are regular expressions that Python and Java read
+alike, so Spark needs no Python for them.
 Pure.
 """
 
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -27,6 +29,17 @@ _ALONE: Final = r"(?<![0-9A-Za-z])"
 _ENDS: Final = r"(?![0-9A-Za-z])"
 _HEX: Final = "[0-9A-Fa-f]"
 _OCTET: Final = "[0-9]{1,3}"
+
+_REASONS: Final = "|".join(
+    f"{status.value} {re.escape(status.phrase)}" for status in HTTPStatus if status.phrase
+)
+_SAID_BEFORE: Final = "|".join(
+    f"(?<={word}{between})"
+    for word in ("HTTP", "HTTP/[12]", r"HTTP/1\.[01]", "status", "status code", "code")
+    for between in (" ", ": ", "=")
+)
+_STATUS: Final = rf"(?i:{_REASONS}){_ENDS}|(?i:{_SAID_BEFORE})[1-5][0-9]{{2}}(?![.,:]?[0-9])"
+"""A number that is the message: a status code by its reason, or behind what says that it is one."""
 
 RULES: Final = (
     (r"[\x00-\x20\x7f]+", " "),
@@ -47,7 +60,7 @@ RULES: Final = (
     # Hexadecimal from eight digits on, anything from sixteen, if there is a number in it.
     (rf"{_ALONE}(?=[A-Fa-f]*[0-9]){_HEX}{{8,}}{_ENDS}", "<id>"),
     (rf"{_ALONE}(?=[A-Za-z]*[0-9])[0-9A-Za-z]{{16,}}{_ENDS}", "<id>"),
-    (r"[0-9]+(?:[.,:][0-9]+)*", "<n>"),
+    (rf"(?<![0-9])(?!{_STATUS})[0-9]+(?:[.,:][0-9]+)*", "<n>"),
 )
 """What is replaced by what, in this order."""
 

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from knafka_jobs.days import renoted
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.schema import KEY
+from knafka_jobs.topics import LOG_SEPARATOR
 
 FORGOTTEN: Final = ("failure_id", "first_day", "last_day", "day")
 """Columns of `failures` that say what is forgotten, and where it is."""
@@ -42,9 +43,12 @@ def forget(
         records = tables.read("records").where(between).select("failure_id", *KEY)
         positions = records.join(wanted, "failure_id", "left_semi").select(*KEY)
         if in_topics is not None:
-            starts = F.broadcast(in_topics)
+            # Whichever of a topic's logs it is.
+            topic_id = F.substring_index("topic_id", LOG_SEPARATOR, 1)
+            starts = F.broadcast(in_topics.withColumnRenamed("topic_id", "topic"))
             positions = (
-                positions.join(starts, ["topic_id", "partition"], "left")
+                positions.withColumn("topic", topic_id)
+                .join(starts, ["topic", "partition"], "left")
                 .where("start IS NULL OR offset >= start")
                 .select(*KEY)
             )

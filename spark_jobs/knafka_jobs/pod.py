@@ -183,6 +183,7 @@ def run_in(
         of = ("--tables", given.tables, "--broker", given.broker)
         parsed = parser().parse_args([command, *(str(word) for word in (*of, *words))])
         parsed.ids = tuple(ids) or None
+        parsed.is_alone = True  # by the operator's Lease
         return commands.run_in(spark, parsed, progress)
 
     found = ask("compact", *_of_kafka(given), f"--keep-hours={given.keep_hours}")

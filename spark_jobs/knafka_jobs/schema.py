@@ -23,7 +23,9 @@ TRIGGER: Final[Columns] = {"namespace": "string", "broker": "string", "trigger":
 
 POSITION: Final[Columns] = {
     "topic": "string",
-    "topic_id": "string",  # a topic that is deleted and made again starts over at offset 0
+    # A topic that is deleted and made again starts over at offset 0. Of a log that was cut, what
+    # grew after the first cut has `~1` behind it, and so on (`topics.log_id`).
+    "topic_id": "string",
     "partition": "int",
     "offset": "bigint",
 }
@@ -144,7 +146,9 @@ SENT: Final[Columns] = {
 
 RESOLVED: Final = "resolved"
 FAILED_AGAIN: Final = "failed-again"
-"""The two outcomes of an event that was replayed."""
+LOST: Final = "lost"
+"""The outcomes of an event that was replayed; one is lost with the end of its replay topic's log,
+which was cut, and can be replayed once more."""
 
 REPORTS: Final[Columns] = {
     "report_id": "string",

@@ -20,7 +20,7 @@ from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka_jobs.io.kafka import Connection
-from knafka_jobs.replay.send import FailedEvent, send
+from knafka_jobs.replay.send import Sender
 from knafka_local.kafka_distribution import KafkaDistribution
 from knafka_local.kafka_server import KafkaServer
 
@@ -155,10 +155,11 @@ async def test_a_replay_appends_each_event_though_kafka_rejects_a_request(world:
     await world.anew()
     connection = Connection(world.proxy.bootstrap_servers)
     large = b"x" * 600_000  # two of them don't fit into one request
-    events = [FailedEvent(str(each), None, large, []) for each in range(4)]
+    trigger = ("shop", "main", "mail")
+    events = [(str(each), *trigger, None, large, []) for each in range(4)]
+    sender = Sender(connection, "a-replay", {trigger: NAME}, {}, None)
     world.proxy.then(Fault.REJECT)
-    sent = await asyncio.to_thread(send, connection, NAME, "a-replay", events, None, lambda _: None)
-    assert len(sent) == 4
+    assert await asyncio.to_thread(sender.send, 0, events) == 4
     async with asyncio.timeout(SOON):  # a commit is seen a moment after it was acknowledged
         while len(await world.admin.read_all(NAME, 10)) < 4:
             pass

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from support.gate import only_chaos
 from support.kafka import Kafka
@@ -26,6 +27,7 @@ from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.options import Selection
+from knafka_jobs.replay import run as replaying
 from knafka_jobs.replay.run import purge, purgeable, replay
 from knafka_jobs.replay.send import already_sent
 from knafka_jobs.report.run import report
@@ -124,11 +126,31 @@ def test_garbage_is_tabled_like_everything_else(
     dead.append("mail", [("ce_id", b""), ("ce_id", b"\xff")], b"\x00\xff")
     dead.append("mail", [("ce_knafkareason", b"?"), ("ce_knafkaattempts", b"-1")], b"x" * 900_000)
     dead.add("mail", 1)
+    # Times that Spark's Kafka source has no room for, and one that no calendar has.
+    for number, time_ in enumerate(
+        (-9_300_000_000_000_000, 0, -9_300_000_000_000_000, 0, -(10**15))
+    ):
+        dead.add("bill", 100 * number, at=time_)  # whose keys are one
+    dead.add("bill", 8)
+    # A transaction that was aborted, and one that wasn't: their markers are no records.
+    theirs = Producer(
+        {"bootstrap.servers": dead.bootstrap_servers, "transactional.id": dead.namespace}
+    )
+    theirs.init_transactions(30)
+    for ends in (theirs.abort_transaction, theirs.commit_transaction):
+        theirs.begin_transaction()
+        theirs.produce(dead.topic("ship"), b"of somebody else", b"k")
+        ends(30)
     dead.flush()
-    assert compacted(tables, client, dead).records == 5
+    said: list[str] = []
+    assert compacted(tables, client, dead, progress=said.append).records == 12
+    (line,) = (each for each in said if "a time that can't be" in each)
+    assert line.startswith(f"3 records of {dead.topic('bill')}/")
     rows = tables.read("failures").collect()
-    assert Counter(row["reason"] for row in rows) == {"undecodable-record": 4, "status": 1}
-    assert report(tables, None, datetime.now(UTC)).totals.events == 5
+    assert Counter(row["reason"] for row in rows) == {"undecodable-record": 5, "status": 7}
+    assert report(tables, None, datetime.now(UTC)).totals.events == 12
+    topics = client.dead_letter_topics(BrokerName(dead.namespace, "main")).values()
+    assert all(span.start == span.end for topic in topics for span in topic.spans.values())
 
 
 @only_chaos
@@ -223,7 +245,7 @@ class Interrupted(Exception):
 
 
 def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
-    dead: DeadLetters, client: KafkaClient, tables: Tables
+    dead: DeadLetters, client: KafkaClient, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(1200):
         dead.add("mail", number)
@@ -232,20 +254,32 @@ def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
     compacted(tables, client, dead)
 
     def interrupt(line: str) -> None:
-        raise Interrupted(line)
+        if "sent" in line and not line.startswith("0 "):
+            raise Interrupted(line)
 
     def say(line: str) -> None:
         pass
 
     selection = Selection(trigger="mail")
+    # In lanes, by Spark's workers; and first in one, as there is a rate.
+    monkeypatch.setattr(replaying, "HERE_EVENTS", 0)
+    monkeypatch.setattr(replaying, "TELL_INTERVAL", 0.0)
     with pytest.raises(Interrupted):
-        replay(tables, client, selection, "r1", "me", None, interrupt)
+        replay(tables, client, selection, "r1", "me", 200, interrupt)
     with pytest.raises(JobError, match="another selection"):
         replay(tables, client, Selection(), "r1", "me", None, say)
-    assert replay(tables, client, selection, "r1", "me", None, say) == 1200
+    with monkeypatch.context() as patch:
+        patch.setattr(Tables, "has_locks", False)  # as on an object store
+        with pytest.raises(JobError, match=r"the replay r1 .* is not finished: if it runs, wait"):
+            replay(tables, client, Selection(), None, "me", None, say)
+    # Its id needn't be known.
+    again = replay(tables, client, selection, None, "me", None, say)
+    assert (again.replay_id, again.sent) == ("r1", 1200)
     with pytest.raises(JobError, match="finished and sent 1200"):
         replay(tables, client, selection, "r1", "me", None, say)
-    assert replay(tables, client, selection, "r2", "me", None, say) == 0
+    with tables.locked("replay"), pytest.raises(JobError, match="another replay runs"):
+        replay(tables, client, selection, "r2", "me", None, say)
+    assert replay(tables, client, selection, "r2", "me", None, say).sent == 0
 
     name = names.replay_topic(dead.namespace, "main", "mail")
     there = already_sent(client, client.topics([name])[name], "r1")
@@ -307,6 +341,12 @@ def test_an_event_as_large_as_its_dead_letter_topic_takes_is_replayed(
     """Also by way of a replay topic that was made when the dead-letter topic took less."""
     mail, bill = ((dead.namespace, "main", trigger) for trigger in ("mail", "bill"))
     client.create(names.replay_topic(*bill), 1, 1, {})
+    # Whoever may write to a topic may name anybody: those alone are left out.
+    for name in ("a" * 300, "gone", "a b/*"):
+        forged = Failure("http://mail/", Reason.STATUS, 1, 1.0, 2.0, 503)
+        whose = Origin(dead.namespace, "main", name, "broker", 0, 0)
+        event = [("ce_specversion", b"1.0"), ("ce_id", name.encode()), ("ce_source", b"/s")]
+        dead.append("ship", *dead_letter_of([*event, ("ce_type", b"t")], b"x", forged, whose))
     for trigger in ("mail", "bill"):
         client.raise_record_limit(dead.topic(trigger), LARGE + 100_000)
         origin = Origin(dead.namespace, "main", trigger, "broker", 0, 0)
@@ -315,8 +355,11 @@ def test_an_event_as_large_as_its_dead_letter_topic_takes_is_replayed(
         headers.append(("ce_type", b"t"))
         dead.append(trigger, *dead_letter_of(headers, os.urandom(LARGE), failure, origin))
     dead.flush()
-    assert compacted(tables, client, dead).records == 2
-    assert replay(tables, client, Selection(), "r", "me", None, lambda line: None) == 2
+    assert compacted(tables, client, dead).records == 5
+    done = replay(tables, client, Selection(), "r", "me", None, lambda line: None)
+    assert (done.sent, done.left_out, len(done.problems)) == (2, 3, 3)
+    with pytest.raises(JobError, match=r"1 event of .*/gone: .* has no dead-letter topic"):
+        replay(tables, client, Selection(trigger="gone"), None, "me", None, lambda line: None)
     for to in (mail, bill):
         name = names.replay_topic(*to)
         assert len(already_sent(client, client.topics([name])[name], "r")) == 1

@@ -77,7 +77,7 @@ def test_what_a_replay_is_asked_for_it_sends_once_however_often_it_runs(
         named = ("--replay-id=uid-1", "--by=shop/x")
         return pod_.run("replay", *named, trigger="mail", ids=["3", "4"])["sent"]
 
-    pod_.killed_at = "sent to"
+    pod_.killed_at = " sent"
     with pytest.raises(KeyboardInterrupt):
         replay()
     pod_.killed_at = ""

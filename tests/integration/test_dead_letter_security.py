@@ -76,7 +76,7 @@ async def test_compact_report_replay_and_purge_by_every_kind_of_security(
     wanted = CompactOptions(BrokerName(namespace, "main"), keep_hours=0)
     first = compact(tables, client, wanted, lambda line: None)
     assert (first.records, first.folded, first.deleted) == (COUNT, COUNT, COUNT)
-    assert replay(tables, client, Selection(), "again", "me", None, lambda line: None) == COUNT
+    assert replay(tables, client, Selection(), "again", "me", None, lambda line: None).sent == COUNT
     sent = names.replay_topic(namespace, "main", "mail")
     await admin.ensure_committed(sent, sent)  # as its dispatcher does once all is delivered
     compact(tables, client, wanted, lambda line: None)

@@ -108,8 +108,10 @@ def test_tables_in_a_bucket_have_each_dead_letter_once_and_none_that_is_forgotte
     without_spark = preview(TableFiles(tables.root), []).count
     assert without_spark == len(rows)
     one = Selection(trigger="mail", id="3")
-    assert replay(tables, client, one, "again", "me", None, lambda line: None) == 1
-    assert replay(tables, client, one, "twice", "me", None, lambda line: None) == 0, "on its way"
+    assert replay(tables, client, one, "again", "me", None, lambda line: None).sent == 1
+    assert replay(tables, client, one, "twice", "me", None, lambda line: None).sent == 0, (
+        "on its way"
+    )
 
 
 @only_chaos

@@ -14,7 +14,8 @@ from support.kafka import Kafka
 from support.letters import PARTITIONS, TRIGGERS, DeadLetters, compacted, held
 
 from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.run import Compacted, compact, fold_all, read_ranges
+from knafka_jobs.compact.reading import read_ranges
+from knafka_jobs.compact.run import Compacted, compact, fold_all
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.io.kafka import Connection, KafkaClient
@@ -22,7 +23,7 @@ from knafka_jobs.options import CompactOptions, Selection
 from knafka_jobs.replay.run import purge
 from knafka_jobs.report.run import report
 from knafka_jobs.schema import RECORDS
-from knafka_jobs.topics import BrokerName, Span, Topic
+from knafka_jobs.topics import BrokerName, Reached, Span, Topic
 
 pytestmark = [
     pytest.mark.kafka,
@@ -181,8 +182,11 @@ def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
     mail, bill = dead.topic("mail"), dead.topic("bill")
     found = client.topics([mail, bill])
     (filled,) = [number for number, span in found[mail].spans.items() if span.end]
-    ranges = {(mail, filled): Span(3, 7), (bill, filled): Span(9, 10)}
-    rows = read_ranges(tables, client, ranges, found)
+    names = {topic.id: name for name, topic in found.items()}
+    ids = {name: topic.id for name, topic in found.items()}
+    ranges = {(ids[mail], filled): Span(3, 7), (ids[bill], filled): Span(9, 10)}
+    read = dict.fromkeys(ranges, Reached(0))
+    rows = read_ranges(tables, client, ranges, read, names)
     places = [(mail, filled, offset) for offset in range(3, 7)] + [(bill, filled, 9)]
     checkpoints = Checkpoints(tables)
     checkpoints.save_offsets(5, {})
@@ -196,7 +200,7 @@ def test_spark_reads_the_ranges_it_is_given_and_nothing_else(
     with pytest.raises(JobError), explained("reading"):
         checkpoints.append_batch(rows, 6, 5)
     dead.delete(bill)
-    rows = read_ranges(tables, client, {(bill, filled): Span(9, 10)}, found)
+    rows = read_ranges(tables, client, {(ids[bill], filled): Span(9, 10)}, read, names)
     with pytest.raises(JobError), explained("reading"):
         checkpoints.append_batch(rows, 6, 5)
     assert sorted(held(tables)) == sorted(places)

@@ -49,6 +49,13 @@ EXAMPLES = {
     "Object@1a2b3c4d at 0x7fff5fbff8c8\n\tat Main.java:17": "Object@<id> at <id>",
     "can't reach [2001:db8::ff00:42:8329]:443": "can't reach <address>",
     "Größe überschritten: 17": "Größe überschritten: <n>",
+    "500 Internal Server Error": "500 Internal Server Error",
+    "HTTP/1.1 503 service unavailable after 7 s": "HTTP/<n> 503 service unavailable after <n> s",
+    "Request failed with status code 404": "Request failed with status code 404",
+    "status: 429, retry in 30": "status: 429, retry in <n>",
+    "status 5000 of 200 OK rows, 1500 Internal": "status <n> of 200 OK rows, <n> Internal",
+    "exit code 137": "exit code 137",
+    "took 500 Internal": "took <n> Internal",
 }
 
 

@@ -1,4 +1,7 @@
-"""Each dead letter goes into the table once, whatever happens to topics and runs."""
+"""Each dead letter goes into the table once, whatever happens to topics and runs.
+
+What a dead letter is, it says itself: after a log was cut, others get its offsets.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,29 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knafka_jobs.compact.batches import ingest, next_batch
-from knafka_jobs.topics import Offsets, Partition, Span
+from knafka_jobs.compact.batches import Batch, ingest, next_batch
+from knafka_jobs.compact.cuts import deletable_until, find_cuts
+from knafka_jobs.compact.plan import older_ranges
+from knafka_jobs.topics import (
+    Mark,
+    Offsets,
+    Partition,
+    Reached,
+    Span,
+    Topic,
+    log_id,
+    offsets_of,
+)
 
 Row: TypeAlias = tuple[str, int, int]
-"""Topic id, partition, offset."""
+"""Log id, partition, offset."""
 
 NAMES = ("a", "b", "c")
 
@@ -29,37 +44,105 @@ class Refused(Exception):
     """Spark or Delta does not do what it is asked."""
 
 
+class Letter(NamedTuple):
+    """A dead letter; no two have one number."""
+
+    number: int
+    epoch: int | None
+
+
+@dataclass
+class Part:
+    """A partition: what lies from offset 0 on, and where it begins. None is a marker, no record."""
+
+    start: int = 0
+    slots: list[Letter | None] = field(default_factory=list)
+
+    @property
+    def span(self) -> Span:
+        return Span(self.start, len(self.slots))
+
+
+class Placed(NamedTuple):
+    """A record, as consumers have it."""
+
+    at: int
+
+    def offset(self) -> int:
+        return self.at
+
+
 @dataclass
 class Log:
-    """Kafka: topics by name, each with an id of its own and partitions from `start` to `end`."""
+    """Kafka: topics by name, each with an id of its own. `LogView`."""
 
-    topics: dict[str, tuple[str, list[list[int]]]] = field(default_factory=dict)
-    ids: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
+    has_epochs: bool = True
+    topics: dict[str, tuple[str, list[Part]]] = field(default_factory=dict)
+    count: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
+    epoch: int = 0
+    gone: list[int] = field(default_factory=list)
+    """Letters that a compaction has deleted."""
 
     def make(self, name: str) -> None:
-        self.topics[name] = (f"{name}-{self.ids()}", [[0, 0]])
+        self.topics[name] = (f"{name}-{self.count()}", [Part()])
+
+    def parts(self) -> dict[Partition, Part]:
+        return {
+            (topic_id, number): part
+            for topic_id, parts in self.topics.values()
+            for number, part in enumerate(parts)
+        }
 
     def spans(self, names: frozenset[str]) -> dict[Partition, Span]:
         """What the metadata say of these, those that are there."""
-        return {
-            (self.topics[name][0], number): Span(*offsets)
-            for name in names & self.topics.keys()
-            for number, offsets in enumerate(self.topics[name][1])
-        }
+        ids = {self.topics[name][0] for name in names & self.topics.keys()}
+        return {where: part.span for where, part in self.parts().items() if where[0] in ids}
 
-    def read(self, ranges: Mapping[Partition, Span]) -> list[Row]:
+    def read(self, ranges: Mapping[Partition, Span]) -> list[tuple[Partition, int, Letter]]:
         """As Spark does when it is given partitions, starts and ends, and failOnDataLoss: what is
         between, or nothing at all; test_dead_letters_once.py sees whether that is so."""
-        there = self.spans(frozenset(self.topics))
+        there = self.parts()
         for where, span in ranges.items():
             if where not in there or not there[where].start <= span.start < span.end:
                 raise Refused
-            if span.end > there[where].end:
+            if span.end > there[where].span.end:
                 raise Refused
         return [
-            (*where, offset)
+            (where, offset, letter)
             for where, span in ranges.items()
             for offset in range(span.start, span.end)
+            if (letter := there[where].slots[offset]) is not None
+        ]
+
+    def first_at(self, wanted: Mapping[Partition, int]) -> Mapping[Partition, Mark]:
+        return {
+            where: mark
+            for where, offset in wanted.items()
+            if (mark := next(iter(self.marks(where, Span(offset, 10**9))), None)) is not None
+        }
+
+    def last_in(self, spans: Mapping[Partition, Span]) -> Mapping[Partition, Mark]:
+        return {
+            where: marks[-1] for where, span in spans.items() if (marks := self.marks(where, span))
+        }
+
+    def marks(self, where: Partition, span: Span) -> list[Mark]:
+        part = self.parts().get(where)
+        if part is None or span.start < part.start:
+            return []
+        return [
+            Mark(offset, str(letter.number), 0, letter.epoch)
+            for offset in range(span.start, min(span.end, len(part.slots)))
+            if (letter := part.slots[offset]) is not None
+        ]
+
+    def letters(self) -> list[int]:
+        """All that are there."""
+        return [
+            letter.number
+            for part in self.parts().values()
+            for letter in part.slots[part.start :]
+            if letter is not None
         ]
 
 
@@ -67,9 +150,11 @@ class Log:
 class Table:
     """`records` and its notes; `steps` is how many more a run makes until it is killed."""
 
-    rows: Counter[Row] = field(default_factory=Counter)
-    appended: Counter[Row] = field(default_factory=Counter)
-    notes: dict[int, dict[Partition, int] | None] = field(default_factory=dict)
+    rows: dict[Row, int] = field(default_factory=dict)
+    purged: set[Row] = field(default_factory=set)
+    appended: Counter[int] = field(default_factory=Counter)
+    """Letters, by their number."""
+    notes: dict[int, Offsets | None] = field(default_factory=dict)
     last: int | None = None
     steps: int | None = None
 
@@ -86,10 +171,24 @@ class Table:
         return self.notes.get(batch)
 
     def offsets_of_rows(self) -> Offsets:
-        found: dict[Partition, int] = {}
-        for topic, partition, offset in self.rows:
-            found[topic, partition] = max(found.get((topic, partition), 0), offset + 1)
-        return found
+        return offsets_of((*row[:2], row[2], row[2] + 1) for row in sorted(self.rows))
+
+    def rows_read_last(self, wanted: Mapping[Partition, Reached]) -> Mapping[Partition, Mark]:
+        return {
+            where: mark
+            for where, reached in wanted.items()
+            if (mark := self.last_row(where, reached)) is not None
+            and mark.offset == reached.next - 1
+        }
+
+    def last_row(self, where: Partition, reached: Reached) -> Mark | None:
+        for number, piece in reversed(reached.pieces(Span(0, reached.next))):
+            for offset in range(piece.end - 1, piece.start - 1, -1):
+                if (
+                    letter := self.rows.get((log_id(where[0], number), where[1], offset))
+                ) is not None:
+                    return Mark(offset, str(letter), 0)
+        return None
 
     def save_offsets(self, batch: int, after: Offsets) -> None:
         self.step()
@@ -98,12 +197,13 @@ class Table:
         self.notes[batch] = dict(after)
         self.step()
 
-    def commit(self, rows: list[Row], batch: int) -> None:
+    def commit(self, rows: Mapping[Row, int], batch: int) -> None:
         """As Delta does with txnVersion: rows and number are there at once."""
         self.step()
         assert self.last is None or batch > self.last
+        assert not rows.keys() & self.rows.keys(), "no two rows have one position"
         self.rows.update(rows)
-        self.appended.update(rows)
+        self.appended.update(rows.values())
         self.last = batch
         self.step()
         self.notes = {number: note for number, note in self.notes.items() if number >= batch}
@@ -118,13 +218,18 @@ class Run:
     steps: int | None
     meanwhile: tuple[Event, ...]
     """What happens between its look at Kafka and its reading."""
+    deletes: bool = False
+    """Whether it then deletes from the topics what is tabled."""
 
 
 @dataclass(frozen=True)
 class Append:
+    """Records, and a marker behind them if they are a transaction."""
+
     name: str
     partition: int
     count: int
+    is_transaction: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,7 +256,7 @@ class DeleteRecords:
 
 @dataclass(frozen=True)
 class CutOff:
-    """The log's last records are lost."""
+    """The log's last records are lost: an unclean election, so there is a new leader."""
 
     name: str
     partition: int
@@ -172,11 +277,12 @@ some_names = st.frozensets(a_name)
 some = st.integers(1, 4)
 a_partition = st.integers(0, 2)
 happen: st.SearchStrategy[Event] = st.one_of(
-    st.builds(Append, a_name, a_partition, some),
+    st.builds(Append, a_name, a_partition, some, st.booleans()),
     st.builds(Delete, a_name),
     st.builds(MakeAnew, a_name),
     st.builds(AddPartition, a_name),
     st.builds(DeleteRecords, a_name, a_partition, some),
+    st.builds(CutOff, a_name, a_partition, st.integers(1, 6)),
 )
 runs = st.builds(
     Run,
@@ -184,6 +290,7 @@ runs = st.builds(
     st.integers(1, 20),
     st.one_of(st.none(), st.integers(0, 12)),
     st.one_of(st.just(()), st.tuples(happen)),
+    st.booleans(),
 )
 histories = st.lists(st.one_of(happen, runs, runs, st.builds(Purge, some_names)), max_size=30)
 
@@ -194,63 +301,121 @@ def happens(log: Log, event: Event) -> None:
         return
     if event.name not in log.topics:
         return
-    partitions = log.topics[event.name][1]
+    parts = log.topics[event.name][1]
     match event:
         case Delete(name):
             del log.topics[name]
         case AddPartition():
-            partitions.append([0, 0])
-        case Append(_, number, count):
-            partitions[number % len(partitions)][1] += count
+            parts.append(Part())
+        case Append(_, number, count, is_transaction):
+            epoch = log.epoch if log.has_epochs else None
+            slots = parts[number % len(parts)].slots
+            slots += [Letter(log.count(), epoch) for _ in range(count)]
+            slots += [None] * is_transaction
         case DeleteRecords(_, number, count):
-            offsets = partitions[number % len(partitions)]
-            offsets[0] = min(offsets[0] + count, offsets[1])
+            part = parts[number % len(parts)]
+            part.start = min(part.start + count, len(part.slots))
         case CutOff(_, number, count):
-            offsets = partitions[number % len(partitions)]
-            offsets[1] = max(offsets[0], offsets[1] - count)
+            part = parts[number % len(parts)]
+            del part.slots[max(part.start, len(part.slots) - count) :]
+            log.epoch += 1
 
 
 def compact(log: Log, table: Table, run: Run, clock: Callable[[], int]) -> None:
     """A run, as `compact` makes it of `ingest`."""
+    names = run.names & log.topics.keys()
+    topics = {
+        name: Topic(
+            name, log.topics[name][0], {n: p.span for n, p in enumerate(log.topics[name][1])}
+        )
+        for name in names
+    }
     spans = log.spans(run.names)
     for event in run.meanwhile:
         happens(log, event)
     table.steps = run.steps
 
-    def append(ranges: Mapping[Partition, Span], batch: int, last: int | None) -> int:
+    def append(batch: Batch, number: int, last: int | None) -> int:
         assert table.last == last
-        rows = log.read(ranges)
-        table.commit(rows, batch)
+        rows = {
+            (log_id(where[0], batch.after[where].logs()[-1][1]), where[1], offset): letter.number
+            for where, offset, letter in log.read(batch.ranges)
+        }
+        table.commit(rows, number)
         return len(rows)
 
     try:
         before = sum(table.appended.values())
-        done = ingest(table, spans, run.limit, append, clock)
+        done = ingest(table, spans, log, run.limit, append, clock)
         assert done.records == sum(table.appended.values()) - before
+        if run.deletes:
+            delete(log, table, topics)
     except (Killed, Refused):
         pass
     finally:
         table.steps = None
 
 
+def delete(log: Log, table: Table, topics: Mapping[str, Topic]) -> None:
+    """As `_delete_tabled`, of all that is there."""
+    read = {} if table.last is None else table.notes[table.last] or {}
+    young = {(name, number): -1 for name, topic in topics.items() for number in topic.spans}
+    held = table.rows.keys() | table.purged
+    until: dict[Partition, int] = {}
+    spans: dict[Partition, Span] = {}
+    tabled: dict[Partition, list[Span]] = {}
+    for name, log_name, number, start, end in older_ranges(topics, young, read):
+        where = (topics[name].id, number)
+        spans[where] = Span(spans.get(where, Span(start, end)).start, end)
+        tabled.setdefault(where, []).extend(
+            Span(offset, offset + 1)
+            for offset in range(start, end)
+            if (log_name, number, offset) in held
+        )
+    there = log.parts()
+
+    def placed(where: Partition, gap: Span) -> list[Placed]:
+        return [Placed(mark.offset) for mark in log.marks(where, gap)]
+
+    for where, span in spans.items():
+        if where in there:
+            until[where] = deletable_until(span, tabled[where], partial(placed, where))
+    now = {where: part.span for where, part in there.items()}
+    cuts, _ = find_cuts(read, now, log, table)
+    for where, offset in until.items():
+        if where not in cuts:
+            part = there[where]
+            assert offset <= len(part.slots)
+            deleted = part.slots[part.start : max(part.start, offset)]
+            log.gone += [letter.number for letter in deleted if letter is not None]
+            part.start = max(part.start, offset)
+
+
 EVERYTHING = Run(frozenset(NAMES), 7, None, ())
+AND_DELETES = Run(frozenset(NAMES), 7, None, (), deletes=True)
+
+
+def judge(log: Log, table: Table) -> None:
+    assert set(log.letters()) <= table.appended.keys(), "each is tabled"
+    assert set(log.gone) <= table.appended.keys(), "none was deleted untabled"
 
 
 @settings(max_examples=500)
 @given(histories, st.lists(st.integers(0, 5)), st.booleans())
-def test_each_position_is_tabled_once_by_any_sequence_of_runs(
+def test_each_letter_is_tabled_once_by_any_sequence_of_runs(
     history: list[Event | Run | Purge], times: list[int], has_older_rows: bool
 ) -> None:
-    """Over any subset of topics: all are there in the end, each appended once; clocks may stand
-    still or go back, and the table may be an older version's, without notes."""
+    """Over any subset of topics, with logs that are cut: all are there in the end, each appended
+    once, and none deleted before; clocks may stand still or go back, and the table may be an older
+    version's, without notes."""
     log, table = Log(), Table()
     for name in NAMES:
         log.make(name)
     if has_older_rows:
         happens(log, Append("a", 0, 3))
-        older = log.read({(log.topics["a"][0], 0): Span(0, 2)})
-        table.rows.update(older * 2)
-        table.appended.update(older)
+        for where, offset, letter in log.read({(log.topics["a"][0], 0): Span(0, 2)}):
+            table.rows[*where, offset] = letter.number
+            table.appended[letter.number] += 1
     ticks = iter(times)
     for each in history:
         match each:
@@ -258,21 +423,42 @@ def test_each_position_is_tabled_once_by_any_sequence_of_runs(
                 compact(log, table, each, lambda: next(ticks, 0))
             case Purge(names):
                 # What an older version tabled is known by its rows alone until there is a note.
-                if table.last is not None:
-                    gone = [row for row in table.rows if row[0].partition("-")[0] in names]
+                if table.last is not None and not has_older_rows:
+                    gone = {row for row in table.rows if row[0].partition("-")[0] in names}
+                    table.purged |= gone
                     for row in gone:
                         del table.rows[row]
             case _:
                 happens(log, each)
     compact(log, table, EVERYTHING, lambda: next(ticks, 0))
+    # A log that was cut since it was read is noted first.
+    compact(log, table, AND_DELETES, lambda: next(ticks, 0))
     assert all(count == 1 for count in table.appended.values())
-    there = log.spans(frozenset(NAMES))
-    assert (
-        set(log.read({w: s for w, s in there.items() if s.start < s.end})) <= table.appended.keys()
-    )
+    judge(log, table)
+    assert log.letters() == []
     before = table.last
     compact(log, table, EVERYTHING, lambda: next(ticks, 0))
     assert table.last == before, "what has nothing new appends nothing"
+
+
+@given(histories)
+def test_without_leader_epochs_the_rows_tell_where_a_log_was_cut(
+    history: list[Event | Run | Purge],
+) -> None:
+    log, table = Log(has_epochs=False), Table()
+    for name in NAMES:
+        log.make(name)
+    for each in history:
+        match each:
+            case Run():
+                compact(log, table, each, lambda: 0)
+            case Purge():
+                pass
+            case _:
+                happens(log, each)
+    compact(log, table, AND_DELETES, lambda: 0)
+    judge(log, table)
+    assert all(count == 1 for count in table.appended.values())
 
 
 @pytest.mark.parametrize("steps", range(12))
@@ -304,23 +490,46 @@ def test_tables_whose_notes_are_lost_go_on_after_their_rows(
                 pass
             case _:
                 happens(log, each)
-    assert all(count == 1 for count in table.rows.values())
-    there = log.spans(frozenset(NAMES))
-    assert set(log.read({w: s for w, s in there.items() if s.start < s.end})) <= table.rows.keys()
+    judge(log, table)
+    assert all(count == 1 for count in table.appended.values())
 
 
-def test_what_is_appended_after_a_log_lost_its_end_is_tabled() -> None:
-    """An unclean election: the log ends before where reading would go on, and grows from there."""
+@pytest.mark.parametrize("new", [0, 5, 35, 40, 65, 70])
+@pytest.mark.parametrize("runs_between", [True, False])
+@pytest.mark.parametrize("has_epochs", [True, False])
+def test_of_a_log_that_was_cut_from_100_to_60_all_old_and_all_new_letters_are_tabled(
+    new: int, runs_between: bool, has_epochs: bool
+) -> None:
+    """An unclean election. Whether the log is shorter than what was read of it, as long, or
+    longer, and whether or not anybody looked before it grew."""
+    log, table = Log(has_epochs), Table()
+    log.make("a")
+    happens(log, Append("a", 0, 100))
+    compact(log, table, EVERYTHING, lambda: 0)
+    happens(log, CutOff("a", 0, 40))
+    if runs_between:
+        compact(log, table, EVERYTHING, lambda: 0)
+    happens(log, Append("a", 0, new))
+    compact(log, table, AND_DELETES, lambda: 0)
+    assert len(table.appended) == 100 + new
+    assert set(table.appended.values()) == {1}
+    assert (log.letters(), len(log.gone)) == ([], 60 + new)
+
+
+def test_what_is_deleted_is_looked_at_last_of_all() -> None:
+    """A log that is cut, and grows, after it was read and before it is deleted."""
     log, table = Log(), Table()
     log.make("a")
+    happens(log, Append("a", 0, 10))
+    compact(log, table, EVERYTHING, lambda: 0)
+    topics = {"a": Topic("a", log.topics["a"][0], {0: Span(0, 10)})}
+    happens(log, CutOff("a", 0, 4))
     happens(log, Append("a", 0, 8))
-    compact(log, table, EVERYTHING, lambda: 0)
-    happens(log, CutOff("a", 0, 3))
-    compact(log, table, EVERYTHING, lambda: 0)
-    happens(log, Append("a", 0, 2))
-    compact(log, table, EVERYTHING, lambda: 0)
-    offsets = sorted(offset for _, _, offset in table.appended.elements())
-    assert offsets == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7], "the 5 and 6 that were lost, and the new ones"
+    delete(log, table, topics)
+    assert log.gone == []
+    compact(log, table, AND_DELETES, lambda: 0)
+    judge(log, table)
+    assert log.letters() == []
 
 
 partitions = st.tuples(a_name, a_partition)
@@ -335,12 +544,17 @@ spans = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(
     st.integers(1, 40),
 )
 def test_a_batch_is_bounded_and_reads_where_reading_goes_on(
-    there: dict[Partition, Span], read: dict[Partition, int], limit: int
+    there: dict[Partition, Span], offsets: dict[Partition, int], limit: int
 ) -> None:
+    # Of a log that ends before, reading goes on at its cut.
+    read = {
+        where: Reached(min(offset, there[where].end) if where in there else offset)
+        for where, offset in offsets.items()
+    }
     batch = next_batch(there, read, limit)
     if batch is None:
         assert all(each.start == each.end for where, each in there.items() if where not in read)
-        assert all(there[where].end == read[where] for where in read.keys() & there.keys())
+        assert all(there[where].end == read[where].next for where in read.keys() & there.keys())
         return
     sizes = [each.end - each.start for each in batch.ranges.values()]
     assert all(sizes)
@@ -348,10 +562,10 @@ def test_a_batch_is_bounded_and_reads_where_reading_goes_on(
     assert read.keys() <= batch.after.keys()
     for where, each in batch.ranges.items():
         assert there[where].start <= each.start < each.end <= there[where].end
-        assert batch.after[where] == each.end
-        if there[where].start <= read.get(where, 0) <= there[where].end:
-            assert each.start == read.get(where, 0)
+        assert batch.after[where].next == each.end
+        if where in read and there[where].start <= read[where].next:
+            assert each.start == read[where].next
     for where in read.keys() & there.keys():
-        assert there[where].start <= batch.after[where] <= there[where].end
+        assert there[where].start <= batch.after[where].next <= there[where].end
     for where in read.keys() - there.keys():
         assert batch.after[where] == read[where]

@@ -76,9 +76,15 @@ class DeadLetters:
             time.sleep(0.05)
 
     def add(
-        self, trigger: str, number: int, reason: Reason = Reason.STATUS, word: str = ""
+        self,
+        trigger: str,
+        number: int,
+        reason: Reason = Reason.STATUS,
+        word: str = "",
+        at: int = 0,
     ) -> None:
-        """One of the event of that number; a `word` is its id, and in its data."""
+        """One of the event of that number; a `word` is its id, and in its data; `at` is the
+        record's time in milliseconds, if it has one of its own."""
         id_ = word.encode() or b"%d" % number
         headers = [
             ("ce_specversion", b"1.0"),
@@ -91,7 +97,7 @@ class DeadLetters:
         failure = Failure(f"http://{trigger}/", reason, 3, now - 1, now, code, b"no")
         origin = Origin(self.namespace, "main", trigger, "broker", 0, number)
         headers, value = dead_letter_of(headers, b"data of " + id_, failure, origin)
-        self.append(trigger, headers, value, key=b"%d" % (number % 100))
+        self.append(trigger, headers, value, key=b"%d" % (number % 100), at=at)
 
     def append(
         self,
@@ -99,9 +105,10 @@ class DeadLetters:
         headers: list[tuple[str, bytes]] | None,
         value: bytes | None,
         key: bytes | None = None,
+        at: int = 0,
     ) -> None:
         topic = self.topic(trigger)
-        self.producer.produce(topic, value, key, headers=headers)  # type: ignore[arg-type]
+        self.producer.produce(topic, value, key, headers=headers, timestamp=at)  # type: ignore[arg-type]
         self.producer.poll(0)
 
     def flush(self) -> None:
@@ -135,14 +142,18 @@ def tables(spark: SparkSession, tmp_path: Path) -> Tables:
 
 
 def compacted(
-    tables: Tables, client: KafkaClient, dead: DeadLetters, keep_hours: float = 0
+    tables: Tables,
+    client: KafkaClient,
+    dead: DeadLetters,
+    keep_hours: float = 0,
+    progress: Callable[[str], object] = str,
 ) -> Compacted:
     from knafka_jobs.compact.run import compact
     from knafka_jobs.options import CompactOptions
     from knafka_jobs.topics import BrokerName
 
     options = CompactOptions(BrokerName(dead.namespace, "main"), keep_hours)
-    return compact(tables, client, options, lambda line: None)
+    return compact(tables, client, options, progress)
 
 
 def held(tables: Tables) -> list[tuple[str, int, int]]:

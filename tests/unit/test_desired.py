@@ -359,6 +359,7 @@ def settings_of(topic: Topic) -> TopicSettings:
 def test_a_dead_letter_topic_is_bounded_in_time_alone_and_never_compacted() -> None:
     """Trap 9: an event without data is a tombstone to compaction."""
     declared = {"cleanup.policy": "compact,delete", "retention.ms": "60000", "retention.bytes": "1"}
+    declared |= {"message.timestamp.type": "CreateTime"}
     config = settings_of(Topic("t", 6, 2, {**declared, "min.insync.replicas": "2"})).config
     assert (config.pop("max.message.bytes"), config) == (
         str(MAX_RECORD_BYTES + STORY_BYTES),
@@ -367,6 +368,8 @@ def test_a_dead_letter_topic_is_bounded_in_time_alone_and_never_compacted() -> N
             "retention.ms": "2592000000",
             "retention.bytes": "-1",
             "min.insync.replicas": "2",
+            # One record's time can't stop the compaction of all.
+            "message.timestamp.type": "LogAppendTime",
         },
     )
 

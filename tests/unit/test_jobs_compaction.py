@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -14,21 +14,25 @@ from pyspark.testing import assertDataFrameEqual
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka_jobs.compact.checkpoints import Checkpoints
+from knafka_jobs.compact.cuts import deletable_until
 from knafka_jobs.compact.plan import (
     FOLDED,
     MERGE_ON,
     failures_of,
+    islands,
     merge_clauses,
     next_offsets,
     older_ranges,
     records_of,
-    tabled_until,
+    repeated,
 )
+from knafka_jobs.compact.reading import LOGS
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.schema import FAILURES, RECORDS, ddl
-from knafka_jobs.topics import Span, Topic
+from knafka_jobs.topics import NOTHING, Mark, Reached, Span, Topic, offsets_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [
@@ -55,7 +59,7 @@ def kafka(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
 
 
 def topics(spark: SparkSession) -> DataFrame:
-    return spark.createDataFrame([(TOPIC, "id-1")], "topic string, topic_id string")
+    return spark.createDataFrame([(TOPIC, 0, "id-1")], ddl(LOGS))
 
 
 FAILURE = Failure(
@@ -119,6 +123,34 @@ def test_the_trace_is_the_one_beside_the_event_and_else_the_events_own(
         ]
         records = records_of(kafka(spark, (headers, b"", 7)), topics(spark))
         assert one(records, "trace") == (wanted,)
+
+
+def test_a_time_that_cannot_be_is_taken_for_none(spark: SparkSession) -> None:
+    """Of a record and in its headers: one of them made every report fail."""
+    headers, value = letter()
+    wrong = ["0001-01-01T00:00:00Z", "+10000-01-01T00:00:00Z", "-0009-01-01T00:00:00Z", ""]
+    names = ("ce_knafkafirsttime", "ce_knafkalasttime")
+    rows = [
+        ([each for each in headers if each[0] not in names] + [(n, text.encode()) for n in names])
+        for text in wrong
+    ]
+    given = kafka(spark, *((each, value, n) for n, each in enumerate(rows)))
+    micros = {0: -5_000_000 * 10**9, 1: 9_000_000 * 10**9, 2: 0, 3: 0}
+    for offset, moment in micros.items():
+        if moment:
+            given = given.withColumn(
+                "timestamp",
+                F.when(F.col("offset") == offset, F.timestamp_micros(F.lit(moment))).otherwise(
+                    F.col("timestamp")
+                ),
+            )
+    found = records_of(given, topics(spark)).orderBy("offset").collect()
+    now = datetime.now(UTC)
+    for row in found:
+        appended = row["appended"].astimezone(UTC)
+        assert appended == NOON if row["offset"] > 1 else abs(now - appended) < timedelta(hours=1)
+        assert row["first_attempt"] == row["last_attempt"] == row["appended"]
+        assert row["day"] == appended.date()
 
 
 @pytest.mark.parametrize(
@@ -251,6 +283,21 @@ def test_repeated_failures_fold_into_counts_times_and_history(spark: SparkSessio
     ]
 
 
+def test_failures_of_one_record_are_folded_as_all_are(spark: SparkSession) -> None:
+    """Though without a shuffle."""
+    rows = records(
+        spark,
+        {"attempts": 3, "error": "bm8=", "code": 500, "type": "t", "first_attempt": at(-5)},
+        {"failure_id": "g", "attempts": 0, "data_bytes": 7, "trace": "0af7"},
+        {"failure_id": "h", "last_attempt": at(20)},
+        {"failure_id": "g", "last_attempt": at(9), "reason": "timeout"},
+    ).select(*FOLDED)
+    assert rows.transform(repeated).count() == 1
+    found = failures_of(rows, rows.transform(repeated))
+    assert found.columns == list(FAILURES)
+    assertDataFrameEqual(found, failures_of(rows))
+
+
 def test_history_is_bounded_and_counts_are_not(spark: SparkSession) -> None:
     rows = records(spark, *({"last_attempt": at(n)} for n in range(60)))
     failures, history = one(failures_of(rows), "failures", "history")
@@ -300,21 +347,65 @@ def test_only_what_the_table_holds_without_a_gap_may_be_deleted(spark: SparkSess
         [(TOPIC, "id-1", *each) for each in ((0, 3, 9), (1, 10, 13), (2, 1, 3), (3, 0, 2))],
         "topic string, topic_id string, partition int, start bigint, end bigint",
     )
-    assertDataFrameEqual(
-        tabled_until(held, ranges),
-        spark.createDataFrame(
-            [(TOPIC, 0, 6), (TOPIC, 2, 3)], "topic string, partition int, until bigint"
-        ),
-    )
+    found = islands(held, ranges).drop("topic", "topic_id").collect()
+    assert sorted(tuple(row) for row in found) == [(0, 3, 6), (0, 7, 9), (1, 11, 13), (2, 1, 3)]
 
 
-def test_only_what_is_older_than_the_first_young_record_may_be_deleted() -> None:
-    spans = {0: Span(3, 9), 1: Span(3, 9), 2: Span(3, 9), 3: Span(5, 5)}
-    young = {(TOPIC, 0): 7, (TOPIC, 1): -1, (TOPIC, 2): 3}
-    assert older_ranges({TOPIC: Topic(TOPIC, "id-1", spans)}, young) == [
+class Placed(NamedTuple):
+    """A record, as consumers have it."""
+
+    at: int
+
+    def offset(self) -> int:
+        return self.at
+
+
+def of_kafka(*offsets: int) -> Callable[[Span], list[Placed]]:
+    """Kafka with records at these offsets, and nothing in between."""
+    return lambda span: [Placed(each) for each in offsets if span.start <= each < span.end]
+
+
+@pytest.mark.parametrize(
+    ("tabled", "there", "until"),
+    [
+        ([Span(3, 9)], (), 9),
+        ([Span(3, 6), Span(7, 9)], (7, 8), 9),  # 6 ends a transaction
+        ([Span(3, 6), Span(7, 9)], (6, 7, 8), 6),
+        ([Span(4, 6)], (4, 5), 9),
+        ([Span(4, 6)], (3, 4, 5), 3),
+        ([Span(3, 5)], (7,), 7),
+        ([], (), 9),
+        ([], (8,), 8),
+        ([Span(5, 9), Span(3, 5)], (), 9),
+    ],
+)
+def test_gaps_in_the_table_may_be_deleted_where_kafka_has_no_record_either(
+    tabled: list[Span], there: tuple[int, ...], until: int
+) -> None:
+    assert deletable_until(Span(3, 9), tabled, of_kafka(*there)) == until
+
+
+def test_only_what_was_read_and_is_older_than_the_first_young_record_may_be_deleted() -> None:
+    spans = {0: Span(3, 9), 1: Span(3, 9), 2: Span(3, 9), 3: Span(5, 5), 4: Span(0, 9)}
+    young = {(TOPIC, 0): 7, (TOPIC, 1): -1, (TOPIC, 2): 3, (TOPIC, 4): -1}
+    read = {("id-1", partition): Reached(9) for partition in range(4)}
+    assert older_ranges({TOPIC: Topic(TOPIC, "id-1", spans)}, young, read) == [
         (TOPIC, "id-1", 0, 3, 7),
         (TOPIC, "id-1", 1, 3, 9),
     ]
+
+
+def test_of_a_log_that_was_cut_each_part_is_looked_for_under_its_own_id() -> None:
+    """Cut at 60, then at 40: what grew at 60 is gone."""
+    reached = Reached(100).cut_at(60).cut_at(40)._replace(next=90)
+    topic = {TOPIC: Topic(TOPIC, "id-1", {0: Span(10, 99)})}
+    assert older_ranges(topic, {(TOPIC, 0): -1}, {("id-1", 0): reached}) == [
+        (TOPIC, "id-1", 0, 10, 40),
+        (TOPIC, "id-1~2", 0, 40, 90),
+    ]
+    assert offsets_of([("id-1", 0, 0, 100), ("id-1~2", 0, 40, 90), ("id-1~1", 0, 60, 70)]) == {
+        ("id-1", 0): reached._replace(mark=None)
+    }
 
 
 def test_reading_goes_on_after_what_the_table_holds(spark: SparkSession) -> None:
@@ -327,7 +418,8 @@ def test_reading_goes_on_after_what_the_table_holds(spark: SparkSession) -> None
     assertDataFrameEqual(
         next_offsets(held),
         spark.createDataFrame(
-            [("id-1", 0, 10), ("id-2", 0, 3)], "topic_id string, partition int, next bigint"
+            [("id-1", 0, 4, 10), ("id-2", 0, 2, 3)],
+            "topic_id string, partition int, first bigint, next bigint",
         ),
     )
 
@@ -363,7 +455,11 @@ def test_saved_offsets_are_read_as_they_were_written_and_broken_ones_are_none(
     checkpoints = Checkpoints(Tables(spark, str(tmp_path)))
     assert checkpoints.last_batch() is None
     assert checkpoints.offsets_after(7) is None
-    after = {("id+/1==", 0): 5, ("id+/1==", 12): 2**40, ("id-2", 0): 0}
+    after = {
+        ("id+/1==", 0): Reached(5, Mark(4, "ab", 1, 7), (3, 2)),
+        ("id+/1==", 12): Reached(2**40),
+        ("id-2", 0): Reached(0, NOTHING),
+    }
     checkpoints.save_offsets(7, after)
     checkpoints.save_offsets(8, {})
     assert checkpoints.offsets_after(7) == after

@@ -17,6 +17,7 @@ from knafka_jobs.compact import run
 from knafka_jobs.compact.checkpoints import Checkpoints
 from knafka_jobs.compact.run import fold, forget_expired
 from knafka_jobs.io.delta import Tables
+from knafka_jobs.io.session import with_executors
 from knafka_jobs.options import CompactOptions
 from knafka_jobs.topics import Span
 
@@ -54,6 +55,21 @@ def a_day_each(
         tables.append(records(spark, row).coalesce(1), "records")
         fold(Checkpoints(tables))
     return tables
+
+
+def test_a_fold_writes_files_for_what_there_is_and_not_for_its_tasks(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """With executors there are many tasks: 2,000 letters made 201 files of 98 kB in all."""
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    try:
+        spark.conf.set("spark.sql.shuffle.partitions", "8")
+        tables = tabled(spark, tmp_path, [{"offset": n, "word": f"e{n // 2}"} for n in range(40)])
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before or "2")
+    assert tables.size("failures")[0] == 1
+    assert with_executors(4) == {"spark.sql.shuffle.partitions": "8"}
+    assert with_executors(1) == {"spark.sql.shuffle.partitions": "2"}
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from knafka_jobs.replay.run import preview as preview_by_spark
 from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, SENT
 from knafka_jobs.selecting import Condition, conditions
 from knafka_jobs.topics import BrokerName
+from knafka_local.dead_letter_tables import overviews
 
 pytestmark = [
     pytest.mark.slice,
@@ -118,6 +119,11 @@ def test_what_was_sent_again_or_resolved_is_told_by_when(tables: Tables) -> None
     assert told[b"sent"] == told[b"resolved"] == NOW
     assert [told[each] for each in (b"failed again", b"one")] == [None, None]
     assert on_their_way(files, []) == {("shop", "main", "bill"): 1}
+    # What is on its way is not in the times and reasons of what isn't.
+    one = overviews(files, [Condition("trigger", "=", "bill")])["shop", "main", "bill"]
+    assert (one.count, one.replayed, one.reasons) == (1, 1, {"status 503": 1})
+    one = overviews(files, [Condition("id", "=", "sent")])["shop", "main", "bill"]
+    assert one.row == ("shop/bill", "0", "1", "", "", "")
 
 
 def test_the_tables_end_in_each_partition_is_known_also_after_a_purge(tables: Tables) -> None:

@@ -9,8 +9,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from knafka_jobs.compact.outcomes import outcomes, resolved
-from knafka_jobs.replay.plan import dead_letters, replayable
+from knafka_jobs.compact.judging import STARTS
+from knafka_jobs.compact.outcomes import last_pending, lost, outcomes, resolved
+from knafka_jobs.replay.plan import dead_letters, in_lanes, replayable, sent_rows
 from knafka_jobs.report.plan import runs
 from knafka_jobs.schema import FAILURES, RECORDS, REPLAYS, SENT, ddl
 
@@ -90,13 +91,17 @@ def test_the_last_dead_letter_of_each_is_sent_in_the_order_of_the_events(
     )
     held = records(
         spark,
-        {"offset": 1, "value": b"an earlier one of a"},
-        {"offset": 9, "value": b"a", "key": b"k", "headers": [("ce_id", b"1")]},
-        {"offset": 2, "value": None},
-        {"offset": 3, "value": b"c"},
-        {"offset": 3, "topic_id": "another", "value": b"not c"},
+        {"failure_id": "a", "offset": 1, "value": b"an earlier one of a"},
+        {
+            **{"failure_id": "a", "offset": 9, "value": b"a", "key": b"k"},
+            "headers": [("ce_id", b"1")],
+        },
+        {"failure_id": "b", "offset": 2, "value": None},
+        {"failure_id": "c", "offset": 3, "value": b"c"},
+        {"failure_id": "c", "offset": 3, "topic_id": "another", "value": b"not c"},
+        {"failure_id": "another", "offset": 3, "value": b"of a log that was cut"},
     )
-    found = dead_letters(wanted, held)
+    found = in_lanes(dead_letters(wanted, held), 1)
     assert [(row["failure_id"], row["value"], row["key"]) for row in found.collect()] == [
         ("a", b"a", b"k"),
         ("b", None, None),
@@ -140,6 +145,34 @@ def test_an_outcome_is_told_only_once_its_event_is_settled(spark: SparkSession) 
     )
 
 
+def test_what_a_replay_topic_has_lost_is_told_by_what_lies_there_now(spark: SparkSession) -> None:
+    """Its log was cut: commits of the events that got the offsets say nothing of them."""
+    on_their_way = sent(
+        spark,
+        {"failure_id": "there", "offset": 3},
+        {"failure_id": "replaced", "offset": 4},
+        {"failure_id": "beyond the end", "offset": 9},
+        {"failure_id": "deleted by now", "offset": 2},
+        {"failure_id": "settled", "offset": 5, "outcome": "resolved"},
+        {"failure_id": "of another topic", "offset": 4, "topic_id": "old"},
+        {"failure_id": "in another partition", "offset": 1, "partition": 1},
+    )
+    last = on_their_way.transform(last_pending).where("topic_id = 'id-2'").collect()
+    told = sorted((row["partition"], row["offset"], row["failure_id"]) for row in last)
+    assert told == [(0, 9, "beyond the end"), (1, 1, "in another partition")]
+    there = spark.createDataFrame(
+        [("replays", 0, 3, "r", "there"), ("replays", 0, 4, "r2", "replaced")],
+        "topic string, partition int, offset bigint, replay_id string, failure_id string",
+    )
+    ranges = spark.createDataFrame([("replays", "id-2", 0, 3)], ddl(STARTS))
+    found = lost(on_their_way, there, ranges)
+    assert found.columns == list(SENT)
+    rows = found.collect()
+    assert sorted(row["failure_id"] for row in rows) == ["beyond the end", "replaced"]
+    assert {row["outcome"] for row in rows} == {"lost"}
+    assert all(row["judged"] for row in rows)
+
+
 def test_a_failure_resolved_by_two_replays_is_marked_once(spark: SparkSession) -> None:
     told = sent(
         spark,
@@ -171,3 +204,35 @@ def test_replays_are_told_with_what_became_of_their_events(spark: SparkSession) 
     )
     told = runs(replays, events).select("replay_id", "sent", "resolved", "failed_again")
     assert [tuple(row) for row in told.collect()] == [("empty", 0, 0, 0), ("r", 3, 1, 1)]
+
+
+def test_what_a_replay_has_sent_is_told_by_the_mark_of_its_events(spark: SparkSession) -> None:
+    mark = "knafka-replay"
+    there = spark.createDataFrame(
+        [
+            ("replays", 0, 7, at(1), [("ce_id", b"1"), (mark, b"r/a")]),
+            ("replays", 1, 8, at(2), [(mark, b"r/b"), (mark, b"other/c")]),
+            ("replays", 1, 9, at(2), [(mark, b"r2/a")]),
+            ("replays", 1, 10, at(2), [(mark, b"r/x/a")]),
+            ("replays", 1, 11, at(2), [(mark, b"\xff")]),
+            ("replays", 1, 12, at(2), [(mark, None)]),
+            ("replays", 1, 13, at(2), []),
+            ("another", 1, 13, at(2), [(mark, b"r/d")]),
+        ],
+        "topic string, partition int, offset bigint, timestamp timestamp, "
+        "headers array<struct<key: string, value: binary>>",
+    )
+    topics = spark.createDataFrame(
+        [("replays", "id-2", *TRIGGER.values())],
+        f"topic string, topic_id string, {', '.join(f'{name} string' for name in TRIGGER)}",
+    )
+    found = sent_rows(there, "r", topics)
+    assert found.columns == list(SENT)
+    assertDataFrameEqual(
+        found,
+        sent(
+            spark,
+            {"failure_id": "a", "offset": 7, "sent": at(1)},
+            {"failure_id": "b", "partition": 1, "offset": 8, "sent": at(2)},
+        ),
+    )

@@ -13,7 +13,7 @@ from knafka.core.errors import InvalidDocument
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, Connection
 from knafka_jobs.replay.run import replay_topic
-from knafka_jobs.replay.send import FailedEvent, batches
+from knafka_jobs.replay.send import FailedEvent, batches, rate_and_rest
 from knafka_jobs.topics import BrokerName, Span, Topic, is_dead_letter_topic
 
 
@@ -39,7 +39,8 @@ def test_both_clients_are_told_the_same(tmp_path: Path) -> None:
 def test_without_a_secret_nothing_is_said_of_security() -> None:
     connection = Connection.from_folder("a:1", None)
     assert connection.for_librdkafka() == {"bootstrap.servers": "a:1", "log_level": 0}
-    assert connection.for_spark() == {"kafka.bootstrap.servers": "a:1"}
+    committed = {"kafka.isolation.level": "read_committed"}
+    assert connection.for_spark() == {"kafka.bootstrap.servers": "a:1", **committed}
 
 
 def test_a_secret_that_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -131,6 +132,15 @@ def test_a_replay_to_a_trigger_without_dead_letters_is_refused() -> None:
 
 def test_a_transaction_is_bounded_by_events_and_by_bytes() -> None:
     sizes = [4, 4, 4, 30, 1, 1, 1, 1, 0]
-    events = [FailedEvent(str(each), b"", b"x" * each, []) for each in sizes]
+    events = [FailedEvent(str(each), "t", b"", b"x" * each, []) for each in sizes]
     sent = [[each.size for each in batch] for batch in batches(events, count=4, size=10)]
     assert sent == [[4, 4], [4], [30], [1, 1, 1, 1], [0]]
+
+
+def test_a_replay_says_how_far_it_is_and_when_it_will_be_done() -> None:
+    assert rate_and_rest(0, 5000, 9.0) == "0 of 5,000 sent"
+    assert rate_and_rest(1000, 5000, 2.0) == "1,000 of 5,000 sent, 500/s, 8 s left"
+    assert (
+        rate_and_rest(10_000, 100_000, 10.0) == "10,000 of 100,000 sent, 1,000/s, 1 min 30 s left"
+    )
+    assert rate_and_rest(5, 5, 0.0) == "5 of 5 sent"

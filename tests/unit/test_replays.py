@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from knafka.core import names
 from knafka.core.contract import CESQL, AttributesFilter, Delivery, Egress, Kafka, Order, Sink
 from knafka.core.dead_letter import (
@@ -59,6 +61,16 @@ def test_what_is_sent_again_is_the_event_as_it_was() -> None:
         ("ce_type", b"t"),
         (REPLAY, b"r/f"),
     ]
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfe", None, b",,", b"\xff,mine"])
+def test_an_event_is_sent_again_whatever_its_dead_letter_says_of_extensions(
+    raw: bytes | None,
+) -> None:
+    """Whoever may write to the topic may have written anything: it ended every broad replay."""
+    letter = [("ce_id", b"1"), ("ce_mine", b"x"), (f"ce_{EXTENSIONS}", raw)]
+    kept = [("ce_id", b"1")] if raw == b"\xff,mine" else letter[:2]
+    assert restored(letter, "r/f") == [*kept, (REPLAY, b"r/f")]  # type: ignore[arg-type]
 
 
 def test_a_replay_is_delivered_like_the_triggers_events_but_not_filtered() -> None:

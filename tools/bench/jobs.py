@@ -86,7 +86,10 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.update(dead_letter_jobs.environment(print))
     spark = session.start("bench")
-    with tempfile.TemporaryDirectory(dir=given.folder) as folder, _kafka(Path(folder)) as servers:
+    with (
+        tempfile.TemporaryDirectory(dir=given.folder) as folder,
+        running_kafka(Path(folder)) as servers,
+    ):
         bench = Bench(spark, Path(folder), servers, given.repeated)
         bench.on_empty_tables(WARM_UP, given.bytes, told=False)
         print("| stored | job | s | CPU s | MiB read |", flush=True)
@@ -169,7 +172,9 @@ class Bench:
         selection = Selection(since=since, until=until)
 
         def send() -> None:
-            sent = replay(tables, self._client, selection, f"r{stored}", "bench", None, _silent)
+            sent = replay(
+                tables, self._client, selection, f"r{stored}", "bench", None, _silent
+            ).sent
             assert AT_LEAST <= sent <= REPLAYED, sent
 
         with self._topic():  # or there would be nobody to replay to
@@ -220,7 +225,7 @@ class Bench:
 
 
 @contextmanager
-def _kafka(folder: Path) -> Iterator[str]:
+def running_kafka(folder: Path) -> Iterator[str]:
     """Its output is read by a loop that runs all the while, or it would wait for a reader."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

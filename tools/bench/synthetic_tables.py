@@ -25,6 +25,7 @@ from knafka_jobs.days import known_days
 from knafka_jobs.fingerprint import fingerprint
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.schema import FAILURES, RECORDS
+from knafka_jobs.topics import Reached
 
 DAYS: Final = 30
 BROKER: Final = ("shop", "main")
@@ -47,7 +48,7 @@ def fill(tables: Tables, stored: int, size: int, now: datetime) -> None:
     checkpoints = Checkpoints(tables)
     # As if they had been read from a topic that is no more.
     tables.append(records, "records", txnAppId=_WRITER, txnVersion="1")
-    checkpoints.save_offsets(1, {("id", 0): stored})
+    checkpoints.save_offsets(1, {("id", 0): Reached(stored)})
     tables.append(_failures(tables.read("records").select(*plan.FOLDED)), "failures")
     known_days(tables, tables.read("failures").limit(1))
     query = (

@@ -64,8 +64,13 @@ _NO_EXTENSIONS: Final = CORE | {"datacontentencoding", "knativebrokerttl"}
 FAILURE_HEADERS: Final = frozenset(f"ce_{name}" for name in _NAMES)
 """The record headers that a dead letter adds to its event."""
 
-REPLAY_TOPIC: Final = {"cleanup.policy": "delete", "retention.ms": str(30 * 24 * 3600 * 1000)}
-"""The configuration of every replay topic: a month is enough to deliver an event again."""
+REPLAY_TOPIC: Final = {
+    "cleanup.policy": "delete",
+    "retention.ms": str(30 * 24 * 3600 * 1000),
+    "message.timestamp.type": "LogAppendTime",
+}
+"""The configuration of every replay topic: a month is enough to deliver an event again, and whether
+one failed again after it was sent, the log's own time tells."""
 
 REPLAY: Final = "knafka-replay"
 """Header of a record that was sent again: replay id, a slash, failure id. No attribute."""
@@ -214,7 +219,8 @@ def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders
     added = FAILURE_HEADERS | {REPLAY}
     for name, raw in found:
         if name == f"ce_{EXTENSIONS}":
-            added |= {f"ce_{each}" for each in raw.decode().split(",")}
+            # Whoever may write the topic may have written anything.
+            added |= {f"ce_{each}" for each in (raw or b"").decode(errors="replace").split(",")}
     return [(name, raw) for name, raw in found if name not in added] + [(REPLAY, replay.encode())]
 
 

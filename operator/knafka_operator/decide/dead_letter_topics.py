@@ -47,6 +47,8 @@ MAX_INT: Final = 2**31 - 1
 LIMIT: Final = "max.message.bytes"
 RETENTION_MS: Final = "retention.ms"
 UNLIMITED: Final = "-1"
+TIMESTAMP_TYPE: Final = "message.timestamp.type"
+LOG_TIME: Final = "LogAppendTime"
 
 
 class _Declared(Model):
@@ -84,14 +86,15 @@ def settings(
     config: Mapping[str, str], replication: int, limit: int, kept: float | None
 ) -> TopicSettings:
     """How a dead-letter topic is made: with the Broker's topic's `config`, but neither compacted
-    nor bounded in size, and with room for the largest event (`limit`, bytes) and the story of its
-    failure."""
+    nor bounded in size, with the log's own time, and with room for the largest event (`limit`,
+    bytes) and the story of its failure."""
     room = str(min(limit + STORY_BYTES, MAX_INT))
     expiry = {} if kept is None else {RETENTION_MS: str(round(kept * 1000))}
     return TopicSettings(
         partitions=PARTITIONS,
         replication=replication,
-        config={**config, **KEPT_FOR_EVER, **expiry, LIMIT: room},
+        # A sender's time may be one that Spark's Kafka source fails at, whichever topics it reads.
+        config={**config, TIMESTAMP_TYPE: LOG_TIME, **KEPT_FOR_EVER, **expiry, LIMIT: room},
     )
 
 

@@ -6,15 +6,19 @@ A batch is two writes: the offsets that are read after it, then its rows, in one
 batch's number. The offsets that count are those of the last number in `records`; those whose rows
 were never appended, as their run was killed, are never looked at again. So no second account of
 what was read can disagree with the table, and no reading begins at a default.
+
+Before anything is read, the logs are compared with what was read of them (`cuts`): one that was cut
+goes on at the cut, as a log of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
-from knafka_jobs.topics import Offsets, Partition, Span
+from knafka_jobs.compact.cuts import LogView, RowView, find_cuts
+from knafka_jobs.topics import NOTHING, Offsets, Partition, Reached, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +39,11 @@ class Ingested:
 
     records: int
     missed: int
+    cuts: Mapping[Partition, Span] = field(default_factory=dict)
+    """What was read of logs and lies in them no more: they were cut."""
 
 
-class BatchStore(Protocol):
+class BatchStore(RowView, Protocol):
     """Keeps a batch's number with its rows, and offsets by number."""
 
     def last_batch(self) -> int | None:
@@ -53,8 +59,8 @@ class BatchStore(Protocol):
         """Save offsets; they are whole before any row of their batch is appended."""
 
 
-Append: TypeAlias = Callable[[Mapping[Partition, Span], int, int | None], int]
-"""Appends what is in the ranges under a batch's number, in one commit, unless the last batch is not
+Append: TypeAlias = Callable[[Batch, int, int | None], int]
+"""Appends what is in a batch's ranges under a number, in one commit, unless the last batch is not
 the one given; returns how many rows. Raises `JobError`."""
 
 
@@ -68,12 +74,11 @@ def next_batch(spans: Mapping[Partition, Span], read: Offsets, limit: int) -> Ba
     after = dict(read)
     missed = 0
     for where, span in spans.items():
-        known = read.get(where, span.start)
-        # Beyond its end a log was cut off (unclean election): what is appended there since is new.
-        start = min(max(known, span.start), span.end)
-        missed += max(0, span.start - known)
-        if where in read:
-            after[where] = start
+        reached = read.get(where, Reached(span.start))
+        start = max(reached.next, span.start)
+        missed += max(0, span.start - reached.next)
+        if where in read and start > reached.next:
+            after[where] = reached._replace(next=start)
         if start < span.end:
             waiting[where] = Span(start, span.end)
     total = sum(each.end - each.start for each in waiting.values())
@@ -81,13 +86,15 @@ def next_batch(spans: Mapping[Partition, Span], read: Offsets, limit: int) -> Ba
         where: Span(each.start, each.start + _share(each.end - each.start, limit, total))
         for where, each in waiting.items()
     }
-    after |= {where: each.end for where, each in ranges.items()}
+    for where, each in ranges.items():
+        after[where] = after.get(where, Reached(each.start, NOTHING))._replace(next=each.end)
     return Batch(ranges, after, missed) if after != read else None
 
 
 def ingest(
     store: BatchStore,
     spans: Mapping[Partition, Span],
+    log: LogView,
     limit: int,
     append: Append,
     clock: Callable[[], int],
@@ -98,18 +105,34 @@ def ingest(
     """
     last = store.last_batch()
     saved = None if last is None else store.offsets_after(last)
-    read = store.offsets_of_rows() if saved is None else saved
-    # What the rows alone tell is saved at once: a purge takes rows away.
-    batch = Batch({}, read, 0) if saved is None and read else next_batch(spans, read, limit)
+    read = dict(store.offsets_of_rows() if saved is None else saved)
+    cuts, marks = find_cuts(read, spans, log, store)
+    lost = {where: Span(offset, read[where].next) for where, offset in cuts.items()}
+    read |= {where: read[where]._replace(mark=mark) for where, mark in marks.items()}
+    read |= {where: read[where].cut_at(offset) for where, offset in cuts.items()}
+    batch: Batch | None
+    if cuts or (read and read != saved):
+        # At once: what the rows alone tell, a purge takes away.
+        up_to_cuts = {where: Span(spans[where].start, offset) for where, offset in cuts.items()}
+        batch = Batch({}, marked(read, up_to_cuts, log), 0)
+    else:
+        batch = next_batch(spans, read, limit)
     records = missed = 0
     while batch is not None:
         # No two runs share a number, so none takes another's offsets for its own.
         number = max(clock(), (last or 0) + 1)
+        batch = replace(batch, after=marked(batch.after, batch.ranges, log))
         store.save_offsets(number, batch.after)
-        records += append(batch.ranges, number, last)
+        records += append(batch, number, last)
         missed += batch.missed
         last, batch = number, next_batch(spans, batch.after, limit)
-    return Ingested(records, missed)
+    return Ingested(records, missed, lost)
+
+
+def marked(read: Offsets, ranges: Mapping[Partition, Span], log: LogView) -> Offsets:
+    """`read` with the last records of these ranges; of a range without records the mark stays."""
+    marks = log.last_in({where: span for where, span in ranges.items() if span.start < span.end})
+    return {**read, **{where: read[where]._replace(mark=mark) for where, mark in marks.items()}}
 
 
 def _share(size: int, limit: int, total: int) -> int:

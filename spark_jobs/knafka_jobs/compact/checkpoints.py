@@ -2,6 +2,7 @@
 
     ROOT/checkpoints/batches-*/NUMBER.json    offsets that are read once a batch is appended
     ROOT/checkpoints/failures-*/              how far `records` was folded (Spark's own)
+    ROOT/checkpoints/knafka-*                 when a table was vacuumed, or what is old forgotten
 
 A batch's number is in the same commit as its rows; see `batches` for what that is good for.
 """
@@ -15,18 +16,33 @@ from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import DataFrame, Observation, Row
 from pyspark.sql import functions as F
 
 from knafka_jobs.compact.plan import next_offsets
 from knafka_jobs.errors import JobError
 from knafka_jobs.io.delta import Tables, first_line, in_days
-from knafka_jobs.topics import Offsets
+from knafka_jobs.io.kafka_records import mark
+from knafka_jobs.positions import Bounds, within
+from knafka_jobs.schema import KEY, RECORDS
+from knafka_jobs.topics import (
+    Mark,
+    Offsets,
+    Partition,
+    Reached,
+    Span,
+    log_id,
+    offsets_of,
+    parts_of_log_id,
+)
 
 _WRITER: Final = "knafka-compaction"
 """Under which Delta keeps the number of the last batch in the table, for good."""
 
 _TXN: Final = "spark.databricks.delta.write"
+
+MARKED: Final = (*KEY, "key", "value", "unix_millis(appended) AS at")
+"""What the mark of a row of `records` is made of."""
 
 
 class Checkpoints:
@@ -56,9 +72,9 @@ class Checkpoints:
         finally:
             stream.close()
         return {
-            (topic_id, int(partition)): offset
+            (topic_id, int(partition)): _reached(noted)
             for topic_id, offsets in topics.items()
-            for partition, offset in offsets.items()
+            for partition, noted in offsets.items()
         }
 
     def offsets_of_rows(self) -> Offsets:
@@ -66,13 +82,44 @@ class Checkpoints:
         if self._tables.is_empty("records"):
             return {}
         rows = self._tables.read("records").transform(next_offsets).collect()
-        return {(row["topic_id"], row["partition"]): row["next"] for row in rows}
+        return offsets_of(
+            (row["topic_id"], row["partition"], row["first"], row["next"]) for row in rows
+        )
+
+    def rows_read_last(self, wanted: Mapping[Partition, Reached]) -> Mapping[Partition, Mark]:
+        """The rows of the last offset below `next`, of those partitions that have one there."""
+        places = [
+            (log_id(topic_id, reached.logs()[-1][1]), number, reached.next - 1)
+            for (topic_id, number), reached in wanted.items()
+        ]
+        at = [Bounds(*place, place[-1]) for place in places]
+        there = F.broadcast(self._tables.rows(places, {name: RECORDS[name] for name in KEY}))
+        rows = self._tables.read("records").where(within(at)).join(there, [*KEY], "left_semi")
+        return {
+            (parts_of_log_id(row["topic_id"])[0], row["partition"]): _mark(row)
+            for row in rows.selectExpr(*MARKED).collect()
+        }
+
+    def last_row(self, where: Partition, reached: Reached) -> Mark | None:
+        """The last row below `next` of a partition, wherever it is."""
+        rows = self._tables.read("records")
+        topic_id, number = where
+        for log, piece in reversed(reached.pieces(Span(0, reached.next))):
+            its = Bounds(log_id(topic_id, log), number, piece.start, piece.end - 1)
+            # First which one: the content of all of them would be read to sort them.
+            last = rows.where(within([its])).agg(F.max("offset")).first()
+            if last is not None and last[0] is not None:
+                at = within([its._replace(first=last[0], last=last[0])])
+                (row,) = rows.where(at).limit(1).selectExpr(*MARKED).collect()
+                return _mark(row)
+        return None
 
     def save_offsets(self, batch: int, after: Offsets) -> None:
         """Save the offsets that are read once the batch is appended."""
-        topics: dict[str, dict[int, int]] = {}
-        for (topic_id, partition), offset in after.items():
-            topics.setdefault(topic_id, {})[partition] = offset
+        topics: dict[str, dict[int, Reached | int]] = {}
+        for (topic_id, partition), reached in after.items():
+            said = reached if reached.mark or reached.cuts else reached.next
+            topics.setdefault(topic_id, {})[partition] = said
         path, system = self._file(batch)
         stream = system.create(path, True)
         stream.write(bytearray(json.dumps(topics).encode()))
@@ -186,3 +233,19 @@ class Checkpoints:
             number = each.getPath().getName().partition(".")[0]
             if number.isdecimal() and int(number) < last:
                 system.delete(each.getPath(), False)
+
+
+def _reached(noted: int | list[Any]) -> Reached:
+    """As `save_offsets` has written it; earlier versions wrote a number."""
+    if isinstance(noted, int):
+        return Reached(noted)
+    next_, marked, cuts = noted
+    return Reached(next_, None if marked is None else Mark(*marked), tuple(cuts))
+
+
+def _mark(row: Row) -> Mark:
+    return mark(row["offset"], _bytes(row["key"]), _bytes(row["value"]), row["at"], None)
+
+
+def _bytes(value: bytearray | None) -> bytes | None:
+    return None if value is None else bytes(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from knafka_jobs.schema import FAILED_AGAIN, RESOLVED, SENT
+from knafka_jobs.schema import FAILED_AGAIN, LOST, RESOLVED, SENT
 
 
 def outcomes(sent: DataFrame, records: DataFrame, committed: DataFrame) -> DataFrame:
@@ -39,6 +39,37 @@ def outcomes(sent: DataFrame, records: DataFrame, committed: DataFrame) -> DataF
     return (
         failed.select(*SENT)
         .unionByName(settled.select(*SENT))
+        .withColumn("judged", F.current_timestamp())
+        .select(*SENT)
+    )
+
+
+def last_pending(sent: DataFrame) -> DataFrame:
+    """The last event of each partition that isn't settled: `topic`, `topic_id`, `partition`,
+    `offset`, `replay_id`, `failure_id`."""
+    last = F.max_by(F.struct("offset", "replay_id", "failure_id"), "offset")
+    return (
+        sent.where("outcome IS NULL")
+        .groupBy("topic", "topic_id", "partition")
+        .agg(last.alias("last"))
+        .select("topic", "topic_id", "partition", "last.*")
+    )
+
+
+def lost(sent: DataFrame, there: DataFrame, ranges: DataFrame) -> DataFrame:
+    """Rows of `sent` that aren't settled and don't lie where they lay, with their `outcome`: their
+    log was cut.
+
+    `there` is what lies in `ranges` (`topic`, `topic_id`, `partition`, `start`) by its marks. What
+    lay before is deleted by now, and tells nothing.
+    """
+    place = ["topic", "partition", "offset", "replay_id", "failure_id"]
+    return (
+        sent.where("outcome IS NULL")
+        .join(F.broadcast(ranges), ["topic", "topic_id", "partition"])
+        .where("offset >= start")
+        .join(there.select(*place), place, "left_anti")
+        .withColumn("outcome", F.lit(LOST))
         .withColumn("judged", F.current_timestamp())
         .select(*SENT)
     )

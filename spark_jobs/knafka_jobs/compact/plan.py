@@ -33,7 +33,7 @@ from knafka_jobs.schema import (
     TRIGGER,
     Columns,
 )
-from knafka_jobs.topics import Position, Topic, spans_of
+from knafka_jobs.topics import Offsets, Position, Span, Topic, log_id, spans_of
 
 HISTORY_LENGTH: Final = 50
 """Failures of one event that are kept one by one, the latest; all of them are counted."""
@@ -45,8 +45,13 @@ FULL_FILE: Final = 32 * 1024 * 1024
 """Bytes from which on a file is left as it is; see `io.session`."""
 
 
+ROWS_IN_FILE: Final = 100_000
+"""Failures in a file, at least, unless there are fewer: some tens of megabytes."""
+
+
 def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
-    """The rows of `records`, from Spark's Kafka source with headers and the topics' ids."""
+    """The rows of `records`, from Spark's Kafka source with headers and the log of each partition
+    (`topic`, `partition`, `topic_id`: see `topics.log_id`)."""
     known = F.col("reason").isin([each.value for each in Reason])
     where = F.concat_ws("/", "topic_id", "partition", "offset")
     origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
@@ -56,7 +61,8 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
     # SHA-256 of every payload was a fifth of the work.
     digest = F.when(F.col("value").isNull(), "").otherwise(F.hex(F.xxhash64("value")))
     return (
-        kafka.join(F.broadcast(topics), "topic", "left")
+        kafka.join(F.broadcast(topics), ["topic", "partition"], "left")
+        .withColumn("timestamp", _if_possible("timestamp", F.current_timestamp()))
         .withColumn("attribute", F.map_from_entries("headers"))
         .select(
             "topic",
@@ -82,10 +88,10 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
             _attribute("knativeerrorcode").try_cast("int").alias("code"),
             _attribute("knativeerrordata").alias("error"),
             F.coalesce(_ours("attempts").try_cast("int"), F.lit(0)).alias("attempts"),
-            F.coalesce(_ours("firsttime").try_cast("timestamp"), "timestamp").alias(
-                "first_attempt"
+            *(
+                _if_possible(_ours(name).try_cast("timestamp"), F.col("timestamp")).alias(column)
+                for name, column in (("firsttime", "first_attempt"), ("lasttime", "last_attempt"))
             ),
-            F.coalesce(_ours("lasttime").try_cast("timestamp"), "timestamp").alias("last_attempt"),
             F.to_date("timestamp").alias("day"),
         )
         .withColumn("reason", F.when(known, F.col("reason")).otherwise(Reason.UNDECODABLE.value))
@@ -98,9 +104,54 @@ FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "
 """The columns of `records` that `failures_of` needs: not what the dead letter held."""
 
 
-def failures_of(records: DataFrame) -> DataFrame:
+MAX_REPEATED: Final = 200_000
+"""Failures that every task may know by a hash: some megabytes."""
+
+
+def repeated(records: DataFrame) -> DataFrame:
+    """The failures of which there is more than one record: `key`, a hash of their ids. They are
+    few, so that of a few bytes of each record it is known which must be put together."""
+    keys = records.select(F.xxhash64("failure_id").alias("key"))
+    return keys.groupBy("key").agg(F.count("*").alias("records")).where("records > 1").select("key")
+
+
+def failures_of(records: DataFrame, repeated: DataFrame | None = None) -> DataFrame:
     """Records folded to one row per failed event: what `MERGE` brings into `failures`; see `days`
-    for their `day`."""
+    for their `day`.
+
+    `repeated`: which failures have several records, if that is known. All others are their only
+    record, which needs no shuffle.
+    """
+    if repeated is None:
+        return _of_several(records)
+    keyed = records.withColumn("key", F.xxhash64("failure_id"))
+    several = keyed.join(F.broadcast(repeated), "key", "left_semi").transform(_of_several)
+    return (
+        keyed.join(F.broadcast(repeated), "key", "left_anti")
+        .transform(_of_one)
+        .unionByName(several)
+    )
+
+
+def _of_one(records: DataFrame) -> DataFrame:
+    """Failures that have one record each."""
+    failure = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
+    made = {
+        "summary": fingerprint_of(F.col("error")),
+        "failures": F.lit(1),
+        "retries": F.greatest(F.col("attempts") - 1, F.lit(0)),
+        "first_failed": F.col("first_attempt"),
+        "last_failed": F.col("last_attempt"),
+        "history": F.array(failure),
+        **dict.fromkeys(("first_day", "last_day"), F.to_date("appended")),
+        **dict.fromkeys(("resolved", "head", "day"), F.lit(None)),
+    }
+    return records.select(
+        *(made.get(name, F.col(name)).cast(kind).alias(name) for name, kind in FAILURES.items())
+    )
+
+
+def _of_several(records: DataFrame) -> DataFrame:
     when = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
     first = F.min_by(F.struct(*TRIGGER, *EVENT), when)
     last = F.max_by(F.struct(*LAST_ATTEMPT, *POSITION), when)
@@ -165,13 +216,21 @@ def merge_clauses() -> dict[str, str]:
 
 def likely_examples(failures: DataFrame) -> DataFrame:
     """The failures whose heads a report may want, where data is: `failure_id`, `KEY`."""
-    order = (F.col("resolved").isNotNull(), F.desc("last_failed"), "failure_id")
-    in_group = Window.partitionBy(*GROUP).orderBy(*order)
+    order = ("is_resolved", F.desc("last_failed"), "failure_id")
+    in_group = Window.partitionBy("group").orderBy(*order)
     # However many ways there are to say it.
-    in_kind = Window.partitionBy(*KIND).orderBy("rank", *order)
+    in_kind = Window.partitionBy("kind").orderBy("rank", *order)
     return (
-        failures.withColumn("rank", F.row_number().over(in_group))
-        .where((F.col("rank") <= HEADS) & F.col("data_bytes").isNotNull())
+        # All failures are sorted for this, so by little.
+        failures.select(
+            F.xxhash64(*GROUP).alias("group"),
+            F.xxhash64(*KIND).alias("kind"),
+            F.col("resolved").isNotNull().alias("is_resolved"),
+            F.col("data_bytes").isNotNull().alias("has_data"),
+            *("last_failed", "failure_id", *KEY),
+        )
+        .withColumn("rank", F.row_number().over(in_group))
+        .where((F.col("rank") <= HEADS) & F.col("has_data"))
         .withColumn("place", F.row_number().over(in_kind))
         .where(F.col("place") <= HEADS_OF_KIND)
         .select("failure_id", *KEY)
@@ -181,8 +240,8 @@ def likely_examples(failures: DataFrame) -> DataFrame:
 def heads(examples: DataFrame, records: DataFrame) -> DataFrame:
     """The beginning of each example's data: `failure_id`, `head`."""
     return (
-        records.select(*KEY, F.substring("value", 1, HEAD_BYTES).alias("head"))
-        .join(F.broadcast(examples), [*KEY])
+        records.select("failure_id", *KEY, F.substring("value", 1, HEAD_BYTES).alias("head"))
+        .join(F.broadcast(examples), ["failure_id", *KEY])
         .select("failure_id", "head")
     )
 
@@ -202,48 +261,52 @@ RANGES: Final[Columns] = {
 
 
 def older_ranges(
-    topics: Mapping[str, Topic], young: Mapping[Position, int]
+    topics: Mapping[str, Topic], young: Mapping[Position, int], read: Offsets
 ) -> list[tuple[Any, ...]]:
-    """What lies in the topics before the first young record of each partition: rows of `RANGES`.
+    """What was read of the topics before the first young record of each partition: rows of
+    `RANGES`, one for each log of a partition.
 
     `young` has that record's offset; -1 where there is none.
     """
     rows = []
     for (name, partition), span in spans_of(topics).items():
+        topic_id = topics[name].id
+        if (reached := read.get((topic_id, partition))) is None:
+            continue
         first = young.get((name, partition), span.start)
-        end = span.end if first < 0 else min(first, span.end)
-        if span.start < end:
-            rows.append((name, topics[name].id, partition, span.start, end))
+        end = min(span.end if first < 0 else min(first, span.end), reached.next)
+        for number, piece in reached.pieces(Span(span.start, end)):
+            rows.append((name, log_id(topic_id, number), partition, piece.start, piece.end))
     return rows
 
 
-def tabled_until(positions: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Up to where `positions` fill `RANGES` without a gap: `topic`, `partition`, `until`.
+def islands(positions: DataFrame, ranges: DataFrame) -> DataFrame:
+    """What `positions` fill of `RANGES` without a gap: `topic`, `topic_id`, `partition`, `start`,
+    `end` (exclusive).
 
-    They are those of `records` and of what was purged from it. What lies before `until`, exclusive,
-    may be deleted from the topic.
+    They are those of `records` and of what was purged from it.
     """
     in_order = Window.partitionBy("topic_id", "partition").orderBy("offset")
-    rank = F.row_number().over(in_order) - 1
+    rank = F.row_number().over(in_order)
     return (
         positions.select("topic_id", "partition", "offset")
         .join(F.broadcast(ranges), ["topic_id", "partition"])
         .where("offset >= start AND offset < end")
+        .select("topic", "topic_id", "partition", "offset")
         .distinct()
-        .withColumn("rank", rank)
-        .where("offset - start = rank")
-        .groupBy("topic", "partition")
-        .agg((F.max("offset") + 1).alias("until"))
-        .select("topic", "partition", "until")
+        .withColumn("island", F.col("offset") - rank)
+        .groupBy("topic", "topic_id", "partition", "island")
+        .agg(F.min("offset").alias("start"), (F.max("offset") + 1).alias("end"))
+        .select("topic", "topic_id", "partition", "start", "end")
     )
 
 
 def next_offsets(records: DataFrame) -> DataFrame:
-    """Where reading goes on, by what the table holds: `topic_id`, `partition`, `next`."""
+    """What the table holds of each log: `topic_id`, `partition`, `first`, `next`."""
     return (
         records.groupBy("topic_id", "partition")
-        .agg((F.max("offset") + 1).alias("next"))
-        .select("topic_id", "partition", "next")
+        .agg(F.min("offset").alias("first"), (F.max("offset") + 1).alias("next"))
+        .select("topic_id", "partition", "first", "next")
     )
 
 
@@ -271,6 +334,18 @@ def _trace_id() -> Column:
 
 def _ours(name: str) -> Column:
     return _attribute(f"{ATTRIBUTE_PREFIX}{name}")
+
+
+def _if_possible(at: str | Column, otherwise: Column) -> Column:
+    """A time that is in the past, or by some clock almost; what a record says may be any number."""
+    column = F.col(at) if isinstance(at, str) else at
+    return F.when(is_possible(column), column).otherwise(otherwise)
+
+
+def is_possible(at: Column) -> Column:
+    """Whether a time can be one at which something failed: not before 1970, nor tomorrow."""
+    tomorrow = F.current_timestamp() + F.expr("INTERVAL 1 DAY")
+    return (at >= F.timestamp_seconds(F.lit(0))) & (at <= tomorrow)
 
 
 def _or_empty(column: str | Column) -> Column:

@@ -9,31 +9,39 @@ A dead letter that `records` lacks is never deleted from its topic.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from knafka_jobs.compact import plan
-from knafka_jobs.compact.batches import Ingested, ingest
+from knafka_jobs.compact.batches import Batch, Ingested, ingest
 from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.outcomes import outcomes, resolved
+from knafka_jobs.compact.cuts import deletable_until, find_cuts
+from knafka_jobs.compact.judging import mark_lost, mark_outcomes, settled_until
+from knafka_jobs.compact.reading import BatchReader, ingest_around
 from knafka_jobs.days import days_in, known_days, placed
 from knafka_jobs.forget import expired, forget
 from knafka_jobs.io.delta import Tables, explained, in_days
 from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.kafka_records import KafkaRecords
 from knafka_jobs.options import CompactOptions
 from knafka_jobs.positions import Bounds, bounds, within
-from knafka_jobs.schema import BY_DAY, KEY, PURGED, RECORDS
-from knafka_jobs.topics import Partition, Position, Span, Topic, spans_of
+from knafka_jobs.schema import BY_DAY, KEY, PURGED
+from knafka_jobs.topics import (
+    Partition,
+    Position,
+    Span,
+    Topic,
+    spans_of,
+)
 
-Progress = Callable[[str], None]
+Progress = Callable[[str], object]
 
 _VACUUM: Final = "knafka-vacuum"
 _RETENTION: Final = "knafka-retention"
@@ -65,19 +73,20 @@ def compact(
     now = datetime.now(UTC)
     with tables.locked(), explained(f"the tables in {tables.root} can't be brought up to date"):
         checkpoints.check()
-        committed = _committed(tables, kafka)
+        mark_lost(tables, kafka, progress)
+        settled = settled_until(tables, kafka)
         topics = kafka.dead_letter_topics(options.broker)
         progress(f"{len(topics)} dead-letter topics")
         ingested = _ingest(tables, kafka, checkpoints, topics, options.batch_records, progress)
         folded = fold(checkpoints)
         progress(f"{folded} folded into failures")
-        _mark_outcomes(tables, committed)
+        mark_outcomes(tables, settled)
         forgotten = forget_expired(tables, options, _by_id(topics), now)
         if forgotten:
             progress(f"{forgotten} failures forgotten: they are older than they are kept")
         merged = _merge_small_files(tables) if folded else ()
         vacuum(tables, now)
-        deleted = _delete_tabled(tables, kafka, topics, options.keep_hours)
+        deleted = _delete_tabled(tables, kafka, checkpoints, topics, options.keep_hours)
         progress(f"{deleted} deleted from their topics")
     return Compacted(
         len(topics), ingested.records, folded, forgotten, merged, deleted, ingested.missed
@@ -94,58 +103,38 @@ def _ingest(
 ) -> Ingested:
     """Append what is new to `records`."""
     names = {topic.id: name for name, topic in topics.items()}
+    reader = BatchReader(tables, kafka, names)
+    appended = 0
 
-    def append(ranges: Mapping[Partition, Span], batch: int, last: int | None) -> int:
-        named = {(names[id_], number): span for (id_, number), span in ranges.items()}
-        # A batch may only save that records were deleted before they were read.
-        rows = read_ranges(tables, kafka, named, topics) if named else tables.rows([], RECORDS)
+    def append(batch: Batch, number: int, last: int | None) -> int:
         with explained(
             "the dead letters can't be read (if topics or their first records were deleted "
             "meanwhile, run this again)"
         ):
-            count = checkpoints.append_batch(rows, batch, last)
+            count = checkpoints.append_batch(reader.rows(batch), number, last)
+        nonlocal appended
+        appended += count
         progress(f"{count} new dead letters")
         return count
 
-    done = ingest(checkpoints, _by_id(topics), batch_records, append, time.time_ns)
+    def ingest_spans(spans: Mapping[Partition, Span]) -> Ingested:
+        return ingest(checkpoints, spans, reader.log, batch_records, append, time.time_ns)
+
+    done = ingest_around(ingest_spans, reader, _by_id(topics), names, progress)
+    for (topic_id, partition), lost in done.cuts.items():
+        progress(
+            f"the log of {names[topic_id]}/{partition} was cut at {lost.start}, as by an unclean "
+            f"election: {lost.end - lost.start} dead letters are in the table alone, and reading "
+            "goes on from there"
+        )
     if done.missed:
         progress(f"{done.missed} records were deleted before they were read")
-    return done
+    # Also those of a call that came upon a record that can't be read.
+    return replace(done, records=appended)
 
 
 def _by_id(topics: Mapping[str, Topic]) -> dict[Partition, Span]:
     return {(topics[name].id, number): span for (name, number), span in spans_of(topics).items()}
-
-
-def read_ranges(
-    tables: Tables,
-    kafka: KafkaClient,
-    ranges: Mapping[Position, Span],
-    topics: Mapping[str, Topic],
-) -> DataFrame:
-    """The dead letters in these ranges, and no others, as rows of `records`.
-
-    Reading fails with Spark's error if Kafka does not have all of a range any more.
-    """
-    assigned: dict[str, list[int]] = {}
-    starts: dict[str, dict[str, int]] = {}
-    ends: dict[str, dict[str, int]] = {}
-    for (topic, partition), span in ranges.items():
-        assigned.setdefault(topic, []).append(partition)
-        starts.setdefault(topic, {})[str(partition)] = span.start
-        ends.setdefault(topic, {})[str(partition)] = span.end
-    ids = [(topic.name, topic.id) for topic in topics.values()]
-    return (
-        tables.spark.read.format("kafka")
-        .options(**kafka.connection.for_spark())
-        .option("assign", json.dumps(assigned))
-        .option("startingOffsets", json.dumps(starts))
-        .option("endingOffsets", json.dumps(ends))
-        .option("includeHeaders", "true")
-        .option("failOnDataLoss", "true")
-        .load()
-        .transform(plan.records_of, tables.rows(ids, {"topic": "string", "topic_id": "string"}))
-    )
 
 
 def fold(checkpoints: Checkpoints) -> int:
@@ -165,57 +154,16 @@ def _folded(tables: Tables, records: DataFrame) -> tuple[DataFrame, list[date]]:
 
     They have the heads of the likely examples: of all other payloads none is read.
     """
-    rows = records.transform(plan.failures_of).localCheckpoint()
+    known = records.transform(plan.repeated).limit(plan.MAX_REPEATED + 1).localCheckpoint()
+    few = known if known.count() <= plan.MAX_REPEATED else None
+    rows = records.transform(plan.failures_of, few).localCheckpoint()
+    # As many files as there is something for, not as many as there were tasks.
+    rows = rows.coalesce(1 + rows.count() // plan.ROWS_IN_FILE)
     examples = rows.transform(plan.likely_examples).localCheckpoint()
     theirs = tables.read("records").where(within(bounds(examples)))
-    known = known_days(tables, rows)
-    rows = placed(tables, rows, known, datetime.now(UTC).date())
-    return rows.transform(plan.with_heads, plan.heads(examples, theirs)), days_in(known)
-
-
-def _committed(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, int]]:
-    """Up to where each replay topic with pending events is settled: topic id, partition, offset.
-
-    Asked before the dead letters are read: what is settled by now and failed again is among them.
-    """
-    if tables.is_empty("sent"):
-        return []
-    pending = tables.read("sent").where("outcome IS NULL")
-    names = [row["topic"] for row in pending.select("topic").distinct().collect()]
-    return [
-        (topic.id, partition, offset)
-        for topic in kafka.topics(names).values()
-        # A replay topic's consumer group has the topic's name.
-        for partition, offset in kafka.committed(topic.name, topic).items()
-    ]
-
-
-def _mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None:
-    """Mark failures that a replay resolved, then the replayed events: if this is cut short, they
-    are still pending, and the next run does both again."""
-    if not committed:
-        return
-    columns = {"topic_id": "string", "partition": "int", "until": "bigint"}
-    sent = tables.read("sent")
-    # What failed again was appended after it was sent: files that end before aren't read.
-    first = sent.where("outcome IS NULL").agg(F.unix_micros(F.min("sent"))).first()
-    since = F.timestamp_micros(F.lit(0 if first is None else first[0] or 0))
-    records = tables.read("records").where(F.col("appended") >= since)
-    judged = sent.transform(outcomes, records, tables.rows(committed, columns)).localCheckpoint()
-    marked = judged.transform(resolved)
-    days = in_days("failures.day", days_in(known_days(tables, marked)))
-    tables.update(
-        marked,
-        "failures",
-        f"{days} AND {plan.MERGE_ON} AND failures.last_failed <= more.sent",
-        {"resolved": "more.judged"},
-    )
-    tables.update(
-        judged,
-        "sent",
-        "sent.replay_id = more.replay_id AND sent.failure_id = more.failure_id",
-        {"outcome": "more.outcome", "judged": "more.judged"},
-    )
+    days = known_days(tables, rows)
+    rows = placed(tables, rows, days, datetime.now(UTC).date())
+    return rows.transform(plan.with_heads, plan.heads(examples, theirs)), days_in(days)
 
 
 def _merge_small_files(tables: Tables) -> tuple[str, ...]:
@@ -264,34 +212,52 @@ def forget_expired(
 
 
 def _delete_tabled(
-    tables: Tables, kafka: KafkaClient, topics: Mapping[str, Topic], keep_hours: float
+    tables: Tables,
+    kafka: KafkaClient,
+    checkpoints: Checkpoints,
+    topics: Mapping[str, Topic],
+    keep_hours: float,
 ) -> int:
     """Delete from the topics what is old enough and in the table; returns how many records."""
     spans = spans_of(topics)
     filled = [where for where, span in spans.items() if span.start < span.end]
-    ranges = plan.older_ranges(topics, kafka.offsets_at(filled, time.time() - keep_hours * 3600))
+    young = kafka.offsets_at(filled, time.time() - keep_hours * 3600) if filled else {}
+    last = checkpoints.last_batch()
+    read = (None if last is None else checkpoints.offsets_after(last)) or {}
+    ranges = plan.older_ranges(topics, young, read)
     if not ranges:
         return 0
     old = tables.rows(ranges, plan.RANGES)
     # Both are read by position: the files that hold these, of all that the table has.
-    wanted = [
-        Bounds(topic_id, partition, start, end - 1) for _, topic_id, partition, start, end in ranges
-    ]
+    wanted = [Bounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges]
     held = tables.read("records").select(*KEY).where(within(wanted))
     purged = not tables.is_empty("purged")
     if purged:
         held = held.unionByName(tables.read("purged").where(within(wanted)))
-    tabled = held.transform(plan.tabled_until, old).collect()
-    until = {(row["topic"], row["partition"]): row["until"] for row in tabled}
-    now = kafka.topics(sorted({topic for topic, _ in until}))
+    tabled: dict[Position, list[Span]] = defaultdict(list)
+    for row in held.transform(plan.islands, old).collect():
+        tabled[row["topic"], row["partition"]].append(Span(row["start"], row["end"]))
+    now = kafka.topics(sorted({name for name, *_ in ranges}))
+    log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
+    until: dict[Position, int] = {}
+    for where, span in _whole(ranges).items():
+        if where[0] in now and now[where[0]].id == topics[where[0]].id:
+            partition = (topics[where[0]].id, where[1])
+            until[where] = deletable_until(span, tabled[where], partial(log.messages, partition))
+    # Last of all: what lies there must be what was read.
+    cuts, _ = find_cuts(read, _by_id(now), log, checkpoints)
     until = {
         (name, partition): offset
         for (name, partition), offset in until.items()
-        if name in now and now[name].id == topics[name].id
+        if (topics[name].id, partition) not in cuts and offset > spans[name, partition].start
     }
     kafka.delete_before(until)
     if purged and until:
-        gone = [(topics[name].id, partition, offset) for (name, partition), offset in until.items()]
+        gone = [
+            (id_, partition, until[name, partition])
+            for name, id_, partition, _, _ in ranges
+            if (name, partition) in until
+        ]
         tables.remove(
             tables.rows(gone, PURGED),
             "purged",
@@ -299,3 +265,12 @@ def _delete_tabled(
             "AND purged.offset < more.offset",
         )
     return sum(offset - spans[where].start for where, offset in until.items())
+
+
+def _whole(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, Span]:
+    """Rows of `RANGES` by partition: from the first log's first offset to the last one's end."""
+    found: dict[Position, Span] = {}
+    for name, _, partition, start, end in ranges:
+        before = found.get((name, partition), Span(start, end))
+        found[name, partition] = Span(min(start, before.start), max(end, before.end))
+    return found

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from delta.tables import DeltaMergeBuilder, DeltaTable
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from knafka_jobs.errors import JobError
@@ -110,6 +110,10 @@ class Tables:
         """UPDATE a table (called by its name) where `on` holds with one of `rows` (`more`)."""
         self._merge(rows, name, on).whenMatchedUpdate(set=dict(values)).execute()
 
+    def correct(self, name: str, where: Column, values: Mapping[str, Column]) -> None:
+        """UPDATE those rows of a table for which `where` holds, in one commit."""
+        self._table(name).update(where, dict(values))
+
     def remove(self, rows: DataFrame, name: str, on: str) -> None:
         self._merge(rows, name, on).whenMatchedDelete().execute()
 
@@ -134,18 +138,27 @@ class Tables:
         self._table(name).vacuum()
 
     def is_due(self, name: str, clock: str, now: datetime) -> bool:
-        """Whether `set_clock` was a day ago; if it never was, whether the table is a day old.
-
-        The table has the time as a transaction's number: its history would have to be read whole
-        for that.
-        """
-        last = self.last_version(name, clock) or self._created(name)
+        """Whether `set_clock` was a day ago; if it never was, whether the table is a day old."""
+        path, system = self._clock(name, clock)
+        if system.exists(path):
+            stream = system.open(path)
+            text = bytes(stream.readAllBytes())
+            stream.close()
+            last = float(text) if text.isdigit() else 0.0
+        else:
+            # Earlier versions noted it as a transaction's number.
+            last = self.last_version(name, clock) or self._created(name)
         return now.timestamp() - last > CLOCK_INTERVAL.total_seconds()
 
     def set_clock(self, name: str, clock: str, now: datetime) -> None:
-        """Note when something was done to a table."""
-        none = self.read(name).limit(0)
-        self.append(none, name, txnAppId=clock, txnVersion=str(int(now.timestamp())))
+        """Note when something was done to a table, in a file beside it."""
+        path, system = self._clock(name, clock)
+        stream = system.create(path, True)
+        stream.write(bytearray(b"%d" % now.timestamp()))
+        stream.close()
+
+    def _clock(self, name: str, clock: str) -> tuple[Any, Any]:
+        return self.file(f"checkpoints/{clock}-{self.id(name)}")
 
     def erase_unused_files(self, name: str) -> None:
         """Delete every data file that the table, as it is now, does not consist of.
@@ -194,24 +207,30 @@ class Tables:
         return int(noted.get()) if noted.isDefined() else 1
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the one compaction of these tables, where a lock can say so; raises `JobError`.
+    def locked(self, what: str = "compaction") -> Iterator[None]:
+        """Be the one compaction, or replay, of these tables, where a lock can say so; raises
+        `JobError`.
 
-        On an object store there is no lock: see `Checkpoints.append_batch`.
+        On an object store there is no lock: see `Checkpoints.append_batch` and `replay.run`.
         """
-        if "://" in self.root:
+        if not self.has_locks:
             yield
             return
         Path(self.root).mkdir(parents=True, exist_ok=True)
-        with Path(self.root, "compaction.lock").open("a") as file:
+        with Path(self.root, f"{what}.lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise self.in_use() from None
+                raise self.in_use(what) from None
             yield
 
-    def in_use(self) -> JobError:
-        return JobError(f"another compaction runs on {self.root}: wait until it is done")
+    @property
+    def has_locks(self) -> bool:
+        """Whether a lock says that these tables are in use: not on an object store."""
+        return "://" not in self.root
+
+    def in_use(self, what: str = "compaction") -> JobError:
+        return JobError(f"another {what} runs on {self.root}: wait until it is done")
 
     def file(self, path: str) -> tuple[Any, Any]:
         """Hadoop's path below `root`, and the file system that has it."""

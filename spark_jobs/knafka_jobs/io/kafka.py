@@ -3,15 +3,17 @@ deletion. Sending is `replay.send`'s; what may be deleted is `compact.plan`'s to
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from confluent_kafka import (
     Consumer,
+    IsolationLevel,
     KafkaError,
     KafkaException,
     Producer,
@@ -30,6 +32,9 @@ from knafka.core.kafka_secret import for_java, for_librdkafka
 from knafka.tokens import with_tokens
 from knafka_jobs.errors import JobError
 from knafka_jobs.topics import BrokerName, Position, Span, Topic, is_dead_letter_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 REQUEST_TIMEOUT: Final = 30.0
 """Seconds for one request to Kafka, with its repetitions."""
@@ -83,7 +88,11 @@ class Connection:
     def for_spark(self) -> dict[str, str]:
         """The options of Spark's Kafka source."""
         security = {} if self.secret is None else for_java(self.secret)
-        configuration = {"bootstrap.servers": self.bootstrap_servers, **security}
+        configuration = {
+            "bootstrap.servers": self.bootstrap_servers,
+            "isolation.level": "read_committed",
+            **security,
+        }
         return {f"kafka.{key}": value for key, value in configuration.items()}
 
 
@@ -115,11 +124,15 @@ class KafkaClient:
 
     def dead_letter_topics(self, broker: BrokerName | None = None) -> dict[str, Topic]:
         """All dead-letter topics, or those of one Broker, by name."""
-        there = _retried(lambda: self._admin.list_topics(timeout=REQUEST_TIMEOUT)).topics
-        return self.topics([each for each in there if is_dead_letter_topic(each, broker)])
+        return self.topics([e for e in self.topic_names() if is_dead_letter_topic(e, broker)])
 
-    def topics(self, names: Collection[str]) -> dict[str, Topic]:
-        """Those of the topics that exist, by name."""
+    def topic_names(self) -> list[str]:
+        """How all topics are called."""
+        return list(_retried(lambda: self._admin.list_topics(timeout=REQUEST_TIMEOUT)).topics)
+
+    def topics(self, names: Collection[str], *, committed: bool = True) -> dict[str, Topic]:
+        """Those of the topics that exist, by name; they end where what is `committed` does, or else
+        where what is written does."""
         if not names:
             return {}
         wanted = TopicCollection(list(names))
@@ -129,7 +142,10 @@ class KafkaClient:
         )
         partitions = [(name, each.id) for name, topic in found.items() for each in topic.partitions]
         starts = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        # What is committed ends where the first open transaction begins.
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        ends = self._offsets(partitions, latest, isolation_level=level)
         spans: dict[str, dict[int, Span]] = {name: {} for name in found}
         for name, partition in partitions:
             spans[name][partition] = Span(starts[name, partition], ends[name, partition])
@@ -137,6 +153,30 @@ class KafkaClient:
             name: Topic(name, str(each.topic_id), spans[name], len(each.partitions[0].replicas))
             for name, each in found.items()
         }
+
+    def topics_at_rest(self, names: Collection[str]) -> dict[str, Topic]:
+        """As `topics`, once all is committed or aborted that was written until now.
+
+        Kafka acknowledges a commit a moment before it ends the transaction in its partitions.
+        """
+        written = {
+            (name, number): span.end
+            for name, topic in self.topics(names, committed=False).items()
+            for number, span in topic.spans.items()
+        }
+        deadline = time.monotonic() + REQUEST_TIMEOUT
+        while True:
+            found = self.topics(names)
+            is_open = [
+                where
+                for where, end in written.items()
+                if where[0] in found and found[where[0]].spans[where[1]].end < end
+            ]
+            if not is_open:
+                return found
+            if time.monotonic() > deadline:
+                raise JobError(f"Kafka: a transaction on {is_open[0][0]} does not end")
+            time.sleep(RETRY_INTERVAL)
 
     def offsets_at(self, wanted: Iterable[Position], moment: float) -> dict[Position, int]:
         """The first offset of each partition whose record is not older than `moment` (Unix time).
@@ -253,11 +293,40 @@ class KafkaClient:
         errors = {"error_cb": self._errors.record}
         return Consumer({**self.connection.for_librdkafka(), **errors, **usual, **configuration})
 
-    def _offsets(self, partitions: Iterable[Position], spec: OffsetSpec) -> dict[Position, int]:
+    def _offsets(
+        self, partitions: Iterable[Position], spec: OffsetSpec, **options: Any
+    ) -> dict[Position, int]:
         if not (wanted := {TopicPartition(*each): spec for each in partitions}):
             return {}
-        listed = _results(lambda: self._admin.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT))
+        options["request_timeout"] = REQUEST_TIMEOUT
+        listed = _results(lambda: self._admin.list_offsets(wanted, **options))
         return {(each.topic, each.partition): result.offset for each, result in listed.items()}
+
+
+def read_spans(
+    spark: SparkSession, connection: Connection, spans: Mapping[Position, Span]
+) -> DataFrame:
+    """What is committed in these stretches, and nothing else, by Spark's Kafka source with headers.
+
+    Reading fails with Spark's error if Kafka does not have all of a stretch any more.
+    """
+    assigned: dict[str, list[int]] = {}
+    starts: dict[str, dict[str, int]] = {}
+    ends: dict[str, dict[str, int]] = {}
+    for (topic, partition), span in spans.items():
+        assigned.setdefault(topic, []).append(partition)
+        starts.setdefault(topic, {})[str(partition)] = span.start
+        ends.setdefault(topic, {})[str(partition)] = span.end
+    return (
+        spark.read.format("kafka")
+        .options(**connection.for_spark())
+        .option("assign", json.dumps(assigned))
+        .option("startingOffsets", json.dumps(starts))
+        .option("endingOffsets", json.dumps(ends))
+        .option("includeHeaders", "true")
+        .option("failOnDataLoss", "true")
+        .load()
+    )
 
 
 def _results(

@@ -63,6 +63,17 @@ def start(name: str) -> SparkSession:
     except Exception as error:  # py4j and PySpark raise what they like here
         raise JobError(f"Spark does not start: {error}") from error
     on_one_machine = (spark.sparkContext.master or "").startswith("local")
-    for key, value in {**SETTINGS, **(ON_ONE_MACHINE if on_one_machine else {})}.items():
+    configured = spark.sparkContext.getConf()
+    instances, cores = (
+        int(configured.get(f"spark.executor.{name}", "1") or 1) for name in ("instances", "cores")
+    )
+    where = ON_ONE_MACHINE if on_one_machine else with_executors(instances * cores)
+    for key, value in {**SETTINGS, **where}.items():
         spark.conf.set(key, value)
     return spark
+
+
+def with_executors(cores: int) -> dict[str, str]:
+    """Settings for executors with so many cores in all."""
+    # Of 200: each is a task, and of what is written without another shuffle a file.
+    return {"spark.sql.shuffle.partitions": str(max(2, 2 * cores))}

@@ -93,13 +93,18 @@ def count(fits: str) -> str:
     return f"SELECT count(*) AS number FROM failures WHERE {fits}"
 
 
-def unresolved(fits: str) -> str:
-    """Unresolved failures by Trigger, reason and code: how many and from when to when."""
+def unresolved(fits: str, *, pending: bool) -> str:
+    """Unresolved failures by Trigger, reason and code, without those on their way: how many and
+    from when to when. `pending`: whether any event is on its way."""
     group = columns((*TRIGGER, "reason", "code"))
+    on_their_way = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
+    without = (
+        f" LEFT ANTI JOIN ({on_their_way}) AS p ON f.failure_id = p.failure_id" if pending else ""
+    )
     return (
         f"SELECT {group}, count(*) AS number, min(last_failed) AS oldest, "
-        f"max(last_failed) AS newest FROM failures WHERE {fits} AND resolved IS NULL "
-        f"GROUP BY {group} ORDER BY number DESC"
+        f"max(last_failed) AS newest FROM failures AS f{without} "
+        f"WHERE {fits} AND resolved IS NULL GROUP BY {group} ORDER BY number DESC"
     )
 
 
@@ -114,10 +119,12 @@ def on_their_way(fits: str) -> str:
 
 
 def next_offsets(tables: Iterable[str]) -> str:
-    """Where these tables with positions end in each partition: `topic_id`, `partition`, `next`."""
+    """What these tables with positions have of each log: `topic_id`, `partition`, `first`,
+    `next`."""
     positions = " UNION ALL ".join(f"SELECT {columns(KEY)} FROM {each}" for each in tables)
     partition = columns(KEY[:2])
-    return f'SELECT {partition}, max("offset") + 1 AS next FROM ({positions}) GROUP BY {partition}'
+    ends = 'min("offset") AS first, max("offset") + 1 AS next'
+    return f"SELECT {partition}, {ends} FROM ({positions}) GROUP BY {partition}"
 
 
 def latest(fits: str, limit: int) -> str:
@@ -132,7 +139,7 @@ def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Itera
     """Rows of `records`, some too many, from these days that have these topics and offsets."""
     topics, numbers = (", ".join(map(literal, each)) for each in (topic_ids, offsets))
     return (
-        f'SELECT topic, {columns(KEY)}, "key", "value", headers, appended FROM records '
+        f'SELECT failure_id, topic, {columns(KEY)}, "key", "value", headers, appended FROM records '
         f"WHERE {_within(first, last)} AND topic_id IN ({topics}) AND "
         f'"offset" IN ({numbers})'
     )

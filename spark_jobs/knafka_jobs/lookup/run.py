@@ -21,7 +21,7 @@ from knafka_jobs.errors import JobError, NeedsSpark
 from knafka_jobs.lookup import plan
 from knafka_jobs.schema import KEY, LAYOUT, LAYOUT_PROPERTY, TRIGGER
 from knafka_jobs.selecting import Condition, Preview, TriggerName
-from knafka_jobs.topics import Offsets
+from knafka_jobs.topics import Partition, offsets_of
 
 
 class TableFiles:
@@ -79,7 +79,7 @@ def preview(files: TableFiles, conditions: Sequence[Condition]) -> Preview:
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """What a Trigger's unresolved failures have in common."""
+    """What a Trigger's unresolved failures have in common that aren't on their way."""
 
     trigger: TriggerName
     reason: str
@@ -90,8 +90,13 @@ class Unresolved:
 
 
 def unresolved(files: TableFiles, conditions: Sequence[Condition]) -> Sequence[Unresolved]:
-    """By Trigger, reason and code, the most frequent first. Raises `JobError`."""
-    rows = files.query(plan.unresolved(plan.predicate(conditions)), "failures")
+    """By Trigger, reason and code, the most frequent first, without those that are on their way.
+
+    Raises `JobError`.
+    """
+    pending = files.has("sent") and bool(files.query(plan.ANY_PENDING, "sent"))
+    sql = plan.unresolved(plan.predicate(conditions), pending=pending)
+    rows = files.query(sql, "failures", *(["sent"] if pending else []))
     return [
         Unresolved(
             _trigger(row), row["reason"], row["code"], row["number"], row["oldest"], row["newest"]
@@ -108,11 +113,14 @@ def on_their_way(files: TableFiles, conditions: Sequence[Condition]) -> dict[Tri
     return {_trigger(row): row["number"] for row in rows}
 
 
-def tabled_until(files: TableFiles) -> Offsets:
+def tabled_until(files: TableFiles) -> dict[Partition, int]:
     """The first offset of each partition that the tables don't know. Raises `JobError`."""
     tables = [each for each in ("records", "purged") if files.has(each)]
     rows = files.query(plan.next_offsets(tables), *tables) if tables else []
-    return {(row["topic_id"], row["partition"]): row["next"] for row in rows}
+    read = offsets_of(
+        (row["topic_id"], row["partition"], row["first"], row["next"]) for row in rows
+    )
+    return {where: reached.next for where, reached in read.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +174,17 @@ def latest(
     topics, offsets = (_distinct(row[name] for row in found) for name in ("topic_id", "offset"))
     first, last = min(row["first_day"] for row in found), max(row["last_day"] for row in found)
     rows = files.query(plan.records_at(first, last, topics, offsets), "records")
-    records = {_key(row): row for row in rows}
+    records = {_place(row): row for row in rows}
     return [
-        (TabledRecord(records[_key(row)]), row["resolved"] or sent.get(row["failure_id"]))
+        (TabledRecord(records[_place(row)]), row["resolved"] or sent.get(row["failure_id"]))
         for row in found
-        if _key(row) in records
+        if _place(row) in records
     ]
 
 
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in KEY)
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Also whose it is: of a log that lost its end, a position may be there twice."""
+    return tuple(row[name] for name in ("failure_id", *KEY))
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from knafka_jobs.errors import JobError
+from knafka_jobs.marks import with_marks
 from knafka_jobs.options import Selection
 from knafka_jobs.schema import FAILURES, KEY, TRIGGER
 from knafka_jobs.selecting import LIKELY_STUB, PENDING, REPLAYABLE, STUB_HEADER, conditions
@@ -60,17 +61,55 @@ def replayable(failures: DataFrame, sent: DataFrame, records: DataFrame) -> Data
     )
 
 
+SENDABLE: Final = (
+    "failure_id",
+    *TRIGGER,
+    *KEY,
+    "first_failed",
+    "origin_partition",
+    "origin_offset",
+)
+"""The columns of failures that say what is sent, and in which order."""
+
+ORDER: Final = (*TRIGGER, "origin_partition", "origin_offset", "first_failed", "failure_id")
+"""In which the events were events."""
+
+
 def dead_letters(failures: DataFrame, records: DataFrame, *, few: bool = True) -> DataFrame:
-    """The last dead letter of each failure, by Trigger, in the order in which they were events.
+    """The last dead letter of each failure: what `Sender.send` takes, and `ORDER`.
 
     `few`: not more than `BROADCAST_ROWS`.
     """
-    wanted = failures.select(
-        "failure_id", *TRIGGER, *KEY, "first_failed", "origin_partition", "origin_offset"
-    )
+    wanted = failures.select(*SENDABLE)
     return (
-        records.select(*KEY, "key", "value", "headers")
-        .join(F.broadcast(wanted) if few else wanted, [*KEY])
-        .orderBy(*TRIGGER, "origin_partition", "origin_offset", "first_failed", "failure_id")
-        .select("failure_id", *TRIGGER, "key", "value", "headers")
+        records.select("failure_id", *KEY, "key", "value", "headers")
+        # By the failure, too: of a log that lost its end, a position may be there twice.
+        .join(F.broadcast(wanted) if few else wanted, ["failure_id", *KEY])
+        .select("failure_id", *TRIGGER, "key", "value", "headers", *ORDER[len(TRIGGER) : -1])
+    )
+
+
+def in_lanes(letters: DataFrame, lanes: int) -> DataFrame:
+    """Dead letters, those of one key in one of so many partitions, each in `ORDER`."""
+    # Without a key there is no order to keep.
+    key = F.coalesce("key", F.col("failure_id").cast("binary"))
+    return letters.repartition(lanes, *TRIGGER, key).sortWithinPartitions(*ORDER)
+
+
+def sent_rows(kafka: DataFrame, replay_id: str, topics: DataFrame) -> DataFrame:
+    """What a replay has sent: rows of `SENT`, from Spark's Kafka source with headers and the replay
+    topics (`topic`, `topic_id`, `TRIGGER`)."""
+    return (
+        kafka.transform(with_marks)
+        .where(F.col("replay_id") == replay_id)
+        .join(F.broadcast(topics), "topic")
+        .select(
+            "replay_id",
+            "failure_id",
+            *TRIGGER,
+            *("topic", "topic_id", "partition", "offset"),
+            F.col("timestamp").alias("sent"),
+            F.lit(None).cast("string").alias("outcome"),
+            F.lit(None).cast("timestamp").alias("judged"),
+        )
     )

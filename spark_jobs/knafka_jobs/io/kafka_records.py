@@ -1,0 +1,144 @@
+"""Single records read from Kafka beside Spark: what lies at an offset, or in a short stretch.
+
+Only committed ones, and with an offset that isn't there nothing is read from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from knafka_jobs.errors import JobError
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.topics import Mark, Partition, Position, Span
+
+TIMEOUT: Final = 30.0
+"""Seconds without any record or end of a partition."""
+AT_ONCE: Final = 1000
+STEPS: Final = (10, 1000, sys.maxsize)
+"""Offsets before an end in which its last record is looked for: what ends a transaction, or was
+aborted, is no record."""
+
+_AT_END: Final = (
+    KafkaError._PARTITION_EOF,
+    KafkaError._AUTO_OFFSET_RESET,
+    KafkaError.OFFSET_OUT_OF_RANGE,
+)
+
+_SETTINGS: Final[Mapping[str, Any]] = {
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
+_FEW: Final[Mapping[str, Any]] = {
+    **_SETTINGS,
+    # A batch of records at a time: one of them is wanted.
+    "fetch.message.max.bytes": 16 * 1024,
+    "queued.min.messages": 1,
+}
+
+
+class KafkaRecords:
+    """`LogView` on a Kafka, of partitions by topic id; `names` has each id's topic."""
+
+    def __init__(self, kafka: KafkaClient, names: Mapping[str, str]) -> None:
+        self._kafka = kafka
+        self._names = names
+        self._ids = {name: topic_id for topic_id, name in names.items()}
+
+    def first_at(self, wanted: Mapping[Partition, int]) -> Mapping[Partition, Mark]:
+        """The first record at or after each offset. Raises `JobError`."""
+        found: dict[Partition, Mark] = {}
+        consumer = self._kafka.consumer(**_FEW)
+        try:
+            waiting = {self._position(where): offset for where, offset in wanted.items()}
+            for where, message in _messages(consumer, waiting):
+                if message is not None and (key := self._partition(where)) not in found:
+                    found[key] = mark_of_message(message)
+                # Not left at once: what is fetched of it already comes all the same.
+                waiting.pop(where, None)
+                if not waiting:
+                    break
+        finally:
+            consumer.close()
+        return found
+
+    def last_in(self, spans: Mapping[Partition, Span]) -> Mapping[Partition, Mark]:
+        """The last record of each stretch. Raises `JobError`."""
+        at_ends = self.first_at({where: span.end - 1 for where, span in spans.items()})
+        found = {where: at for where, at in at_ends.items() if at.offset < spans[where].end}
+        for where, span in spans.items():
+            for step in STEPS:
+                if where not in found:
+                    stretch = Span(max(span.start, span.end - step), span.end)
+                    for message in self.messages(where, stretch):
+                        found[where] = mark_of_message(message)
+        return found
+
+    def messages(self, where: Partition, span: Span) -> Iterator[Any]:
+        """The records of a stretch, in order. Raises `JobError`."""
+        consumer = self._kafka.consumer(**_SETTINGS)
+        try:
+            for _, message in _messages(consumer, {self._position(where): span.start}):
+                offset = None if message is None else message.offset()
+                if offset is None or offset >= span.end:
+                    return
+                yield message
+                if offset == span.end - 1:
+                    return
+        finally:
+            consumer.close()
+
+    def _position(self, where: Partition) -> Position:
+        return self._names[where[0]], where[1]
+
+    def _partition(self, where: Position) -> Partition:
+        return self._ids[where[0]], where[1]
+
+
+def mark(offset: int, key: bytes | None, value: bytes | None, at: int, epoch: int | None) -> Mark:
+    """The mark of a record, whoever has read it; `at` in milliseconds."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in (key, value):
+        digest.update(b"-" if part is None else b"%d:" % len(part))
+        digest.update(part or b"")
+    return Mark(offset, digest.hexdigest(), at, epoch)
+
+
+def mark_of_message(message: Any) -> Mark:
+    epoch = message.leader_epoch()
+    return mark(
+        message.offset(),
+        message.key(),
+        message.value(),
+        message.timestamp()[1],
+        epoch if epoch is not None and epoch >= 0 else None,
+    )
+
+
+def _messages(
+    consumer: Consumer, starts: Mapping[Position, int]
+) -> Iterator[tuple[Position, Message | None]]:
+    """Records from these offsets on, and None at each partition's end, or where the offset isn't
+    there. Goes on until nobody asks."""
+    if not starts:
+        return
+    consumer.assign([TopicPartition(*where, offset) for where, offset in starts.items()])
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        for message in consumer.consume(AT_ONCE, 0.1):
+            deadline = time.monotonic() + TIMEOUT
+            where, error = (message.topic(), message.partition()), message.error()
+            if error is None:
+                yield where, message  # type: ignore[misc]
+            elif error.code() in _AT_END:
+                yield where, None  # type: ignore[misc]
+            elif not error.retriable():
+                raise JobError(f"Kafka: {error.str()}")
+        if time.monotonic() > deadline:
+            raise JobError(f"Kafka sends no records for {TIMEOUT:.0f} s")

@@ -1,0 +1,30 @@
+"""Marks of replays: the header by which a record in a replay topic tells whose event it is.
+
+    knafka-replay: REPLAY-ID/FAILURE-ID
+
+Pure: DataFrames in and out.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from knafka.core.dead_letter import REPLAY
+
+
+def with_marks(kafka: DataFrame) -> DataFrame:
+    """Records of Spark's Kafka source with headers that have a mark, with `replay_id` and
+    `failure_id`."""
+    marks = F.filter("headers", lambda header: header["key"] == REPLAY)
+    text = F.element_at(marks, 1)["value"].cast("string")
+    return (
+        kafka.where(F.size(marks) > 0)
+        .withColumn("mark", text)
+        .withColumn("failure_id", F.substring_index("mark", "/", -1))
+        .withColumn(
+            "replay_id", F.expr("substring(mark, 1, length(mark) - length(failure_id) - 1)")
+        )
+        .where(F.col("mark").contains("/"))
+        .drop("mark")
+    )
