@@ -24,7 +24,7 @@ from knafka_jobs.topics import BrokerName
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "start", Mock())
-    monkeypatch.setattr(commands, "upgrade", Mock())
+    monkeypatch.setattr(commands.Tables, "check_layouts", Mock())
 
 
 def test_a_value_that_does_not_fit_a_report_is_one_line_without_a_link(
