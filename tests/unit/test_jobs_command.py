@@ -16,7 +16,7 @@ from knafka_jobs import __main__ as program
 from knafka_jobs import commands, options
 from knafka_jobs.errors import JobError
 from knafka_jobs.io import session
-from knafka_jobs.io.delta import explained
+from knafka_jobs.io.delta import Tables, explained
 from knafka_jobs.report.document import Change, ChangeKind
 from knafka_jobs.topics import BrokerName
 
@@ -24,7 +24,7 @@ from knafka_jobs.topics import BrokerName
 @pytest.fixture(autouse=True)
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "start", Mock())
-    monkeypatch.setattr(commands.Tables, "check_layouts", Mock())
+    monkeypatch.setattr(Tables, "check_layouts", Mock())
 
 
 def test_a_value_that_does_not_fit_a_report_is_one_line_without_a_link(
