@@ -1,10 +1,11 @@
-"""Controller: the real `Operator` on a LocalCluster, as `runtime.controller` runs it on Kubernetes,
-and beside it that of KafkaChannels.
+"""Controller: the one that Kubernetes' leader has, on a LocalCluster: for Brokers, and for
+KafkaChannels beside them.
 
-    watch --> Operator hears of it --> work queue --> reconcile: at once, and now and then
+    watch --> work queue --> one object (`knafka_operator.engine`): at once, and now and then
     apply: what the files declare, and nothing else, in the order in which it depends on another
 
-Not here: deciding (`knafka_operator`), reading files (`manifests`), running anything (`serving`).
+Not here: reconciling (`knafka_operator`), reading files (`manifests`), running what was made
+(`serving`).
 """
 
 from __future__ import annotations
@@ -12,22 +13,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from knafka.clients.kafka_admin import KafkaAdmin
 from knafka.clients.kafka_writer import KafkaWriter
 from knafka.core.contract import Egress, Ingress
-from knafka.core.errors import KnafkaError, LogError
+from knafka.core.errors import LogError
 from knafka.ports.log import LogAdmin, LogWriter
 from knafka_local import localize, manifests
 from knafka_local.children import Say
 from knafka_local.cluster import (
     FOLDER,
     KINDS,
-    RECONCILED,
     LocalCluster,
     name_of,
     ready_of,
@@ -37,6 +37,9 @@ from knafka_local.installation import SensorPlace
 from knafka_local.manifests import Declared
 from knafka_local.serving import Served
 from knafka_operator.decide.scaling import TriggerStatus
+from knafka_operator.engine.controller import Controller, Pace
+from knafka_operator.engine.deletions import LEFT_IN_KAFKA, EventType
+from knafka_operator.engine.kinds import BrokerKind, kinds_of
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
@@ -44,20 +47,14 @@ from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
 from knafka_operator.model.sensors import SENSOR, bus_of
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.contracts import Contract
-from knafka_operator.reconcile.sensors import Sensors
-from knafka_operator.reconcile.state import declared_of
-from knafka_operator.reconcile.work_queue import GONE, Key, Verdict
+from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.kafka_clusters import AllDrains
 
 log = logging.getLogger(__name__)
 
-RETRY: Final = 3.0
-"""Seconds until what isn't Ready is looked at again. It doesn't grow: objects are few here, nobody
-tells of all that they wait for (Kafka, a dependency), and a person is watching."""
-RESYNC: Final = 300.0
-"""Seconds until what is Ready is looked at again, a few more or less."""
-DELETE_AGAIN: Final = 0.5
-"""Seconds until a deletion that Kafka refused is tried again."""
+PACE: Final = Pace(not_ready=3.0, deletion=0.5)
+"""What isn't Ready is tried again as often for ever: objects are few here, nobody tells of all that
+they wait for (Kafka, a dependency), and a person is watching."""
 SETTLE_TIMEOUT: Final = 20.0
 """Seconds for what is declared to become Ready, or say why not, before what depends on it is told
 of it: a program that is slow holds nothing else up for longer."""
@@ -71,7 +68,26 @@ _IN_ORDER: Final = (
 """Kinds, in the order in which objects depend on one another."""
 
 
-class Controller:
+class _Store:
+    """The LocalCluster as the controller's store: it tells of every change, whoever looked."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+
+    def tracking(self, key: Key) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def forget(self, key: Key) -> None: ...
+
+    async def set_finalizers(
+        self, document: Document, finalizers: Sequence[str]
+    ) -> Document | None:
+        key = _key(document)
+        self._cluster.set_finalizers(version_of(key[0]), *key, *finalizers)
+        return self._cluster.reconciled(*key)
+
+
+class LocalController(Controller):
     """Both operators, with one queue; `run` it, then `apply`."""
 
     def __init__(
@@ -109,18 +125,19 @@ class Controller:
         self._operators = {each.family: each for each in (self._operator, beside)}
         for each in self._operators.values():
             each.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
-        self._deleting: dict[Key, float] = {}
-        """Since when each deletion is being tried, on the event loop's clock."""
-        self._declared_sensors: dict[Key, Document | None] = {}
-        """Each as it was last heard of, without its status."""
         self._heard = asyncio.Event()
         """Of a change of anything."""
+        kinds, settings = kinds_of(self._operator), localize.SETTINGS
+        super().__init__(kinds, _Store(cluster), self._post, settings, PACE)
+        for kind in self.kinds.values():
+            if isinstance(kind, BrokerKind):
+                kind.on_deleted = self._on_deleted
 
     async def run(self) -> None:
         """For ever; afterwards nothing of it runs, and every drain has ended."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._operator.queue.run(self._look), name="reconcile")
+                group.create_task(self._operator.queue.run(self.reconcile), name="reconcile")
                 for api_version, kind in (*KINDS, (SERVING, "Service")):
                     group.create_task(self._follow(api_version, kind), name=f"watch {kind}")
         finally:
@@ -148,11 +165,8 @@ class Controller:
 
     def is_ours(self, document: Document) -> bool:
         """Whether a Broker's class is ours, or a Trigger's Broker may be; the same for channels."""
-        if (kind := document["kind"]) not in RECONCILED or kind == SENSOR:
-            return True
-        operator = self._of(kind)
-        is_broker = kind == operator.family.broker
-        return operator.brokers.is_ours(document) if is_broker else operator.may_be_ours(document)
+        kind = self.kinds.get(document["kind"])
+        return kind is None or kind.is_ours(document)
 
     def _of(self, kind: str) -> Operator:
         return self._operators[family_of(kind)]
@@ -203,7 +217,8 @@ class Controller:
     def scaled(self, namespace: str, name: str, kind: str = "Trigger") -> TriggerStatus | None:
         """What the scaler knows of a Trigger, Subscription or Sensor; None: it isn't scaled."""
         if kind == SENSOR:
-            return self._sensors.status(Identity(namespace, name))
+            assert self._operator.sensors is not None, "localize.SETTINGS has them"
+            return self._operator.sensors.status(Identity(namespace, name))
         return self._of(kind).triggers.status(Identity(namespace, name))
 
     async def _follow(self, api_version: str, kind: str) -> None:
@@ -212,106 +227,32 @@ class Controller:
             for owner in document["metadata"].get("ownerReferences") or ():
                 namespace, _ = Identity.of(document)
                 self._operator.queue.enqueue((owner["kind"], namespace, owner["name"]))
-            if kind == SENSOR:
-                self._on_sensor(document, gone=gone)
-            elif kind == "Service":
+            if (reconciled := self.kinds.get(kind)) is not None:
+                self.on_change(reconciled, document, gone=gone)
+                self._enqueue_made_by(document)
+            else:
                 for each in self._operators.values():
                     each.on_service(document)
-            else:
-                self._of(kind).on_change(document, gone=gone)
-            if gone and kind != "Service":
+            if gone and reconciled is not None:
                 self._cluster.forget(document)
             self._heard.set()
 
-    async def _look(self, key: Key) -> float | Literal[Verdict.GONE]:
-        """One look at an object, see `work_queue`."""
-        if key[0] not in RECONCILED:
-            return GONE  # something else that owns a Service
-        document = self._cluster.reconciled(*key)
-        if document is None:
-            return GONE
-        if "deletionTimestamp" in document["metadata"]:
-            return await self._finalize(key, document)
-        if not self.is_ours(document):
-            return RESYNC
-        try:
-            status = await self._reconcile(key[0], document) or {}
-        except Exception as error:  # one that ended would be missed only when events wait
-            log.exception("%s", name_of(document))
-            await self._operator.publishing.failure(document, error)
-            return RETRY
-        ready = any(
-            each["type"] == "Ready" and each["status"] == "True"
-            for each in status.get("conditions") or ()
-        )
-        return RESYNC * random.uniform(0.8, 1.2) if ready else RETRY
-
-    async def _reconcile(self, kind: str, document: Document) -> Mapping[str, Any] | None:
-        if kind == SENSOR:
-            return await self._sensors.reconcile(document)
-        operator = self._of(kind)
-        is_broker = kind == operator.family.broker
-        reconcile = operator.reconcile_broker if is_broker else operator.triggers.reconcile
-        return await reconcile(document)
-
-    @property
-    def _sensors(self) -> Sensors:
-        assert self._operator.sensors is not None, "localize.SETTINGS has them"
-        return self._operator.sensors
-
-    def _on_sensor(self, document: Document, *, gone: bool) -> None:
-        """It, and those of its Triggers that go by its status."""
-        if not gone:
-            self._sensors.remember(document)
-        key, declared = _key(document), (None if gone else declared_of(document))
-        if (
-            self._declared_sensors.get(key) != declared
-            or "deletionTimestamp" in (document["metadata"])
-        ):
-            self._declared_sensors[key] = declared
-            self._operator.queue.enqueue(key)
-        for family in self._operators:
+    def _enqueue_made_by(self, document: Document) -> None:
+        """The Triggers of a Sensor go by its status."""
+        for family in self._operators if document["kind"] == SENSOR else ():
             for each in self._cluster.of(family.trigger):
                 owners = each["metadata"].get("ownerReferences") or ()
                 if any(owner["uid"] == document["metadata"]["uid"] for owner in owners):
                     self._operator.queue.enqueue(_key(each))
 
-    async def _delete(self, document: Document) -> None:
-        """Raises `KnafkaError`."""
-        kind = document["kind"]
-        if kind == SENSOR:
-            await self._sensors.delete(document)
-        elif kind == self._of(kind).family.broker:
-            await self._of(kind).delete_broker(document)
-        else:
-            await self._of(kind).triggers.delete(document)
+    def _on_deleted(self, document: Document) -> None:
+        if EXTERNAL_TOPIC not in _annotations(document):
+            self._say(f"{name_of(document)} has left the files, so its topic is deleted")
 
-    async def _forget(self, document: Document) -> None:
-        if document["kind"] == SENSOR:
-            await self._sensors.forget(document)
-        else:
-            self._of(document["kind"]).forget(document)
-
-    async def _finalize(self, key: Key, document: Document) -> float | Literal[Verdict.GONE]:
-        """Have its topic or group deleted, and let it go; what Kafka keeps too long stays there."""
-        is_broker = key[0] in (BROKERS.broker, CHANNELS.broker)
-        if self.is_ours(document):
-            now = asyncio.get_running_loop().time()
-            began = self._deleting.setdefault(key, now)
-            try:
-                await self._delete(document)
-                if is_broker and EXTERNAL_TOPIC not in _annotations(document):
-                    self._say(f"{name_of(document)} has left the files, so its topic is deleted")
-            except Exception as error:  # a bug neither: its object would never go
-                if not isinstance(error, KnafkaError):
-                    log.exception("deleting %s", name_of(document))
-                if now - began < localize.SETTINGS.deletion_timeout:
-                    return DELETE_AGAIN
-                await self._forget(document)
-                self._say(f"{name_of(document)}: its topic or group stays in Kafka: {error}")
-        self._deleting.pop(key, None)
-        self._cluster.set_finalizers(version_of(key[0]), *key)
-        return GONE
+    def _post(self, document: Document, type_: EventType, reason: str, message: str) -> None:
+        """What Kubernetes would have an Event for: people see whether it is Ready."""
+        if reason == LEFT_IN_KAFKA:
+            self._say(f"{name_of(document)}: {message}")
 
     def _reconcile_configured(self) -> None:
         """A ConfigMap has changed: whose it is only Brokers and KafkaChannels know."""

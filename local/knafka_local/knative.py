@@ -1,6 +1,6 @@
 """LocalKnative: Knative, the operator and its functions on this machine, put together.
 
-    declared -> Controller -> Operator -> LocalCluster -> LocalServing -> programs, receiver
+    declared -> LocalController -> Operator -> LocalCluster -> LocalServing -> programs, receiver
                                  |
                                  +-> Scaler -> DispatcherProcesses
 
@@ -21,7 +21,7 @@ from typing import Final
 from knafka.core.contract import Egress, Ingress
 from knafka_local.children import HOST, cancel, port_of
 from knafka_local.cluster import LocalCluster
-from knafka_local.controller import Controller
+from knafka_local.controller import LocalController
 from knafka_local.declining import Declining
 from knafka_local.dispatchers import DispatcherProcesses
 from knafka_local.installation import SensorPlace
@@ -61,7 +61,7 @@ class LocalKnative:
         )
         self._drains = DispatcherProcesses(logs)
         self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)
-        self._controller: Controller
+        self._controller: LocalController
         self._observer: Observer
         self._serves: asyncio.Task[None]
         self._answered: Answered = Answered()
@@ -87,7 +87,9 @@ class LocalKnative:
         """Kafka is there; `adopt` is `LocalCluster.adopts` for what is applied first."""
         self._cluster.connect(bootstrap_servers, names)
         self._cluster.adopts = adopt
-        self._controller = Controller(self._cluster, self._drains, self._serving.served, self._say)
+        self._controller = LocalController(
+            self._cluster, self._drains, self._serving.served, self._say
+        )
         self._observer = Observer(self._cluster, self._controller)
 
     async def run(self) -> None:

@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from knafka_local.cluster import FOLDER, LocalCluster, name_of
 from knafka_local.condition_rows import broker_row, condition, conditions, trigger_row, why_not
-from knafka_local.controller import Controller
+from knafka_local.controller import LocalController
 from knafka_local.receiver_process import Answered
 from knafka_local.serving import dispatcher_of, most_replicas
 from knafka_local.snapshot import BrokerRow, Snapshot, TriggerRow
@@ -35,7 +35,7 @@ class Observer:
     """Takes snapshots. A row whose Trigger hasn't changed is the same as before, as a thousand of
     them are looked at several times a second."""
 
-    def __init__(self, cluster: LocalCluster, controller: Controller) -> None:
+    def __init__(self, cluster: LocalCluster, controller: LocalController) -> None:
         self._cluster = cluster
         self._controller = controller
         self._known: dict[tuple[str, str], _Known] = {}

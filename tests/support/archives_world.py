@@ -16,12 +16,13 @@ from support.operator_world import OperatorWorld, condition
 from knafka.core import names
 from knafka.ports.log import OffsetAndMetadata
 from knafka_operator.decide import archive_manifests as manifests
+from knafka_operator.engine.kinds import ArchiveKind, key_of
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.reconcile.archives import Archives
 from knafka_operator.runtime import selections
-from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.controller import ClusterController
 
 IMAGE = "knafka-jobs:latest"
 TOPIC = names.dead_letter_topic("shop", "default", "orders")
@@ -38,7 +39,7 @@ class ArchivesWorld:
         self.inner = OperatorWorld(seen)
         self.cluster = self.inner.cluster
         self.time = datetime(2026, 1, 1, 12, tzinfo=UTC)
-        self.controller: Controller
+        self.controller: ClusterController
         self.most_jobs = 0
         """Jobs that were there at once."""
 
@@ -46,16 +47,16 @@ class ArchivesWorld:
         """Another operator takes over."""
         await self.inner.restart(jobs_image=image)
         self.controller = controller_of(self.inner)
-        if self.controller.archives.archives is not None:
+        if ARCHIVE in self.controller.kinds:
             self.archives.now = lambda: self.time
         if ("eventing.knative.dev/v1", "Broker", "shop", "default") in self.cluster.objects:
             await self.inner.reconcile_broker("shop")
 
     @property
     def archives(self) -> Archives:
-        found = self.controller.archives.archives
-        assert found is not None
-        return found
+        kind = self.controller.kinds[ARCHIVE]
+        assert isinstance(kind, ArchiveKind)
+        return kind.archives
 
     def put(self, api_version: str, kind: str, name: str, **more: Any) -> dict[str, Any]:
         metadata = {"namespace": "shop", "name": name, **more.pop("metadata", {})}
@@ -98,7 +99,7 @@ class ArchivesWorld:
             there = list(self.cluster.of(of.kind))
             self.controller.heard(of, there, [])
             for each in there:
-                await self.controller.reconcile(selections.key_of(each))
+                await self.controller.reconcile(key_of(each))
         for name in archives:
             await self.turn(name, after=0)
 

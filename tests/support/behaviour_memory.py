@@ -45,7 +45,7 @@ from knafka_operator.operator import Operator
 from knafka_operator.runtime import selections
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import Selection
-from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.controller import ClusterController
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ class _Controlled(OperatorWorld):
             open_writer=self._open_writer,
         )
         cached.changed = operator.queue.enqueue
-        self.controller = Controller(operator, cached, api)
+        self.controller = ClusterController(operator, cached, api)
         return operator
 
 
@@ -302,7 +302,9 @@ class MemoryWorld:
         await asyncio.wait(self._tasks)
         await self._world.controller._events.close()
 
-    async def _follow(self, controller: Controller, kind: tuple[str, str], of: Selection) -> None:
+    async def _follow(
+        self, controller: ClusterController, kind: tuple[str, str], of: Selection
+    ) -> None:
         async for event in self._world.cluster.watch(*kind):
             if event.type == "DELETED":
                 controller.heard(of, (), (event.document,))

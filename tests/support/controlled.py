@@ -7,9 +7,8 @@ from typing import Any
 from support.operator_world import OperatorWorld
 
 from knafka_operator.model.cluster import Document
-from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
-from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.controller import ClusterController
 
 
 class AllKinds:
@@ -49,7 +48,6 @@ class MemoryApi:
         return found
 
 
-def controller_of(world: OperatorWorld, channels: Operator | None = None) -> Controller:
-    """`channels` is the operator beside the world's that has KafkaChannels."""
+def controller_of(world: OperatorWorld) -> ClusterController:
     api: Any = MemoryApi(world.cluster)
-    return Controller(world.operator, CachedCluster(api), api, channels)
+    return ClusterController(world.operator, CachedCluster(api), api)

@@ -17,7 +17,7 @@ from support.operator_world import SETTINGS, QuietDrains
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
-from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.controller import ClusterController
 
 
 class Leader:
@@ -29,7 +29,7 @@ class Leader:
         self._cluster = CachedCluster(self.api)
         self._operator = self._new_operator()
         self.channels = self._new_operator(self._operator)
-        controller = Controller(self._operator, self._cluster, self.api, self.channels)
+        controller = ClusterController(self._operator, self._cluster, self.api)
         self._run = asyncio.create_task(controller.run())
 
     def _new_operator(self, beside: Operator | None = None) -> Operator:

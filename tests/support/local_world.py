@@ -18,7 +18,7 @@ from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
 from knafka.ports.log import Record, TopicDescription
 from knafka_local.cluster import LocalCluster
-from knafka_local.controller import Controller
+from knafka_local.controller import LocalController
 from knafka_local.kept_names import KeptNames
 from knafka_local.manifests import Declared, Identity
 from knafka_local.observing import Observer
@@ -129,7 +129,7 @@ class LocalWorld:
         )
         self.said: list[str] = []
         self.kafka_is_away = False
-        self.controller = Controller(
+        self.controller = LocalController(
             self.cluster,
             NoDrains(),
             self.serving.served,

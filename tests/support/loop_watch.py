@@ -122,7 +122,8 @@ def call_of_ours(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
     call: FrameType | None = None
     is_known = False
     each: FrameType | None = frame
-    while each is not None and each.f_code is not _CALLBACK:
+    # Of a thread that runs meanwhile CPython 3.11 may give something else than a frame.
+    while isinstance(each, FrameType) and each.f_code is not _CALLBACK:
         name = each.f_code.co_filename
         if "importlib" in name:
             return None, None
@@ -131,4 +132,4 @@ def call_of_ours(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
         elif name.startswith(_ROOT):
             is_known = True  # a test called them; or they called what is a test's
         each = each.f_back
-    return call, each
+    return call, each if isinstance(each, FrameType) else None

@@ -20,7 +20,7 @@ from knafka.core.sensor.contract import Sensor as SensorContract
 from knafka.sensor.processor import Processor
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.sensors import KNAFKA, SENSOR
-from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.controller import ClusterController
 
 BUS: Final = "knative-broker-shop-default"
 OWN: Final = (
@@ -47,7 +47,7 @@ class SensorsWorld:
 
     def __init__(self, seen: Seen = lambda when, call: None) -> None:
         self.inner = OperatorWorld(seen)
-        self.controller: Controller
+        self.controller: ClusterController
 
     async def start(self, *, enabled: bool = True) -> None:
         """Another operator takes over."""

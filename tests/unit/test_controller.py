@@ -29,7 +29,7 @@ from knafka_operator.model.tracing import FunctionTracing
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
-from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.runtime.selections import TRIGGERS
 
 pytestmark = pytest.mark.slow
@@ -65,7 +65,7 @@ class World:
             probe=_answers,
             open_writer=lambda _: MemoryWriter(self.log),
         )
-        self.controller = Controller(self.operator, cluster, self.api)
+        self.controller = ClusterController(self.operator, cluster, self.api)
         server.put(
             CORE, "ConfigMap", "knafka", SETTINGS.config, data={"bootstrap.servers": "kafka:9092"}
         )

@@ -24,7 +24,7 @@ from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, ISOLAT
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
-from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.controller import ClusterController
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ class World:
             wake=_answers,
             open_writer=lambda _: MemoryWriter(self.log),
         )
-        self.controller = Controller(self.operator, cluster, self.api)
+        self.controller = ClusterController(self.operator, cluster, self.api)
         data = {"bootstrap.servers": "kafka:9092"}
         server.put(CORE, "ConfigMap", "knafka", SETTINGS.config, data=data)
         self.broker("shared")

@@ -214,7 +214,7 @@ async def test_nothing_is_begun_for_one_that_has_not_said_that_it_is_queued(
 ) -> None:
     """It has no finalizer yet, or is on its way out: its Job could outlive it."""
     stored = world.ask(REPLAY, "again")
-    world.controller.operations.heard([stored], [])
+    world.controller.kinds[REPLAY].on_change(stored, gone=False)
     await world.turns()
     assert world.jobs() == []
     await world.rounds(1, archives=())

@@ -12,7 +12,7 @@ from support.operator_world import OperatorWorld, running_operator
 from knafka_operator.decide import services
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC
-from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.runtime.selections import PODS
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
@@ -32,7 +32,7 @@ async def _brokers(world: OperatorWorld, *names: str) -> KafkaCluster:
     return kafka
 
 
-def _resting(controller: Controller, kafka: KafkaCluster) -> set[str]:
+def _resting(controller: ClusterController, kafka: KafkaCluster) -> set[str]:
     found = controller._operator.brokers.found.items()
     topics = controller._operator.states.resting(kafka)
     return {broker.name for broker, state in found if state.topic.name in topics}

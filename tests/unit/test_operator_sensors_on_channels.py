@@ -33,7 +33,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import EVENTING, SERVING
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor
 from knafka_operator.reconcile.work_queue import GONE
-from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.controller import ClusterController
 
 CHANNEL = "orders"
 BUS = "knative-messaging-kafka.shop.orders"
@@ -73,14 +73,14 @@ class SensorsWorld:
 
     def __init__(self, seen: Seen = lambda when, call: None) -> None:
         self.inner = ChannelWorld(seen)
-        self.controller: Controller
+        self.controller: ClusterController
 
     async def start(
         self, handler: Handler = Handler.AUTO, *, eventing: bool | None = False
     ) -> None:
         """Another operator takes over, on a cluster with or without Knative Eventing."""
         await self.inner.restart(sensors=True, subscriptions=handler)
-        self.controller = controller_of(self.inner, self.inner.channels)
+        self.controller = controller_of(self.inner)
         self.inner.channels.on_eventing(eventing)
 
     def declare(self, **declared: Any) -> None:

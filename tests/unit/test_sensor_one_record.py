@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -29,6 +30,12 @@ def every_line_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that are left out here would be left out in other tests."""
     for each in (processor, giving_up):
         monkeypatch.setattr(each.log, "filters", [])
+
+
+@pytest.fixture(autouse=True)
+def no_time_passes_within_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine under load takes a millisecond for one, which an event's time would show."""
+    monkeypatch.setattr(processor, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 def settle(world: MemorySensor, process: int = 0) -> None:

@@ -47,14 +47,15 @@ from knafka_local.kafka_distribution import obtain
 from knafka_local.kafka_server import KafkaServer
 from knafka_operator.decide.delivery_status import LAG
 from knafka_operator.decide.status import is_ready, why_not_ready
+from knafka_operator.engine.controller import RESYNC, Controller
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, ISOLATION
+from knafka_operator.model.resources import BROKER_CLASS, CORE, EVENTING, FINALIZER, ISOLATION
 from knafka_operator.model.settings import Settings
 from knafka_operator.operator import Operator
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import PAGE, Selection
-from knafka_operator.runtime.controller import FINALIZER, RESYNC, Controller
+from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.runtime.memory_cluster import MemoryServing
 from knafka_operator.runtime.metrics import metrics
 from knafka_operator.scale.kafka_clusters import REST_AFTER
@@ -98,7 +99,7 @@ class CountedApi:
         )
 
 
-class MemoryController(Controller):
+class MemoryController(ClusterController):
     """Hears from a cluster in memory what the API server's watches would tell."""
 
     def __init__(self, operator: Operator, cached: CachedCluster, api: CountedApi) -> None:

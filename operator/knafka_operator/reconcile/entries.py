@@ -218,6 +218,10 @@ class Entries:
             del self._leaving[each]
         return [self._names.get(channel, {}).get(uid, who) for channel, uid in waited]
 
+    async def stored(self, who: Identity) -> Document | None:
+        """The Subscription of this name as it is stored, whatever its entry says."""
+        return await self._inner.get(CHANNELS.trigger_version, CHANNELS.trigger, *who)
+
     # As a Cluster.
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:

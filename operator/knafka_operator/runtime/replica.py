@@ -34,7 +34,7 @@ from knafka_operator.operator import Operator
 from knafka_operator.runtime import channel_handlers, handlers, webhooks
 from knafka_operator.runtime.cache import CachedCluster
 from knafka_operator.runtime.cluster import ApiCluster
-from knafka_operator.runtime.controller import Controller
+from knafka_operator.runtime.controller import ClusterController
 from knafka_operator.runtime.leadership import ApiLeases, Leadership, LeaseThread, Watchdog
 from knafka_operator.runtime.lease import Election
 from knafka_operator.runtime.metrics import HttpServer
@@ -70,11 +70,10 @@ async def run(settings: Settings) -> None:
     await tracing.start()
     connect = partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES)
     operator = Operator(settings, cluster, connect, open_writer=KafkaWriter)
-    channels = None
     if settings.channels:
         unique = await _insisting("the installation", lambda: _installation(settings, api))
         settings = replace(settings, installation=unique)
-        channels = Operator(settings, cluster, connect, open_writer=KafkaWriter, beside=operator)
+        Operator(settings, cluster, connect, open_writer=KafkaWriter, beside=operator)
     serving = await _webhooks(
         settings, api, operator, lambda: _from_thread(loop, stop), channels=settings.channels
     )
@@ -86,7 +85,7 @@ async def run(settings: Settings) -> None:
     try:
         if await _acquired(acquired, operator, stop):
             with Watchdog(leadership):
-                controller = Controller(operator, cluster, api, channels, tracing)
+                controller = ClusterController(operator, cluster, api, tracing)
                 await _lead(controller, operator, tracing, stop)
             await _released(lease)
     finally:
@@ -119,7 +118,7 @@ async def _acquired(acquired: asyncio.Event, operator: Operator, stop: asyncio.E
 
 
 async def _lead(
-    controller: Controller, operator: Operator, tracing: FollowedTracing, stop: asyncio.Event
+    controller: ClusterController, operator: Operator, tracing: FollowedTracing, stop: asyncio.Event
 ) -> None:
     log.info("this replica leads")
 

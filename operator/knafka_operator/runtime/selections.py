@@ -7,24 +7,17 @@ from typing import Final
 from knafka_operator.decide import services
 from knafka_operator.decide.archive_manifests import BATCH, COORDINATION, RBAC
 from knafka_operator.model import operations
-from knafka_operator.model.archives import ARCHIVE, OF_ARCHIVE
-from knafka_operator.model.cluster import Document
-from knafka_operator.model.family import CHANNELS
+from knafka_operator.model.archives import OF_ARCHIVE
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
 from knafka_operator.model.sensors import KNAFKA, SENSOR
-from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime.cluster import Selection
 
 BROKERS: Final = Selection(EVENTING, "Broker")
 TRIGGERS: Final = Selection(EVENTING, "Trigger")
-KAFKA_CHANNELS: Final = Selection(CHANNELS.broker_version, CHANNELS.broker)
-SUBSCRIPTIONS: Final = Selection(CHANNELS.trigger_version, CHANNELS.trigger)
 SENSORS: Final = Selection(KNAFKA, SENSOR)
-ARCHIVES: Final = Selection(KNAFKA, ARCHIVE)
 OPERATIONS: Final = tuple(Selection(KNAFKA, each) for each in operations.OPERATIONS)
 JOBS: Final = Selection(BATCH, "Job", labels=OF_ARCHIVE)
 """Of DeadLetterArchives and operations."""
-OWN: Final = (BROKERS, TRIGGERS, KAFKA_CHANNELS, SUBSCRIPTIONS)
 FUNCTIONS: Final = Selection(SERVING, "Service", labels=services.ROLE)
 """Our own Knative Services."""
 SUBSCRIBERS: Final = Selection(SERVING, "Service", labels=f"!{services.ROLE}", metadata_only=True)
@@ -56,16 +49,5 @@ UNWATCHED: Final = frozenset(
 )
 """apiVersion and kind of what an archive asks for and nobody has to hear of: all of a cluster's
 Leases change all the time, and our role doesn't list them."""
-ALWAYS: Final = (
-    *(BROKERS, TRIGGERS, FUNCTIONS, SUBSCRIBERS),
-    *(PODS, CONFIG_MAPS, SECRETS, DEFINITIONS),
-)
-
-
-def key_of(document: Document) -> Key:
-    metadata = document["metadata"]
-    return document["kind"], metadata["namespace"], metadata["name"]
-
-
-def finalizers_of(document: Document) -> list[str]:
-    return list(document["metadata"].get("finalizers") or ())
+BESIDE: Final = (FUNCTIONS, SUBSCRIBERS, PODS, CONFIG_MAPS, SECRETS, DEFINITIONS)
+"""What is followed beside the kinds that are reconciled."""

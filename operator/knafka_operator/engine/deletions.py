@@ -4,33 +4,37 @@
 
 So a Kafka that is away keeps no object for ever.
 
-Not here: what is deleted (`controller`, `sensors`).
+Not here: what is deleted (`reconcile`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal, TypeAlias
 
 from knafka.core.errors import KnafkaError
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.runtime.events import Events
 
 log = logging.getLogger(__name__)
 
-DELETE_AGAIN: Final = 2.0
-"""Seconds before a deletion that Kafka has stood in the way of is tried again."""
+EventType: TypeAlias = Literal["Normal", "Warning"]
+Post: TypeAlias = Callable[[Document, EventType, str, str], None]
+"""Tells users of an object: what it is, how grave it is, a reason, and a message."""
+
+LEFT_IN_KAFKA: Final = "LeftInKafka"
+"""Reason of the Event for a deletion that was given up."""
 
 
 class Deletions:
     """Those under way; belongs to one event loop."""
 
-    def __init__(self, events: Events, settings: Settings) -> None:
-        self._events = events
+    def __init__(self, post: Post, settings: Settings) -> None:
+        """`post` tells users of an object."""
+        self._post = post
         self._settings = settings
         self.began: dict[Key, float] = {}
         """Since when each is being tried, by the event loop's clock."""
@@ -39,7 +43,7 @@ class Deletions:
         self, key: Key, document: Document, deletion: Awaitable[object], left: str
     ) -> bool:
         """Whether this attempt has succeeded, or was the last one: then `left` says what may be
-        there still. False: try again after `DELETE_AGAIN`."""
+        there still. False: try again later."""
         now = asyncio.get_running_loop().time()
         began = self.began.setdefault(key, now)
         try:
@@ -51,7 +55,7 @@ class Deletions:
                 log.info("%s is not deleted yet: %s", " ".join(key), error)
                 return False
             message = f"{left}: {error}"
-            self._events.post(document, "Warning", "LeftInKafka", message)
+            self._post(document, "Warning", LEFT_IN_KAFKA, message)
             log.warning("%s: %s", " ".join(key), message)
         return True
 

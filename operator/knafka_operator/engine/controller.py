@@ -1,0 +1,177 @@
+"""Controller: what is done with one object of any kind, from what is heard of it to its end.
+
+    heard -> work queue -> one object: finalizer -> reconcile -> back-off
+                                       deleted   -> what was made for it is deleted -> gone
+
+Our finalizer is put on an object before anything of it is made in Kafka, and nothing else is
+written outside its status. The controller is the leading replica's (`runtime.controller`, which
+hears by watches) and the local mode's.
+
+Not here: what differs between kinds (`kinds`), and what reconciling does (`reconcile`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+from knafka_operator.decide import status
+from knafka_operator.engine.deletions import Deletions, Post
+from knafka_operator.engine.kinds import Again, Kind, key_of
+from knafka_operator.model.cluster import ClusterError, Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import FINALIZER
+from knafka_operator.model.settings import Settings
+from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Verdict
+
+log = logging.getLogger(__name__)
+
+RESYNC: Final = 300.0
+"""Seconds until what is Ready is looked at again, a fifth more or less, should nothing change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often what hasn't succeeded is tried again."""
+
+    not_ready: float | Literal[Verdict.BACK_OFF] = BACK_OFF
+    """Seconds until an object that isn't Ready is looked at again."""
+    deletion: float = 2.0
+    """Seconds until a deletion that Kafka has stood in the way of is tried again."""
+
+
+class Store(Protocol):
+    """What the controller asks of where objects are stored, beside `Kind.get`."""
+
+    def tracking(self, key: Key) -> AbstractContextManager[None]:
+        """A change of whatever is read in here has this object reconciled again."""
+        ...
+
+    def forget(self, key: Key) -> None:
+        """It is gone: changes of what it read concern it no more."""
+        ...
+
+    async def set_finalizers(
+        self, document: Document, finalizers: Sequence[str]
+    ) -> Document | None:
+        """The object as it is stored then; None: it is gone. Raises `ClusterError`."""
+        ...
+
+
+class Controller:
+    """Reconciles the objects of all kinds; belongs to one event loop."""
+
+    def __init__(
+        self,
+        kinds: Mapping[str, Kind],
+        store: Store,
+        post: Post,
+        settings: Settings,
+        pace: Pace = Pace(),  # frozen
+    ) -> None:
+        self.kinds = kinds
+        self._store = store
+        self._post = post
+        self._pace = pace
+        self._deletions = Deletions(post, settings)
+        self._gone: dict[Key, Document] = {}
+        """What was deleted, and isn't forgotten yet."""
+
+    def on_change(self, kind: Kind, document: Document, *, gone: bool) -> None:
+        """An object as it is now, or was last."""
+        if gone:
+            self._gone[key_of(document)] = document
+        kind.on_change(document, gone=gone)
+
+    async def reconcile(self, key: Key) -> Again:
+        """Have one object as it is declared, see `work_queue`; raises `ClusterError`."""
+        kind, identity = self.kinds.get(key[0]), Identity(*key[1:])
+        if kind is None:
+            return GONE  # something else that owns a Knative Service
+        if (gone := self._gone.pop(key, None)) is not None:
+            await kind.forget(gone)
+        document = await kind.get(identity)
+        if (released := await kind.released(identity, document)) is not None:
+            await self._without_finalizer(kind, released)
+        if document is None:
+            self._store.forget(key)
+            return await kind.absent(identity)
+        if gone is not None:
+            kind.on_change(document, gone=False)  # another one of its name, forgotten with it
+        if "deletionTimestamp" in document["metadata"]:
+            return await self._finalize(kind, key, document)
+        if not kind.is_ours(document):
+            await kind.leave(document)
+            self._store.forget(key)
+            await self._without_finalizer(kind, document)
+            return GONE
+        with self._store.tracking(key):
+            marked = await self._with_finalizer(kind, document)
+            return GONE if marked is None else await self._reconcile(kind, key, marked)
+
+    async def _reconcile(self, kind: Kind, key: Key, document: Document) -> Again:
+        try:
+            now = await kind.reconcile(document)
+        except ClusterError:
+            raise
+        except Exception as error:  # a bug, which its status tells of
+            log.exception("%s", " ".join(key))
+            await kind.operator.publishing.failure(document, error)
+            return self._pace.not_ready
+        if now is None:
+            return RESYNC  # it is enqueued by what it waits for
+        if kind.has_ended(now):
+            await self._without_finalizer(kind, document)
+        if (news := kind.news(document, now)) is not None:
+            self._post(document, *news)
+        again = kind.again(document, now)
+        if again is not None:
+            return again
+        is_ready = status.summary(now.get("conditions") or ()).get("status") == "True"
+        return RESYNC * random.uniform(0.8, 1.2) if is_ready else self._pace.not_ready
+
+    async def _finalize(self, kind: Kind, key: Key, document: Document) -> Again:
+        """Delete what was made for an object, then let the object itself go."""
+        if FINALIZER in finalizers_of(document) and kind.is_ours(document):
+            if not await self._deletions.is_over(key, document, kind.delete(document), kind.left):
+                return self._pace.deletion
+        await kind.forget(document)
+        self._deletions.forget(key)
+        self._store.forget(key)
+        orphaned, warning = kind.orphaned(document)
+        if warning:
+            self._post(document, "Warning", "FinalizerLeft", warning)
+        await self._without_finalizer(kind, document, *orphaned)
+        return GONE
+
+    # -- the finalizer
+
+    async def _with_finalizer(self, kind: Kind, document: Document) -> Document | None:
+        """The object with our finalizer, if it needs that; None: it is gone."""
+        finalizers = finalizers_of(document)
+        if FINALIZER in finalizers or kind.has_ended(document.get("status") or {}):
+            return document
+        if not await kind.makes_something(document):
+            return document
+        return await self._set_finalizers(kind, document, [*finalizers, FINALIZER])
+
+    async def _without_finalizer(self, kind: Kind, document: Document, *orphaned: str) -> None:
+        finalizers = finalizers_of(document)
+        others = [each for each in finalizers if each not in (FINALIZER, *orphaned)]
+        if others != finalizers:
+            await self._set_finalizers(kind, document, others)
+
+    async def _set_finalizers(
+        self, kind: Kind, document: Document, finalizers: Sequence[str]
+    ) -> Document | None:
+        if await kind.drop_entry(document):
+            return None
+        return await self._store.set_finalizers(document, finalizers)
+
+
+def finalizers_of(document: Document) -> list[str]:
+    return list(document["metadata"].get("finalizers") or ())
