@@ -123,7 +123,8 @@ def call_of_ours(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
     is_known = False
     each: FrameType | None = frame
     while each is not None and each.f_code is not _CALLBACK:
-        name = each.f_code.co_filename
+        # Python 3.11 may show anything as the code of a frame that ends meanwhile.
+        name = getattr(each.f_code, "co_filename", "")
         if "importlib" in name:
             return None, None
         if name.startswith(_OURS) and not is_known:
