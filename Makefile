@@ -62,7 +62,7 @@ tests-on-cluster: $(VENV)/.dev
 	exit $$failed
 
 tests-left-out: $(VENV)/.dev
-	$(RUN_TESTS) left-out -m "not cluster and ($(LEFT_OUT))" $(SHOWN) $(ARGS)
+	$(RUN_TESTS) left-out -m "not cluster and ($(LEFT_OUT))" $(SIDE_BY_SIDE) $(SHOWN) $(ARGS)
 
 test-again: $(VENV)/.dev ## Run tests of real services ten times, under load, shuffled (ARGS="--runs 3")
 	$(BIN)/python tools/repeat_tests.py $(ARGS)

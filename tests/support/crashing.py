@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 
 EFFECTS = frozenset(
     {
@@ -36,3 +37,11 @@ class Crashing:
             self.at = (when, left) if left else None
             if not left:
                 raise Crash
+
+
+def moments() -> Iterator[tuple[str, int]]:
+    """Each moment at which a process can die, for `Crashing.at`: before its first effect, and after
+    each. Before an effect is after the one that came before it: outside nothing differs."""
+    yield "before", 1
+    for number in count(1):
+        yield "after", number

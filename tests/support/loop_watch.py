@@ -122,9 +122,9 @@ def call_of_ours(frame: FrameType) -> tuple[FrameType | None, FrameType | None]:
     call: FrameType | None = None
     is_known = False
     each: FrameType | None = frame
-    # Of a thread that runs meanwhile CPython 3.11 may give something else than a frame.
+    # Of a thread that runs meanwhile CPython 3.11 may give something else than a frame or its code.
     while isinstance(each, FrameType) and each.f_code is not _CALLBACK:
-        name = each.f_code.co_filename
+        name = getattr(each.f_code, "co_filename", "")
         if "importlib" in name:
             return None, None
         if name.startswith(_OURS) and not is_known:

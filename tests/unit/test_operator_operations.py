@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any
 
 import pytest
 from support.archives_world import BUCKET, NEVER, ArchivesWorld, ready_world
-from support.crashing import Crash, Crashing
+from support.crashing import Crash, Crashing, moments
 from support.operator_world import condition
 
 from knafka_jobs import pod
@@ -463,17 +464,16 @@ def test_one_that_stays_for_a_time_is_looked_at_again_when_that_is_over() -> Non
     assert later.expired
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("number", range(1, 19))
+@pytest.mark.parametrize("moment", [*islice(moments(), 19)], ids=str)
 async def test_whatever_effect_kills_the_operator_a_replay_is_done_once(
-    when: str, number: int
+    moment: tuple[str, int],
 ) -> None:
     crashing = Crashing(lambda: None)
     world = await ready_world(crashing)
     world.declare(storage=BUCKET, executors=2, **NEVER)
     world.ask(REPLAY, "again")
     made: list[str] = []
-    crashing.at = when, number
+    crashing.at = moment
 
     async def rounds() -> None:
         for _ in range(5):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import Any
 
 import pytest
 from support.controlled import controller_of
-from support.crashing import EFFECTS, Crash, Crashing
+from support.crashing import EFFECTS, Crash, Crashing, moments
 from support.operator_world import SETTINGS, condition
 from support.sensors_world import BUS, CHILD, GROUP, OWN, SensorsWorld, ready_sensor, spec
 
@@ -226,10 +227,9 @@ async def test_without_sensors_nothing_of_theirs_is_done(world: SensorsWorld) ->
 
 
 @pytest.mark.conformance("BUS-32")
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("number", range(1, 26))
+@pytest.mark.parametrize("moment", [*islice(moments(), 26)], ids=str)
 async def test_whatever_effect_kills_the_operator_the_next_one_goes_on(
-    when: str, number: int
+    moment: tuple[str, int],
 ) -> None:
     crashing = Crashing(lambda: None)
     world = SensorsWorld(crashing)
@@ -237,7 +237,7 @@ async def test_whatever_effect_kills_the_operator_the_next_one_goes_on(
     world.inner.declare_broker("shop")
     await world.turn("Broker", "default")
     world.declare()
-    crashing.at = when, number
+    crashing.at = moment
     for step in (world.settle, world.delete):
         try:
             await step()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import pytest
 from support.channel_world import ChannelWorld
 from support.controlled import controller_of
-from support.crashing import Crash, Crashing
+from support.crashing import Crash, Crashing, moments
 from support.intercepted import Seen
 from support.operator_world import OperatorWorld, condition
 from support.sensors_world import fired, store
@@ -466,10 +467,9 @@ async def test_what_is_kept_of_it_is_known_by_an_operator_that_is_new(world: Sen
     assert states.sensors_on(record.bus) == [Identity("shop", "paid")]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("number", range(1, 26))
+@pytest.mark.parametrize("moment", [*islice(moments(), 26)], ids=str)
 async def test_whatever_effect_kills_the_operator_the_next_one_goes_on(
-    when: str, number: int
+    moment: tuple[str, int],
 ) -> None:
     crashing = Crashing(lambda: None)
     world = SensorsWorld(crashing)
@@ -477,7 +477,7 @@ async def test_whatever_effect_kills_the_operator_the_next_one_goes_on(
     world.inner.declare_channel("shop", CHANNEL)
     await world.turn("KafkaChannel", CHANNEL)
     world.declare()
-    crashing.at = when, number
+    crashing.at = moment
     for step in (world.settle, world.delete):
         try:
             await step()
