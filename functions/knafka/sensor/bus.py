@@ -136,8 +136,14 @@ class Bus:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether each partition is in the order of time, as far as is known."""
-        return self._is_log_time
+        """Whether each partition is in the order of time, as far as is known: where the log's own
+        clock may have been set back, its Sensor says so by a grace."""
+        return self._is_log_time and self._declared is None
+
+    @property
+    def by_sender(self) -> bool:
+        """Whether the times are the senders', as far as is known."""
+        return not self._is_log_time
 
     @property
     def grace(self) -> int:
@@ -183,7 +189,7 @@ class Bus:
         self._is_log_time, self._has_read = is_log_time, True
         if is_log_time:
             self._ahead_by = max(self._ahead_by, at - now)
-        reached = at if is_log_time else at - self.grace
+        reached = at if self.is_in_order else at - self.grace
         each.seen = reached if each.seen is None else max(each.seen, reached)
         return each.seen, bool(each.queue)
 
@@ -230,11 +236,11 @@ class Bus:
     @property
     def has_next(self) -> bool:
         """Whether an event waits that could be routed."""
-        if not self.queued or (self._is_log_time and self._is_full):
+        if not self.queued or (self.is_in_order and self._is_full):
             return False
         bounds = self._bounds()
         return any(
-            each.queue and bounds.allows(each.queue[0].place, self._is_log_time)
+            each.queue and bounds.allows(each.queue[0].place, self.is_in_order)
             for each in self._own.values()
         )
 
@@ -259,7 +265,7 @@ class Bus:
         later than itself; None: nothing is."""
         if not self.queued:
             return
-        in_order, bounds = self._is_log_time, self._bounds()
+        in_order, bounds = self.is_in_order, self._bounds()
         elsewhere = self._minimum_elsewhere()
         before = None if in_order else self.routed_until
         heads = [(each.queue[0].place, each) for each in self._own.values() if each.queue]
@@ -343,16 +349,19 @@ class Bus:
         end = self._ends.get(number)
         return end is not None and self._own[number].next < end
 
+    def forget_ahead(self) -> None:
+        """What was routed ahead of others is so no more where they have followed. While nothing is
+        routed that isn't committed."""
+        if self._routed_ahead and (until := self.routed_until) is not None:
+            while self._routed_ahead and self._routed_ahead[0] < until:
+                self._routed_ahead.popleft()
+
     # Questions
 
     def refresh(self, now: int, wanted: int) -> None:
         """Ask Kafka, if it may help to know more than until `wanted`. Raises `LogError`."""
-        until = self.routed_until if self._looked_at is not None else None
-        if until is not None:
-            while self._routed_ahead and self._routed_ahead[0] < until:
-                self._routed_ahead.popleft()
         known = self.read_until if self._looked_at is not None else None
-        if known is not None and known > wanted and not (self.is_shared and self._routed_ahead):
+        if known is not None and known > wanted:
             return
         if self._looked_at is not None and now - self._looked_at < ASK_INTERVAL:
             return

@@ -170,6 +170,7 @@ class Ordering:
             if (known := bus.read_until) is None or known <= at:
                 bus.refresh(now, at)
                 break
+        bus.forget_ahead()
         if held_back or due is not None:
             known = self._watermark.look(bus.routed_until, self._read_to)
             if known is not None:
@@ -216,7 +217,7 @@ class Ordering:
                 if position != committed:
                     batch.positions[partition] = position
                     until = self._bus.routed(number)
-                    batch.routed[number] = Routed(until, not self._bus.is_in_order)
+                    batch.routed[number] = Routed(until, self._bus.by_sender)
                 continue
             ordered, read = self._ordered[number], self._read_to[number]
             position = ordered.position(read)

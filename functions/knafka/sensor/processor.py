@@ -317,6 +317,8 @@ class Processor:
         if (dedupe := self._sensor.dedupe_millis) is None or not batch.taken:
             return
         for number, key in list(self._state.old_marks(dedupe, BATCH)):
+            if batch.held(number, key) != self._state.held(number, key):
+                continue  # it has come again after its time, and is marked anew
             partition = Partition(self._sensor.trigger_topic, number)
             batch.begin((partition, key))
             batch.keep(number, key, ())
