@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from support.sensors import Routed
+from support.sensors import Routed, routed_in
 
 from knafka.clients.memory_log import MemoryLog
 from knafka.clients.memory_records import MemoryRecord
@@ -273,8 +273,5 @@ class MemorySensor:
     def routed(self) -> Mapping[str, Sequence[Routed]]:
         found: dict[str, list[Routed]] = {}
         for record in self.read(TRIGGER):
-            headers = dict(record.headers() or ())
-            identity = json.loads(record.value() or b"")["id"]
-            routed = Routed(int(headers["at"]), record.offset(), identity)
-            found.setdefault((record.key() or b"").decode(), []).append(routed)
-        return found
+            found.setdefault((record.key() or b"").decode(), []).append(routed_in(record))
+        return {key: sorted(events) for key, events in found.items()}

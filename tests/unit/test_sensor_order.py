@@ -11,7 +11,7 @@ from knafka.core.documents import parse
 from knafka.core.sensor.contract import SensorTrigger
 from knafka.core.sensor.order import BEFORE_ALL, InOrder, Place, Taken
 from knafka.core.sensor.records import NEVER
-from knafka.sensor import bus, ordering
+from knafka.sensor import bus, ordering, stalls
 from knafka.sensor.batch import BATCH
 
 PAIR = (parse(SensorTrigger, {"name": "pair", "conditions": "a && b"}),)
@@ -58,7 +58,7 @@ def test_a_partition_without_a_leader_is_waited_for_two_minutes() -> None:
         world.now += 1000
         waited += 1
         assert waited < 200
-    assert waited > bus.STALLED_AFTER / 1000 - 5
+    assert waited > stalls.STALLED_AFTER / 1000 - 5
     assert world.opened(0)[0].stalled == {1}
     world.memory.unreachable.clear()
     for _ in range(5):

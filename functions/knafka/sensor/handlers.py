@@ -25,8 +25,9 @@ from knafka.core.sensor.rules import Rule, Step
 from knafka.core.times import taken_at, written_at
 from knafka.ports.log import Record
 from knafka.sensor.batch import Batch
-from knafka.sensor.bus import Arrival, Bus
+from knafka.sensor.bus import Bus
 from knafka.sensor.giving_up import fire_or_name, give_up, let_go
+from knafka.sensor.queues import Arrival
 from knafka.sensor.tracing import SensorTracing
 
 
