@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from knafka.core.sensor import records
@@ -26,7 +26,7 @@ from knafka.core.sensor.order import Routed
 from knafka.core.times import LOG_APPEND_TIME
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka.ports.transactions import Partition, TransactionalLog
-from knafka.sensor.queues import FOR_EVER, Arrival, Bounds, Queue
+from knafka.sensor.queues import FOR_EVER, LAST, Arrival, Bounds, Queue
 from knafka.sensor.stalls import Stalls
 
 KAFKAS_GRACE: Final = 20
@@ -211,26 +211,27 @@ class Bus:
         before = None if in_order else self.routed_until
         heads = [(each.queue[0].place, each) for each in self._own.values() if each.queue]
         heapify(heads)
-        while heads and limit > 0 and not (in_order and self._is_full):
-            place, each = heads[0]
-            if not bounds.allows(place, in_order):
-                break
-            arrival = each.queue.popleft()
-            each.bytes -= arrival.size
-            self.queued -= 1
-            self.queued_bytes -= arrival.size
-            if each.queue:
-                heapreplace(heads, (each.queue[0].place, each))
+        while heads:
+            place, each = heappop(heads)
+            bound = bounds.of(place.partition) if in_order else FOR_EVER
+            until = None if elsewhere is None else min(elsewhere, bound)
+            queue, following = each.queue, heads[0][0] if heads else LAST
+            while place < following:
+                if limit <= 0 or place.at >= bound or (in_order and self._is_full):
+                    return
+                arrival = queue.popleft()
+                each.bytes -= arrival.size
+                self.queued -= 1
+                self.queued_bytes -= arrival.size
+                limit -= 1
+                if in_order and (until is None or place.at >= until):
+                    self._routed_ahead.append(place.at)
+                yield arrival, until if in_order else before
+                if not queue:
+                    break
+                place = queue[0].place
             else:
-                heappop(heads)
-            limit -= 1
-            if not in_order:
-                yield arrival, before
-                continue
-            until = None if elsewhere is None else min(elsewhere, bounds.of(place.partition))
-            if until is None or place.at >= until:
-                self._routed_ahead.append(place.at)
-            yield arrival, until
+                heappush(heads, (place, each))
 
     def _bounds(self) -> Bounds:
         untils = [

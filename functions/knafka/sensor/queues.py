@@ -13,6 +13,7 @@ from knafka.ports.log import Record
 
 FOR_EVER: Final = 2**62
 """A time (ms) after all others."""
+LAST: Final = Place(FOR_EVER)
 
 
 class Arrival(NamedTuple):
