@@ -36,6 +36,8 @@ SENDERS_GRACE: Final = 2_000
 sender's."""
 ASK_INTERVAL: Final = 5
 """Milliseconds between two questions to Kafka, at least."""
+UNANSWERED_INTERVAL: Final = 250
+"""The same while a partition doesn't answer: the question takes longer then."""
 QUEUED_RECORDS: Final = 10_000
 """Records that wait in all queues together before partitions that are ahead are paused."""
 QUEUED_BYTES: Final = 32 * 1024 * 1024
@@ -305,7 +307,8 @@ class Bus:
         known = self.read_until if self._looked_at is not None else None
         if known is not None and known > wanted:
             return
-        if self._looked_at is not None and now - self._looked_at < ASK_INTERVAL:
+        interval = UNANSWERED_INTERVAL if None in self._ends.values() else ASK_INTERVAL
+        if self._looked_at is not None and now - self._looked_at < interval:
             return
         if not self.is_shared and any(
             self._is_behind(number) and (self._read_until(number) or 0) <= wanted
