@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -63,12 +64,45 @@ spec:
 """
 
 
+PAIRS = """\
+import sys
+
+import functions_framework
+
+
+@functions_framework.cloud_event
+def pairs(event):
+    sys.stdout.write("pair %s\\n" % " ".join(each["id"] for each in event.data))
+    sys.stdout.flush()
+"""
+PAIRED = """\
+apiVersion: knafka.dev/v1alpha1
+kind: Sensor
+metadata:
+  name: paired
+  annotations: {autoscaling.eventing.knative.dev/cooldown-period: "1"}
+spec:
+  dependencies:
+    - name: left
+      filters: [{exact: {type: left}}]
+    - name: right
+      filters: [{exact: {type: right}}]
+  triggers:
+    - name: pair
+      conditions: left && right
+      subscriber: {ref: {apiVersion: serving.knative.dev/v1, kind: Service, name: pairs}}
+"""
+
+
 @pytest.fixture
 def up(tmp_path: Path, kafka: Kafka) -> Iterator[Up]:
     """The example, in a namespace of its own as the Kafka is shared; it sleeps after a second."""
     namespace = f"sensors-{os.getpid()}-{free_port()}"
     folder = tmp_path / "files"
     shutil.copytree(EXAMPLE, folder)
+    (folder / "subscriber" / "pairs.py").write_text(PAIRS)
+    service = (SERVICE % {"name": "pairs"}).replace("main.py", "pairs.py")
+    (folder / "paired.yaml").write_text(PAIRED + service)
     for file in folder.glob("*.yaml"):
         text = file.read_text().replace(
             "metadata:\n  name", f"metadata:\n  namespace: {namespace}\n  name"
@@ -113,6 +147,35 @@ def test_the_example_fires_sleeps_and_fires_again_with_what_it_has_held(up: Up) 
     send(match[1], headers)
     up.wait_for(r"shipping \| order 1 is paid: o-1 p-1")
     assert up.output.count("order 2 is paid") == 1
+    paired = f"{named[1].partition('/')[0]}/paired"
+    up.wait_for(rf"Sensor {paired} is ready")
+    for first in (0, PAIRED_AT_ONCE):
+        # Asleep at first, both times: a backlog of ten partitions.
+        up.until(lambda: is_asleep(up, paired), f"{paired} to sleep")
+        for number in range(2 * first, 2 * (first + PAIRED_AT_ONCE)):
+            about = {"ce-specversion": "1.0", "ce-source": "/s", "ce-id": f"{number}"}
+            send(match[1], {**about, "ce-type": ("left", "right")[number % 2]})
+            time.sleep(0.02)
+        last = first + PAIRED_AT_ONCE
+        up.until(lambda last=last: len(pairs(up)) >= last, f"{last} pairs")
+        assert sorted(pairs(up), key=lambda each: each[0]) == [
+            (2 * number, 2 * number + 1) for number in range(last)
+        ]
+
+
+PAIRED_AT_ONCE = 40
+
+
+def pairs(up: Up) -> list[tuple[int, int]]:
+    """What `pairs` was sent."""
+    found = re.findall(r"^pairs \| pair (\d+) (\d+)$", up.output, re.MULTILINE)
+    return [(int(left), int(right)) for left, right in found]
+
+
+def is_asleep(up: Up, sensor: str) -> bool:
+    """Whether the last that was said of it is that no process of it runs."""
+    said = re.findall(rf"Sensor {sensor}: (\d+) of \d+ processes", up.output)
+    return not said or said[-1] == "0"
 
 
 def test_on_a_channel_it_fires_and_what_is_answered_goes_where_its_trigger_says(

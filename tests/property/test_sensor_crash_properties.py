@@ -72,7 +72,7 @@ def late(events: Sequence[Routed]) -> list[str]:
     """Each a that no b follows in time, but for those that came while one waited."""
     fired = []
     waiting: Routed | None = None
-    for event in sorted(events, key=lambda each: (each.at, each.identity[0], each.offset)):
+    for event in sorted(events, key=lambda each: (each.at, each.identity[0], each.origin)):
         if waiting is not None and event.at > waiting.at + WAIT * 1000:
             fired.append(waiting.identity)
             waiting = None

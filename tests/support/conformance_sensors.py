@@ -163,14 +163,14 @@ _SEMANTICS: Final = (
         _U,
         "records: the trigger is the key, the dependency a header, an action an array of events",
         note="an action is a CloudEvent with that array, or a batch; a correlation key is "
-        "part of the key",
+        "part of the key, and an action without one has none unless its trigger says order: key",
     ),
     Line("BUS-S7", _U, "at least once acts before the commit, at most once behind it"),
     Line(
         "BUS-S8",
         _U,
         "metadata of the trigger topic only; what can't be read is as none",
-        note="nothing is restored from it",
+        note="what is held is restored without it; the bus's says until when it was routed",
     ),
     Line("BUS-S9", _U, "a batch is 100 records, or 1 s", note="1,000, or 20 ms"),
     Line("BUS-S10", _U, "a partition that goes takes its state out of memory"),

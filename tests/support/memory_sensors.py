@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from support.memory.log import MemoryLog
 from support.memory.records import MemoryRecord
 from support.memory.transactions import Crashed, MemoryTransactions
-from support.sensors import Routed
+from support.sensors import Routed, routed_in
 
 from knafka.core.documents import parse
 from knafka.core.errors import LogError
@@ -273,8 +273,5 @@ class MemorySensor:
     def routed(self) -> Mapping[str, Sequence[Routed]]:
         found: dict[str, list[Routed]] = {}
         for record in self.read(TRIGGER):
-            headers = dict(record.headers() or ())
-            identity = json.loads(record.value() or b"")["id"]
-            routed = Routed(int(headers["at"]), record.offset(), identity)
-            found.setdefault((record.key() or b"").decode(), []).append(routed)
-        return found
+            found.setdefault((record.key() or b"").decode(), []).append(routed_in(record))
+        return {key: sorted(events) for key, events in found.items()}

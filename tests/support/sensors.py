@@ -49,11 +49,23 @@ def played(rule: Rule, events: str) -> Step:
 
 
 class Routed(NamedTuple):
-    """An event for a trigger, as it lies in the trigger topic; in the order of time."""
+    """An event for a trigger; in the order in which that takes it."""
 
     at: int
+    origin: tuple[int, int]
+    """Its partition and offset on the bus."""
     offset: int
+    """In the trigger topic."""
     identity: str
+
+
+def routed_in(record: Record) -> Routed:
+    """What lies in the trigger topic."""
+    headers = dict(record.headers() or ())
+    partition, offset, _ = headers["origin"].split(b".")
+    identity = json.loads(record.value() or b"")["id"]
+    origin = int(partition), int(offset)
+    return Routed(int(headers["at"]), origin, record.offset(), identity)
 
 
 class SensorWorld:
@@ -162,14 +174,11 @@ class SensorWorld:
         assert self._producer.flush(30) == 0
 
     def routed(self) -> Mapping[str, Sequence[Routed]]:
-        """What is in the trigger topic, in order, by its records' key."""
+        """What is in the trigger topic, in the order of time, by its records' key."""
         found: dict[str, list[Routed]] = {}
         for each in self.read(self.trigger_topic):
-            headers = dict(cast(Record, each).headers() or ())
-            event = json.loads(each.value() or b"")
-            routed = Routed(int(headers["at"]), cast(int, each.offset()), event["id"])
-            found.setdefault((each.key() or b"").decode(), []).append(routed)
-        return found
+            found.setdefault((each.key() or b"").decode(), []).append(routed_in(cast(Record, each)))
+        return {key: sorted(events) for key, events in found.items()}
 
     def actions(self) -> list[str]:
         """What has fired: `t1: a1 b1`, in the order of each partition."""

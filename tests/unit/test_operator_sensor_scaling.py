@@ -10,8 +10,10 @@ from support.sensors_world import BUS, ID, SensorsWorld, ready_sensor, spec, sto
 from support.waiting import until
 
 from knafka.core import names
-from knafka.core.drain import Holding, Waiting
+from knafka.core.drain import DrainProgress, Holding, Waiting
 from knafka.core.sensor.contract import MAX_HELD_KEYS
+from knafka_operator.decide import sensor_scaling
+from knafka_operator.decide.scaling import Scale, TriggerStatus
 from knafka_operator.decide.sensor_limits import (
     MAX_HELD_BYTES_ANNOTATION,
     MAX_HELD_KEYS_ANNOTATION,
@@ -19,6 +21,7 @@ from knafka_operator.decide.sensor_limits import (
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, PAUSED
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
+from knafka_operator.scale.scaled_group import sum_progress
 
 
 @pytest.fixture
@@ -145,3 +148,14 @@ async def test_its_status_says_what_its_triggers_wait_for(world: SensorsWorld) -
     world.inner.drains.holding = None
     await publishing.look()
     assert world.inner.cluster.requests["write_status"] == writes, "once a minute at most"
+
+
+def test_its_status_says_how_many_events_came_too_late() -> None:
+    none = Scale(0, "")
+    assert sensor_scaling.in_order(None) is None
+    assert sensor_scaling.in_order(TriggerStatus(0, 0, none, DrainProgress(), None)) is None
+    counted = sum_progress([DrainProgress(late=2)], [DrainProgress(late=1)])
+    told = sensor_scaling.in_order(TriggerStatus(0, 0, none, counted, None))
+    assert told is not None
+    assert (told.type, told.reason) == ("InOrder", "EventsCameLate")
+    assert told.message.startswith("3 events came later than the Sensor's grace allows")

@@ -10,6 +10,7 @@ import pytest
 from support.sensors_world import BUS, CHILD, OWN, SensorsWorld, fired, ready_sensor, spec
 
 from knafka.core import names
+from knafka.core.contract import Order
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka.core.filters import compile_trigger
@@ -188,6 +189,20 @@ async def test_what_may_not_be_repeated_is_delivered_at_most_once(world: Sensors
     await world.settle()
     assert world.egress().at_most_once
     assert world.says("Ready") == ("True", "")
+
+
+@pytest.mark.parametrize(
+    ("declared", "order"),
+    [({}, Order.KEY), ({"order": "key"}, Order.KEY), ({"order": "partition"}, Order.PARTITION),
+     ({"order": "unordered"}, Order.NONE)],
+)  # fmt: skip
+async def test_actions_are_delivered_in_the_order_that_its_trigger_says(
+    world: SensorsWorld, declared: dict[str, str], order: Order
+) -> None:
+    world.declare(**spec(**declared))
+    await world.settle()
+    assert world.egress().order is order
+    assert world.contract().triggers[0].order == declared.get("order")
 
 
 async def test_a_trigger_of_that_name_which_a_user_made_stays_as_it_is() -> None:

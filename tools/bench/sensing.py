@@ -35,6 +35,8 @@ from knafka_local.children import HOST, Child, free_port
 
 PARTITIONS: Final = 4
 DATA: Final = b'{"text":"' + b"x" * 190 + b'"}'
+LOG_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
+"""As a Broker's topic has it."""
 PLAIN: Final = "a plain Trigger"
 TRIGGERS: Final[Mapping[str, Mapping[str, str]]] = {
     "a simple condition": {"conditions": "a || b"},
@@ -53,7 +55,7 @@ COMMITTED: Final = "knafka_sensor_transactions_total{outcome=committed}"
 async def sensors_case(world: World, results: Results, externals: Sequence[External]) -> None:
     """A backlog through each kind of condition, and restored keys by their number."""
     count = int(world.sized(100_000, 30_000))
-    async with world.topic(PARTITIONS) as bus:
+    async with world.topic(PARTITIONS, LOG_TIME) as bus:
         await asyncio.to_thread(_fill, world, bus, count)
         for _ in range(world.options.runs):
             plain = await deliver(world, OURS, bus, count, filters=[])
@@ -102,7 +104,10 @@ async def _restore(
     """Until a new process holds what the changelog says; and from the kill of that one until its
     successor does, which has the partitions once the group has noticed."""
     trigger = TRIGGERS["a && b with the same order"]
-    async with world.topic(PARTITIONS) as bus, _declared(world, bus, trigger, keys) as sensor:
+    async with (
+        world.topic(PARTITIONS, LOG_TIME) as bus,
+        _declared(world, bus, trigger, keys) as sensor,
+    ):
         async with _process(world, sensor, mortal=True) as (url, child, began):
             start = await _until_held(url, child, began, keys)
             child.kill()

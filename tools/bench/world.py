@@ -85,10 +85,12 @@ class World:
         return quick if self.options.quick else full
 
     @asynccontextmanager
-    async def topic(self, partitions: int = 10) -> AsyncIterator[str]:
+    async def topic(
+        self, partitions: int = 10, config: Mapping[str, str] | None = None
+    ) -> AsyncIterator[str]:
         """A new topic, which is deleted afterwards."""
         name = f"bench-{uuid.uuid4().hex[:12]}"
-        await self._admin.ensure_topic(name, partitions, 1, {})
+        await self._admin.ensure_topic(name, partitions, 1, config or {})
         try:
             yield name
         finally:

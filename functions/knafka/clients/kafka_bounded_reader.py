@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 from confluent_kafka import (
     Consumer,
@@ -65,6 +65,14 @@ _READING: Final = {
 T = TypeVar("T")
 
 
+class _Partitions(NamedTuple):
+    """Of a topic."""
+
+    known: list[TopicPartition]
+    led: list[TopicPartition]
+    """Those that have a leader."""
+
+
 class BoundedReader:
     """One consumer and one admin client, opened when they are needed and kept."""
 
@@ -75,7 +83,7 @@ class BoundedReader:
         self._kept_consumer: Consumer | None = None
         self._kept_admin: AdminClient | None = None
         self._kept_passing: Consumer | None = None
-        self._known_partitions: dict[str, tuple[Sequence[TopicPartition], float]] = {}
+        self._known_partitions: dict[str, tuple[_Partitions, float]] = {}
         """Of topics, and when they were asked for."""
 
     @property
@@ -147,11 +155,16 @@ class BoundedReader:
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         """All of a topic's. Raises `LogError`."""
+        return self._described(topic).known
+
+    def _described(self, topic: str) -> _Partitions:
         found = self._asked(lambda timeout: self._admin.list_topics(topic, timeout=timeout))
         described = found.topics[topic]
         if described.error is not None:
             raise log_error_of(described.error)
-        return [TopicPartition(topic, number) for number in sorted(described.partitions)]
+        known = [TopicPartition(topic, number) for number in sorted(described.partitions)]
+        led = [each for each in known if described.partitions[each.partition].leader >= 0]
+        return _Partitions(known, led)
 
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
@@ -200,9 +213,13 @@ class BoundedReader:
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        ends: dict[int, int | None] = {}
+        known, led = self._kept_partitions(topic)
+        # One without a leader would keep all others waiting.
+        ends: dict[int, int | None] = dict.fromkeys(each.partition for each in known)
+        if not led:
+            return ends
         asked = self._admin.list_offsets(
-            dict.fromkeys(self._kept_partitions(topic), latest),
+            dict.fromkeys(led, latest),
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             request_timeout=AT_ONCE,
         )
@@ -210,15 +227,15 @@ class BoundedReader:
             try:
                 ends[each.partition] = answer.result().offset
             except KafkaException:
-                ends[each.partition] = None
+                self._known_partitions.pop(topic, None)  # its leader may have gone
         return ends
 
-    def _kept_partitions(self, topic: str) -> Sequence[TopicPartition]:
-        known, asked_at = self._known_partitions.get(topic, ((), 0.0))
-        if not known or time.monotonic() - asked_at > PARTITIONS_KEPT:
-            known = self.partitions(topic)
-            self._known_partitions[topic] = known, time.monotonic()
-        return known
+    def _kept_partitions(self, topic: str) -> _Partitions:
+        found, asked_at = self._known_partitions.get(topic, (None, 0.0))
+        if found is None or time.monotonic() - asked_at > PARTITIONS_KEPT:
+            found = self._described(topic)
+            self._known_partitions[topic] = found, time.monotonic()
+        return found
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
         """As `TransactionalLog.committed_now`."""
@@ -227,7 +244,7 @@ class BoundedReader:
             passing = {"isolation.level": "read_uncommitted", "group.id": self._group}
             settings = {**_READING, **self._connection, **passing}
             self._kept_passing = open_client(Consumer, settings)
-        asked = list(self._kept_partitions(topic))
+        asked = list(self._kept_partitions(topic).known)
         found = committed_of(self._kept_passing, asked, REQUEST_TIMEOUT)
         return {
             each.partition: OffsetAndMetadata(each.offset, each.metadata or "")

@@ -15,39 +15,29 @@ read, and it is the trigger topic's reader who waits (`core.sensor.order`).
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heapreplace
-from typing import Final, NamedTuple
+from heapq import heapify, heappop, heappush
+from typing import Final
 
-from knafka.core.kafka_binding import Envelope, RecordHeaders
 from knafka.core.sensor import records
 from knafka.core.sensor.contract import Sensor
-from knafka.core.sensor.order import Place, Routed
-from knafka.core.sensor.routing import Route
+from knafka.core.sensor.order import Routed
 from knafka.core.times import LOG_APPEND_TIME
-from knafka.observability import RateLimitedFilter
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka.ports.transactions import Partition, TransactionalLog
-
-log = logging.getLogger(__name__)
-log.addFilter(RateLimitedFilter(by_wording=True))
+from knafka.sensor.queues import FOR_EVER, LAST, Arrival, Bounds, Queue
+from knafka.sensor.stalls import Stalls
 
 KAFKAS_GRACE: Final = 20
 """Milliseconds by which the clocks of Kafka's nodes may differ where the time is theirs."""
 SENDERS_GRACE: Final = 2_000
 """Milliseconds between an event's time and the moment in which Kafka has it, where the time is its
 sender's."""
-STALLED_AFTER: Final = 120_000
-"""Milliseconds in which a partition is waited for that isn't read on, or whose leader is gone:
-longer than a group takes to give a killed process's partitions to another (45 s), and that to
-start. What comes of it later comes late."""
 ASK_INTERVAL: Final = 5
 """Milliseconds between two questions to Kafka, at least."""
-FORGET_AFTER: Final = 5_000
-"""Milliseconds without a question after which it isn't known any more who stalls."""
+UNANSWERED_INTERVAL: Final = 250
+"""The same while a partition doesn't answer: the question takes longer then."""
 QUEUED_RECORDS: Final = 10_000
 """Records that wait in all queues together before partitions that are ahead are paused."""
 QUEUED_BYTES: Final = 32 * 1024 * 1024
@@ -55,55 +45,6 @@ QUEUED_BYTES: Final = 32 * 1024 * 1024
 AHEAD_RECORDS: Final = 10_000
 """Events that a process may have routed of a time until which not all was read: so many wait with
 those who read the trigger topic."""
-
-
-FOR_EVER: Final = 2**62
-"""A time (ms) after all others."""
-
-
-class Arrival(NamedTuple):
-    """An event of the bus that waits to be routed."""
-
-    place: Place
-    since: int
-    """Everything of its partition that is of an earlier time (ms) came before it."""
-    record: Record
-    headers: RecordHeaders
-    envelope: Envelope
-    routes: list[Route]
-    size: int
-
-
-@dataclass(slots=True)
-class _Own:
-    next: int
-    """The offset of the next record to be read."""
-    seen: int | None
-    """Everything of an earlier time (ms) was read; None: that isn't known."""
-    committed: int | None
-    """The same of what is committed."""
-    queue: deque[Arrival] = field(default_factory=deque)
-    bytes: int = 0
-    is_paused: bool = False
-
-
-class _Bounds(NamedTuple):
-    """How far the partitions of ours were read."""
-
-    first: int
-    """The one that was read least far."""
-    number: int
-    """Which one that is."""
-    second: int
-    """The next one."""
-
-    def of(self, number: int) -> int:
-        """Until when all but this partition were read."""
-        return self.second if number == self.number else self.first
-
-    def allows(self, place: Place, in_order: bool) -> bool:
-        """Whether an event is next that is the first of its partition."""
-        return not in_order or place.at < self.of(place.partition)
 
 
 class Bus:
@@ -114,7 +55,7 @@ class Bus:
         self._topic = sensor.topic
         self._log = log
         self._declared = None if sensor.grace is None else round(sensor.grace * 1000)
-        self._own: dict[int, _Own] = {}
+        self._own: dict[int, Queue] = {}
         self._is_log_time = True
         """Whether times are Kafka's, as far as is known."""
         self._has_read = False
@@ -126,18 +67,21 @@ class Bus:
         self._looked_at: int | None = None
         self._elsewhere: dict[int, int | None] = {}
         """Until when the partitions of others were routed."""
-        self._standing: dict[int, tuple[int | None, int]] = {}
-        """How far each partition was read, and since when."""
+        self._stalls = Stalls(sensor.topic)
         self._routed_ahead: deque[int] = deque()
-        self.stalled: frozenset[int] = frozenset()
-        """Partitions that aren't waited for any more."""
         self.queued = 0
         self.queued_bytes = 0
 
     @property
     def is_in_order(self) -> bool:
-        """Whether each partition is in the order of time, as far as is known."""
-        return self._is_log_time
+        """Whether each partition is in the order of time, as far as is known: where the log's own
+        clock may have been set back, its Sensor says so by a grace."""
+        return self._is_log_time and self._declared is None
+
+    @property
+    def by_sender(self) -> bool:
+        """Whether the times are the senders', as far as is known."""
+        return not self._is_log_time
 
     @property
     def grace(self) -> int:
@@ -146,11 +90,16 @@ class Bus:
             return self._declared
         return KAFKAS_GRACE if self._is_log_time else SENDERS_GRACE
 
+    @property
+    def stalled(self) -> frozenset[int]:
+        """Partitions that aren't waited for any more."""
+        return self._stalls.partitions
+
     # Partitions
 
     def assigned(self, number: int, position: int, routed: Routed) -> None:
         """A partition is ours, read on from `position`; `routed` was committed with it."""
-        self._own[number] = _Own(position, routed.until, routed.until)
+        self._own[number] = Queue(position, routed.until, routed.until)
         self._hear_of_senders(routed)
         self._looked_at = None
 
@@ -166,7 +115,7 @@ class Bus:
             each.seen = each.committed
         self._routed_ahead.clear()
 
-    def _drop(self, each: _Own) -> None:
+    def _drop(self, each: Queue) -> None:
         self.queued -= len(each.queue)
         self.queued_bytes -= each.bytes
         each.queue.clear()
@@ -183,7 +132,7 @@ class Bus:
         self._is_log_time, self._has_read = is_log_time, True
         if is_log_time:
             self._ahead_by = max(self._ahead_by, at - now)
-        reached = at if is_log_time else at - self.grace
+        reached = at if self.is_in_order else at - self.grace
         each.seen = reached if each.seen is None else max(each.seen, reached)
         return each.seen, bool(each.queue)
 
@@ -230,11 +179,11 @@ class Bus:
     @property
     def has_next(self) -> bool:
         """Whether an event waits that could be routed."""
-        if not self.queued or (self._is_log_time and self._is_full):
+        if not self.queued or (self.is_in_order and self._is_full):
             return False
         bounds = self._bounds()
         return any(
-            each.queue and bounds.allows(each.queue[0].place, self._is_log_time)
+            each.queue and bounds.allows(each.queue[0].place, self.is_in_order)
             for each in self._own.values()
         )
 
@@ -259,33 +208,34 @@ class Bus:
         later than itself; None: nothing is."""
         if not self.queued:
             return
-        in_order, bounds = self._is_log_time, self._bounds()
+        in_order, bounds = self.is_in_order, self._bounds()
         elsewhere = self._minimum_elsewhere()
         before = None if in_order else self.routed_until
         heads = [(each.queue[0].place, each) for each in self._own.values() if each.queue]
         heapify(heads)
-        while heads and limit > 0 and not (in_order and self._is_full):
-            place, each = heads[0]
-            if not bounds.allows(place, in_order):
-                break
-            arrival = each.queue.popleft()
-            each.bytes -= arrival.size
-            self.queued -= 1
-            self.queued_bytes -= arrival.size
-            if each.queue:
-                heapreplace(heads, (each.queue[0].place, each))
+        while heads:
+            place, each = heappop(heads)
+            bound = bounds.of(place.partition) if in_order else FOR_EVER
+            until = None if elsewhere is None else min(elsewhere, bound)
+            queue, following = each.queue, heads[0][0] if heads else LAST
+            while place < following:
+                if limit <= 0 or place.at >= bound or (in_order and self._is_full):
+                    return
+                arrival = queue.popleft()
+                each.bytes -= arrival.size
+                self.queued -= 1
+                self.queued_bytes -= arrival.size
+                limit -= 1
+                if in_order and (until is None or place.at >= until):
+                    self._routed_ahead.append(place.at)
+                yield arrival, until if in_order else before
+                if not queue:
+                    break
+                place = queue[0].place
             else:
-                heappop(heads)
-            limit -= 1
-            if not in_order:
-                yield arrival, before
-                continue
-            until = None if elsewhere is None else min(elsewhere, bounds.of(place.partition))
-            if until is None or place.at >= until:
-                self._routed_ahead.append(place.at)
-            yield arrival, until
+                heappush(heads, (place, each))
 
-    def _bounds(self) -> _Bounds:
+    def _bounds(self) -> Bounds:
         untils = [
             (-1 if (until := self._read_until(number)) is None else until, number)
             for number in self._own
@@ -293,7 +243,7 @@ class Bus:
         ]
         untils.sort()
         first, number = untils[0] if untils else (FOR_EVER, -1)
-        return _Bounds(first, number, untils[1][0] if len(untils) > 1 else FOR_EVER)
+        return Bounds(first, number, untils[1][0] if len(untils) > 1 else FOR_EVER)
 
     def _minimum_elsewhere(self) -> int | None:
         """Until when what others read was routed; None: that isn't known."""
@@ -343,18 +293,22 @@ class Bus:
         end = self._ends.get(number)
         return end is not None and self._own[number].next < end
 
+    def forget_ahead(self) -> None:
+        """What was routed ahead of others is so no more where they have followed. While nothing is
+        routed that isn't committed."""
+        if self._routed_ahead and (until := self.routed_until) is not None:
+            while self._routed_ahead and self._routed_ahead[0] < until:
+                self._routed_ahead.popleft()
+
     # Questions
 
     def refresh(self, now: int, wanted: int) -> None:
         """Ask Kafka, if it may help to know more than until `wanted`. Raises `LogError`."""
-        until = self.routed_until if self._looked_at is not None else None
-        if until is not None:
-            while self._routed_ahead and self._routed_ahead[0] < until:
-                self._routed_ahead.popleft()
         known = self.read_until if self._looked_at is not None else None
-        if known is not None and known > wanted and not (self.is_shared and self._routed_ahead):
+        if known is not None and known > wanted:
             return
-        if self._looked_at is not None and now - self._looked_at < ASK_INTERVAL:
+        interval = UNANSWERED_INTERVAL if None in self._ends.values() else ASK_INTERVAL
+        if self._looked_at is not None and now - self._looked_at < interval:
             return
         if not self.is_shared and any(
             self._is_behind(number) and (self._read_until(number) or 0) <= wanted
@@ -393,27 +347,14 @@ class Bus:
 
     def _note(self, now: int, wanted: int) -> None:
         """Who holds up, and for how long."""
-        if self._looked_at is None or now - self._looked_at > FORGET_AFTER:
-            self._standing.clear()
         self._looked_at = now
-        stalled = set[int]()
+        untils: dict[int, int | None] = {}
         for number in self._ends.keys() | self._own.keys():
-            own = number in self._own
-            until = self._read_until(number) if own else self._elsewhere.get(number)
-            before, since = self._standing.get(number, (until, now))
-            is_read = own and not self._is_behind(number) and self._ends.get(number) is not None
-            if is_read or before != until or (until is not None and until > wanted):
-                since = now
-            self._standing[number] = until, since
-            if now - since >= STALLED_AFTER:
-                stalled.add(number)
-        for number in stalled - self.stalled:
-            log.warning(
-                "partition %d of %s has not been read on for %d s and is waited for no longer:"
-                " what comes of it may come too late for its order",
-                *(number, self._topic, STALLED_AFTER // 1000),
-            )
-        self.stalled = frozenset(stalled)
+            if number not in self._own:
+                untils[number] = self._elsewhere.get(number)
+            elif self._is_behind(number) or self._ends.get(number) is None:
+                untils[number] = self._read_until(number)
+        self._stalls.note(now, wanted, untils)
 
     def balance(self) -> None:
         """Have no partition read on that is far ahead of the others."""

@@ -25,8 +25,9 @@ from knafka.core.sensor.rules import Rule, Step
 from knafka.core.times import taken_at, written_at
 from knafka.ports.log import Record
 from knafka.sensor.batch import Batch
-from knafka.sensor.bus import Arrival, Bus
+from knafka.sensor.bus import Bus
 from knafka.sensor.giving_up import fire_or_name, give_up, let_go
+from knafka.sensor.queues import Arrival
 from knafka.sensor.tracing import SensorTracing
 
 
@@ -121,8 +122,9 @@ class Handlers:
 
     # Of the trigger topic
 
-    def collect(self, record: Record, ordered: InOrder[Collected], now: int) -> None:
-        """An event for a trigger was read. Raises `NewerSensor`."""
+    def collect(self, record: Record, ordered: InOrder[Collected], batch: Batch, now: int) -> bool:
+        """An event for a trigger was read; gives whether it was handled, as it is next at once.
+        Raises `NewerSensor`."""
         headers: RecordHeaders | None = None
         offset, size = record.offset(), len(record.value() or b"")
         try:
@@ -133,7 +135,7 @@ class Handlers:
         except Exception as error:
             unread = Collected(record, None, headers, error)
             ordered.add(offset, BEFORE_ALL, records.NEVER, unread, size)
-            return
+            return False
         if found.generation > self._sensor.generation:
             raise NewerSensor(
                 f"the Sensor is at generation {found.generation} elsewhere, and here at"
@@ -143,8 +145,12 @@ class Handlers:
         event, at = found.event, written_at(found.event.at, now)
         if at != event.at:
             found = found._replace(event=event._replace(at=at))
-        collected = Collected(record, found, headers, None)
-        ordered.add(offset, found.event.place, found.until, collected, size)
+        collected, place = Collected(record, found, headers, None), Place(at, *event.origin)
+        if ordered.passes(offset, place, found.until):
+            self.reduce(collected, batch)
+            return True
+        ordered.add(offset, place, found.until, collected, size)
+        return False
 
     def reduce(self, collected: Collected, batch: Batch) -> None:
         """An event for a trigger is next: what it holds, and what fires (BUS-13)."""

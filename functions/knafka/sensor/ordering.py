@@ -144,21 +144,25 @@ class Ordering:
         reached: Mapping[Partition, int],
         batch: Batch,
         now: int,
-    ) -> None:
-        """These records were read, and these ends were reached."""
-        bus = self._sensor.topic
+    ) -> int:
+        """These records were read, and these ends were reached; gives how many events were next at
+        once."""
+        bus, count = self._sensor.topic, 0
         for record in found:
             if record.topic() == bus:
                 self._handlers.take_in(record, batch, now)
             else:
                 number = record.partition()
                 self._read_to[number] = record.offset() + 1
-                self._handlers.collect(record, self._ordered[number], now)
+                if self._handlers.collect(record, self._ordered[number], batch, now):
+                    batch.taken.setdefault(number, None)
+                    count += 1
         for (topic, number), end in reached.items():
             if topic == bus:
                 self._bus.reached(number, end)
             elif number in self._read_to:
                 self._read_to[number] = end
+        return count
 
     def look(self, now: int, due: int | None) -> None:
         """Learn until when everything was read, as far as something waits for it; `due`: also until
@@ -170,6 +174,7 @@ class Ordering:
             if (known := bus.read_until) is None or known <= at:
                 bus.refresh(now, at)
                 break
+        bus.forget_ahead()
         if held_back or due is not None:
             known = self._watermark.look(bus.routed_until, self._read_to)
             if known is not None:
@@ -216,7 +221,7 @@ class Ordering:
                 if position != committed:
                     batch.positions[partition] = position
                     until = self._bus.routed(number)
-                    batch.routed[number] = Routed(until, not self._bus.is_in_order)
+                    batch.routed[number] = Routed(until, self._bus.by_sender)
                 continue
             ordered, read = self._ordered[number], self._read_to[number]
             position = ordered.position(read)
@@ -233,6 +238,7 @@ class Ordering:
     def go_back(self) -> None:
         """What isn't committed is read again."""
         self._bus.go_back(self._positions)
+        self._watermark.forget()  # it was about where these were read
         for number, taken in self._taken.items():
             self._ordered[number] = InOrder(taken)
             self._read_to[number] = self._positions[Partition(self._sensor.trigger_topic, number)]

@@ -131,9 +131,9 @@ class Processor:
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
         ordering = self._ordering
-        ordering.take_in(found, reached, batch, self._now)
+        handled = ordering.take_in(found, reached, batch, self._now)
         ordering.look(self._now, self._asked_for(now))
-        handled = ordering.route(batch) + ordering.reduce(batch)
+        handled += ordering.route(batch) + ordering.reduce(batch)
         if found or handled:
             self._known_until, self._found_at = None, self._now
         expired = 0 if found or handled else self._expire(now, batch)
@@ -317,6 +317,8 @@ class Processor:
         if (dedupe := self._sensor.dedupe_millis) is None or not batch.taken:
             return
         for number, key in list(self._state.old_marks(dedupe, BATCH)):
+            if batch.held(number, key) != self._state.held(number, key):
+                continue  # it has come again after its time, and is marked anew
             partition = Partition(self._sensor.trigger_topic, number)
             batch.begin((partition, key))
             batch.keep(number, key, ())

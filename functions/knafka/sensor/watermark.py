@@ -53,5 +53,5 @@ class Watermark:
             self.known = until if self.known is None else max(self.known, until)
 
     def forget(self) -> None:
-        """What is known doesn't hold: partitions came."""
+        """What is known doesn't hold: partitions came, or are read again."""
         self._asked = self.known = None

@@ -79,6 +79,18 @@ class InOrder(Generic[T]):
             self.bytes += size
         self._known = max(self._known, min(Place(until), place))
 
+    def passes(self, offset: int, place: Place, until: int) -> bool:
+        """Whether a record that was read, as `add` has it, is next at once: then it counts as
+        taken."""
+        if self._waiting or place < self._last or offset < self._again_until:
+            return False
+        if until > place.at:
+            self._known = max(self._known, place)
+        elif place > self._known:
+            return False
+        self._last = place
+        return True
+
     def know(self, until: int) -> None:
         """Every event of a time before this (ms) was read."""
         self._known = max(self._known, Place(until))

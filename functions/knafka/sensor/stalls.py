@@ -1,0 +1,53 @@
+"""Partitions of the bus that hold all others up, and for how long that is borne."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from knafka.observability import RateLimitedFilter
+
+log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter(by_wording=True))
+
+STALLED_AFTER: Final = 120_000
+"""Milliseconds in which a partition is waited for that isn't read on, or whose leader is gone:
+longer than a group takes to give a killed process's partitions to another (45 s), and that to
+start. What comes of it later comes late."""
+FORGET_AFTER: Final = 5_000
+"""Milliseconds without a look after which it isn't known any more who stalls."""
+
+
+class Stalls:
+    """Told again and again how far partitions were read, while something waits for them."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._standing: dict[int, tuple[int | None, int]] = {}
+        """How far each of them was read, and since when (ms)."""
+        self._noted_at = 0
+        self.partitions: frozenset[int] = frozenset()
+        """Those that aren't waited for any more."""
+
+    def note(self, now: int, wanted: int, untils: Mapping[int, int | None]) -> None:
+        """These partitions were read until these times (ms; None: not known), and until `wanted` is
+        waited for. The others hold up nobody."""
+        standing = {} if now - self._noted_at > FORGET_AFTER else self._standing
+        self._noted_at = now
+        self._standing = {}
+        stalled = set[int]()
+        for number, until in untils.items():
+            before, since = standing.get(number, (until, now))
+            if before != until or (until is not None and until > wanted):
+                since = now
+            self._standing[number] = until, since
+            if now - since >= STALLED_AFTER:
+                stalled.add(number)
+        for number in stalled - self.partitions:
+            log.warning(
+                "partition %d of %s has not been read on for %d s and is waited for no longer:"
+                " what comes of it may come too late for its order",
+                *(number, self._topic, STALLED_AFTER // 1000),
+            )
+        self.partitions = frozenset(stalled)
