@@ -156,7 +156,7 @@ async def test_a_replay_appends_each_event_though_kafka_rejects_a_request(world:
     connection = Connection(world.proxy.bootstrap_servers)
     large = b"x" * 600_000  # two of them don't fit into one request
     trigger = ("shop", "main", "mail")
-    events: list[tuple[object, ...]] = [(str(each), *trigger, None, large, []) for each in range(4)]
+    events: list[object] = [(str(each), *trigger, None, large, ()) for each in range(4)]
     sender = Sender(connection, "a-replay", {trigger: NAME}, {}, None)
     world.proxy.then(Fault.REJECT)
     assert await asyncio.to_thread(sender.send, 0, events) == 4

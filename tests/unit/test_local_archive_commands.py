@@ -155,7 +155,7 @@ def test_a_purge_is_made_and_followed(cluster: Cluster) -> None:
     [
         ("compact", {}, "5 new dead letters\n"),
         ("report", {"report": {"report": "r", "unresolved": 2, "events": 9, "groups": 1}},
-         "2 of 9 events unresolved in 1 groups\n"),
+         "2 of 9 events unresolved in 1 group\n"),
     ],
     ids=["compact", "report"],
 )  # fmt: skip

@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from bench.jobs import MEBIBYTE, running_kafka
 from bench.synthetic_tables import BROKER, TOPIC, TRIGGER, fill, today
@@ -57,16 +55,15 @@ def main() -> None:
         spark = session.start("bench")
         fill(Tables(spark, root), given.events, given.bytes, today())
         spark.stop()
-        admin = AdminClient({"bootstrap.servers": servers})
+        client = KafkaClient(Connection(servers))
         replays = names.replay_topic(*BROKER, TRIGGER)
-        for name, partitions in ((TOPIC, 1), (replays, PARTITIONS)):
-            admin.create_topics([NewTopic(name, partitions, 1)])[name].result()
+        client.create(TOPIC, 1, 1, {})
+        client.create(replays, PARTITIONS, 1, {})
         print(
             "| run | ended | s | JVM peak MiB | Python peak MiB | lay in the topic then |",
             flush=True,
         )
         print("| ---: | --- | ---: | ---: | ---: | ---: |", flush=True)
-        client = KafkaClient(Connection(servers))
         for run in range(given.kills + 1):
             until = None if run == given.kills else given.events * (run + 1) // (given.kills + 1)
             replay_once(run, root, servers, client, replays, until)

@@ -197,20 +197,23 @@ def _send_in_lanes(
 
     thread = InheritableThread(target=run)
     begun = told = time.monotonic()
+    first: tuple[float, int] | None = None  # before there are any, what is sent is sorted
     thread.start()
     try:
         while thread.is_alive():
             thread.join(LOOK_INTERVAL)
             if time.monotonic() - told >= TELL_INTERVAL:
-                told = time.monotonic()
-                progress(rate_and_rest(min(sent_so_far(), total), total, told - begun))
+                told, sent = time.monotonic(), min(sent_so_far(), total)
+                first = first or ((told, sent) if sent else None)
+                rate = (sent - first[1]) / (told - first[0]) if first and told > first[0] else 0.0
+                progress(rate_and_rest(sent, total, rate))
     finally:
         if thread.is_alive():
             context.cancelJobGroup(group)
             thread.join()
     if errors:
         raise JobError(said_by_worker(errors[0])) from errors[0]
-    progress(rate_and_rest(total, total, time.monotonic() - begun))
+    progress(rate_and_rest(total, total, total / (time.monotonic() - begun)))
 
 
 def _send_lane(sender: Sender, lane: int, rows: Iterator[Row]) -> Iterator[int]:

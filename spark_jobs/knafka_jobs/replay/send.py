@@ -226,14 +226,13 @@ def batches(events: Iterable[FailedEvent], count: int, size: int) -> Iterator[li
         yield batch
 
 
-def rate_and_rest(sent: int, total: int, seconds: float) -> str:
-    """How a replay gets on: `1,000 of 5,000 sent, 500/s, 8 s left`."""
+def rate_and_rest(sent: int, total: int, rate: float) -> str:
+    """How a replay gets on: `1,000 of 5,000 sent, 500/s, 8 s left`; `rate` is events a second, 0 if
+    it isn't known."""
     said = f"{sent:,} of {total:,} sent"
-    if not sent or seconds <= 0:
+    if rate <= 0:
         return said
-    rate = sent / seconds
-    left = round((total - sent) / rate)
-    minutes, rest = divmod(left, 60)
+    minutes, rest = divmod(round((total - sent) / rate), 60)
     return f"{said}, {rate:,.0f}/s, {f'{minutes} min ' if minutes else ''}{rest} s left"
 
 
