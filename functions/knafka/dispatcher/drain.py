@@ -37,6 +37,7 @@ from knafka.dispatcher.lanes import lane_of
 from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.parsing import OwnParser, Parser, headers_of
 from knafka.dispatcher.pending import Partition, PendingEvent
+from knafka.dispatcher.reserve import Reserve
 from knafka.dispatcher.selecting import SelectedRecord, SharedReader
 from knafka.dispatcher.sender import Sender
 from knafka.dispatcher.tracing import EgressTracing
@@ -130,8 +131,9 @@ class Drain:
             egress, subscriber, writer, self.counts, self.congestion, now, topics, self._parser
         )
         self._workers = Workers(
-            self._sender, self._settle, self.congestion, egress.max_in_flight, now, pace
-        )
+            self._sender, self._settle, self.congestion, egress.max_in_flight, now, pace,
+            Reserve(self.counts.attempts),
+        )  # fmt: skip
         self._workers.on_crash = self.stop
         self._settled_while_paused: Callable[[], None] = lambda: None
         """Called after something of a paused partition is settled."""
