@@ -3,6 +3,10 @@
 Both bindings share it. JSON data cross it byte for byte: they are the very bytes between the
 document's other members, found by scanning and never written anew (CE-H10), so that whitespace,
 key order, big integers and NaN survive.
+
+Reading has two ways, as the HTTP binding has: a fast one in C that only ever says yes, to a
+document of which it is certain that the careful one takes it for the same event, and the careful
+one, which names every problem (docs/decisions/0036-structured-events.md).
 Not here: batches, other event formats, and any look inside the data.
 """
 
@@ -14,12 +18,15 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
+import msgspec
+
 from knafka.core.errors import InvalidEvent
 from knafka.core.event import (
     CORE,
     MAX_ATTRIBUTES,
     Attributes,
     Event,
+    is_valid_1_0,
     problems_of,
     refusal,
     too_many,
@@ -38,6 +45,13 @@ class _Integer(str):
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
+
+_SPLIT = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""The members of an object, values as their own bytes; of a member given twice the last one."""
+_TEXT = msgspec.json.Decoder(str).decode
+_IS_JSON = msgspec.json.Decoder(msgspec.Raw).decode
+_ENCODE = msgspec.json.Encoder().encode
+QUOTE: Final = ord('"')
 
 _SCAN = json.JSONDecoder(parse_int=_Integer).raw_decode
 _SKIP = json.JSONDecoder(parse_int=len).raw_decode
@@ -59,6 +73,64 @@ def read(document: bytes) -> Event:
     differ in which one they believe; so are more than `MAX_ATTRIBUTES`, at once, as every sender
     waits while one event is read.
     """
+    event = _read_fast(document)
+    return _read_carefully(document) if event is None else event
+
+
+def _read_fast(document: bytes) -> Event | None:
+    """The event, or None: only the other way knows whether there is one, and which."""
+    try:
+        members = split(document)
+        if members is None or len(members) > MAX_ATTRIBUTES:
+            return None
+        data = members.pop("data", None)
+        attributes = {}
+        escapes = b"\\" in document
+        for name, raw in members.items():
+            text = str(raw, "utf-8")
+            if text[0] == '"':
+                attributes[name] = text[1:-1] if not (escapes and "\\" in text) else _TEXT(text)
+            elif name not in CORE and is_integer_or_boolean(text):
+                attributes[name] = text
+            else:
+                return None
+    except (ValueError, RecursionError):
+        return None
+    source = None
+    if data is not None:
+        source = bytes(data)
+        media_type = attributes.setdefault("datacontenttype", "application/json")
+        if source[0] == QUOTE and not is_json(media_type):
+            return None
+    return Event(attributes, source) if is_valid_1_0(attributes) else None
+
+
+def is_integer_or_boolean(text: str | bytes) -> bool:
+    """Whether what is JSON already is an integer from 0 on, or a boolean: canonical as it is."""
+    return text.isdigit() or text in ("true", "false", b"true", b"false")
+
+
+def split(document: bytes) -> dict[str, msgspec.Raw] | None:
+    """The members of a JSON object, if it is written without whitespace between them, or with as
+    much as Python's own json writes; None: it isn't, or a member is given twice. ValueError: that
+    it is one is not certain."""
+    document.decode()  # the values were not looked at so closely
+    members = _split_deep(document)
+    document = document.strip(b" \t\n\r")
+    names = "".join(members)
+    # Each member has two quotes, a colon and a comma or brace, and there is one more brace.
+    if len(document) == len(names) + len(b"".join(members.values())) + 4 * len(members) + 1:
+        return members
+    pairs = (b'"%b": %b' % (name.encode(), value) for name, value in members.items())
+    return members if document == b"{%b}" % b", ".join(pairs) else None
+
+
+def _split_deep(document: bytes) -> dict[str, msgspec.Raw]:
+    """In a frame of its own: nothing that is nested deeper than the other way takes."""
+    return _SPLIT(document)
+
+
+def _read_carefully(document: bytes) -> Event:
     members: dict[str, tuple[object, str]] = {}
     try:
         for name, value, source in _members(document.decode()):
@@ -181,10 +253,16 @@ def _declares_base64(attributes: Attributes) -> bool:
 
 
 def _dump(members: Attributes) -> bytes:
-    return json.dumps(dict(members), ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODE(dict(members))
 
 
 def _is_json_text(data: bytes) -> bool:
+    try:
+        data.decode()
+        _IS_JSON(data)
+        return True
+    except (ValueError, RecursionError):
+        pass  # a lone surrogate is JSON, and not for msgspec
     try:
         _CHECK(data.decode())
     except (ValueError, RecursionError):
