@@ -9,12 +9,17 @@ Not here: sockets, status codes, and headers of the connection (host, content-le
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 from urllib.parse import quote, unquote_to_bytes
 
 from knafka.core import json_format
-from knafka.core.errors import InvalidEvent, UnsupportedContentMode
+from knafka.core.errors import (
+    BatchedContent,
+    InvalidBatch,
+    InvalidEvent,
+    UnsupportedContentMode,
+)
 from knafka.core.event import (
     CORE,
     MAX_ATTRIBUTES,
@@ -53,6 +58,11 @@ KiB of all. The rest is for what isn't the event's: Host, traceparent and the li
 MAX_HEAD_LINES: Final = 80
 """Apache and gunicorn take 100."""
 
+MAX_BATCH: Final = 1_000
+"""Events in one batch: a sender's requests become a thousandth, and others wait 20 ms at most."""
+MAX_TOLD: Final = 10
+"""Events of a batch whose problems are told; of all others only where they stand."""
+
 _PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
 """What stands for itself in a header value, written and read (CE-H5)."""
 _PLAIN_JSON: Final = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
@@ -83,7 +93,7 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
     """The record of the event in a request: always binary, whichever mode the request is in.
 
     An empty body in binary mode is no data: HTTP can't tell the two apart. Raises `InvalidEvent`
-    that names every problem, `UnsupportedContentMode` for a batch (CE-H11).
+    that names every problem, `BatchedContent` for a batch (CE-H11).
     """
     pairs = [(kept, value) for name, value in headers if (kept := _HEADER_NAMES[name])]
     found = dict(pairs)
@@ -112,6 +122,46 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         beside = [(name, raw.strip(b" \t")) for name, raw in found.items() if name[:2] != "ce"]
         return _structured(body, beside)
     return _read_carefully(headers, body)
+
+
+def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
+    """The records of the events in a batch, in their order (CE-H11); `headers` have been found to
+    be a batch's by `record_of`.
+
+    What travels beside an event travels beside each of them. Raises `InvalidBatch` that names the
+    position of every event that isn't valid, from 0 on, and `InvalidEvent` if there is no array.
+    """
+    documents = json_format.elements_of(body, MAX_BATCH)
+    if len(documents) > MAX_BATCH:
+        raise InvalidBatch(
+            f"a batch may have {MAX_BATCH} events: send it in several", too_many=True
+        )
+    beside: dict[str, bytes] = {}
+    for name, raw in headers:
+        kept = _HEADER_NAMES[name]
+        if kept and kept != CONTENT_TYPE and kept[:2] != "ce":
+            value = raw.strip(b" \t")
+            beside[kept] = beside[kept] + b", " + value if kept in beside else value
+    passed = list(beside.items())
+    records: list[Draft] = []
+    problems: dict[int, str] = {}
+    for position, document in enumerate(documents):
+        try:
+            records.append(_structured(document, passed))
+        except InvalidEvent as error:
+            problems[position] = str(error)
+    if problems:
+        raise InvalidBatch(_told(problems, len(documents)))
+    return records
+
+
+def _told(problems: Mapping[int, str], count: int) -> str:
+    """Where in a batch what is wrong: the first ones with their reasons, all with their places."""
+    shown = list(problems.items())[:MAX_TOLD]
+    text = "; ".join(f"[{position}]: {problem:.300}" for position, problem in shown)
+    if rest := [str(position) for position in problems][MAX_TOLD:]:
+        text += f"; and at {', '.join(rest)}"
+    return f"{len(problems)} of the batch's {count} events are not valid, none is stored: {text}"
 
 
 def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
@@ -288,7 +338,9 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
 
     mode = mode_of(content_type)
     if mode is Mode.BATCH:
-        raise UnsupportedContentMode("batches of events are not taken, send one at a time")
+        if content_type.partition(";")[0].strip().lower() == json_format.BATCH_MEDIA_TYPE:
+            raise BatchedContent("batches of events are not taken here, send one at a time")
+        raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     if mode is Mode.STRUCTURED:
         # The body is the whole event, whatever the headers repeat of it (CE-H8).
         return _structured(body, beside)

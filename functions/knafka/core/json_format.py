@@ -7,7 +7,7 @@ key order, big integers and NaN survive.
 Reading has two ways, as the HTTP binding has: a fast one in C that only ever says yes, to a
 document of which it is certain that the careful one takes it for the same event, and the careful
 one, which names every problem (docs/decisions/0036-structured-events.md).
-Not here: batches, other event formats, and any look inside the data.
+Not here: other event formats, and any look inside the data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NoReturn
 
 import msgspec
@@ -33,9 +33,10 @@ from knafka.core.event import (
 )
 
 MEDIA_TYPE: Final = "application/cloudevents+json"
+BATCH_MEDIA_TYPE: Final = "application/cloudevents-batch+json"
 
 _DATA = ("data", "data_base64")
-_PUNCTUATION = re.compile(r"[ \t\n\r]*([{}:,])[ \t\n\r]*").match
+_PUNCTUATION = re.compile(r"[ \t\n\r]*([][{}:,])[ \t\n\r]*").match
 
 
 class _Integer(str):
@@ -48,6 +49,7 @@ def _no_constant(name: str) -> NoReturn:
 
 _SPLIT = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 """The members of an object, values as their own bytes; of a member given twice the last one."""
+_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _TEXT = msgspec.json.Decoder(str).decode
 _IS_JSON = msgspec.json.Decoder(msgspec.Raw).decode
 _ENCODE = msgspec.json.Encoder().encode
@@ -163,6 +165,32 @@ def _read_carefully(document: bytes) -> Event:
     return Event(attributes, data)
 
 
+def elements_of(document: bytes, limit: int) -> list[bytes]:
+    """The elements of a JSON array, each as it is written, and what is left of it from the first
+    one beyond `limit` on as none. Raises `InvalidEvent`."""
+    try:
+        document.decode()  # the values were not looked at so closely
+        return [bytes(raw) for raw in _ELEMENTS(document)[: limit + 1]]
+    except (ValueError, RecursionError):
+        pass  # NaN and lone surrogates stand in data as well, and not for msgspec
+    try:
+        elements = []
+        for element in _elements(document.decode()):
+            elements.append(element.encode())
+            if len(elements) > limit:
+                break
+        return elements
+    except RecursionError:
+        raise InvalidEvent("the batch is nested too deep") from None
+    except ValueError as error:
+        raise InvalidEvent(f"the batch is no JSON array: {error}") from None
+
+
+def write_batch(events: Iterable[Event]) -> bytes:
+    """The events as one JSON array."""
+    return b"[%b]" % b",".join(map(write, events))
+
+
 def write(event: Event) -> bytes:
     """The event as one JSON document; JSON data are spliced in as they are, others as base64."""
     attributes, data = event.attributes, event.data
@@ -191,6 +219,20 @@ def _members(text: str) -> Iterator[tuple[str, object, str]]:
         value, at = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
         yield name, value, text[start:at]
         mark, at = _punctuation(text, at, ",}")
+    if at != len(text):
+        raise ValueError(f"something follows it at character {at}")
+
+
+def _elements(text: str) -> Iterator[str]:
+    """The elements of a JSON array, as they are written. Raises ValueError."""
+    mark, at = _punctuation(text, 0, "[")
+    if text.startswith("]", at):
+        mark, at = _punctuation(text, at, "]")
+    while mark != "]":
+        start = at
+        _, at = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
+        yield text[start:at]
+        mark, at = _punctuation(text, at, ",]")
     if at != len(text):
         raise ValueError(f"something follows it at character {at}")
 
