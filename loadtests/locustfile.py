@@ -57,6 +57,8 @@ def add_options(parser: Any) -> None:
     add("--keys", env_var="KEYS", type=int, default=10, help="keys (subjects) of each user")
     add("--structured", env_var="STRUCTURED", type=float, default=0.2,
         help="share of events sent in structured mode, 0 to 1")  # fmt: skip
+    add("--batch", env_var="BATCH", type=int, default=0,
+        help="events of one key in each request, as a batch (0: one, alone)")  # fmt: skip
     add("--each", env_var="EACH", type=float, default=0.0,
         help="events a second of each user (0: as fast as they are taken)")  # fmt: skip
     add("--settle", env_var="SETTLE", type=float, default=30.0,
@@ -73,6 +75,7 @@ class Sender(FastHttpUser):
         self._sizes = int(low), int(high or low)
         self._types = options.event_types.split(",")
         self._structured = options.structured
+        self._batch = options.batch
         self._pause = 1 / options.each if options.each else 0.0
         self._due = time.monotonic()
         self._host = {"host": options.broker_host} if options.broker_host else {}
@@ -86,13 +89,19 @@ class Sender(FastHttpUser):
 
     @task
     def send(self) -> None:
-        """One event, until it is taken; the time in between is part of no figure."""
+        """One event, or a batch, until it is taken; the time in between is part of no figure."""
         key = random.choice(self._keys)
         number = accepted[key]
-        mode, headers, body = self._event(key, number)
-        while not self._post(mode, headers, body):
+        request = self._several(key, number) if self._batch else self._event(key, number)
+        while not self._post(*request):
             time.sleep(PAUSE)
-        accepted[key] = number + 1
+        accepted[key] = number + max(1, self._batch)
+
+    def _several(self, key: str, number: int) -> tuple[str, Head, bytes]:
+        numbers = range(number, number + self._batch)
+        documents = [_document(*self._parts(key, each)) for each in numbers]
+        headers = {"content-type": "application/cloudevents-batch+json"}
+        return f"batch of {self._batch}", headers, b"[" + b",".join(documents) + b"]"
 
     def _post(self, mode: str, headers: Head, body: Any) -> bool:
         with self.client.post(
@@ -107,7 +116,8 @@ class Sender(FastHttpUser):
             answer.failure(f"status {answer.status_code}")
             return False
 
-    def _event(self, key: str, number: int) -> tuple[str, Head, bytes]:
+    def _parts(self, key: str, number: int) -> tuple[Head, bytes]:
+        """Attributes and data of an event."""
         size = random.randint(*self._sizes)
         data = b'{"msg":"' + b"x" * max(0, size - 10) + b'"}'
         attributes = {
@@ -118,12 +128,20 @@ class Sender(FastHttpUser):
             "subject": key,
             "sequence": str(number),
         }
+        return attributes, data
+
+    def _event(self, key: str, number: int) -> tuple[str, Head, bytes]:
+        attributes, data = self._parts(key, number)
         if random.random() >= self._structured:
             headers = {f"ce-{name}": value for name, value in attributes.items()}
             return "binary", {**headers, "content-type": "application/json"}, data
-        head = json.dumps({**attributes, "datacontenttype": "application/json"}).encode()
-        document = head[:-1] + b', "data": ' + data + b"}"
-        return "structured", {"content-type": "application/cloudevents+json"}, document
+        headers = {"content-type": "application/cloudevents+json"}
+        return "structured", headers, _document(attributes, data)
+
+
+def _document(attributes: Head, data: bytes) -> bytes:
+    head = json.dumps({**attributes, "datacontenttype": "application/json"}).encode()
+    return head[:-1] + b', "data": ' + data + b"}"
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from knafka.core.http_binding import MAX_BATCH
 from knafka_local import sending
 from knafka_local.installation import DEFAULT_DATA, Installation, State
 from knafka_local.options import FAILED, BrokerName, DataDir, add, ingress_of, usage
@@ -56,6 +57,9 @@ def send(
     in_order: Annotated[
         bool, typer.Option("--in-order", help="Wait for each answer before the next event.")
     ] = False,
+    batch: Annotated[
+        int, typer.Option(min=0, max=MAX_BATCH, help="So many in one request; 0: each alone.")
+    ] = 0,
     no_retry: Annotated[
         bool, typer.Option("--no-retry", help="Don't try again when nobody answers, or 503.")
     ] = False,
@@ -100,6 +104,7 @@ def send(
                 retry=not no_retry,
                 rate=rate,
                 connections=1 if in_order else sending.CONNECTIONS,
+                batch=batch,
             )
         )
     if sum(summary.statuses.values()) > 1:

@@ -6,12 +6,13 @@ Not here: hurrying a receiver that says 503. Its Retry-After is kept, and a 4xx 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Final
 
@@ -138,8 +139,10 @@ async def send(
     retry: bool = True,
     rate: float | None = None,
     connections: int = CONNECTIONS,
+    batch: int = 0,
 ) -> Summary:
-    """Post every event to `url`, at most `rate` a second; `show` is given each answer.
+    """Post every event to `url`, at most `rate` a second; `show` is given each answer. With a
+    `batch` so many go in one request, and have one answer (CE-H11).
 
     Raises `InvalidDocument` for a URL that can't be used, and `BadInput` from the events.
     """
@@ -148,17 +151,20 @@ async def send(
         raise InvalidDocument("", target.problem)
     subscriber = HttpSubscriber(limit=connections)
     summary = Summary()
-    source = enumerate(events)
+    source = _together(events, max(1, batch))
     loop = asyncio.get_running_loop()
     began = loop.time()
 
     async def work() -> None:
-        for number, event in source:  # all workers take from it, in turn
+        for number, together in source:  # all workers take from it, in turn
             if rate is not None:
                 await asyncio.sleep(began + number / rate - loop.time())
-            answer = await _post(subscriber, target, event, RETRIES if retry else 0)
-            summary.statuses[answer.status] += 1
-            show(answer)
+            request = _batch_of(together) if batch else _request_of(together[0])
+            retries = RETRIES if retry else 0
+            answer = await _post(subscriber, target, together[0], *request, retries)
+            for event in together:
+                summary.statuses[answer.status] += 1
+                show(replace(answer, event=event))
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -171,14 +177,33 @@ async def send(
     return summary
 
 
-async def _post(subscriber: Subscriber, target: Target, event: Event, retries: int) -> Answer:
-    head = head_of(event.attributes)
+def _together(events: Iterable[Event], size: int) -> Iterator[tuple[int, Sequence[Event]]]:
+    """Up to `size` events after each other, and how many were before them."""
+    source, number = iter(events), 0
+    while some := list(itertools.islice(source, size)):
+        yield number, some
+        number += len(some)
+
+
+def _request_of(event: Event) -> tuple[bytes, bytes]:
+    """Header lines and body."""
+    return head_of(event.attributes), event.data or b""
+
+
+def _batch_of(events: Sequence[Event]) -> tuple[bytes, bytes]:
+    head = f"content-type: {json_format.BATCH_MEDIA_TYPE}\r\n".encode()
+    return head, json_format.write_batch(events)
+
+
+async def _post(
+    subscriber: Subscriber, target: Target, event: Event, head: bytes, body: bytes, retries: int
+) -> Answer:
     backoff = FIRST_BACKOFF
     attempt = 1
     while True:
         wait = backoff
         try:
-            response = await subscriber.post(target, head, event.data or b"", TIMEOUT)
+            response = await subscriber.post(target, head, body, TIMEOUT)
         except DeliveryError as error:
             answer = Answer(event, None, str(error), attempt)
         else:

@@ -178,9 +178,12 @@ VALID: Sequence[Request] = (
 )  # fmt: skip
 
 UNSUPPORTED: Sequence[Request] = (
-    Request("a batch", 415, ((b"content-type", b"application/cloudevents-batch+json"),), b"[]"),
-    Request("a batch beside attributes", 415,
-            (*attributes(), (b"content-type", b"APPLICATION/cloudevents-batch+json; x=y")), b"[]"),
+    Request("a batch of another format", 415,
+            ((b"content-type", b"application/cloudevents-batch+avro"),), b"[]"),
+    Request("a batch that is no array", 400,
+            ((b"content-type", b"application/cloudevents-batch+json"),), b"{}"),
+    Request("a batch with an event that is not valid", 400,
+            ((b"content-type", b"application/cloudevents-batch+json"),), b"[{}]"),
     Request("an event format that is not read", 415,
             ((b"content-type", b"application/cloudevents+avro"),), b"\x00"),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from knafka.core import json_format
-from knafka.core.errors import InvalidEvent, UnsupportedContentMode
+from knafka.core.errors import BatchedContent, InvalidEvent, UnsupportedContentMode
 from knafka.core.event import Event
 from knafka.core.http_binding import (
     HttpHeaders,
@@ -245,12 +245,19 @@ def test_a_malformed_structured_request_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "content_type", [b"application/cloudevents-batch+json", b"APPLICATION/CLOUDEVENTS-BATCH"]
+    ("content_type", "is_json"),
+    [
+        (b"application/cloudevents-batch+json", True),
+        (b"APPLICATION/cloudevents-batch+JSON; charset=utf-8", True),
+        (b"APPLICATION/CLOUDEVENTS-BATCH", False),
+        (b"application/cloudevents-batch+avro", False),
+    ],
 )
-def test_a_batch_is_told_apart_from_one_event(content_type: bytes) -> None:
-    """CE-H1, CE-H11: answered with 415"""
-    with pytest.raises(UnsupportedContentMode):
+def test_a_batch_is_told_apart_from_one_event(content_type: bytes, is_json: bool) -> None:
+    """CE-H1, CE-H11: a batch in another format than JSON is answered with 415"""
+    with pytest.raises(UnsupportedContentMode) as caught:
         record_of([*REQUIRED, (b"content-type", content_type)], b"[]")
+    assert isinstance(caught.value, BatchedContent) == is_json
 
 
 def test_an_unknown_format_is_binary_beside_attributes_and_unsupported_without() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -148,3 +149,19 @@ async def test_a_broken_event_in_the_middle_ends_it_with_its_name() -> None:
 async def test_a_url_that_nothing_can_be_sent_to_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidDocument):
         await sent(url)
+
+
+async def test_a_batch_is_one_request_and_one_answer_for_each_of_its_events() -> None:
+    """CE-H11"""
+    answers: list[Answer] = []
+    events = [sample({"id": "{n}"}, b'{"n": {n}}', number) for number in range(1, 8)]
+    async with answering(OK, BUSY, OK) as (url, requests):
+        summary = await send(events, url, answers.append, connections=1, batch=3)
+    assert [each.partition(b"\r\n\r\n")[2].count(b'"specversion"') for each in requests] == [
+        3, 3, 3, 1
+    ]  # fmt: skip
+    assert all(b"content-type: application/cloudevents-batch+json" in each for each in requests)
+    assert json.loads(requests[0].partition(b"\r\n\r\n")[2])[2]["data"] == {"n": 3}
+    assert [each.event.attributes["id"] for each in answers] == [str(n) for n in range(1, 8)]
+    assert summary.all_accepted
+    assert sum(summary.statuses.values()) == 7

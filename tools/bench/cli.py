@@ -45,6 +45,7 @@ CASES: Final[dict[str, Case]] = {
     "e2e": through.e2e_case,
     "growth": growth.growth_case,
     "sharing": sharing.sharing_case,
+    "filters": sharing.filters_case,
     "isolation": isolation.isolation_case,
     "hostile": hostile.hostile_case,
     "subscriptions": isolation.subscriptions_case,
@@ -59,6 +60,7 @@ UNUSUAL: Final = (
     "soak",
     "latency",
     "sharing",
+    "filters",
     "isolation",
     "hostile",
     "subscriptions",
@@ -118,7 +120,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--before", type=Path, metavar="FOLDER",
         help="a checkout of another state, which the cases receiver, dispatcher, latency, "
-        "hostile and beside measure beside ours",
+        "filters, hostile and beside measure beside ours",
     )  # fmt: skip
     parser.add_argument("--write-docs", action="store_true", help="put results into docs/")
     return parser.parse_args()

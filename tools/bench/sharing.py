@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from bench.dispatching import KEYS, PARTITIONS, wait
 from bench.growth import JOINING
-from bench.results import OURS, Results
-from bench.targets import External, Running, dispatcher, shard
+from bench.results import BEFORE, OURS, Results
+from bench.targets import External, Neighbour, Running, dispatcher, neighbours, shard
 from bench.usage import cpu_seconds, resident_mb
 from bench.world import World
 
@@ -19,6 +19,8 @@ OWN: Final = "own"
 TOGETHER: Final = "shared, one read"
 HOWS: Final = (OWN, TOGETHER)
 NONE_WANT: Final = [{"exact": {"type": "com.example.nobody"}}]
+WANTED_BY: Final = 4
+"""Triggers that each event is for, where they have exact filters."""
 STEP: Final = 5.0
 """Seconds for which idle Triggers are measured."""
 SETTLING: Final = 3.0
@@ -42,6 +44,51 @@ async def sharing_case(world: World, results: Results, externals: Sequence[Exter
         ratio = results.to_other(many, alone, "cpu_us")
         results.at_most("CPU a delivery of 50 that share, × one alone", ratio, 0.6)
         results.at_most("their memory, MB", results.middle(many, "rss_mb"), 400)
+
+
+async def filters_case(world: World, results: Results, externals: Sequence[External]) -> None:
+    """Triggers with exact filters that share a dispatcher: each event is for four of them."""
+    few, many = (8, 40) if world.options.quick else (50, 1_000)
+    events = int(world.sized(40_000, 4_000))
+    names = [OURS, BEFORE] if world.options.before else [OURS]
+    for _ in range(world.options.runs):
+        for triggers in (few, many):
+            for name in names:
+                measured = await _filtered(world, name, events, triggers)
+                results.add(f"{triggers} Triggers, each event for four", name, **measured)
+    ratio = results.to_other(
+        f"{many} Triggers, each event for four", f"{few} Triggers, each event for four", "cpu_us"
+    )
+    results.at_most(f"CPU a delivery of {many}, × that of {few}", ratio, 1.3)
+
+
+async def _filtered(world: World, name: str, events: int, triggers: int) -> dict[str, Any]:
+    """CPU a delivery of a backlog, and what is paid while nothing comes."""
+    types = triggers // WANTED_BY
+    every = [
+        Neighbour(
+            f"/trigger-{number}",
+            {"filters": [{"exact": {"type": f"com.example.bench.{number % types}"}}]},
+            behind=True,
+        )
+        for number in range(types * WANTED_BY)
+    ]
+    flags = {"partitions": PARTITIONS, "keys": KEYS, "types": types}
+    joining = PARTITIONS * types
+    await world.reset_sink(KEYS)
+    async with (
+        world.topic(PARTITIONS) as topic,
+        neighbours(world, topic, every, name=name) as target,
+    ):
+        await world.fill(topic, joining, **flags)
+        await wait(world, target, joining * WANTED_BY)
+        await world.fill(topic, events, first_id=joining, **flags)
+        found: dict[str, Any] = await wait(world, target, (joining + events) * WANTED_BY)
+        await asyncio.sleep(SETTLING)
+        before = cpu_seconds(target.pids)
+        await asyncio.sleep(STEP)
+        found["idle_ms_per_s"] = (cpu_seconds(target.pids) - before) / STEP * 1000
+    return found
 
 
 async def deliver_together(

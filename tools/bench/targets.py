@@ -185,7 +185,7 @@ async def shard(world: World, topic: str, triggers: int, **more: Any) -> AsyncIt
 
 @asynccontextmanager
 async def neighbours(
-    world: World, topic: str, triggers: Sequence[Neighbour]
+    world: World, topic: str, triggers: Sequence[Neighbour], *, name: str = OURS
 ) -> AsyncIterator[Running]:
     """One dispatcher with these, all in their drains."""
     port, group = free_port(), f"shard-{uuid.uuid4().hex[:8]}"
@@ -200,12 +200,13 @@ async def neighbours(
             "kafka": {"bootstrapServers": world.bootstrap},
         }  # fmt: skip
         environment = {
-            "HOST": HOST, "PORT": str(port), SHARD: json.dumps(whole), DRAIN_AT_START: "true"
+            "HOST": HOST, "PORT": str(port), SHARD: json.dumps(whole), DRAIN_AT_START: "true",
+            **_source(world, name),
         }  # fmt: skip
         process_of = world.process(PYTHON, "-m", "knafka.dispatcher", environment=environment)
         async with process_of as process:
             await listens(f"{HOST}:{port}")
-            yield Running(OURS, [process.pid])
+            yield Running(name, [process.pid])
 
 
 def _write_contract(world: World, topic: str, shard: str, egresses: Sequence[Any]) -> None:

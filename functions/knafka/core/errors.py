@@ -2,7 +2,9 @@
 
     KnafkaError
     ├── InvalidEvent        the bytes are no valid CloudEvent; the sender must change them
-    │   └── UnsupportedContentMode  a batch, or an event format that is not read here
+    │   ├── InvalidBatch            some events of a batch are not valid
+    │   └── UnsupportedContentMode  an event format that is not read here
+    │       └── BatchedContent      a batch, where one event was asked for
     ├── InvalidDocument     a declared document breaks a rule; it carries the path
     │   └── InvalidExpression   a CESQL expression that does not parse or check
     ├── LogError            the log failed; `retriable` says whether to try again
@@ -23,8 +25,23 @@ class InvalidEvent(KnafkaError):
     """The input is not a valid CloudEvent (CE-H12, KN-DP-09: answered with 400)."""
 
 
+class InvalidBatch(InvalidEvent):
+    """A batch of which some events are not valid; it names the position of each (CE-H11).
+
+    `too_many`: it has more events than a batch may have (answered with 413).
+    """
+
+    def __init__(self, problem: str, *, too_many: bool = False) -> None:
+        super().__init__(problem)
+        self.too_many = too_many
+
+
 class UnsupportedContentMode(InvalidEvent):
-    """A batch or an event format other than JSON (CE-H2, CE-H11: answered with 415)."""
+    """An event format other than JSON, or a batch of it (CE-H2, CE-H11: answered with 415)."""
+
+
+class BatchedContent(UnsupportedContentMode):
+    """A batch of events in JSON where one was asked for; a Broker takes it apart (CE-H11)."""
 
 
 class InvalidDocument(KnafkaError):

@@ -110,6 +110,32 @@ def too_many() -> InvalidEvent:
     )
 
 
+def is_valid_1_0(attributes: Attributes) -> bool:
+    """Whether these are a valid event's of version 1.0 for certain: then `problems_of` has none."""
+    get = attributes.get
+    names = "".join(attributes)
+    source, time, schema = get("source"), get("time"), get("dataschema")
+    media_type = get("datacontenttype")
+    return bool(
+        get("specversion") == "1.0"
+        and get("id")
+        and get("type")
+        and source
+        and get("subject") != ""
+        and names.isascii()
+        and names.isalnum()
+        and names.islower()
+        and "" not in attributes
+        and "data" not in attributes
+        and "data_base64" not in attributes
+        and is_legal("".join(attributes.values()))
+        and is_uri_reference(source)
+        and (time is None or is_timestamp(time))
+        and (schema is None or is_uri(schema))
+        and (media_type is None or _MEDIA_TYPE(media_type))
+    )
+
+
 def refusal(problems: Sequence[str]) -> InvalidEvent:
     """One error for all problems; a hostile event has too many to name each."""
     more = f"; and {len(problems) - 16} more" if len(problems) > 16 else ""

@@ -9,13 +9,19 @@ Not here: sockets, status codes, and headers of the connection (host, content-le
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 from urllib.parse import quote, unquote_to_bytes
 
 from knafka.core import json_format
-from knafka.core.errors import InvalidEvent, UnsupportedContentMode
+from knafka.core.errors import (
+    BatchedContent,
+    InvalidBatch,
+    InvalidEvent,
+    UnsupportedContentMode,
+)
 from knafka.core.event import (
+    CORE,
     MAX_ATTRIBUTES,
     URIS,
     Attributes,
@@ -35,6 +41,7 @@ from knafka.core.kafka_binding import (
     Draft,
     Envelope,
     Mode,
+    RecordHeaders,
     fits_binary,
     mode_of,
     passes,
@@ -51,8 +58,15 @@ KiB of all. The rest is for what isn't the event's: Host, traceparent and the li
 MAX_HEAD_LINES: Final = 80
 """Apache and gunicorn take 100."""
 
+MAX_BATCH: Final = 1_000
+"""Events in one batch: a sender's requests become a thousandth, and others wait 20 ms at most."""
+MAX_TOLD: Final = 10
+"""Events of a batch whose problems are told; of all others only where they stand."""
+
 _PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
 """What stands for itself in a header value, written and read (CE-H5)."""
+_PLAIN_JSON: Final = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
+"""What stands for itself in a JSON string, and is legal in every attribute."""
 _PLAIN_TEXT = _PLAIN.decode()
 
 _PLAIN_CODINGS: Final = {
@@ -70,6 +84,7 @@ _NOT_AN_ATTRIBUTE = "ce-"
 _ORDINARY_CONTENT_TYPE = BoundedCache[bytes, object](
     re.compile(rb"(?!application/cloudevents)[!-~](?:[ -~]*[!-~])?", re.IGNORECASE).fullmatch
 )
+_MODES = BoundedCache[bytes, Mode](lambda value: mode_of(value.decode("latin-1")))
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
 _QUOTED_PAIR = re.compile(rb"\\(.)", re.DOTALL)
 
@@ -78,7 +93,7 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
     """The record of the event in a request: always binary, whichever mode the request is in.
 
     An empty body in binary mode is no data: HTTP can't tell the two apart. Raises `InvalidEvent`
-    that names every problem, `UnsupportedContentMode` for a batch (CE-H11).
+    that names every problem, `BatchedContent` for a batch (CE-H11).
     """
     pairs = [(kept, value) for name, value in headers if (kept := _HEADER_NAMES[name])]
     found = dict(pairs)
@@ -103,7 +118,50 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
     ):
         key = found.get("ce_partitionkey") or subject
         return Draft(key, pairs, body or None)
+    if is_single and content_type and _MODES[content_type] is Mode.STRUCTURED:
+        beside = [(name, raw.strip(b" \t")) for name, raw in found.items() if name[:2] != "ce"]
+        return _structured(body, beside)
     return _read_carefully(headers, body)
+
+
+def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
+    """The records of the events in a batch, in their order (CE-H11); `headers` have been found to
+    be a batch's by `record_of`.
+
+    What travels beside an event travels beside each of them. Raises `InvalidBatch` that names the
+    position of every event that isn't valid, from 0 on, and `InvalidEvent` if there is no array.
+    """
+    documents = json_format.elements_of(body, MAX_BATCH)
+    if len(documents) > MAX_BATCH:
+        raise InvalidBatch(
+            f"a batch may have {MAX_BATCH} events: send it in several", too_many=True
+        )
+    beside: dict[str, bytes] = {}
+    for name, raw in headers:
+        kept = _HEADER_NAMES[name]
+        if kept and kept != CONTENT_TYPE and kept[:2] != "ce":
+            value = raw.strip(b" \t")
+            beside[kept] = beside[kept] + b", " + value if kept in beside else value
+    passed = list(beside.items())
+    records: list[Draft] = []
+    problems: dict[int, str] = {}
+    for position, document in enumerate(documents):
+        try:
+            records.append(_structured(document, passed))
+        except InvalidEvent as error:
+            problems[position] = str(error)
+    if problems:
+        raise InvalidBatch(_told(problems, len(documents)))
+    return records
+
+
+def _told(problems: Mapping[int, str], count: int) -> str:
+    """Where in a batch what is wrong: the first ones with their reasons, all with their places."""
+    shown = list(problems.items())[:MAX_TOLD]
+    text = "; ".join(f"[{position}]: {problem:.300}" for position, problem in shown)
+    if rest := [str(position) for position in problems][MAX_TOLD:]:
+        text += f"; and at {', '.join(rest)}"
+    return f"{len(problems)} of the batch's {count} events are not valid, none is stored: {text}"
 
 
 def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
@@ -280,14 +338,12 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
 
     mode = mode_of(content_type)
     if mode is Mode.BATCH:
-        raise UnsupportedContentMode("batches of events are not taken, send one at a time")
+        if content_type.partition(";")[0].strip().lower() == json_format.BATCH_MEDIA_TYPE:
+            raise BatchedContent("batches of events are not taken here, send one at a time")
+        raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     if mode is Mode.STRUCTURED:
         # The body is the whole event, whatever the headers repeat of it (CE-H8).
-        event = json_format.read(body)
-        draft = to_record(event, beside)
-        if _is_large(event.attributes):
-            draft.headers.append((MODE, b"structured"))
-        return draft
+        return _structured(body, beside)
     if mode is Mode.UNREADABLE and not attributes and not problems:
         raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     if content_type:
@@ -297,6 +353,69 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
     if problems := problems + problems_of(attributes):
         raise refusal(problems)
     return to_record(Event(attributes, body or None), beside)
+
+
+def _structured(body: bytes, beside: RecordHeaders) -> Draft:
+    return _structured_fast(body, beside) or _structured_carefully(body, beside)
+
+
+def _structured_fast(body: bytes, beside: RecordHeaders) -> Draft | None:
+    """The record, for an event whose values stand for themselves; None: only the other way knows.
+
+    It goes from the document's bytes to header bytes, without an event between.
+    """
+    try:
+        members = json_format.split(body)
+    except (ValueError, RecursionError):
+        return None
+    if members is None or len(members) > MAX_HEAD_LINES:
+        return None
+    data = members.pop("data", None)
+    found: dict[str, bytes] = {}
+    for name, member in members.items():
+        value = bytes(member)
+        if not (header := _MEMBER_NAMES[name]):
+            return None
+        if value[0] == json_format.QUOTE:
+            found[header] = value[1:-1]
+        elif name not in CORE and json_format.is_integer_or_boolean(value):
+            found[header] = value
+        else:
+            return None
+    content_type, time = found.get(CONTENT_TYPE), found.get("ce_time")
+    source, subject = found.get("ce_source"), found.get("ce_subject")
+    values = b"".join(found.values())
+    if not (
+        found.get("ce_specversion") == b"1.0"
+        and found.get("ce_id")
+        and found.get("ce_type")
+        and source
+        and not values.translate(None, _PLAIN_JSON)
+        and 12 * (len(values) + len("".join(found))) <= MAX_HEAD_BYTES
+        and (content_type is None or _ORDINARY_CONTENT_TYPE[content_type])
+        and is_uri_reference(source.decode())
+        and (time is None or is_timestamp(time.decode()))
+        and subject != b""
+        and "ce_dataschema" not in found
+    ):
+        return None
+    key, headers = found.get("ce_partitionkey") or subject, list(found.items())
+    if data is None:
+        return Draft(key, headers + beside, None)
+    text = bytes(data)
+    if content_type is None:
+        headers.append((CONTENT_TYPE, b"application/json"))
+    elif text[0] == json_format.QUOTE and not json_format.is_json(content_type.decode()):
+        return None
+    return Draft(key, headers + beside, text)
+
+
+def _structured_carefully(body: bytes, beside: RecordHeaders) -> Draft:
+    event = json_format.read(body)
+    draft = to_record(event, beside)
+    if _is_large(event.attributes):
+        draft.headers.append((MODE, b"structured"))
+    return draft
 
 
 def _is_large(attributes: Attributes) -> bool:
@@ -323,3 +442,13 @@ def _record_header_of(name: bytes) -> str:
 
 
 _HEADER_NAMES = BoundedCache[bytes, str](_record_header_of)
+
+
+def _member_header_of(name: str) -> str:
+    """The record header of a member, or "" if only the careful way knows."""
+    if name == "datacontenttype":
+        return CONTENT_TYPE
+    return f"ce_{name}" if is_attribute_name(name) else ""
+
+
+_MEMBER_NAMES = BoundedCache[str, str](_member_header_of)

@@ -21,14 +21,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 from zlib import crc32
 
 from knafka.core.contract import Egress, Order
 from knafka.core.drain import DrainProgress, Ended
 from knafka.core.errors import LogError
+from knafka.core.filter_index import Selection, select
 from knafka.core.filters import compile_trigger
-from knafka.core.kafka_binding import RecordHeaders
+from knafka.core.kafka_binding import Envelope, RecordHeaders
 from knafka.core.progress import decode, policy_of
 from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts, Reported
@@ -36,6 +37,8 @@ from knafka.dispatcher.lanes import lane_of
 from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.parsing import OwnParser, Parser, headers_of
 from knafka.dispatcher.pending import Partition, PendingEvent
+from knafka.dispatcher.reserve import Reserve
+from knafka.dispatcher.selecting import SelectedRecord, SharedReader
 from knafka.dispatcher.sender import Sender
 from knafka.dispatcher.tracing import EgressTracing
 from knafka.dispatcher.workers import Workers
@@ -59,6 +62,8 @@ READ_TIMEOUT: Final = 0.25
 READ_TIMEOUT_WITHOUT_WORK: Final = 1.0
 """The same while no record is held, so that a stop has nothing to finish: more returns were a
 quarter of what a waiting dispatcher cost (docs/decisions/0010)."""
+READ_TIMEOUT_OF_SHARED: Final = 30.0
+"""The same of a reader that gives what comes without waking us, and that a stop interrupts."""
 COMMIT_INTERVAL: Final = 1.0
 """Seconds between commits: what a killed dispatcher delivers again is about this much."""
 MAX_UNSETTLED: Final = 10_000
@@ -113,15 +118,22 @@ class Drain:
         self._open_reader = open_reader
         self._max_held_bytes = held_bytes
         self._held_in_order = READ_LIMIT if pace is None else NEIGHBOURS_LIMIT
-        self._passes = compile_trigger(egress.filter, egress.filters, self.counts.filter_failed)
+        filter_failed = self.counts.filter_failed
+        self._passes = compile_trigger(egress.filter, egress.filters, filter_failed)
+        self.selection: Selection | None = select(egress.filter, egress.filters, filter_failed)
+        self._shared: SharedReader | None = None
+        """Its reader, if that is one of many that read together."""
+        self._stirred = asyncio.Event()
+        """Something was read that is for it."""
         self._lane_of = lane_of(egress.order)
         self._parser, self._tracing = parser or OwnParser(), tracing
         self._sender = Sender(
             egress, subscriber, writer, self.counts, self.congestion, now, topics, self._parser
         )
         self._workers = Workers(
-            self._sender, self._settle, self.congestion, egress.max_in_flight, now, pace
-        )
+            self._sender, self._settle, self.congestion, egress.max_in_flight, now, pace,
+            Reserve(self.counts.attempts),
+        )  # fmt: skip
         self._workers.on_crash = self.stop
         self._settled_while_paused: Callable[[], None] = lambda: None
         """Called after something of a paused partition is settled."""
@@ -145,6 +157,8 @@ class Drain:
         self._stop_at = min(self._stop_at, self._loop.time() + timeout)
         self._stopping = True
         self._workers.stop()
+        if self._shared is not None:
+            self._shared.interrupt()
 
     @property
     def is_stopping(self) -> bool:
@@ -156,6 +170,7 @@ class Drain:
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
         """The counts since the last request has ended."""
+        self.catch_up()
         return DrainProgress(
             **self.counts.since(self._reported),
             unsettled=self._held(),
@@ -168,12 +183,15 @@ class Drain:
 
     def request_ended(self) -> None:
         """Later progress counts from here."""
+        self.catch_up()
         self._reported = self.counts.reported()
 
     async def run(self) -> DrainProgress:
         """Drain; returns the last progress. A `LogError` ends it as failed, and is not raised."""
         self._active_at = self._loop.time()
         reader = self._open_reader(self)
+        if isinstance(reader, SharedReader):
+            self._shared = reader
         if reader.pause_is_free:
             self._settled_while_paused = partial(self._resume, reader)
         committing = asyncio.create_task(self._commit_regularly(reader))
@@ -205,7 +223,10 @@ class Drain:
             if (until_idle := self.until_idle(idle)) <= 0:
                 return Ended.IDLE
             timeout = READ_TIMEOUT
-            if self._partitions and not self._held():
+            if self._shared is not None:
+                if not any(each.paused for each in self._partitions.values()):
+                    timeout = min(max(until_idle, READ_TIMEOUT), READ_TIMEOUT_OF_SHARED)
+            elif self._partitions and not self._held():
                 timeout = min(max(until_idle, READ_TIMEOUT), READ_TIMEOUT_WITHOUT_WORK)
             await self._read(reader, timeout)
         return Ended.STOPPED
@@ -250,6 +271,7 @@ class Drain:
 
     def until_idle(self, idle: float) -> float:
         """Seconds until it has had nothing to do for so many, if nothing comes."""
+        self.catch_up()
         now = self._loop.time()
         if self._held() > 0 or not self._workers.may_begin:
             self._active_at = now
@@ -261,11 +283,46 @@ class Drain:
             if partition := self._partitions.get(number):
                 partition.tracker.reach(end)
 
+    # What a shared reader gives
+
+    def catch_up(self) -> None:
+        """Count what its reader has passed over until now, and move the offsets."""
+        if self._shared is not None:
+            self._shared.catch_up()
+
+    def wants_trace(self, envelope: Envelope) -> bool:
+        return self._tracing is not None and self._tracing.wants(envelope)
+
+    def may_select(self, number: int) -> bool:
+        partition = self._partitions.get(number)
+        return (
+            partition is not None
+            and not partition.tracker.has_settled_ahead
+            and not partition.restored
+        )
+
+    def selected_from(self, number: int, offset: float) -> None:
+        if (partition := self._partitions.get(number)) is not None:
+            partition.matching_from = offset
+
+    def passed_over(self, number: int, count: int, behind: int) -> None:
+        if (partition := self._partitions.get(number)) is not None:
+            partition.tracker.reach(behind)
+            if count:
+                self.counts.events.read += count
+                self.counts.events.filtered += count
+                self._active_at = self._loop.time()
+
+    def take(self, records: Sequence[Record]) -> None:
+        self._active_at = self._loop.time()
+        self._take(records)
+
     # What was read
 
     def _take(self, records: Sequence[Record]) -> None:
         passes, counts, tracing = self._passes, self.counts.events, self._tracing
         envelope_of = self._parser.envelope
+        self._stirred.set()
         for record in records:
             partition = self._partitions.get(record.partition())
             if partition is None:
@@ -275,13 +332,16 @@ class Drain:
                 tracker.skip(offset)
                 continue
             counts.read += 1
+            matches = (
+                offset >= partition.matching_from and not cast(SelectedRecord, record).is_for_all
+            )
             event: PendingEvent | None = None
             headers: RecordHeaders | None = None
             try:
                 headers = headers_of(record)
                 envelope = envelope_of(record, headers)
-                trace = None if tracing is None else tracing.begin(envelope)
-                if passes(envelope.attributes):
+                trace = None if tracing is None or matches else tracing.begin(envelope)
+                if matches or passes(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                     self._sender.encode(event, envelope)
                 if trace is not None:
@@ -383,8 +443,11 @@ class Drain:
 
     async def _commit_regularly(self, reader: LogReader) -> None:
         # Neighbours that begin together don't commit at once: each has a moment by its group.
-        await asyncio.sleep(COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32)
+        moment = COMMIT_INTERVAL * crc32(self._egress.group.encode()) / 2**32
+        await asyncio.sleep(moment)
+        moment = self._loop.time()
         while True:
+            self.catch_up()
             commits = {}
             for partition in self._partitions.values():
                 commit = partition.to_commit(self._policy)
@@ -394,7 +457,20 @@ class Drain:
             if commits:
                 self.counts.commits += 1
                 reader.commit(commits)
-            await asyncio.sleep(COMMIT_INTERVAL)
+            if self._shared is None or self._held():
+                await asyncio.sleep(COMMIT_INTERVAL)
+            else:
+                await self._wait_to_commit(self._shared.commit_interval, moment)
+
+    async def _wait_to_commit(self, interval: float, moment: float) -> None:
+        """`COMMIT_INTERVAL`, or up to `interval` while nothing comes that is for us; of its
+        neighbours' each commits at its own `moment` of the second."""
+        self._stirred.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(interval):
+                await self._stirred.wait()
+                left = (moment - self._loop.time()) % COMMIT_INTERVAL
+                await asyncio.sleep(left or COMMIT_INTERVAL)
 
     def assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
         self._active_at = self._loop.time()

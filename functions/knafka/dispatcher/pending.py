@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from asyncio import TimerHandle
+from math import inf
 from typing import TYPE_CHECKING
 
 from knafka.core.dead_letter import LOGGED_ATTEMPTS, Attempt
@@ -41,6 +42,7 @@ class Partition:
         "held_bytes",
         "in_flight",
         "lanes",
+        "matching_from",
         "number",
         "open",
         "paused",
@@ -74,6 +76,8 @@ class Partition:
         self.open = True
         """Whether attempts may begin; a partition that is going away is closed first."""
         self.paused = False
+        self.matching_from: float = inf
+        """The offset from which on its reader gives only what matches (`selecting`)."""
         self._all_told = True
 
     @property

@@ -57,7 +57,10 @@ class Served:
 
     def totals(self) -> DrainCounts:
         """What became of the events of all drains."""
-        return self._before if self._drain is None else self._before + self._drain.counts
+        if self._drain is None:
+            return self._before
+        self._drain.catch_up()
+        return self._before + self._drain.counts
 
 
 def metrics_of(served: Sequence[Served], now: float) -> Iterator[Metric]:

@@ -51,14 +51,24 @@ class EgressTracing:
         self.tracer = tracer
         self.destination = f"{egress.kind.lower()}:{egress.trigger}.{egress.namespace}"
 
+    def wants(self, envelope: Envelope) -> bool:
+        """Whether it is sampled."""
+        return self._sampled(envelope) is not None
+
     def begin(self, envelope: Envelope) -> DeliveryTrace | None:
         """Its trace, and the span of its filter; None: it isn't sampled."""
+        if (sampled := self._sampled(envelope)) is None:
+            return None
+        return DeliveryTrace(self, *sampled, envelope.attributes.get("id", ""))
+
+    def _sampled(self, envelope: Envelope) -> tuple[SpanContext, bytes] | None:
+        """The context that it was given, decoded and as it is."""
         for name, value in envelope.passed:
             if name == TRACEPARENT:
                 parent = decode(value)
                 if parent is None or not self.tracer.samples(parent):
                     return None
-                return DeliveryTrace(self, parent, value, envelope.attributes.get("id", ""))
+                return parent, value
         return None
 
 

@@ -23,6 +23,7 @@ from knafka.dispatcher.congestion import PROBES, CongestionControl
 from knafka.dispatcher.pace import Pace
 from knafka.dispatcher.pending import Partition, PendingEvent
 from knafka.dispatcher.rate import AttemptRate
+from knafka.dispatcher.reserve import SHARE, Reserve
 from knafka.dispatcher.sender import Sender
 
 READY_ENOUGH: Final = 500
@@ -44,6 +45,7 @@ class Workers:
         limit: int,
         now: Callable[[], float],
         pace: Pace | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         self.crash: BaseException | None = None
         """What ended a worker: a bug of ours, as what an attempt raises is caught."""
@@ -64,8 +66,9 @@ class Workers:
         self._probes_due: deque[PendingEvent] = deque()
         self._elsewhere: deque[PendingEvent] = deque()
         """Due, and not bound for the subscriber: dead letters, and replies that were not taken."""
-        self._under_way: set[PendingEvent] = set()
-        """Events that have an attempt at the subscriber."""
+        self._under_way: dict[PendingEvent, None] = {}
+        """Events that have an attempt at the subscriber, in the order in which they began."""
+        self._reserve = reserve
         self._stopping = False
         self._capacity: asyncio.Future[None] | None = None
         self._idle: list[asyncio.Future[None]] = []
@@ -191,7 +194,7 @@ class Workers:
                 continue
             partition.in_flight += 1
             if event.stage is SUBSCRIBER:
-                under_way.add(event)
+                under_way[event] = None
                 if congestion.rate is not None and event.reply is None:
                     congestion.rate.begin(self._loop.time())
                     self._wait_for_rate(congestion.rate)
@@ -201,7 +204,7 @@ class Workers:
                 decision = self._sender.give_up(event, error)
             finally:
                 partition.in_flight -= 1
-                under_way.discard(event)
+                under_way.pop(event, None)
             if isinstance(decision, Done) and not partition.retrying:
                 self._settle(event)
             else:
@@ -245,9 +248,10 @@ class Workers:
             return None
         if congestion.is_open:
             return self._next_probe()
-        if len(self._under_way) >= congestion.limit or (
-            congestion.paused_until and self._is_paused()
-        ):
+        under_way, limit = len(self._under_way), congestion.limit
+        if under_way >= limit or (congestion.paused_until and self._is_paused()):
+            return None
+        if under_way * SHARE >= limit * (SHARE - 1) and ready and self._is_reserved(limit):
             return None
         while ready:
             event = ready.popleft()
@@ -258,6 +262,19 @@ class Workers:
                 return event
             partition.held_back.append(event)
         return None
+
+    def _is_reserved(self, limit: int) -> bool:
+        """Whether the places that are left have to last: slow attempts hold most of them."""
+        if self._reserve is None:
+            return False
+        now = self._now()
+        if self._reserve.is_free(next(iter(self._under_way)).last_attempt, now):
+            return False
+        began = (each.last_attempt for each in self._under_way)
+        pause = self._reserve.pause(began, limit, now)
+        if pause:
+            self._wake_later(self._loop.time() + max(pause, SHORTEST_TIMER))
+        return pause > 0
 
     def _wait_for_rate(self, rate: AttemptRate) -> None:
         """Have another attempt begin once it may."""

@@ -102,8 +102,18 @@ def invalid(problem: str) -> Answer:
     return Answer(HTTPStatus.BAD_REQUEST, problem[:2000])
 
 
+def invalid_batch(problem: str) -> Answer:
+    """400 with the position of each event that is wrong, of as many as a batch has."""
+    return Answer(HTTPStatus.BAD_REQUEST, problem[:10_000])
+
+
+def too_many(problem: str) -> Answer:
+    """413 for a batch with too many events."""
+    return Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem)
+
+
 def unsupported(problem: str) -> Answer:
-    """415 with the reason: a batch, or an event format that is not read."""
+    """415 with the reason: an event format that is not read."""
     return Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, problem[:2000])
 
 

@@ -23,8 +23,15 @@ from typing import Final, TypeAlias
 from knafka import serving
 from knafka.contract_topic import Contract
 from knafka.core.contract import Ingress
-from knafka.core.errors import InvalidEvent, LogError, LogFull, UnsupportedContentMode
-from knafka.core.http_binding import record_of
+from knafka.core.errors import (
+    BatchedContent,
+    InvalidBatch,
+    InvalidEvent,
+    LogError,
+    LogFull,
+    UnsupportedContentMode,
+)
+from knafka.core.http_binding import record_of, records_of_batch
 from knafka.observability import (
     CONTENT_TYPE,
     Histogram,
@@ -38,6 +45,7 @@ from knafka.ports.log import LogWriter, Reported, failure_of
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders, address_of_host, is_host
 from knafka.receiver.answers import Answer
+from knafka.receiver.batches import Batch
 from knafka.receiver.tracing import IngestTracing
 
 log = logging.getLogger(__name__)
@@ -101,9 +109,9 @@ class BrokerRoute:
         """From a request that is whole to its answer, of events that Kafka was given."""
         self.too_large = answers.too_large(ingress.max_event_bytes)
 
-    def respond(self, answer: Answer, respond: Respond) -> None:
-        """Give `answer` to `respond`, and count it."""
-        self.answered[answer.status] += 1
+    def respond(self, answer: Answer, respond: Respond, events: int = 1) -> None:
+        """Give `answer` to `respond`, and count it for so many events."""
+        self.answered[answer.status] += events
         respond(answer)
 
 
@@ -231,12 +239,54 @@ class IngestHandler:
             else:
                 route.writer.append(route.topic, key, value, kept, reported)
                 self._waiting_bytes += held
+        except BatchedContent:
+            self._receive_batch(route, headers, body, respond)
         except UnsupportedContentMode as error:
             route.respond(answers.unsupported(str(error)), respond)
         except InvalidEvent as error:
             route.respond(answers.invalid(str(error)), respond)
         except LogError as error:
             route.respond(_refusal(route, error), respond)
+
+    def _receive_batch(
+        self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond
+    ) -> None:
+        """`receive` for a batch (CE-H11): all of it is checked before any of it is stored, and the
+        answer comes when Kafka has answered for each of its events."""
+        try:
+            records = records_of_batch(headers, body)
+        except InvalidBatch as error:
+            told = answers.too_many if error.too_many else answers.invalid_batch
+            route.respond(told(str(error)), respond)
+            return
+        except InvalidEvent as error:
+            route.respond(answers.invalid(str(error)), respond)
+            return
+        batch = Batch(records)
+        if not records:
+            route.respond(answers.ACCEPTED, respond)
+        elif batch.largest > route.max_event_bytes:
+            route.respond(route.too_large, respond, len(records))
+        elif route.writer.away is not None:
+            route.respond(answers.AWAY, respond, len(records))
+        elif (
+            route.writer.in_flight + len(records) > self.limits.in_flight
+            or self._waiting_bytes + batch.held > self.limits.in_flight_bytes
+        ):
+            route.respond(answers.BUSY, respond, len(records))
+        else:
+            began, clock = self._clock(), self._clock
+            held = batch.held + HEADER_OVERHEAD * batch.headers
+            self._waiting_bytes += held
+
+            def stored(error: LogError | None) -> None:
+                self._waiting_bytes -= held
+                route.duration.observe(clock() - began)
+                answer = answers.ACCEPTED if error is None else _refusal(route, error)
+                batch.answered(answer)
+                route.respond(answer, respond, len(records))
+
+            batch.append(route.ingress, route.writer, self._tracing, stored)
 
     def refuse(self, address: bytes, answer: Answer) -> Answer:
         """Count an answer that a way in gives by itself, before the request is whole."""
@@ -312,7 +362,8 @@ class IngestHandler:
         """KN-DP-15: what was accepted and what was refused, by Broker and status code."""
         yield Metric(
             "knafka_receiver_events_total",
-            "Requests to a Broker's path by the status code they were answered with",
+            "Requests to a Broker's path by the status code they were answered with, "
+            "and each event of a batch",
             [
                 ({**ingress_labels(route.ingress), "code": str(code)}, count)
                 for route in self._served.values()

@@ -20,6 +20,7 @@ func runFill(fs *flag.FlagSet, args []string) error {
 	firstID := fs.Int64("first-id", 0, "first ce-id")
 	size := fs.Int("size", 1024, "bytes of data")
 	typ := fs.String("type", "com.example.bench", "ce-type")
+	types := fs.Int64("types", 0, "different types: .N behind the type, N = (id / partitions) % types (0: one)")
 	fs.Parse(args)
 	if *keys > 1 && *keys%*partitions != 0 {
 		return fmt.Errorf("%d keys over %d partitions: want a multiple", *keys, *partitions)
@@ -36,10 +37,14 @@ func runFill(fs *flag.FlagSet, args []string) error {
 	var first atomic.Value
 	data, start := body(*size), time.Now()
 	for id := *firstID; id < *firstID+*n; id++ {
+		ofType := *typ
+		if *types > 0 {
+			ofType += fmt.Sprintf(".%d", (id / *partitions)%*types)
+		}
 		h := func(k, v string) kgo.RecordHeader { return kgo.RecordHeader{Key: k, Value: []byte(v)} }
 		record := &kgo.Record{Topic: *topic, Partition: int32(id % *partitions), Value: data, Headers: []kgo.RecordHeader{
 			h("content-type", "application/json"), h("ce_specversion", "1.0"), h("ce_id", fmt.Sprintf("%0*d", idDigits, id)),
-			h("ce_source", "/kbench"), h("ce_type", *typ), h("ce_time", "2026-01-01T00:00:00Z"),
+			h("ce_source", "/kbench"), h("ce_type", ofType), h("ce_time", "2026-01-01T00:00:00Z"),
 			h("ce_kbsent", strconv.FormatInt(time.Now().UnixNano(), 10))}}
 		if *keys > 0 {
 			key := fmt.Sprintf("k%0*d", keyDigits, id%*keys)

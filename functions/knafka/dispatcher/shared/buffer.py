@@ -2,16 +2,26 @@
 
 It has every record of its partition from the offset `start` up to `end`, so a group whose next
 offset lies between them can go on in it: that is all that switching from one read to another takes.
+
+    plain cursor:     gets every record, one index after the other
+    selective cursor: gets those that the filter index finds for it; `pending` has their indexes
+
+A cursor joins as a plain one, and may become selective when it has taken all there is. A selective
+one without anything pending isn't touched by what is read: it has taken all, whenever it is asked.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from knafka.core.errors import LogError
-from knafka.dispatcher.shared.record import SharedRecord
+from knafka.core.filter_index import FilterIndex
+from knafka.core.kafka_binding import Envelope
+from knafka.dispatcher.selecting import Selective
+from knafka.dispatcher.shared.record import SharedRecord, envelope_of
 from knafka.ports.shared_log import NO_EPOCH, Position
 
 
@@ -19,6 +29,8 @@ class CursorOwner(Protocol):
     """The reader that a cursor belongs to."""
 
     group: str
+    drain: Selective | None
+    """None: it wants every record."""
 
     def notify(self, number: int, is_record: bool) -> None:
         """There is more of this partition: a record, or only its end."""
@@ -40,7 +52,8 @@ class CursorOwner(Protocol):
 class Cursor:
     """One group's place in one partition."""
 
-    __slots__ = ("buffer", "index", "number", "offset", "owner", "paused", "reported")
+    __slots__ = ("buffer", "index", "is_selective", "number", "offset", "owner", "paused",
+                 "pending", "reported")  # fmt: skip
 
     def __init__(self, number: int, offset: int, owner: CursorOwner) -> None:
         self.owner = owner
@@ -52,19 +65,31 @@ class Cursor:
         """The last end that the group was given."""
         self.buffer: PartitionBuffer | None = None
         self.index = 0
-        """In the buffer, counted from its first record ever."""
+        """In the buffer, counted from its first record ever; of a selective one as far as it was
+        told of what is passed over."""
+        self.is_selective = False
+        self.pending: list[int] = []
+        """Of a selective one: indexes of records that are for it."""
+
+    @property
+    def next(self) -> int:
+        """Index of the next record that is for it, or may be."""
+        if not self.is_selective or self.buffer is None:
+            return self.index
+        return self.pending[0] if self.pending else self.buffer.behind
 
     @property
     def behind(self) -> int:
-        """Records in the buffer that it hasn't taken."""
-        return 0 if self.buffer is None else self.buffer.behind - self.index
+        """Records in the buffer from the next one on that is for it."""
+        return 0 if self.buffer is None else self.buffer.behind - self.next
 
 
 class PartitionBuffer:
     """All from `start` on: offsets that hold no record have been looked at, too."""
 
-    __slots__ = ("cursors", "end", "epoch", "fastest", "first", "number", "paused", "reached",
-                 "records", "size", "start")  # fmt: skip
+    __slots__ = ("cursors", "end", "epoch", "fastest", "first", "index", "number", "paused",
+                 "plain", "reached", "records", "size", "start", "waiting",
+                 "wants_trace")  # fmt: skip
 
     def __init__(self, number: int, start: int) -> None:
         self.number = number
@@ -79,11 +104,17 @@ class PartitionBuffer:
         self.first = 0
         """Index of the first one: how many were forgotten."""
         self.fastest = 0
-        """The highest index up to which one of its groups has taken all."""
+        """The highest index up to which a plain cursor has taken all."""
         self.size = 0
         """Bytes, about."""
         self.paused = False
         self.cursors: set[Cursor] = set()
+        self.plain: set[Cursor] = set()
+        self.waiting: set[Cursor] = set()
+        """Selective ones that have something pending."""
+        self.index: FilterIndex[Cursor] = FilterIndex()
+        """Of the selective ones."""
+        self.wants_trace: Callable[[Envelope], bool] = lambda envelope: False
 
     @property
     def behind(self) -> int:
@@ -93,7 +124,10 @@ class PartitionBuffer:
     @property
     def ahead(self) -> int:
         """Records that no group has taken."""
-        return self.behind - max(self.fastest, self.first)
+        if len(self.index) > len(self.waiting) or not self.cursors:
+            return 0  # one has taken all that was for it
+        fastest = max((each.pending[0] for each in self.waiting), default=0)
+        return self.behind - max(self.fastest, self.first, fastest)
 
     @property
     def held(self) -> int:
@@ -102,7 +136,8 @@ class PartitionBuffer:
 
     @property
     def slowest(self) -> int:
-        return min((each.index for each in self.cursors), default=self.behind)
+        plain = min((each.index for each in self.plain), default=self.behind)
+        return min([plain, *(each.pending[0] for each in self.waiting)])
 
     def covers(self, offset: int) -> bool:
         return self.start <= offset <= self.end
@@ -112,6 +147,7 @@ class PartitionBuffer:
         cursor.buffer = self
         cursor.index = self.first + bisect_left(self.records, cursor.offset, key=_offset_of)
         self.cursors.add(cursor)
+        self.plain.add(cursor)
         self.fastest = max(self.fastest, cursor.index)
         if cursor.index < self.behind:
             cursor.owner.notify(self.number, True)
@@ -119,26 +155,63 @@ class PartitionBuffer:
             cursor.owner.notify(self.number, False)
 
     def leave(self, cursor: Cursor) -> None:
+        """It may join another one, as a plain cursor."""
+        if cursor.is_selective:
+            self.catch_up(cursor)
+            self.index.remove(cursor)
+            self.waiting.discard(cursor)
+            cursor.is_selective, cursor.pending = False, []
+            if cursor.owner.drain is not None:
+                cursor.owner.drain.selected_from(self.number, math.inf)
+        else:
+            self.plain.discard(cursor)
+            self.fastest = max((each.index for each in self.plain), default=self.first)
         cursor.buffer = None
         self.cursors.discard(cursor)
-        self.fastest = max((each.index for each in self.cursors), default=self.behind)
 
     def append(self, records: Sequence[SharedRecord]) -> None:
         """Records that were read, in order."""
+        at = self.behind
         self.records.extend(records)
         self.end = records[-1].offset() + 1
         self.size += sum(each.size for each in records)
-        for cursor in self.cursors:
+        concerned = self._selected(at, records) if len(self.index) else []
+        concerned += self.plain
+        for cursor in concerned:
             cursor.owner.notify(self.number, True)
+
+    def _selected(self, at: int, records: Sequence[SharedRecord]) -> list[Cursor]:
+        """Note of each record for whom it is, the first one at index `at`; those who have
+        something pending now and had nothing."""
+        concerned: list[Cursor] = []
+        for index, record in enumerate(records, at):
+            for cursor in self._matching(record):
+                if not cursor.pending:
+                    concerned.append(cursor)
+                cursor.pending.append(index)
+        self.waiting.update(concerned)
+        return concerned
+
+    def _matching(self, record: SharedRecord) -> Iterable[Cursor]:
+        try:
+            envelope = envelope_of(record)
+            if not self.wants_trace(envelope):
+                return self.index.matches(envelope.attributes)
+        except Exception:  # each drain has to give up the event, or to say what is wrong
+            pass
+        record.is_for_all = True
+        return [each for each in self.cursors if each.is_selective]
 
     def reach(self, end: int) -> None:
         """Everything below `end` was read, and there is no more for now."""
         self.end = self.reached = max(self.end, end)
-        for cursor in self.cursors:
+        for cursor in self.plain:
             cursor.owner.notify(self.number, False)
 
     def take(self, cursor: Cursor, limit: int) -> Sequence[SharedRecord]:
         """What is next for a group."""
+        if cursor.is_selective:
+            return self._take_pending(cursor, limit)
         at = cursor.index - self.first
         some = self.records[at : at + limit]
         if some:
@@ -150,9 +223,63 @@ class PartitionBuffer:
                 cursor.offset = some[-1].offset() + 1
         return some
 
+    def _take_pending(self, cursor: Cursor, limit: int) -> Sequence[SharedRecord]:
+        pending, drain = cursor.pending, cursor.owner.drain
+        if not pending or limit <= 0 or drain is None:
+            return ()
+        taken = pending[:limit]
+        del pending[:limit]
+        if not pending:
+            self.waiting.discard(cursor)
+        first = self.first
+        some = [self.records[each - first] for each in taken]
+        behind = taken[-1] + 1
+        if passed := behind - cursor.index - len(taken):
+            drain.passed_over(self.number, passed, 0)
+        cursor.index = behind
+        cursor.offset = some[-1].offset() + 1
+        return some
+
+    def select(self, cursor: Cursor) -> None:
+        """Have a plain cursor that has taken all become selective, if its drain lets it."""
+        drain = cursor.owner.drain
+        if drain is None or (selection := drain.selection) is None:
+            return
+        taken_all = cursor.index == self.behind and cursor.offset <= self.end
+        if taken_all and drain.may_select(self.number):
+            self.plain.discard(cursor)
+            self.fastest = max((each.index for each in self.plain), default=self.first)
+            cursor.is_selective = True
+            self.index.add(cursor, selection)
+            self.wants_trace = drain.wants_trace
+            drain.selected_from(self.number, self.end)
+
+    def catch_up(self, cursor: Cursor) -> None:
+        """Tell its drain what was passed over, or where a partition without more records ends."""
+        drain = cursor.owner.drain
+        if drain is None:
+            return
+        if not cursor.is_selective:
+            if (end := self.end_for(cursor)) is not None:
+                drain.passed_over(self.number, 0, end)
+            return
+        index, offset = cursor.next, self.offset_for(cursor)
+        if offset > cursor.offset or index > cursor.index:
+            drain.passed_over(self.number, index - cursor.index, offset)
+            cursor.index, cursor.offset = index, max(cursor.offset, offset)
+            cursor.reported = max(cursor.reported, cursor.offset)
+
+    def offset_for(self, cursor: Cursor) -> int:
+        """Where it goes on: all below that was given to it, or isn't for it."""
+        if not cursor.is_selective:
+            return cursor.offset
+        if not cursor.pending:
+            return max(cursor.offset, self.end)
+        return self.records[cursor.pending[0] - self.first].offset()
+
     def end_for(self, cursor: Cursor) -> int | None:
         """The partition's end, if a group has taken all up to it and does not have it."""
-        if cursor.index < self.behind or self.reached != self.end or self.end <= cursor.reported:
+        if cursor.next < self.behind or self.reached != self.end or self.end <= cursor.reported:
             return None
         cursor.reported = self.end
         cursor.offset = max(cursor.offset, self.end)

@@ -208,7 +208,7 @@ class Fetcher:
         where it goes on."""
         slow = [each for each in buffer.cursors if each.behind > len(buffer.records) // 2]
         if len(slow) < len(buffer.cursors):
-            for cursor in sorted(slow, key=lambda each: each.offset):
+            for cursor in sorted(slow, key=buffer.offset_for):
                 self._placement.evict(cursor, self)
         self._trim()
 

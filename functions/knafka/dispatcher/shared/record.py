@@ -16,8 +16,8 @@ from knafka.ports.log import Record
 class SharedRecord:
     """A `Record` that keeps what was asked of it."""
 
-    __slots__ = ("_headers", "_offset", "_partition", "_problem", "_record", "_value", "is_kept",
-                 "keeping", "parsed", "requests")  # fmt: skip
+    __slots__ = ("_headers", "_offset", "_partition", "_problem", "_record", "_value",
+                 "is_for_all", "is_kept", "keeping", "parsed", "requests")  # fmt: skip
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -30,6 +30,8 @@ class SharedRecord:
             self._headers = record.headers()
         except Exception as error:  # a SystemError for a name that isn't UTF-8
             self._problem = error
+        self.is_for_all = False
+        """Whether every drain is given it, and looks itself whether it is for it."""
         self.is_kept = False
         """Whether one of its drains has written a dead letter of it that is durable."""
         self.keeping: asyncio.Lock | None = None
@@ -65,22 +67,27 @@ class SharedRecord:
         return len(self._value or b"") + 1000
 
 
+def envelope_of(record: SharedRecord) -> Envelope:
+    """The event in it, taken apart once for all. Raises `InvalidEvent`, or what confluent-kafka
+    raises for headers that can't be read."""
+    parsed = record.parsed
+    if parsed is None:
+        try:
+            parsed = read(record.headers(), record.value())
+        except InvalidEvent as error:
+            parsed = error
+        record.parsed = parsed
+    if isinstance(parsed, InvalidEvent):
+        raise parsed.with_traceback(None)
+    return parsed
+
+
 class SharedParser:
     """A `Parser` for `SharedRecord`s. What one drain has found is what all are given: nobody may
     change it."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
-        shared = cast(SharedRecord, record)
-        found = shared.parsed
-        if found is None:
-            try:
-                found = read(headers, shared.value())
-            except InvalidEvent as error:
-                found = error
-            shared.parsed = found
-        if isinstance(found, InvalidEvent):
-            raise found.with_traceback(None)
-        return found
+        return envelope_of(cast(SharedRecord, record))
 
     def request(
         self, record: Record, envelope: Envelope, form: Format, prefix: bytes, located: bool

@@ -71,6 +71,11 @@ class SharedTopic:
             self._serving = asyncio.create_task(self._serve())
         return reader
 
+    @property
+    def readers(self) -> int:
+        """How many groups read here."""
+        return len(self._readers)
+
     def detach(self, reader: GroupReader) -> None:
         if reader in self._readers:
             self._readers.remove(reader)
@@ -234,7 +239,10 @@ class SharedTopic:
                 if other is fetcher or ahead is None:
                     continue
                 if (ahead.end, -place) > (buffer.end, -mine):
-                    for cursor in [each for each in buffer.cursors if ahead.covers(each.offset)]:
+                    covered = [
+                        each for each in buffer.cursors if ahead.covers(buffer.offset_for(each))
+                    ]
+                    for cursor in covered:
                         buffer.leave(cursor)
                         ahead.join(cursor)
                         other.moved.set()

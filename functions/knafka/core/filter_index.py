@@ -1,0 +1,251 @@
+"""Filter index: which of many Triggers an event is for, without asking each of them.
+
+    Selection: one Trigger's filter, compiled, and the keys of which an event must have one
+    FilterIndex: an event --its type, source, ...--> Triggers that can match --tried--> those for it
+
+An exact value is found by hash and a prefix by its length; of `all` the part counts that fewest
+others have, of `any` each part. What has no such key (`suffix`, `not`, CESQL) is tried for each
+event.
+
+The index agrees with each Trigger's own filter, also in which errors of CESQL are counted: of what
+stands in an `all` behind an expression nothing is a key, as the expression is evaluated first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from knafka.core.contract import CESQL, All, Any_, AttributesFilter, Exact, Filter, Not, Prefix
+from knafka.core.event import Attributes
+from knafka.core.filters import CountError, Predicate, compile_trigger
+
+T = TypeVar("T")
+
+
+class _Key(NamedTuple):
+    """What an event must have, or begin with, in one attribute."""
+
+    name: str
+    value: str
+    is_prefix: bool
+
+
+class _OneOf(NamedTuple):
+    """Keys that each suffice to find it: the rarest is taken."""
+
+    keys: tuple[_Keys, ...]
+
+
+class _EachOf(NamedTuple):
+    """Keys that are needed together to find it."""
+
+    keys: tuple[_Keys, ...]
+
+
+_Keys: TypeAlias = _Key | _OneOf | _EachOf
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """One Trigger's filter, ready for an index."""
+
+    passes: Predicate
+    keys: _Keys | None
+    """None: no key finds it, so it is tried for each event."""
+    is_decided_by_key: bool
+    """Whether an event with one of its keys matches for certain."""
+
+
+def select(
+    attributes: AttributesFilter, filters: tuple[Filter, ...], failed: CountError
+) -> Selection | None:
+    """A Trigger's filter, as `compile_trigger` takes it; None: every event matches."""
+    if not filters and not attributes.attributes:
+        return None
+    if filters:
+        keys, decides = _all(filters)
+    else:
+        pairs = attributes.attributes.items()
+        named = tuple(_Key(name, value, False) for name, value in pairs if value)
+        keys, decides = (_OneOf(named) if named else None), len(pairs) == 1
+    return Selection(compile_trigger(attributes, filters, failed), keys, decides)
+
+
+def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
+    """Its keys, and whether one of them decides."""
+    match spec:
+        case Exact(exact=values):
+            return _OneOf(tuple(_Key(*pair, False) for pair in values.items())), len(values) == 1
+        case Prefix(prefix=values):
+            return _OneOf(tuple(_Key(*pair, True) for pair in values.items())), len(values) == 1
+        case All(all=inner):
+            return _all(inner)
+        case Any_(any=inner):
+            parts = [_keys_of(each) for each in inner]
+            keys = tuple(keys for keys, _ in parts if keys is not None)
+            if len(keys) < len(parts):
+                return None, False
+            return _EachOf(keys), all(decides for _, decides in parts)
+        case _:
+            return None, False
+
+
+def _all(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
+    keys: list[_Keys] = []
+    decides = False
+    for part in parts:
+        found, decides = _keys_of(part)
+        if found is not None:
+            keys.append(found)
+        if _evaluates(part):
+            break
+    return (_OneOf(tuple(keys)) if keys else None), decides and len(parts) == 1
+
+
+def _evaluates(spec: Filter) -> bool:
+    """Whether an expression is in it, whose errors are counted."""
+    match spec:
+        case CESQL():
+            return True
+        case All(all=inner) | Any_(any=inner):
+            return any(map(_evaluates, inner))
+        case Not(not_=negated):
+            return _evaluates(negated)
+        case _:
+            return False
+
+
+@dataclass(slots=True, eq=False)
+class _Entry(Generic[T]):
+    owner: T
+    selection: Selection
+    keys: tuple[_Key, ...] = ()
+
+
+@dataclass(slots=True)
+class _Bucket(Generic[T]):
+    """Entries with one key."""
+
+    decided: dict[_Entry[T], T] = field(default_factory=dict)
+    tried: dict[_Entry[T], None] = field(default_factory=dict)
+    once: dict[_Entry[T], None] = field(default_factory=dict)
+    """Those that other keys find as well, which may be given and tried only once."""
+
+    def __len__(self) -> int:
+        return len(self.decided) + len(self.tried) + len(self.once)
+
+    def of(self, entry: _Entry[T]) -> dict[_Entry[T], None]:
+        if len(entry.keys) > 1:
+            return self.once
+        return self.tried
+
+
+_Buckets: TypeAlias = dict[str, dict[str, _Bucket[T]]]
+
+
+class FilterIndex(Generic[T]):
+    """Owners of filters, found by the attributes of an event."""
+
+    def __init__(self) -> None:
+        self._entries: dict[T, _Entry[T]] = {}
+        self._exact: _Buckets[T] = {}
+        self._prefix: _Buckets[T] = {}
+        self._lengths: dict[str, list[int]] = {}
+        """Of the prefixes, by attribute, in ascending order."""
+        self._others: dict[_Entry[T], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, owner: T, selection: Selection) -> None:
+        """Find it from now on; it isn't there yet."""
+        entry = self._entries[owner] = _Entry(owner, selection)
+        if selection.keys is None:
+            self._others[entry] = None
+            return
+        entry.keys = tuple(dict.fromkeys(self._rarest(selection.keys)[1]))
+        for key in entry.keys:
+            by_value = self._buckets(key).setdefault(key.name, {})
+            if (bucket := by_value.get(key.value)) is None:
+                bucket = by_value[key.value] = _Bucket()
+                self._note_lengths(key)
+            if selection.is_decided_by_key and len(entry.keys) == 1:
+                bucket.decided[entry] = owner
+            else:
+                bucket.of(entry)[entry] = None
+
+    def remove(self, owner: T) -> None:
+        """Find it no more; a KeyError if it isn't there."""
+        entry = self._entries.pop(owner)
+        self._others.pop(entry, None)
+        for key in entry.keys:
+            buckets = self._buckets(key)
+            bucket = buckets[key.name][key.value]
+            for kept in (bucket.decided, bucket.tried, bucket.once):
+                kept.pop(entry, None)
+            if not bucket:
+                del buckets[key.name][key.value]
+                if not buckets[key.name]:
+                    del buckets[key.name]
+                self._note_lengths(key)
+
+    def matches(self, attributes: Attributes) -> list[T]:
+        """Those that an event with these attributes is for, each once, in no order."""
+        matching: list[T] = []
+        once: dict[_Entry[T], None] = {}
+        for name, by_value in self._exact.items():
+            if (value := attributes.get(name)) is not None and (bucket := by_value.get(value)):
+                _match(bucket, attributes, matching, once)
+        for name, by_value in self._prefix.items():
+            if (value := attributes.get(name)) is not None:
+                for length in self._lengths[name]:
+                    if length > len(value):
+                        break
+                    if bucket := by_value.get(value[:length]):
+                        _match(bucket, attributes, matching, once)
+        matching += [
+            entry.owner
+            for entry in once
+            if entry.selection.is_decided_by_key or entry.selection.passes(attributes)
+        ]
+        if self._others:
+            matching += [
+                entry.owner for entry in self._others if entry.selection.passes(attributes)
+            ]
+        return matching
+
+    def _buckets(self, key: _Key) -> _Buckets[T]:
+        return self._prefix if key.is_prefix else self._exact
+
+    def _note_lengths(self, key: _Key) -> None:
+        if key.is_prefix:
+            self._lengths[key.name] = sorted({len(each) for each in self._prefix.get(key.name, ())})
+
+    def _rarest(self, keys: _Keys) -> tuple[tuple[int, bool], list[_Key]]:
+        """How many have them already, and whether a prefix is among them; the keys."""
+        match keys:
+            case _Key(name=name, value=value, is_prefix=is_prefix):
+                bucket = self._buckets(keys).get(name, {}).get(value)
+                return (0 if bucket is None else len(bucket), is_prefix), [keys]
+            case _OneOf(keys=inner):
+                return min(map(self._rarest, inner), key=lambda each: each[0])
+            case _EachOf(keys=inner):
+                parts = [self._rarest(each) for each in inner]
+                cost = sum(count for (count, _), _ in parts), any(fuzzy for (_, fuzzy), _ in parts)
+                return cost, [key for _, found in parts for key in found]
+
+
+def _match(
+    bucket: _Bucket[T],
+    attributes: Attributes,
+    matching: list[T],
+    once: dict[_Entry[T], None],
+) -> None:
+    matching += bucket.decided.values()
+    for entry in bucket.tried:
+        if entry.selection.passes(attributes):
+            matching.append(entry.owner)
+    if bucket.once:
+        once.update(bucket.once)

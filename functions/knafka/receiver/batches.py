@@ -1,0 +1,74 @@
+"""Batches: the events of one request on their way to Kafka, with one answer for all (CE-H11).
+
+    all are valid --append, one after the other--> Kafka --reports--> the answer, after the last
+
+If one isn't stored the whole batch is to be sent again, so that those behind it in the order of its
+key come behind it; what was stored comes twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from knafka.core.contract import Ingress
+from knafka.core.errors import LogError
+from knafka.core.kafka_binding import Draft
+from knafka.ports.log import LogWriter, Reported
+from knafka.receiver.answers import Answer
+from knafka.receiver.tracing import IngestTracing
+
+
+class Batch:
+    """Valid events that came together."""
+
+    def __init__(self, records: Sequence[Draft]) -> None:
+        self._records = records
+        self._left = len(records)
+        self._error: LogError | None = None
+        self._stored: Reported
+        self._traced: list[Callable[[Answer], None]] = []
+        sizes = [_size(each) for each in records]
+        self.largest = max(sizes, default=0)
+        """Bytes of its largest event, headers included."""
+        self.held = sum(sizes)
+        self.headers = sum(len(each.headers) for each in records)
+
+    def append(
+        self,
+        ingress: Ingress,
+        writer: LogWriter,
+        tracing: IngestTracing | None,
+        stored: Reported,
+    ) -> None:
+        """Have all stored, in their order; `stored` is called once, with the first error."""
+        self._stored = stored
+        for number, (key, headers, value) in enumerate(self._records):
+            reported: Reported = self._reported
+            if tracing is not None:
+                respond, reported = tracing.receive(ingress, headers, _ignore, self._reported)
+                self._traced.append(respond)
+            try:
+                writer.append(ingress.topic, key, value, headers, reported)
+            except LogError as error:
+                self._left -= len(self._records) - number - 1
+                reported(error)
+                break
+
+    def answered(self, answer: Answer) -> None:
+        """End the spans of its events."""
+        for respond in self._traced:
+            respond(answer)
+
+    def _reported(self, error: LogError | None) -> None:
+        self._error = self._error or error
+        self._left -= 1
+        if not self._left:
+            self._stored(self._error)
+
+
+def _ignore(answer: Answer) -> None: ...
+
+
+def _size(record: Draft) -> int:
+    size = 0 if record.value is None else len(record.value)
+    return size + sum(len(name) + len(text) for name, text in record.headers)

@@ -1,0 +1,98 @@
+"""What an event is not for costs nothing, and is settled all the same. On fake time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+from support.drains import World, accept, until
+from support.shards import Shard
+
+from knafka.core.contract import Exact
+from knafka.dispatcher.shared.reader import QUIET_COMMITS, GroupReader
+from knafka.ports.log import Record
+
+pytestmark = pytest.mark.looptime
+
+TRIGGERS = 20
+
+
+@pytest.fixture
+async def shard() -> AsyncIterator[Shard]:
+    """A Trigger for each type."""
+    shard = Shard(World())
+    for number in range(TRIGGERS):
+        shard.add(number, accept, filters=(Exact(exact={"type": f"t{number}"}),))
+    await shard.start()
+    yield shard
+    await shard.dispatcher.stop()
+
+
+async def drain(shard: Shard) -> None:
+    """One that goes on, and has read an event that is for nobody."""
+    shard.world.send("first", type="none")
+    shard.drain(idle="PT1H", budget="PT10M")
+    await until(lambda: all(shard.committed(number) == 1 for number in range(TRIGGERS)))
+
+
+async def test_an_event_touches_only_those_that_it_is_for(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await drain(shard)
+    touched: Counter[str] = Counter()
+    take = GroupReader._take
+
+    def counted(self: GroupReader, limit: int) -> list[Record]:
+        touched[self.group] += 1
+        return take(self, limit)
+
+    monkeypatch.setattr(GroupReader, "_take", counted)
+    for number in range(100):
+        shard.world.send(str(number), type="t3" if number % 2 else "none")
+    await until(lambda: len(shard.subscribers[3].answered) == 50)
+    assert set(touched) == {"group-3"}
+    await asyncio.sleep(2)
+    assert [shard.committed(number) for number in range(TRIGGERS)] == [101] * TRIGGERS
+    metrics = (await shard.ask("GET", "/metrics")).body.decode()
+    for trigger, outcome, count in (
+        ("3", "filtered", 51),
+        ("4", "filtered", 101),
+        ("4", "read", 101),
+    ):
+        lines = [
+            line
+            for line in metrics.splitlines()
+            if line.startswith("knafka_dispatcher_events_total")
+            and f'trigger="trigger-{trigger}"' in line
+            and f'outcome="{outcome}"' in line
+        ]
+        assert [float(line.rpartition(" ")[2]) for line in lines] == [count]
+
+
+async def test_a_stop_does_not_wait_for_a_read(shard: Shard) -> None:
+    loop = asyncio.get_running_loop()
+    await drain(shard)
+    await asyncio.sleep(20)
+    began = loop.time()
+    await asyncio.wait_for(shard.dispatcher.stop(), 5)
+    assert loop.time() - began < 1.0
+
+
+async def test_of_many_those_without_events_commit_less_often(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await drain(shard)
+    readers = {each.group: each for each in shard.shared._readers}
+    monkeypatch.setattr(
+        "knafka.dispatcher.shared.reader.QUIET_COMMITS", TRIGGERS / 10
+    )  # as where 2,000 share: every ten seconds
+    assert readers["group-0"].commit_interval == 10
+    await asyncio.sleep(11)
+    shard.world.send("a", type="none")
+    shard.world.send("b", type="t5")
+    await until(lambda: shard.committed(5) == 3, within=2.5)
+    assert shard.committed(6) == 1
+    await until(lambda: shard.committed(6) == 3, within=11)
+    assert QUIET_COMMITS == 200
