@@ -39,7 +39,7 @@ from knafka_local.serving import Served
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.engine.controller import Controller, Pace
 from knafka_operator.engine.deletions import LEFT_IN_KAFKA, EventType
-from knafka_operator.engine.kinds import BrokerKind, kinds_of
+from knafka_operator.engine.kinds import BrokerKind
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.family import BROKERS, CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
@@ -101,7 +101,7 @@ class LocalController(Controller):
     ) -> None:
         self._cluster = cluster
         self._say = say
-        self._operator = Operator(
+        operator = Operator(
             localize.SETTINGS,
             cluster,
             connect,
@@ -119,16 +119,15 @@ class LocalController(Controller):
             probe=served[CHANNELS].probe,
             wake=_is_awake,
             open_writer=open_writer,
-            beside=self._operator,
+            beside=operator,
             positions=served[CHANNELS].positions,
         )
-        self._operators = {each.family: each for each in (self._operator, beside)}
+        self._operators = {each.family: each for each in (operator, beside)}
         for each in self._operators.values():
             each.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
         self._heard = asyncio.Event()
         """Of a change of anything."""
-        kinds, settings = kinds_of(self._operator), localize.SETTINGS
-        super().__init__(kinds, _Store(cluster), self._post, settings, PACE)
+        super().__init__(operator, _Store(cluster), self._post, PACE)
         for kind in self.kinds.values():
             if isinstance(kind, BrokerKind):
                 kind.on_deleted = self._on_deleted

@@ -242,7 +242,9 @@ class Operator:
         identity, record = Identity.of(document), self.states.broker(document)
         before = record.known()
         try:
-            return await self.brokers.reconcile(document)
+            status = await self.brokers.reconcile(document)
+            assert status is not None, "every Broker that is asked for is ours"
+            return status
         finally:
             record.reconciled = True
             if before != record.known():

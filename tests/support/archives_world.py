@@ -16,11 +16,11 @@ from support.operator_world import OperatorWorld, condition
 from knafka.core import names
 from knafka.ports.log import OffsetAndMetadata
 from knafka_operator.decide import archive_manifests as manifests
-from knafka_operator.engine.kinds import ArchiveKind, key_of
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.reconcile.archives import Archives
+from knafka_operator.reconcile.kind import key_of
 from knafka_operator.runtime import selections
 from knafka_operator.runtime.controller import ClusterController
 
@@ -54,9 +54,9 @@ class ArchivesWorld:
 
     @property
     def archives(self) -> Archives:
-        kind = self.controller.kinds[ARCHIVE]
-        assert isinstance(kind, ArchiveKind)
-        return kind.archives
+        found = self.controller.kinds[ARCHIVE]
+        assert isinstance(found, Archives)
+        return found
 
     def put(self, api_version: str, kind: str, name: str, **more: Any) -> dict[str, Any]:
         metadata = {"namespace": "shop", "name": name, **more.pop("metadata", {})}

@@ -460,8 +460,8 @@ def test_one_that_stays_for_a_time_is_looked_at_again_when_that_is_over() -> Non
         decide(seen, noon + timedelta(seconds=60)),
         decide(seen, noon + timedelta(hours=1)),
     )
-    assert (soon.expired, soon.again) == (False, 540)
-    assert later.expired
+    assert (soon.effects, soon.again) == ((), 540)
+    assert later.effects
 
 
 @pytest.mark.parametrize("moment", [*islice(moments(), 19)], ids=str)

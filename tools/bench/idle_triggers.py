@@ -66,7 +66,7 @@ sys.path[0] = str(Path(__file__).parents[1])
 from bench.fake_dispatcher import Settling, fake_dispatcher  # noqa: E402
 
 NAMESPACE: Final = "load"
-SETTINGS: Final = Settings(namespace="knafka", image="unused")
+SETTINGS: Final = Settings(namespace="knafka", image="unused", local_addresses=True)
 KAFKA_HEAP: Final = "-Xmx1g"
 """A hundred topics, and a thousand groups, need more than a node for development has."""
 READY_TIMEOUT: Final = 1800.0

@@ -164,7 +164,7 @@ class ObservedArchive(Generic[K]):
     failure: KnafkaError | None = None
     """What an effect failed with: no more are tried now."""
 
-    def with_failure(self, error: KnafkaError) -> ObservedArchive[K]:
+    def with_failure(self, effect: ArchiveEffect, error: KnafkaError) -> ObservedArchive[K]:
         return replace(self, failure=error)
 
 

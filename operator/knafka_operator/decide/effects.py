@@ -192,6 +192,8 @@ class WriteContract:
 class StartDelivery:
     """Hold drains as decided; done when drains of what was before are over."""
 
+    watched: Any
+    """What is delivered then: a `decide.trigger.Watched`."""
     replaces: bool
     """Whether pods of what was before may still drain unasked."""
 

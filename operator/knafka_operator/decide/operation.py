@@ -13,11 +13,11 @@ after it was asked for (`archive_manifests.operation_arguments`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from knafka.core.errors import InvalidDocument
+from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide.archive_runs import (
     message_of,
     moment,
@@ -62,6 +62,11 @@ PURGE_COUNTS: Final = {"would_purge": "selected", "purged": "purged"}
 """What a Job counts, and the field of the status that has it."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeleteOperation:
+    """It has ended longer ago than it is to be kept."""
+
+
 @dataclass(frozen=True)
 class ObservedOperation:
     document: Mapping[str, Any]
@@ -73,9 +78,14 @@ class ObservedOperation:
     pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The last pod of each of these Jobs, by the Job's name."""
 
+    deleted: bool = False
+
     @property
     def status(self) -> Mapping[str, Any]:
         return self.document.get("status") or {}
+
+    def with_failure(self, effect: DeleteOperation, error: KnafkaError) -> ObservedOperation:
+        return replace(self, deleted=True)  # it is tried again later
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +94,14 @@ class OperationDecision:
     """All of it; empty: as it stands."""
     again: float
     """Seconds until it is looked at again, should nothing change."""
-    expired: bool = False
-    """It has ended so long ago that it is to be deleted."""
+    effects: tuple[DeleteOperation, ...] = ()
 
 
 def decide(seen: ObservedOperation, now: datetime) -> OperationDecision:
     if is_finished(seen.status):
-        return _kept(seen.operation, seen.status.get("completionTime") or written(now), now)
+        ended = seen.status.get("completionTime") or written(now)
+        kept = _kept(seen.operation, ended, now)
+        return replace(kept, effects=()) if seen.deleted else kept
     conditions = ConditionSet(OPERATION_CONDITIONS, of=SUCCEEDED)
     status: dict[str, Any] = {
         "observedGeneration": seen.document["metadata"].get("generation", 0),
@@ -236,4 +247,4 @@ def _kept(operation: Operation | InvalidDocument, ended: str, now: datetime) -> 
     if seconds is None:
         return OperationDecision({}, SELDOM)
     left = (moment(ended) + timedelta(seconds=seconds) - now).total_seconds()
-    return OperationDecision({}, max(1.0, left), expired=left <= 0)
+    return OperationDecision({}, max(1.0, left), () if left > 0 else (DeleteOperation(),))

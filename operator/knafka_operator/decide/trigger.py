@@ -7,7 +7,7 @@ That `SubscriptionReady` is True holds if every effect succeeds.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
 from knafka.core.contract import Egress, SharedEgress, Sink
@@ -148,6 +148,20 @@ class ObservedTrigger(Generic[K]):
     """What it was found to need last, where that is `auto`."""
     others_min_scale: int = 0
     """What the others of its kind in its namespace have of it together."""
+    acted: bool = False
+    """Whether the effects have run, up to the first that failed: then there are no others."""
+    failure: KnafkaError | None = None
+    """What that one failed with."""
+    written: Mapping[str, str | None] = field(default_factory=dict)
+    """What effects have added to the annotations of its status; None: taken away."""
+    revision: str = ""
+    """The dispatcher's that is Ready, once its Service was applied."""
+
+    def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedTrigger[K]:
+        return replace(self, failure=error)
+
+    def with_annotations(self, written: Mapping[str, str | None]) -> ObservedTrigger[K]:
+        return replace(self, written={**self.written, **written})
 
 
 @dataclass(frozen=True)
@@ -171,6 +185,16 @@ def decide(
 
     `taken` are the consumer groups of other Triggers.
     """
+    decision = _decide(seen, taken, settings)
+    decision.status["annotations"].update(seen.written)
+    if seen.failure is not None:
+        decision.conditions.fail(SUBSCRIPTION_READY, seen.failure)
+    return replace(decision, effects=()) if seen.acted else decision
+
+
+def _decide(
+    seen: ObservedTrigger[K], taken: Container[str], settings: Settings
+) -> TriggerDecision[K]:
     before = seen.document.get("status") or {}
     conditions = ConditionSet(TRIGGER_CONDITIONS)
     status: dict[str, Any] = {
@@ -267,7 +291,9 @@ def decide(
         if paused:
             status["annotations"].pop(DISPATCHER, None)
         broker = replace(broker, topic=source)
-        effects = _effects(trigger, broker, watched, contract or Contract(), seen, settings)
+        effects: tuple[Effect, ...] = ()
+        if not seen.acted:
+            effects = _effects(trigger, broker, watched, contract or Contract(), seen, settings)
         return TriggerDecision(effects, conditions, status, watched, automatic)
     return TriggerDecision(STOP if paused else (), conditions, status)
 
@@ -348,7 +374,7 @@ def _effects(
     replaces = seen.replaced
     if before != watched:
         replaces = replaces or (before is not None and before.drains_unasked)
-        effects.append(StartDelivery(replaces))
+        effects.append(StartDelivery(watched, replaces))
     if watched.autoscaling.min_scale or replaces or paused:
         effects.append(AwaitReplacement(name))
     return tuple(effects)
@@ -394,7 +420,7 @@ def _in_shard(
     if news:
         yield WriteContract(egress.group, wanted)
     if hands_over or before != watched:
-        yield StartDelivery(replaces)
+        yield StartDelivery(watched, replaces)
     if moves:
         yield DeleteDispatcher(own, name)
     if news or not is_ready(seen.document):

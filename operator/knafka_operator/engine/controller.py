@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from knafka_operator.decide import status
 from knafka_operator.engine.deletions import Deletions, Post
-from knafka_operator.engine.kinds import Again, Kind, key_of
+from knafka_operator.engine.kinds import kinds_of
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import FINALIZER
-from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Key, Verdict
+from knafka_operator.operator import Operator
+from knafka_operator.reconcile.kind import Kind, key_of
+from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Again, Key, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -67,17 +68,18 @@ class Controller:
 
     def __init__(
         self,
-        kinds: Mapping[str, Kind],
+        operator: Operator,
         store: Store,
         post: Post,
-        settings: Settings,
         pace: Pace = Pace(),  # frozen
     ) -> None:
-        self.kinds = kinds
+        """`operator` is the one of Brokers; `post` tells users of an object."""
+        self.kinds = kinds_of(operator)
+        self._operator = operator
         self._store = store
         self._post = post
         self._pace = pace
-        self._deletions = Deletions(post, settings)
+        self._deletions = Deletions(post, operator.settings)
         self._gone: dict[Key, Document] = {}
         """What was deleted, and isn't forgotten yet."""
 
@@ -85,7 +87,8 @@ class Controller:
         """An object as it is now, or was last."""
         if gone:
             self._gone[key_of(document)] = document
-        kind.on_change(document, gone=gone)
+        for key in kind.on_change(document, gone=gone):
+            self._operator.queue.enqueue(key)
 
     async def reconcile(self, key: Key) -> Again:
         """Have one object as it is declared, see `work_queue`; raises `ClusterError`."""
@@ -94,8 +97,8 @@ class Controller:
             return GONE  # something else that owns a Knative Service
         if (gone := self._gone.pop(key, None)) is not None:
             await kind.forget(gone)
-        document = await kind.get(identity)
-        if (released := await kind.released(identity, document)) is not None:
+        document = await kind.get(key)
+        if (released := await kind.released(key, document)) is not None:
             await self._without_finalizer(kind, released)
         if document is None:
             self._store.forget(key)
@@ -120,7 +123,7 @@ class Controller:
             raise
         except Exception as error:  # a bug, which its status tells of
             log.exception("%s", " ".join(key))
-            await kind.operator.publishing.failure(document, error)
+            await self._operator.publishing.failure(document, error)
             return self._pace.not_ready
         if now is None:
             return RESYNC  # it is enqueued by what it waits for

@@ -5,7 +5,7 @@
 Jobs and Leases are asked for only where there may be one, so an archive at rest costs nothing but
 its share of a look at Kafka.
 
-Not here: hearing of changes (`runtime.archives`), and any decision, which is a pure function.
+Not here: hearing of changes (`engine.controller`), and any decision, which is a pure function.
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.jobs import jobs_of, last_pods
+from knafka_operator.reconcile.kind import Kind, Reconciler
 from knafka_operator.reconcile.operations import Operations
 from knafka_operator.reconcile.state import States
+from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.dead_letters import DeadLetters, Waiting
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 Observed = ObservedArchive[KafkaCluster]
 
-MAX_STEPS: Final = 12
-"""Times that one reconciliation decides anew, should others change what it looks at all the time:
-the next goes on."""
+AT_WORK: Final = ("Queued", "Running", "Ending", "Failing")
+"""Phases of an archive that is looked at in its own time, though it isn't Ready."""
 
 
 def _now() -> datetime:
@@ -76,14 +77,16 @@ class _Record:
 
 
 @dataclass(eq=False)
-class Archives:
+class Archives(Reconciler[Observed, deciding.ArchiveDecision, _Record], Kind):
     """All DeadLetterArchives."""
+
+    api_version = KNAFKA
+    left = "its Job, its Lease or its group in Kafka may be there still"
 
     settings: Settings
     cluster: Cluster
     states: States
-    is_ours: Callable[[Document], bool]
-    """Whether a Broker is."""
+    is_our_broker: Callable[[Document], bool]
     now: Callable[[], datetime] = _now
     _dead_letters: DeadLetters = field(default_factory=DeadLetters)
     _records: dict[str, _Record] = field(default_factory=dict)
@@ -94,59 +97,37 @@ class Archives:
     def __post_init__(self) -> None:
         self.operations = Operations(self.cluster, lambda: self.now())
 
-    def remember(self, document: Document) -> None:
-        self._record(document)
+    def remember(self, document: Document) -> object:
+        return self.record_of(document)
+
+    def at(self) -> str:
+        return archive_runs.written(self.now())
 
     async def forget(self, document: Document) -> None:
         self._records.pop(document["metadata"].get("uid", ""), None)
 
-    def on_job(self, uid: str) -> Identity | None:
-        """The archive of this UID, a Job of which has changed."""
-        if (record := self._records.get(uid)) is None:
-            return None
-        record.at_rest = False
-        return record.of
+    def on_job(self, job: Document) -> list[Key]:
+        """A Job as it is now, or was last: the archive, and the operation, that it is of."""
+        labels, keys = job["metadata"].get("labels") or {}, list[Key]()
+        if (record := self._records.get(labels.get(OF_ARCHIVE, ""))) is not None:
+            record.at_rest = False
+            keys.append((ARCHIVE, *record.of))
+        if (key := self.operations.on_job(labels.get(OF_OPERATION, ""))) is not None:
+            keys.append(key)
+        return keys
 
-    def again(self, document: Document) -> float:
-        """Seconds after which an archive that was reconciled is looked at again."""
-        return self._record(document).again
-
-    async def reconcile(self, document: Document) -> Mapping[str, Any]:
-        """Reconcile one archive; return its new status. Raises `ClusterError`."""
-        record = self._record(document)
-        seen = await self._observe(document, record)
-        if not record.at_rest:
-            seen = await self._with_jobs(seen, record)
-        decision = deciding.decide(seen, self.settings, self.now())
-        if decision.effects and record.at_rest:
-            seen = await self._with_jobs(seen, record)
-            decision = deciding.decide(seen, self.settings, self.now())
-        for _ in range(MAX_STEPS):
-            if not decision.effects:
-                break
-            for effect in decision.effects:
-                try:
-                    seen = await self.run(effect, seen, record)
-                except EXPECTED as error:
-                    seen = seen.with_failure(error)
-                    break
-            decision = deciding.decide(seen, self.settings, self.now())
-        record.again = decision.again
-        before = seen.status
-        conditions = decision.conditions.conditions(
-            before.get("conditions") or (), archive_runs.written(self.now())
-        )
-        status = {**decision.status, "conditions": conditions}
-        if patch := statuses.changes(before, status):
-            await self.cluster.write_status(document, patch)
-        return status
+    def again(self, document: Document, now: Mapping[str, Any]) -> float | None:
+        """Also one that isn't Ready is looked at in its own time: what waits for it grows."""
+        is_ready = statuses.summary(now["conditions"]).get("status") == "True"
+        waits = not is_ready and now.get("phase") not in AT_WORK
+        return None if waits else self.record_of(document).again
 
     async def delete(self, document: Document) -> None:
         """End its Job, let go of the Lease, and forget its group; the tables stay.
 
         Raises `NotReady` while a pod of its Job is there still, `LogError` and `ClusterError`.
         """
-        record = self._record(document)
+        record = self.record_of(document)
         jobs = await self._jobs(document)
         for each in jobs:
             if "deletionTimestamp" not in each["metadata"]:
@@ -162,19 +143,28 @@ class Archives:
 
     # Observe.
 
-    def _record(self, document: Document) -> _Record:
+    def record_of(self, document: Document) -> _Record:
         uid = document["metadata"].get("uid", "")
         if (record := self._records.get(uid)) is None:
             record = self._records[uid] = _Record(Identity.of(document))
         return record
 
-    async def _observe(self, document: Document, record: _Record) -> Observed:
-        """Raises `ClusterError`."""
+    async def observe(self, document: Document, record: _Record) -> Observed:
         declared = _parsed(document, self.settings.maxima)
         seen: Observed = ObservedArchive(document, declared, document.get("status") or {})
         if isinstance(seen.archive, DeadLetterArchive):
-            return await self._observe_declared(seen, seen.archive, record)
+            seen = await self._observe_declared(seen, seen.archive, record)
+        if not record.at_rest or self.decide(seen, record).effects:
+            seen = await self._with_jobs(seen, record)
         return seen
+
+    def stored_status(self, seen: Observed) -> Mapping[str, Any]:
+        return seen.status
+
+    def decide(self, seen: Observed, record: _Record) -> deciding.ArchiveDecision:
+        decision = deciding.decide(seen, self.settings, self.now())
+        record.again = decision.again
+        return decision
 
     async def _observe_declared(
         self, seen: Observed, archive: DeadLetterArchive, record: _Record
@@ -190,7 +180,7 @@ class Archives:
             seen,
             broker=state,
             stored_broker=stored,
-            ours=stored is None or self.is_ours(stored),
+            ours=stored is None or self.is_our_broker(stored),
             storage=storage,
             group=group,
         )
@@ -338,6 +328,8 @@ class Archives:
             case CreateJob(manifest):
                 await self._create(manifest)
                 self.operations.on_job(manifest["metadata"]["labels"].get(OF_OPERATION, ""))
+            case _:
+                return await super().run(effect, seen, record)
         return await self._with_jobs(seen, record)
 
     async def _apply(self, manifest: Mapping[str, Any], document: Document) -> None:

@@ -4,7 +4,7 @@
 
 What a Broker's Triggers are made from stays in its record's `state`.
 
-Not here: hearing of changes (`handlers`), and any decision, which is a pure function.
+Not here: hearing of changes (`engine.controller`), and any decision, which is a pure function.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from knafka_operator.decide.effects import (
     Effect,
     ProbeReceiver,
     ProjectSecret,
-    PublishStatus,
     RecordContract,
     RecordTopic,
     StopReceiver,
@@ -57,11 +56,11 @@ from knafka_operator.model.resources import (
     Resource,
 )
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.broker_receivers import BrokerReceivers
 from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.kind import Reconciler
 from knafka_operator.reconcile.namespace_totals import partitions_beside
 from knafka_operator.reconcile.ownership import TopicOwnership, annotations_of
 from knafka_operator.reconcile.receivers import Receivers
@@ -77,7 +76,7 @@ from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 
 @dataclass(eq=False)
-class Brokers:
+class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
     """All Brokers that are ours."""
 
     settings: Settings
@@ -104,37 +103,6 @@ class Brokers:
         """Whether the Broker's class is one of ours (KN-BRK-04)."""
         annotations = document["metadata"].get("annotations") or {}
         return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
-
-    async def reconcile(self, document: Document) -> Mapping[str, Any]:
-        """Reconcile one Broker; return its new status. Raises `ClusterError`."""
-        record = self.states.broker(document)
-        # Before anything that can fail: what a Broker may not use it doesn't keep by being broken.
-        refused, stop = await self._external_topic(document, record)
-        if stop is not None:
-            await self._stop_receiver(StopReceiver(stop), document, record)
-        seen = await self._observe(document, record)
-        seen = replace(seen, refused=refused, stopped=stop is not None)
-        if refused is None:
-            seen = replace(seen, topic=await self._observe_topic(seen, record))
-        if isinstance(seen.topic, ObservedTopic):
-            assert record.kafka is not None
-            seen = await self.entries.observe(seen, record.kafka)
-        seen, decision = await act_as_decided(
-            seen,
-            lambda then: deciding.decide(then, self.settings),
-            lambda effect, then: self.run(effect, then, record),
-        )
-        before, identity = document.get("status") or {}, Identity.of(document)
-        receiver = Identity(identity.namespace, services.receiver_name(_resource(document)))
-        of = receiver, *self.shards.services_of(identity)
-        self.states.rolls.add_to(decision.conditions, *of)
-        conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
-        _remember(seen, decision, record, conditions)
-        status = {**decision.status, "conditions": conditions}
-        await self._publish(PublishStatus(statuses.changes(before, status)), document)
-        if record.state is not None:
-            await self.shards.look(record.state.broker)
-        return status
 
     async def delete(self, document: Document, groups: Collection[str]) -> None:
         """Stop its receiver, then delete its topic, which `groups` read.
@@ -187,6 +155,43 @@ class Brokers:
         if topic is not None and own and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
         return record
+
+    # Reconcile.
+
+    def record_of(self, document: Document) -> BrokerRecord:
+        return self.states.broker(document)
+
+    async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
+        # Before anything that can fail: what a Broker may not use it doesn't keep by being broken.
+        refused, stop = await self._external_topic(document, record)
+        if stop is not None:
+            await self._stop_receiver(StopReceiver(stop), document, record)
+        seen = await self._observe(document, record)
+        seen = replace(seen, refused=refused, stopped=stop is not None)
+        if refused is None:
+            seen = replace(seen, topic=await self._observe_topic(seen, record))
+        if isinstance(seen.topic, ObservedTopic):
+            assert record.kafka is not None
+            seen = await self.entries.observe(seen, record.kafka)
+        return seen
+
+    def decide(self, seen: ObservedBroker, record: BrokerRecord) -> BrokerDecision:
+        return deciding.decide(seen, self.settings)
+
+    def status_of(
+        self, seen: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
+    ) -> Mapping[str, Any]:
+        identity = Identity.of(seen.document)
+        receiver = Identity(identity.namespace, services.receiver_name(_resource(seen.document)))
+        functions = receiver, *self.shards.services_of(identity)
+        self.states.rolls.add_to(decision.conditions, *functions)
+        status = super().status_of(seen, decision, record)
+        _remember(seen, decision, record, status["conditions"])
+        return status
+
+    async def finish(self, seen: ObservedBroker, record: BrokerRecord) -> None:
+        if record.state is not None:
+            await self.shards.look(record.state.broker)
 
     # Observe.
 
@@ -327,7 +332,6 @@ class Brokers:
     async def run(
         self, effect: Effect, seen: ObservedBroker, record: BrokerRecord
     ) -> ObservedBroker:
-        """Run one effect; raises `EXPECTED` and `ClusterError`."""
         broker, topic = seen.broker, seen.topic
         assert isinstance(broker, Broker)
         match effect:
@@ -357,7 +361,7 @@ class Brokers:
             case ProbeReceiver(url, revision):
                 await self.probe(url)
                 return replace(seen, probed=revision)
-        raise TypeError(f"no effect of a Broker's: {effect}")
+        return await super().run(effect, seen, record)
 
     async def _stop_receiver(
         self, effect: StopReceiver, document: Document, record: BrokerRecord
@@ -365,10 +369,6 @@ class Brokers:
         of = _resource(document)
         record.stopped, record.state = effect.why, None
         await delete_service(self.cluster, services.receiver_name(of), of)
-
-    async def _publish(self, effect: PublishStatus, document: Document) -> None:
-        if effect.patch:
-            await self.cluster.write_status(document, effect.patch)
 
 
 def _resource(document: Document) -> Resource:

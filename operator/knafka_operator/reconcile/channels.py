@@ -49,9 +49,9 @@ from knafka_operator.model.handler import Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.destinations import observe_sink
+from knafka_operator.reconcile.kind import Reconciler
 from knafka_operator.reconcile.namespace_totals import partitions_beside
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
@@ -65,7 +65,7 @@ RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
 
 
 @dataclass(eq=False)
-class Channels:
+class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
     """All KafkaChannels."""
 
     settings: Settings
@@ -93,35 +93,6 @@ class Channels:
     def is_ours(self, document: Document) -> bool:
         """Every KafkaChannel is: serving them at all is a setting."""
         return bool(document["kind"] == CHANNELS.broker)
-
-    async def reconcile(self, document: Document) -> Mapping[str, Any]:
-        """Reconcile one channel; return its new status. Raises `ClusterError`."""
-        record = self.states.broker(document)
-        seen = replace(await self._observe(document, record), handling=self.handling)
-        if seen.rival is not None and (
-            shown := deciding.beside(document.get("status") or {}, seen.rival, self.now())
-        ):
-            await self.cluster.write_status(document, {"conditions": shown})
-            return {"conditions": shown}
-        seen, decision = await act_as_decided(
-            seen,
-            lambda then: deciding.decide(then, self.settings),
-            lambda effect, then: self.run(effect, then, record),
-        )
-        before = document.get("status") or {}
-        waiting = self.shards.services_of(Identity.of(document))
-        if isinstance(seen.connection, ChannelConnection):
-            waiting.append(self._service(_receiver_name(seen.connection)))
-        self.states.rolls.add_to(decision.conditions, *waiting)
-        conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
-        _remember(seen, decision, record, conditions)
-        await self._subscribers.declare(document)
-        status = {**decision.status, "conditions": conditions}
-        if patch := statuses.changes(before, status):
-            await self.cluster.write_status(document, patch)
-        if record.state is not None:
-            await self.shards.look(record.state.broker)
-        return status
 
     async def delete(self, document: Document, groups: Collection[str]) -> None:
         """Have its receiver accept nothing for it, then delete its topic, which `groups` read.
@@ -172,6 +143,41 @@ class Channels:
         if topic == names.channel_topic(*Identity.of(document)):
             self.states.claim_topic(record, topic)
         return record
+
+    # Reconcile.
+
+    def record_of(self, document: Document) -> BrokerRecord:
+        return self.states.broker(document)
+
+    async def observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
+        return replace(await self._observe(document, record), handling=self.handling)
+
+    def decide(self, seen: ObservedChannel, record: BrokerRecord) -> ChannelDecision:
+        return deciding.decide(seen, self.settings)
+
+    def status_of(
+        self, seen: ObservedChannel, decision: ChannelDecision, record: BrokerRecord
+    ) -> Mapping[str, Any]:
+        if seen.rival is not None and (
+            shown := deciding.beside(self.stored_status(seen), seen.rival, self.now())
+        ):
+            return {"conditions": shown}
+        waiting = self.shards.services_of(Identity.of(seen.document))
+        if isinstance(seen.connection, ChannelConnection):
+            waiting.append(self._service(_receiver_name(seen.connection)))
+        self.states.rolls.add_to(decision.conditions, *waiting)
+        status = super().status_of(seen, decision, record)
+        _remember(seen, decision, record, status["conditions"])
+        return status
+
+    async def write(self, seen: ObservedChannel, status: Mapping[str, Any]) -> None:
+        if "annotations" in status:  # else it is another implementation's
+            await self._subscribers.declare(seen.document)
+        await super().write(seen, status)
+
+    async def finish(self, seen: ObservedChannel, record: BrokerRecord) -> None:
+        if record.state is not None:
+            await self.shards.look(record.state.broker)
 
     # Observe.
 
@@ -302,7 +308,6 @@ class Channels:
     async def run(
         self, effect: Effect, seen: ObservedChannel, record: BrokerRecord
     ) -> ObservedChannel:
-        """Run one effect; raises `EXPECTED` and `ClusterError`."""
         topic, connection, kafka = seen.topic, seen.connection, record.kafka
         assert isinstance(connection, ChannelConnection)
         assert isinstance(topic, ObservedTopic)
@@ -356,7 +361,7 @@ class Channels:
             case ProbeReceiver(url, address):
                 await self.probe(url)
                 return replace(seen, probed=address)
-        raise TypeError(f"no effect of a KafkaChannel's: {effect}")
+        return await super().run(effect, seen, record)
 
 
 def _receiver_name(connection: ChannelConnection) -> str:

@@ -5,23 +5,26 @@
 Their Jobs are made and deleted by their archive (`reconcile.archives`), which asks here whose turn
 it is: what is known in memory says only whom to look at, the decision is about what is stored.
 
-Not here: hearing of changes (`runtime.operations`).
+Not here: hearing of changes (`engine.controller`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeAlias
 
 from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import operation as deciding
-from knafka_operator.decide import status as statuses
 from knafka_operator.decide.archive_manifests import BATCH
 from knafka_operator.decide.archive_runs import name_of, operation_uid, outcome
-from knafka_operator.decide.operation import ObservedOperation
+from knafka_operator.decide.operation import (
+    DeleteOperation,
+    ObservedOperation,
+    OperationDecision,
+)
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import Cluster, Document
@@ -35,6 +38,7 @@ from knafka_operator.model.operations import (
 )
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.reconcile.jobs import jobs_of, last_pods
+from knafka_operator.reconcile.kind import Kind, News, Reconciler
 from knafka_operator.reconcile.work_queue import Key
 
 Turn: TypeAlias = tuple[str, int, str]
@@ -63,8 +67,11 @@ class Judged:
 
 
 @dataclass(eq=False)
-class Operations:
-    """All DeadLetterReplays and DeadLetterPurges."""
+class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None], Kind):
+    """All DeadLetterReplays and DeadLetterPurges; a change of one concerns its archive, too."""
+
+    api_version = KNAFKA
+    left = "its Job may be there still"
 
     cluster: Cluster
     now: Callable[[], datetime]
@@ -75,7 +82,11 @@ class Operations:
 
     # What is heard.
 
-    def remember(self, document: Document) -> None:
+    def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        keys, archive = super().on_change(document, gone=gone), archive_of(document)
+        return [*keys, (ARCHIVE, *archive)] if archive.name else keys
+
+    def remember(self, document: Document) -> object:
         metadata = document["metadata"]
         uid = metadata.get("uid", "")
         if deciding.is_finished(document.get("status") or {}):
@@ -85,6 +96,7 @@ class Operations:
             made, kind = str(metadata.get("creationTimestamp", "")), document["kind"]
             turn = made, OPERATIONS.index(kind), uid
             self._records[uid] = _Record(key, archive_of(document), turn)
+        return self._records.get(uid)
 
     async def forget(self, document: Document) -> None:
         uid = document["metadata"].get("uid", "")
@@ -98,8 +110,17 @@ class Operations:
         record.at_rest = False
         return record.key
 
-    def again(self, document: Document) -> float:
-        """Seconds after which one that was reconciled is looked at again."""
+    def has_ended(self, status: Mapping[str, Any]) -> bool:
+        return deciding.is_finished(status)
+
+    def news(self, document: Document, now: Mapping[str, Any]) -> News | None:
+        if self.has_ended(document.get("status") or {}) or not self.has_ended(now):
+            return None
+        if now["phase"] == "Succeeded":
+            return News("Normal", "Succeeded", f"{document['kind']} is done")
+        return News("Warning", "Failed", now["message"])
+
+    def again(self, document: Document, now: Mapping[str, Any]) -> float | None:
         return self._again.get(document["metadata"].get("uid", ""), deciding.LOOK)
 
     # What an archive asks.
@@ -149,22 +170,35 @@ class Operations:
 
     # Reconciling.
 
-    async def reconcile(self, document: Document) -> Mapping[str, Any]:
-        """Reconcile one; return its new status. Raises `ClusterError`."""
+    def record_of(self, document: Document) -> _Record | None:
         self.remember(document)
-        uid = document["metadata"].get("uid", "")
+        return self._records.get(document["metadata"].get("uid", ""))
+
+    async def observe(self, document: Document, record: _Record | None) -> ObservedOperation:
         seen = ObservedOperation(document, _parsed(document))
-        if (record := self._records.get(uid)) is not None:
-            seen = await self._observe(seen, record)
+        return seen if record is None else await self._observe(seen, record)
+
+    def decide(self, seen: ObservedOperation, record: _Record | None) -> OperationDecision:
         decision = deciding.decide(seen, self.now())
-        self._again[uid] = decision.again
-        if decision.expired:
-            await self.cluster.delete(KNAFKA, document["kind"], *Identity.of(document))
-        elif patch := statuses.changes(seen.status, decision.status):
-            await self.cluster.write_status(document, patch)
+        self._again[seen.document["metadata"].get("uid", "")] = decision.again
+        return decision
+
+    def status_of(
+        self, seen: ObservedOperation, decision: OperationDecision, record: _Record | None
+    ) -> Mapping[str, Any]:
         status = {**seen.status, **decision.status}
-        self.remember({**document, "status": status})
+        self.remember({**seen.document, "status": status})
         return status
+
+    async def run(
+        self, effect: Any, seen: ObservedOperation, record: _Record | None
+    ) -> ObservedOperation:
+        match effect:
+            case DeleteOperation():
+                document = seen.document
+                await self.cluster.delete(KNAFKA, document["kind"], *Identity.of(document))
+                return replace(seen, deleted=True)
+        return await super().run(effect, seen, record)
 
     async def delete(self, document: Document) -> None:
         """End its Job; one that has ended is its archive's to delete, which records it first.

@@ -5,7 +5,7 @@
 Its bus is a Broker of ours or a KafkaChannel, as that was found last. What its Triggers or
 Subscriptions deliver is their own reconciliation's (`triggers`), which goes by the Sensor's status.
 
-Not here: hearing of changes (`runtime.sensors`), and any decision, which is a pure function.
+Not here: hearing of changes (`engine.controller`), and any decision, which is a pure function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.core.sensor import contract
 from knafka_operator.decide import desired, sensor_manifests, services
 from knafka_operator.decide import sensor as deciding
-from knafka_operator.decide import status as statuses
 from knafka_operator.decide.effects import (
     ApplyFunction,
     ApplyTriggers,
@@ -33,7 +32,7 @@ from knafka_operator.decide.effects import (
     ScaleSensor,
 )
 from knafka_operator.decide.scaling import Cause, TriggerStatus
-from knafka_operator.decide.sensor import ObservedSensor
+from knafka_operator.decide.sensor import ObservedSensor, SensorDecision
 from knafka_operator.decide.sensor_topics import TOPICS, candidates, recorded
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.model.autoscaling import Autoscaling
@@ -41,12 +40,12 @@ from knafka_operator.model.cluster import Cluster, Document, NotAllowed, Rejecte
 from knafka_operator.model.family import Family
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, SERVING, Resource
-from knafka_operator.model.sensors import OF_SENSOR, Bus, Sensor, bus_of
+from knafka_operator.model.sensors import KNAFKA, OF_SENSOR, Bus, Sensor, bus_of
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.acting import act_as_decided
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.kind import Kind, Reconciler
 from knafka_operator.reconcile.ownership import annotations_of
 from knafka_operator.reconcile.sensor_ownership import SensorOwnership, is_group, kept_names
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
@@ -60,8 +59,10 @@ Observed = ObservedSensor[KafkaCluster]
 
 
 @dataclass(eq=False)
-class Sensors:
+class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     """All Sensors."""
+
+    api_version = KNAFKA
 
     settings: Settings
     cluster: Cluster
@@ -100,26 +101,21 @@ class Sensors:
         self.states.claim_of_sensor(record, kept_names(document))
         return record
 
-    async def reconcile(self, document: Document) -> Mapping[str, Any]:
-        """Reconcile one Sensor; return its new status. Raises `ClusterError`."""
-        record = self.remember(document)
+    def record_of(self, document: Document) -> SensorRecord:
+        return self.remember(document)
+
+    def decide(self, seen: Observed, record: SensorRecord) -> SensorDecision:
         taken = desired.OthersNames(self.states.of_sensors, record.uid)
-        seen = await self._observe(document, record)
-        _, decision = await act_as_decided(
-            seen,
-            lambda then: deciding.decide(then, taken, self.settings),
-            lambda effect, then: self.run(effect, then, record),
-        )
-        before, identity = document.get("status") or {}, Identity.of(document)
-        family = record.bus.family
+        return deciding.decide(seen, taken, self.settings)
+
+    def status_of(
+        self, seen: Observed, decision: SensorDecision, record: SensorRecord
+    ) -> Mapping[str, Any]:
+        family, identity = record.bus.family, Identity.of(seen.document)
         namespace = services.namespace_of(family, identity, self.settings)
         function = sensor_manifests.function_name(family, identity)
         self.states.rolls.add_to(decision.conditions, Identity(namespace, function))
-        conditions = decision.conditions.conditions(before.get("conditions") or (), self.now())
-        status = {**decision.status, "conditions": conditions}
-        if patch := statuses.changes(before, status):
-            await self.cluster.write_status(document, patch)
-        return status
+        return super().status_of(seen, decision, record)
 
     async def stop(self, bus: Bus) -> set[str]:
         """Leave none of the Sensors on a bus a function; gives their groups. Raises `ClusterError`.
@@ -211,8 +207,7 @@ class Sensors:
 
     # Observe.
 
-    async def _observe(self, document: Document, record: SensorRecord) -> Observed:
-        """Raises `ClusterError`."""
+    async def observe(self, document: Document, record: SensorRecord) -> Observed:
         annotations = annotations_of(document)
         try:
             sensor = await parsed(lambda: parse(Sensor, document), size_of(document))
@@ -317,7 +312,6 @@ class Sensors:
         await delete_service(self.cluster, name, _resource(record.document), namespace)
 
     async def run(self, effect: Effect, seen: Observed, record: SensorRecord) -> Observed:
-        """Run one effect; raises `EXPECTED` and `ClusterError`."""
         sensor, kafka = seen.sensor, record.kafka
         assert isinstance(sensor, Sensor)
         match effect:
@@ -355,7 +349,7 @@ class Sensors:
                 for name in left:
                     await self._delete_trigger(record.bus.family, record.bus.who.namespace, name)
                 return seen
-        raise TypeError(f"no effect of a Sensor's: {effect}")
+        return await super().run(effect, seen, record)
 
     async def _record(
         self, annotations: Mapping[str, str], seen: Observed, record: SensorRecord

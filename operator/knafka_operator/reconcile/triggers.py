@@ -8,21 +8,20 @@ generation every event meets what is declared then; until then an event may stil
 declared before. Where a subscriber can't be resolved, or the topic is another one, nothing drains:
 events wait in Kafka.
 
-Not here: hearing of changes (`runtime.controller`), Brokers (`brokers`), how many
+Not here: hearing of changes (`engine.controller`), Brokers (`brokers`), how many
 drains (`scaler`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from knafka.core.documents import parse
-from knafka.core.errors import KnafkaError
+from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import desired, leaving, services, subscription
-from knafka_operator.decide import status as statuses
 from knafka_operator.decide import trigger as deciding
 from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.effects import (
@@ -47,8 +46,8 @@ from knafka_operator.decide.effects import (
 )
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.shards import DISPATCHER
-from knafka_operator.decide.status import EXPECTED, SUBSCRIPTION_READY, ConditionSet, NotReady
-from knafka_operator.decide.trigger import DEAD_LETTER_TOPIC
+from knafka_operator.decide.status import EXPECTED, ConditionSet, NotReady
+from knafka_operator.decide.trigger import DEAD_LETTER_TOPIC, ObservedTrigger, TriggerDecision
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.identity import Identity
@@ -59,6 +58,7 @@ from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.contracts import ContractLog
 from knafka_operator.reconcile.dead_letters import DeadLetters
 from knafka_operator.reconcile.functions import apply_service, delete_service, until_replaced
+from knafka_operator.reconcile.kind import Reconciler
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.ownership import GroupOwnership
 from knafka_operator.reconcile.shards import Shards
@@ -71,39 +71,19 @@ from knafka_operator.reconcile.state import (
     group_in_status,
 )
 from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
 
 KEPT: Final = frozenset({GROUP_STATUS, DISPATCHER})
 """Keys of `status.annotations` that are written before what they name is made."""
 
-
-@dataclass(slots=True)
-class _Acting:
-    """A Trigger while its effects run."""
-
-    document: Document
-    record: TriggerRecord
-    broker: BrokerState | None = None
-    watched: Watched | None = None
-    """What is to be delivered."""
-    annotations: dict[str, str | None] = field(default_factory=dict)
-    """Of the status that will be written."""
-    revision: str = ""
-    """The dispatcher's that is Ready."""
-
-    @property
-    def identity(self) -> Identity:
-        return Identity.of(self.document)
-
-    @property
-    def written(self) -> Mapping[str, str]:
-        """The annotations of its status as they are stored."""
-        return (self.document.get("status") or {}).get("annotations") or {}
+Observed = ObservedTrigger[KafkaCluster]
+Decision = TriggerDecision[KafkaCluster]
 
 
 @dataclass(eq=False)
-class Triggers:
+class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
     """All Triggers of Brokers that are ours."""
 
     settings: Settings
@@ -127,15 +107,14 @@ class Triggers:
         records = self.states.triggers.items()
         return {who: each.watched for who, each in records if each.watched is not None}
 
-    async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Reconcile one Trigger; return its new status. Raises `ClusterError`.
+    def record_of(self, document: Document) -> TriggerRecord:
+        return self.states.trigger(document)
 
-        None: it is another implementation's, or not known yet to be ours; nothing was written.
-        """
-        identity, record = Identity.of(document), self.states.trigger(document)
+    async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
+        """None: it is another implementation's, or not known yet to be ours."""
         broker = self.states.brokers.get(broker_of(document))
         if broker is not None and broker.stopped is not None:
-            await self._stop(_Acting(document, record))
+            await self._stop(_unread(document), record)
         seen = await self.observer.observe(document)
         if seen.stored_broker is not None:
             if not self.brokers.is_ours(seen.stored_broker):
@@ -145,53 +124,59 @@ class Triggers:
                 # It was resumed, and its Broker's turn is to come, which wakes it: until then what
                 # its status says is the best that is known.
                 return None
-        taken = desired.OthersNames(self.states.groups, record.uid)
         if seen.broker is not None:
-            await self.own.prove(document, record, taken, seen.broker)
-        decision = deciding.decide(seen, taken, self.settings)
-        if decision.watched is not None:
-            self.shards.reserve(broker_of(document), decision.watched)
-            record.needed = decision.automatic
-        annotations = decision.status["annotations"]
-        acting = _Acting(document, record, seen.broker, decision.watched, annotations)
-        for effect in decision.effects:
-            try:
-                await self.run(effect, acting)
-            except EXPECTED as error:
-                decision.conditions.fail(SUBSCRIPTION_READY, error)
-                break
-        scaled = self.status(identity)
-        annotations.update(scaling(scaled))
-        if scaled is not None:
-            decision.conditions.set(delivering(scaled))
-        self.dead_letters.add_to(document, decision.conditions, annotations)
-        family = self.states.family
-        namespace = services.namespace_of(family, identity, self.settings)
-        own = Identity(namespace, services.dispatcher_name(family, identity))
-        self.states.rolls.add_to(decision.conditions, own)
-        before, found, shown = document.get("status") or {}, decision.conditions, decision.status
-        if family is CHANNELS:
-            found, shown = subscription.conditions_of(found), subscription.status_of(shown)
-            self._subscribe(acting, found)
-        conditions = found.conditions(before.get("conditions") or (), self.now())
-        status = {**shown, "conditions": conditions}
-        await self.run(PublishStatus(statuses.changes(before, status)), acting)
-        return status
+            await self.own.prove(document, record, self._taken(record), seen.broker)
+        return seen
 
-    def _subscribe(self, acting: _Acting, conditions: ConditionSet) -> None:
-        """Have its channel say what became of a Subscription."""
-        watched = acting.record.watched
-        egress = None if watched is None else watched.egress
-        subscribed = subscription.subscribed(acting.document, egress, conditions)
-        if acting.record.subscribed != subscribed:
-            acting.record.subscribed = subscribed
-            self.enqueue((self.states.family.broker, *broker_of(acting.document)))
+    def _taken(self, record: TriggerRecord) -> desired.OthersNames:
+        return desired.OthersNames(self.states.groups, record.uid)
+
+    def decide(self, seen: Observed, record: TriggerRecord) -> Decision:
+        decision = deciding.decide(seen, self._taken(record), self.settings)
+        if decision.watched is not None and not seen.acted:
+            self.shards.reserve(broker_of(seen.document), decision.watched)
+            record.needed = decision.automatic
+        return decision
+
+    async def act(
+        self, effects: Iterable[Effect], seen: Observed, record: TriggerRecord
+    ) -> Observed:
+        return replace(await super().act(effects, seen, record), acted=True)
+
+    def status_of(
+        self, seen: Observed, decision: Decision, record: TriggerRecord
+    ) -> Mapping[str, Any]:
+        document, conditions, shown = seen.document, decision.conditions, decision.status
+        family, identity = self.states.family, Identity.of(document)
+        scaled = self.status(identity)
+        shown["annotations"].update(scaling(scaled))
+        if scaled is not None:
+            conditions.set(delivering(scaled))
+        self.dead_letters.add_to(document, conditions, shown["annotations"])
+        namespace = services.namespace_of(family, identity, self.settings)
+        dispatcher = Identity(namespace, services.dispatcher_name(family, identity))
+        self.states.rolls.add_to(conditions, dispatcher)
+        if family is CHANNELS:
+            conditions = subscription.conditions_of(conditions)
+            shown = subscription.status_of(shown)
+            self._subscribe(document, record, conditions)
+        return {**shown, "conditions": self.conditions(seen, conditions)}
+
+    def _subscribe(
+        self, document: Document, record: TriggerRecord, conditions: ConditionSet
+    ) -> None:
+        """Report a Subscription's state in its channel's status."""
+        egress = None if record.watched is None else record.watched.egress
+        subscribed = subscription.subscribed(document, egress, conditions)
+        if record.subscribed != subscribed:
+            record.subscribed = subscribed
+            self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def leave(self, document: Document) -> None:
         """Its Broker is another implementation's: deliver nothing, and take our status back."""
-        acting = _Acting(document, self.states.trigger(document))
+        seen, record = _unread(document), self.states.trigger(document)
         for effect in leaving.leave(document):
-            await self.run(effect, acting)
+            await self.run(effect, seen, record)
 
     async def delete(self, document: Document) -> None:
         """Delete its group; its dead letters stay.
@@ -314,91 +299,105 @@ class Triggers:
 
     # Act.
 
-    async def run(self, effect: Effect, acting: _Acting) -> None:
-        """Run one effect; raises `EXPECTED` and `ClusterError`."""
-        identity, record, state = acting.identity, acting.record, acting.broker
+    async def run(self, effect: Effect, seen: Observed, record: TriggerRecord) -> Observed:
+        document, state = seen.document, seen.broker
+        identity, family = Identity.of(document), self.states.family
         match effect:
-            case StopDelivery():
+            case StopDelivery() | HandOver():
                 await self.stop_delivery(identity)
+                return seen
             case DeleteFunctions():
-                await self._delete_functions(acting.document)
-            case ClaimGroup(group) if state is not None:
-                self.states.claim_group(record, group)
-                record.kafka = state.kafka
-            case DeleteGroup(group) if state is not None:
-                await state.kafka.topics.delete_group(group)
-            case CommitOffsets(group, topic, start) if state is not None:
-                await state.kafka.topics.ensure_committed(group, topic, start)
-                declared = (acting.document["metadata"].get("annotations") or {}).get(START)
-                if declared is not None and group_in_status(acting.document) != group:
-                    acting.annotations[START] = declared
+                await self._delete_functions(document)
+                return seen
+            case PublishStatus(patch):
+                if patch:
+                    await self.cluster.write_status(document, patch)
+                return seen
             case PromiseGroup(group, dead_letter_topic, dispatcher):
                 promise = {GROUP_STATUS: group, DEAD_LETTER_TOPIC: dead_letter_topic}
                 if dispatcher is not None:
                     promise[DISPATCHER] = dispatcher
-                if any(acting.written.get(key) != promise[key] for key in KEPT & promise.keys()):
-                    await self.cluster.write_status(acting.document, {"annotations": promise})
-                acting.annotations.update(promise)
+                there = (document.get("status") or {}).get("annotations") or {}
+                if any(there.get(key) != promise[key] for key in KEPT & promise.keys()):
+                    await self.cluster.write_status(document, {"annotations": promise})
+                return seen.with_annotations(promise)
             case ApplyDispatcher(manifest):
-                owner = _resource(acting.document)
+                owner = _resource(document)
                 of = self.cluster, manifest, owner, self.states.rolls
-                acting.revision = await apply_service(*of)
-            case CreateContract(topic) if state is not None:
-                await self.shards.create(broker_of(acting.document), topic)
-            case ApplyShard(number, manifest) if state is not None:
-                await self.shards.apply(state.broker, number, manifest)
+                return replace(seen, revision=await apply_service(*of))
             case WakeDispatcher(url):
                 await self.wake(url)
-            case HandOver():
-                await self.stop_delivery(identity)
-            case WriteContract(group, shared) if state is not None:
-                await self._contract_of(acting).write(group, shared)
-            case AwaitShard(shard) if state is not None:
-                await self._contract_of(acting).applied(shard)
+                return seen
             case DeleteDispatcher(service, instead):
-                namespace = services.namespace_of(self.states.family, identity, self.settings)
-                owner = _resource(acting.document)
-                await delete_service(self.cluster, service, owner, namespace)
-                acting.annotations[DISPATCHER] = instead
-            case StartDelivery(replaces):
-                await self._start(acting, replaces=replaces)
+                namespace = services.namespace_of(family, identity, self.settings)
+                await delete_service(self.cluster, service, _resource(document), namespace)
+                return seen.with_annotations({DISPATCHER: instead})
+            case StartDelivery(watched, replaces):
+                await self._start(watched, document, record, replaces=replaces)
+                return seen
             case AwaitReplacement(service):
-                namespace = services.namespace_of(self.states.family, identity, self.settings)
-                await until_replaced(self.cluster, namespace, service, acting.revision)
+                namespace = services.namespace_of(family, identity, self.settings)
+                await until_replaced(self.cluster, namespace, service, seen.revision)
                 record.replaced = False
-            case PublishStatus(patch):
-                if patch:
-                    await self.cluster.write_status(acting.document, patch)
+                return seen
+        if state is None:
+            raise TypeError(f"an effect of a {family.trigger} without {family.broker}: {effect}")
+        match effect:
+            case ClaimGroup(group):
+                self.states.claim_group(record, group)
+                record.kafka = state.kafka
+            case DeleteGroup(group):
+                await state.kafka.topics.delete_group(group)
+            case CommitOffsets(group, topic, start):
+                await state.kafka.topics.ensure_committed(group, topic, start)
+                declared = (document["metadata"].get("annotations") or {}).get(START)
+                if declared is not None and group_in_status(document) != group:
+                    return seen.with_annotations({START: declared})
+            case CreateContract(topic):
+                await self.shards.create(broker_of(document), topic)
+            case ApplyShard(number, manifest):
+                await self.shards.apply(state.broker, number, manifest)
+            case WriteContract(group, shared):
+                await self._contract_of(document, state).write(group, shared)
+            case AwaitShard(shard):
+                await self._contract_of(document, state).applied(shard)
             case _:
-                raise TypeError(f"no effect of a Trigger's: {effect}")
+                return await super().run(effect, seen, record)
+        return seen
 
-    def _contract_of(self, acting: _Acting) -> ContractLog:
-        assert acting.broker is not None
-        return self.shards.loaded(broker_of(acting.document), acting.broker.kafka)
+    def _contract_of(self, document: Document, broker: BrokerState) -> ContractLog:
+        return self.shards.loaded(broker_of(document), broker.kafka)
 
-    async def _stop(self, acting: _Acting) -> None:
+    async def _stop(self, seen: Observed, record: TriggerRecord) -> None:
         """Its Broker may not use its topic; what stands in the way is tried again."""
         try:
-            for each in deciding.STOP:
-                await self.run(each, acting)
+            for effect in deciding.STOP:
+                await self.run(effect, seen, record)
         except EXPECTED as error:
-            log.warning("%s %s is to stop: %s", self.states.family.trigger, acting.identity, error)
+            identity = Identity.of(seen.document)
+            log.warning("%s %s is to stop: %s", self.states.family.trigger, identity, error)
 
-    async def _start(self, acting: _Acting, *, replaces: bool) -> None:
-        watched, broker = acting.watched, broker_of(acting.document)
-        assert watched is not None
+    async def _start(
+        self, watched: Watched, document: Document, record: TriggerRecord, *, replaces: bool
+    ) -> None:
+        broker = broker_of(document)
         if self.states.broker_state(broker) is None:
             family = self.states.family
             message = f'{family.broker} "{broker.name}" is being deleted'
             raise NotReady(f"{family.short}DoesNotExist", message)
-        acting.record.replaced = replaces
-        await self.deliver(acting.identity, watched)
+        record.replaced = replaces
+        await self.deliver(Identity.of(document), watched)
 
     async def _delete_functions(self, document: Document) -> None:
         of, family, who = _resource(document), self.states.family, Identity.of(document)
         namespace = services.namespace_of(family, who, self.settings)
         for name in (services.dispatcher_name(family, who), services.replayer_name(family, who)):
             await delete_service(self.cluster, name, of, namespace)
+
+
+def _unread(document: Document) -> Observed:
+    """What is known of one of which nothing needs to be: it stops, or is left."""
+    return Observed(document, InvalidDocument("", "it was not read"))
 
 
 def _resource(document: Document) -> Resource:

@@ -13,7 +13,7 @@ Nobody waits for another's trouble: namespaces take turns, and a reconciliation 
 than a quarter of a second gives its place away: all it does is wait (mostly for a Kafka that is
 away).
 
-Not here: what is done with an object (`runtime.controller`, or the local mode).
+Not here: what is done with an object (`engine.controller`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Verdict(enum.Enum):
 BACK_OFF: Final = Verdict.BACK_OFF
 GONE: Final = Verdict.GONE
 
-Reconcile: TypeAlias = Callable[[Key], Awaitable[float | Literal[Verdict.BACK_OFF, Verdict.GONE]]]
+Again: TypeAlias = float | Literal[Verdict.BACK_OFF, Verdict.GONE]
+"""What follows a reconciliation: seconds until the next, or a verdict."""
+Reconcile: TypeAlias = Callable[[Key], Awaitable[Again]]
 
 PAUSE: Final = 0.05
 """Seconds between two reconciliations of one object, however often it is enqueued."""

@@ -18,11 +18,11 @@ from typing import Final, Protocol
 
 from knafka_operator.decide import services
 from knafka_operator.engine.controller import Controller
-from knafka_operator.engine.kinds import ArchiveKind, kinds_of
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.resources import SERVING
 from knafka_operator.operator import Operator
+from knafka_operator.reconcile.archives import Archives
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.runtime import cache, watches
 from knafka_operator.runtime.cache import CachedCluster
@@ -92,19 +92,12 @@ class ClusterController(Controller):
         """`cluster` is what the operator, and the one beside it, ask, in front of `api`; `tracing`
         follows ConfigMaps."""
         self._events = Events(api, operator.settings.identity)
-        super().__init__(
-            kinds_of(operator),
-            _Store(cluster, api),
-            self._events.post,
-            operator.settings,
-        )
-        self._operator = operator
+        super().__init__(operator, _Store(cluster, api), self._events.post)
         self._cluster = cluster
         self._api = api
         self._tracing = tracing or FollowedTracing(operator.settings, api)
-        own = {Selection(kind.api_version, kind.name): kind for kind in self.kinds.values()}
-        self._own = own
-        self._always = (*own, *BESIDE, *((JOBS,) if ARCHIVE in self.kinds else ()))
+        self._own = {Selection(kind.api_version, name): kind for name, kind in self.kinds.items()}
+        self._always = (*self._own, *BESIDE, *((JOBS,) if ARCHIVE in self.kinds else ()))
         for beside in operator.all:
             beside.moves.on_move = self._on_move
             beside.dead_letters.on_first = self._on_dead_letters
@@ -154,9 +147,10 @@ class ClusterController(Controller):
                 self.on_change(kind, document, gone=True)
         elif of is JOBS:
             archives = self.kinds[ARCHIVE]
-            assert isinstance(archives, ArchiveKind)
+            assert isinstance(archives, Archives)
             for job in (*changed, *gone):
-                archives.on_job(job)
+                for key in archives.on_job(job):
+                    self._operator.queue.enqueue(key)
         elif of is PODS:
             self._on_pods(changed, gone)
         elif of is CONFIG_MAPS:

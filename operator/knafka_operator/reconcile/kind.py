@@ -1,0 +1,245 @@
+"""Kind: what the controller asks of the objects of one kind; and how each of them is reconciled.
+
+    observe --> decide --> effects --run, one after another, until one fails--> decide anew
+                       `-> none: conditions, status
+
+A `Reconciler` says how its objects are observed, what is decided of them (a pure function), and
+what each effect does; the rest is here, once. Of effects that a decision asks for, the first that
+fails ends the list; the next decision knows why.
+
+Not here: when an object is reconciled, its finalizer and its end (`engine.controller`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+
+from knafka.core.errors import KnafkaError
+from knafka_operator.decide import status as statuses
+from knafka_operator.decide.status import EXPECTED, ConditionSet
+from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.identity import Identity
+from knafka_operator.reconcile.state import declared_of
+from knafka_operator.reconcile.work_queue import GONE, Again, Key
+
+MAX_STEPS: Final = 32
+"""Times that one reconciliation decides, should others change what it looks at all the time: the
+next goes on."""
+
+
+class News(NamedTuple):
+    """What a Kubernetes Event of an object says."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+class Kind:
+    """All objects of one kind, or of several that are alike; what holds for most stands here."""
+
+    api_version: str
+    left: str = "Kafka still has its topics or group, which nobody will delete"
+    """What may be left of an object whose deletion took too long."""
+
+    cluster: Cluster
+
+    @cached_property
+    def _declared(self) -> dict[Key, Document]:
+        """Each as it was last heard of, without its status."""
+        return {}
+
+    # What is heard.
+
+    def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        """An object as it is now, or was last; returns what is to be reconciled, which it isn't if
+        only its status has changed."""
+        key, declared = key_of(document), None if gone else declared_of(document)
+        if not gone:
+            self.remember(document)
+        previous = self._declared.pop(key, None)
+        if declared is not None:
+            self._declared[key] = declared
+        return [key] if gone or previous != declared else []
+
+    def remember(self, document: Document) -> object:
+        """Keep in mind what others must know of an object before it is reconciled."""
+        return None
+
+    # What is asked of one object.
+
+    async def get(self, key: Key) -> Document | None:
+        """The object as it is stored."""
+        return await self.cluster.get(self.api_version, *key)
+
+    def is_ours(self, document: Document) -> bool:
+        """Whether it isn't another implementation's."""
+        return True
+
+    async def makes_something(self, document: Document) -> bool:
+        """Whether there is, or will be, something to delete before the object goes."""
+        return True
+
+    def has_ended(self, status: Mapping[str, Any]) -> bool:
+        """Whether nothing is left to delete, so that the object may go without us."""
+        return False
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
+        """Reconcile one; returns its new status. Raises `ClusterError`.
+
+        None: it is another implementation's, or waits for something that enqueues it; nothing was
+        written.
+        """
+        raise NotImplementedError
+
+    async def delete(self, document: Document) -> None:
+        """Delete what was made for it; raises `KnafkaError` while something stands in the way."""
+        raise NotImplementedError
+
+    async def forget(self, document: Document) -> None:
+        """Do nothing more for it, and keep nothing of it in memory: it is gone."""
+        raise NotImplementedError
+
+    async def leave(self, document: Document) -> None:
+        """Take back what is ours of it: it is another implementation's."""
+
+    async def absent(self, identity: Identity) -> Again:
+        """There is no such object; returns when to look again."""
+        return GONE
+
+    async def released(self, key: Key, document: Document | None) -> Document | None:
+        """A stored object that needs our finalizer no more, whatever `document` says instead."""
+        return None
+
+    async def drop_entry(self, document: Document) -> bool:
+        """Whether it is no object of its own, whose finalizers could be written: then what was
+        noted of it elsewhere is dropped."""
+        return False
+
+    def orphaned(self, document: Document) -> tuple[Sequence[str], str]:
+        """Finalizers whose controller is gone, and a warning of those of which that isn't known."""
+        return (), ""
+
+    # What follows.
+
+    def news(self, document: Document, now: Mapping[str, Any]) -> News | None:
+        """What its new status says that `document` doesn't; None: no Event."""
+        previous = statuses.summary((document.get("status") or {}).get("conditions") or ())
+        ready = statuses.summary(now["conditions"])
+        if previous.get("status") == ready["status"]:
+            return None
+        if ready["status"] == "True":
+            return News("Normal", "Ready", f"{document['kind']} is Ready")
+        if ready["status"] == "False":
+            return News("Warning", ready["reason"], ready["message"])
+        return None
+
+    def again(self, document: Document, now: Mapping[str, Any]) -> float | None:
+        """Seconds until it is looked at again; None: as usual, by whether it is Ready."""
+        return None
+
+
+class Decision(Protocol):
+    """What is to be done next; the status counts once that is nothing."""
+
+    @property
+    def effects(self) -> Sequence[Any]: ...
+
+    @property
+    def status(self) -> Mapping[str, Any]: ...
+
+
+class Observed(Protocol):
+    """What was observed of an object, and what became of effects since."""
+
+    @property
+    def document(self) -> Document: ...
+
+    def with_failure(self, effect: Any, error: KnafkaError) -> Self:
+        """The same, with an effect that failed."""
+        ...
+
+
+S = TypeVar("S", bound=Observed)
+D = TypeVar("D", bound=Decision)
+R = TypeVar("R")
+"""What is kept of an object beyond what is stored of it."""
+
+
+class Reconciler(Generic[S, D, R]):
+    """Observes objects of one kind, decides upon them and acts."""
+
+    cluster: Cluster
+    now: Callable[[], Any]
+
+    def at(self) -> str:
+        """The time, RFC 3339."""
+        return str(self.now())
+
+    def record_of(self, document: Document) -> R:
+        raise NotImplementedError
+
+    async def observe(self, document: Document, record: R) -> S | None:
+        """All that is decided upon; None: as `reconcile`. Raises `ClusterError`."""
+        raise NotImplementedError
+
+    def decide(self, seen: S, record: R) -> D:
+        raise NotImplementedError
+
+    async def run(self, effect: Any, seen: S, record: R) -> S:
+        """Run one effect; returns what there is then. Raises `EXPECTED` and `ClusterError`."""
+        raise TypeError(f"no effect of {type(self).__name__}: {effect}")
+
+    def stored_status(self, seen: S) -> Mapping[str, Any]:
+        """Its status as it is stored by now."""
+        return seen.document.get("status") or {}
+
+    def status_of(self, seen: S, decision: D, record: R) -> Mapping[str, Any]:
+        """The status that the last decision comes to, if its own has no conditions."""
+        conditions: ConditionSet = getattr(decision, "conditions")  # noqa: B009
+        return {**decision.status, "conditions": self.conditions(seen, conditions)}
+
+    def conditions(self, seen: S, found: ConditionSet) -> list[dict[str, Any]]:
+        """With their times, and their summary."""
+        return found.conditions(self.stored_status(seen).get("conditions") or (), self.at())
+
+    async def write(self, seen: S, status: Mapping[str, Any]) -> None:
+        """Write what has changed of its status."""
+        if patch := statuses.changes(self.stored_status(seen), status):
+            await self.cluster.write_status(seen.document, patch)
+
+    async def finish(self, seen: S, record: R) -> None:
+        """What is done once the status is written."""
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
+        """As `Kind.reconcile`."""
+        record = self.record_of(document)
+        seen = await self.observe(document, record)
+        if seen is None:
+            return None
+        decision = self.decide(seen, record)
+        for _ in range(MAX_STEPS):
+            if not decision.effects:
+                break
+            seen = await self.act(decision.effects, seen, record)
+            decision = self.decide(seen, record)
+        status = self.status_of(seen, decision, record)
+        await self.write(seen, status)
+        await self.finish(seen, record)
+        return status
+
+    async def act(self, effects: Iterable[Any], seen: S, record: R) -> S:
+        """Run these until one fails."""
+        for effect in effects:
+            try:
+                seen = await self.run(effect, seen, record)
+            except EXPECTED as error:
+                return seen.with_failure(effect, error)
+        return seen
+
+
+def key_of(document: Document) -> Key:
+    metadata = document["metadata"]
+    return document["kind"], metadata["namespace"], metadata["name"]

@@ -1,0 +1,127 @@
+"""Prints what reconciling one new object of each kind runs through: files, functions, calls; and
+how many lines the control plane's parts have.
+
+    python tools/reconcile_paths.py
+
+The cluster and Kafka are in memory, so what is entered is what decides and acts: `knafka_operator`
+alone is counted. `docs/decisions/0037-one-controller.md` has the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT / "tests")
+
+from support.archives_world import ready_world  # noqa: E402
+from support.controlled import controller_of  # noqa: E402
+from support.operator_world import OperatorWorld  # noqa: E402
+from support.sensors_world import SensorsWorld  # noqa: E402
+
+OPERATOR: Final = ROOT / "operator" / "knafka_operator"
+PARTS: Final = {
+    "watches, cache, leader election": (
+        *("runtime/watches.py", "runtime/cache.py", "runtime/leadership.py", "runtime/lease.py"),
+    ),
+    "controllers": (
+        *("engine/*.py", "runtime/controller.py", "runtime/selections.py"),
+        *("runtime/sensors.py", "runtime/archives.py", "runtime/operations.py"),
+        *("runtime/deletions.py", "../../local/knafka_local/controller.py"),
+    ),
+    "reconcilers and their effects": (
+        *("reconcile/kind.py", "reconcile/acting.py", "reconcile/brokers.py"),
+        *("reconcile/channels.py", "reconcile/triggers.py", "reconcile/sensors.py"),
+        *("reconcile/archives.py", "reconcile/operations.py", "reconcile/broker_receivers.py"),
+        *("decide/effects.py", "decide/steps.py"),
+    ),
+    "the whole operator": ("**/*.py",),
+}
+
+
+class Entered:
+    """Functions of the operator that were called, with how often."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[str, str]] = Counter()
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(OPERATOR)):
+            name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
+            if "<" not in code.co_name:
+                self.calls[str(Path(code.co_filename).relative_to(OPERATOR)), name] += 1
+
+    @property
+    def files(self) -> list[str]:
+        return sorted({file for file, _ in self.calls})
+
+
+@contextmanager
+def watched() -> Iterator[Entered]:
+    entered = Entered()
+    sys.setprofile(entered)
+    try:
+        yield entered
+    finally:
+        sys.setprofile(None)
+
+
+def say(kind: str, entered: Entered) -> None:
+    calls = sum(entered.calls.values())
+    files, functions = len(entered.files), len(entered.calls)
+    print(f"{kind:20} {files:3} files {functions:4} functions {calls:5} calls")
+    if "-v" in sys.argv:
+        print("    " + " ".join(entered.files))
+
+
+async def main() -> None:
+    world = OperatorWorld()
+    world.declare_broker("shop")
+    controller: Any = controller_of(world)
+    with watched() as entered:
+        await controller.reconcile(("Broker", "shop", "default"))
+    say("Broker", entered)
+    world.declare_trigger("shop", "mail")
+    world.operator.on_trigger(world.document("Trigger", "shop", "mail"), gone=False)
+    with watched() as entered:
+        await controller.reconcile(("Trigger", "shop", "mail"))
+    say("Trigger", entered)
+    await world.operator.close()
+
+    sensors = SensorsWorld()
+    await sensors.start()
+    sensors.inner.declare_broker("shop")
+    await sensors.turn("Broker", "default")
+    sensors.declare()
+    with watched() as entered:
+        await sensors.turn()
+    say("Sensor", entered)
+    await sensors.inner.operator.close()
+
+    archives = await ready_world()
+    archives.declare(compaction={"number": 1})
+    archives.bury()
+    with watched() as entered:
+        await archives.controller.reconcile(("DeadLetterArchive", "shop", "kept"))
+    say("DeadLetterArchive", entered)
+    archives.ask("DeadLetterReplay", "again")
+    with watched() as entered:
+        await archives.controller.reconcile(("DeadLetterReplay", "shop", "again"))
+    say("DeadLetterReplay", entered)
+    await archives.inner.operator.close()
+
+    for part, patterns in PARTS.items():
+        files = {file for pattern in patterns for file in OPERATOR.glob(pattern)}
+        print(f"{sum(len(file.read_text().splitlines()) for file in files):6} lines: {part}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
