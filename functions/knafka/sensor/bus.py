@@ -39,7 +39,8 @@ ASK_INTERVAL: Final = 5
 UNANSWERED_INTERVAL: Final = 250
 """The same while a partition doesn't answer: the question takes longer then."""
 QUEUED_RECORDS: Final = 10_000
-"""Records that wait in all queues together before partitions that are ahead are paused."""
+"""Records that wait in all queues together before partitions with more than their share are paused,
+which throws away what was fetched of them; at most twice as many wait."""
 QUEUED_BYTES: Final = 32 * 1024 * 1024
 """Bytes of their values."""
 AHEAD_RECORDS: Final = 10_000
@@ -357,14 +358,16 @@ class Bus:
         self._stalls.note(now, wanted, untils)
 
     def balance(self) -> None:
-        """Have no partition read on that is far ahead of the others."""
+        """Have no partition read on that is far ahead of the others, while much waits."""
         share = max(1, len(self._own))
+        is_much = self.queued > QUEUED_RECORDS or self.queued_bytes > QUEUED_BYTES
+        is_little = 2 * self.queued < QUEUED_RECORDS and 2 * self.queued_bytes < QUEUED_BYTES
         pausing, resuming = list[int](), list[int]()
         for number, each in self._own.items():
-            records_of, bytes_of = len(each.queue) * share, each.bytes * share
-            if not each.is_paused and (records_of > QUEUED_RECORDS or bytes_of > QUEUED_BYTES):
+            is_ahead = len(each.queue) * share > QUEUED_RECORDS or each.bytes * share > QUEUED_BYTES
+            if is_much and is_ahead and not each.is_paused:
                 pausing.append(number)
-            elif each.is_paused and 2 * records_of < QUEUED_RECORDS and 2 * bytes_of < QUEUED_BYTES:
+            elif each.is_paused and (is_little or not each.queue):
                 resuming.append(number)
         for numbers, is_paused in ((pausing, True), (resuming, False)):
             if numbers:
