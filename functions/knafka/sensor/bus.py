@@ -6,7 +6,7 @@ An event is routed when every partition was read to a later time, so that what t
 to the trigger topic is in order. How far a partition was read:
 
     behind its end     to the time of its last record
-    at its end         to the moment in which its end was asked for, less `grace`
+    at its end         to the time of what was read a grace before its end was asked for
     another process's  as that process committed beside its offset; at its end as above
 
 Where senders say the time, a partition is in no order itself: then events are routed as they are
@@ -60,11 +60,19 @@ class Bus:
         self._is_log_time = True
         """Whether times are Kafka's, as far as is known."""
         self._has_read = False
-        self._ahead_by = 0
-        """Milliseconds by which Kafka's clock is ahead of ours, for certain."""
+        self._latest: deque[tuple[int, int]] = deque()
+        """The latest time of an event that was read, and when it was, by our clock; both grow."""
+        self._before = 0
+        """The latest time of what was read a grace ago."""
         self._ends: Mapping[int, int | None] = {}
-        self._asked_at = 0
-        """When the ends were asked for, by Kafka's clock."""
+        self._looked_for: tuple[int, Mapping[int, int | None]] | None = None
+        """Ends that aren't reached yet, and when they were asked for."""
+        self._others_at: dict[int, int] = {}
+        """What others have committed."""
+        self.ended_at = 0
+        """When ends were asked for that all have reached by now, by our clock."""
+        self._asked_until = 0
+        """What is appended after that is of no earlier time."""
         self._looked_at: int | None = None
         self._elsewhere: dict[int, int | None] = {}
         """Until when the partitions of others were routed."""
@@ -131,8 +139,8 @@ class Bus:
         each.next = record.offset() + 1
         is_log_time = record.timestamp()[0] == LOG_APPEND_TIME
         self._is_log_time, self._has_read = is_log_time, True
-        if is_log_time:
-            self._ahead_by = max(self._ahead_by, at - now)
+        if not self._latest or at > self._latest[-1][0]:
+            self._latest.append((at, now))
         reached = at if self.is_in_order else at - self.grace
         each.seen = reached if each.seen is None else max(each.seen, reached)
         return each.seen, bool(each.queue)
@@ -198,6 +206,11 @@ class Bus:
     def first_ahead(self) -> int | None:
         """The time of the first event that was routed ahead of others, where no more may be."""
         return self._routed_ahead[0] if self._routed_ahead and self._is_full else None
+
+    @property
+    def next_look(self) -> int:
+        """When more will be known of what was read last, by our clock."""
+        return self._latest[0][1] + self.grace if self._latest else 0
 
     @property
     def _is_full(self) -> bool:
@@ -287,7 +300,7 @@ class Bus:
         end = self._ends.get(number)
         if end is None or each.next < end:
             return each.seen
-        at_end = self._asked_at - self.grace
+        at_end = self._asked_until
         return at_end if each.seen is None else max(at_end, each.seen)
 
     def _is_behind(self, number: int) -> bool:
@@ -303,10 +316,11 @@ class Bus:
 
     # Questions
 
-    def refresh(self, now: int, wanted: int) -> None:
-        """Ask Kafka, if it may help to know more than until `wanted`. Raises `LogError`."""
+    def refresh(self, now: int, wanted: int, since: int = 0) -> None:
+        """Ask Kafka, if it may help to know more than until `wanted`, or if nothing was asked since
+        another time. Raises `LogError`."""
         known = self.read_until if self._looked_at is not None else None
-        if known is not None and known > wanted:
+        if known is not None and known > wanted and self.ended_at >= since:
             return
         interval = UNANSWERED_INTERVAL if None in self._ends.values() else ASK_INTERVAL
         if self._looked_at is not None and now - self._looked_at < interval:
@@ -317,25 +331,46 @@ class Bus:
         ):
             self._note(now, wanted)
             return  # it is for us to read on
-        # By our clock now at least, whatever is appended from now on is of a later time.
-        asked_at = now + self._ahead_by
         ends = self._log.reachable_ends(self._topic)
-        self._ends, self._asked_at = ends, asked_at
+        self._ends, self._asked_until = ends, self._from_now_on(now)
         if self.is_shared:
             committed = self._log.committed_now(self._topic)
             for each in committed.values():
                 self._hear_of_senders(records.routed_in(each.metadata))
             for number in ends.keys() - self._own.keys():
                 self._hear(number, committed.get(number), ends[number])
+        self._compare(now)
         self._note(now, wanted)
+
+    def _compare(self, now: int) -> None:
+        """Whether all ends of some moment are reached."""
+        for asked_at, ends in (*filter(None, [self._looked_for]), (now, self._ends)):
+            if not all(map(self._is_reached, ends.items())):
+                self._looked_for = asked_at, ends
+                return
+            self._looked_for, self.ended_at = None, asked_at
+
+    def _is_reached(self, end: tuple[int, int | None]) -> bool:
+        number, offset = end
+        own = self._own.get(number)
+        position = self._others_at.get(number, 0) if own is None else own.next
+        return number in self.stalled or (offset is not None and position >= offset)
+
+    def _from_now_on(self, now: int) -> int:
+        """What is appended from now on is of no earlier time: than what was read a grace ago, as it
+        was there before; and than now by our clock, which may be wrong by as much as senders'."""
+        while self._latest and self._latest[0][1] <= now - self.grace:
+            self._before = self._latest.popleft()[0] + 1
+        return max(self._before, now - max(self.grace, SENDERS_GRACE))
 
     def _hear(self, number: int, committed: OffsetAndMetadata | None, end: int | None) -> None:
         """What another process has committed of a partition, after its end was asked for."""
         offset = 0 if committed is None else committed.offset
+        self._others_at[number] = offset
         routed = Routed() if committed is None else records.routed_in(committed.metadata)
         until = routed.until
         if end is not None and offset >= end:
-            at_end = self._asked_at - self.grace
+            at_end = self._asked_until
             until = at_end if until is None else max(at_end, until)
         before = self._elsewhere.get(number)
         if until is not None:

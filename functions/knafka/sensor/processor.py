@@ -132,7 +132,7 @@ class Processor:
         self._make_room(batch)
         ordering = self._ordering
         handled = ordering.take_in(found, reached, batch, self._now)
-        ordering.look(self._now, self._asked_for(now))
+        ordering.look(self._now, self._due(now), self._found_at)
         handled += ordering.route(batch) + ordering.reduce(batch)
         if found or handled:
             self._known_until, self._found_at = None, self._now
@@ -142,7 +142,8 @@ class Processor:
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
-            ordering.look(now + round((time.monotonic() - began) * 1000), self._asked_for(now))
+            self._now = now + round((time.monotonic() - began) * 1000)
+            ordering.look(self._now, self._due(now), self._found_at)
         ordering.balance()
         handled = max(len(found), handled)
         return handled + (expired if expired == BATCH else 0) + batch.tidied + batch.let_go_keys
@@ -254,13 +255,6 @@ class Processor:
         first = self._state.first_timer
         return None if first is None or first > now - self._lateness else first
 
-    def _asked_for(self, now: int) -> int | None:
-        """Until when (ms) has to be known that everything was read; None: nothing is due."""
-        if (due := self._due(now)) is None:
-            return None
-        # What has come late may have company that isn't read yet.
-        return max(due, self._found_at - self._ordering.grace)
-
     def _is_known(self, time: int | None) -> bool:
         """Whether every event before this time was read, for certain."""
         return time is not None and self._known_until is not None and time <= self._known_until
@@ -275,7 +269,7 @@ class Processor:
         if (
             not self._is_known(first)
             and known is not None
-            and known > self._found_at - self._ordering.grace
+            and self._ordering.asked_at >= self._found_at
         ):
             self._known_until = min(known, now - self._lateness)
         if (until := self._known_until) is None or until < first:
