@@ -223,7 +223,7 @@ class Bus:
         if not self.queued:
             return
         in_order, bounds = self.is_in_order, self._bounds()
-        elsewhere = self._minimum_elsewhere()
+        elsewhere = self._minimum(None)
         before = None if in_order else self.routed_until
         heads = [(each.queue[0].place, each) for each in self._own.values() if each.queue]
         heapify(heads)
@@ -259,17 +259,6 @@ class Bus:
         first, number = untils[0] if untils else (FOR_EVER, -1)
         return Bounds(first, number, untils[1][0] if len(untils) > 1 else FOR_EVER)
 
-    def _minimum_elsewhere(self) -> int | None:
-        """Until when what others read was routed; None: that isn't known."""
-        if not self._ends:
-            return None
-        found = FOR_EVER
-        for number in self._ends.keys() - self._own.keys() - self.stalled:
-            if (until := self._elsewhere.get(number)) is None:
-                return None
-            found = min(found, until)
-        return found
-
     @property
     def read_until(self) -> int | None:
         """Until when everything of the bus was read, or was routed by others; None: that isn't
@@ -282,14 +271,19 @@ class Bus:
         committed; None: that isn't known."""
         return self._minimum(self.routed)
 
-    def _minimum(self, own: Callable[[int], int | None]) -> int | None:
+    def _minimum(self, own: Callable[[int], int | None] | None) -> int | None:
+        """Over all partitions, ours by `own`; None: over those of others, the least of none being
+        `FOR_EVER`."""
         if not self._ends:
             return None
-        found: int | None = None
-        for number in self._ends.keys() | self._own.keys():
-            if number in self.stalled:
+        found = FOR_EVER if own is None else None
+        for number in (self._ends.keys() | self._own.keys()) - self.stalled:
+            if number not in self._own:
+                until = self._elsewhere.get(number)
+            elif own is not None:
+                until = own(number)
+            else:
                 continue
-            until = own(number) if number in self._own else self._elsewhere.get(number)
             if until is None:
                 return None
             found = until if found is None else min(found, until)

@@ -148,13 +148,16 @@ class Ordering:
         reached: Mapping[Partition, int],
         batch: Batch,
         now: int,
+        first_at: int,
     ) -> int:
-        """These records were read, and these ends were reached; gives how many events were next at
-        once."""
+        """These records were read by now, the first of them at `first_at`, and these ends were
+        reached; gives how many events were next at once."""
         bus, count = self._sensor.topic, 0
         for record in found:
+            if record is not found[0]:
+                first_at = now
             if record.topic() == bus:
-                self._handlers.take_in(record, batch, now)
+                self._handlers.take_in(record, batch, now, first_at)
             else:
                 number = record.partition()
                 self._read_to[number] = record.offset() + 1
