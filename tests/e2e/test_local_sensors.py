@@ -8,6 +8,7 @@ import shutil
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -157,7 +158,7 @@ def test_the_example_fires_sleeps_and_fires_again_with_what_it_has_held(up: Up) 
             send(match[1], {**about, "ce-type": ("left", "right")[number % 2]})
             time.sleep(0.02)
         last = first + PAIRED_AT_ONCE
-        up.until(lambda last=last: len(pairs(up)) >= last, f"{last} pairs")
+        up.until(partial(has_pairs, up, last), f"{last} pairs")
         assert sorted(pairs(up), key=lambda each: each[0]) == [
             (2 * number, 2 * number + 1) for number in range(last)
         ]
@@ -170,6 +171,10 @@ def pairs(up: Up) -> list[tuple[int, int]]:
     """What `pairs` was sent."""
     found = re.findall(r"^pairs \| pair (\d+) (\d+)$", up.output, re.MULTILINE)
     return [(int(left), int(right)) for left, right in found]
+
+
+def has_pairs(up: Up, count: int) -> bool:
+    return len(pairs(up)) >= count
 
 
 def is_asleep(up: Up, sensor: str) -> bool:

@@ -57,7 +57,7 @@ class Bus:
         self._log = log
         self._declared = None if sensor.grace is None else round(sensor.grace * 1000)
         self._own: dict[int, Queue] = {}
-        self._is_log_time = True
+        self.is_log_time = True
         """Whether times are Kafka's, as far as is known."""
         self._has_read = False
         self._latest: deque[tuple[int, int]] = deque()
@@ -85,19 +85,14 @@ class Bus:
     def is_in_order(self) -> bool:
         """Whether each partition is in the order of time, as far as is known: where the log's own
         clock may have been set back, its Sensor says so by a grace."""
-        return self._is_log_time and self._declared is None
-
-    @property
-    def by_sender(self) -> bool:
-        """Whether the times are the senders', as far as is known."""
-        return not self._is_log_time
+        return self.is_log_time and self._declared is None
 
     @property
     def grace(self) -> int:
         """Milliseconds by which an event's time may be before that of one which was read."""
         if self._declared is not None:
             return self._declared
-        return KAFKAS_GRACE if self._is_log_time else SENDERS_GRACE
+        return KAFKAS_GRACE if self.is_log_time else SENDERS_GRACE
 
     @property
     def stalled(self) -> frozenset[int]:
@@ -138,7 +133,7 @@ class Bus:
         each = self._own[record.partition()]
         each.next = record.offset() + 1
         is_log_time = record.timestamp()[0] == LOG_APPEND_TIME
-        self._is_log_time, self._has_read = is_log_time, True
+        self.is_log_time, self._has_read = is_log_time, True
         if not self._latest or at > self._latest[-1][0]:
             self._latest.append((at, now))
         reached = at if self.is_in_order else at - self.grace
@@ -373,7 +368,7 @@ class Bus:
     def _hear_of_senders(self, routed: Routed) -> None:
         """Who has read no record has it from others whose the times are."""
         if routed.by_sender and not self._has_read:
-            self._is_log_time = False
+            self.is_log_time = False
 
     def _note(self, now: int, wanted: int) -> None:
         """Who holds up, and for how long."""

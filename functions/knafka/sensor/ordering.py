@@ -229,7 +229,7 @@ class Ordering:
                 if position != committed:
                     batch.positions[partition] = position
                     until = self._bus.routed(number)
-                    batch.routed[number] = Routed(until, self._bus.by_sender)
+                    batch.routed[number] = Routed(until, not self._bus.is_log_time)
                 continue
             ordered, read = self._ordered[number], self._read_to[number]
             position = ordered.position(read)
