@@ -177,6 +177,10 @@ def pairs(up: Up) -> list[tuple[int, int]]:
     return [(int(left), int(right)) for left, right in found]
 
 
+def has_pairs(up: Up, count: int) -> bool:
+    return len(pairs(up)) >= count
+
+
 def is_asleep(up: Up, sensor: str) -> bool:
     """Whether the last that was said of it is that no process of it runs."""
     said = re.findall(rf"Sensor {sensor}: (\d+) of \d+ processes", up.output)

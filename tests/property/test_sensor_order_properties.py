@@ -197,15 +197,19 @@ def _told(key: str, firings: Iterator[Any]) -> Iterator[str]:
     st.integers(1, 10),
     st.sampled_from(["kafka", "apart", "senders"]),
     st.sampled_from([None, 3.0]),
+    st.integers(-1_000, 1_000),
     schedules,
 )
 def test_what_fires_follows_from_the_events_and_their_times_alone(
-    partitions: int, times: str, dedupe: float | None, schedule: list[object]
+    partitions: int, times: str, dedupe: float | None, clock: int, schedule: list[object]
 ) -> None:
     """`apart`: the clocks of Kafka's nodes differ or are set back by less than the declared grace.
-    `senders`: they say the time, up to the default grace too late."""
+    `senders`: they say the time, up to the default grace too late. `kafka`: the processes' clocks
+    are wrong."""
     grace = LATE / 1000 if times == "apart" else None
     world = World(partitions, by_sender=times == "senders", grace=grace, dedupe=dedupe)
+    if times == "kafka":
+        world.clocks = {0: clock, 1: -clock}
     for each in schedule:
         world.play(each)
     world.rest()

@@ -43,6 +43,11 @@ class Arrival:
         return self.headers.get("ce-id", "")
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256
+    """Connections at once: of five, the usual number, many actions at once break some."""
+
+
 class Listener:
     """Serves on a free port of `host` until it is closed."""
 
@@ -75,7 +80,7 @@ class Listener:
             def log_message(self, format: str, *_: Any) -> None:  # noqa: A002  # its name there
                 pass
 
-        self._server = ThreadingHTTPServer((host, 0), Handler)
+        self._server = _Server((host, 0), Handler)
         self._server.daemon_threads = True
         self._url = f"http://{host}:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()

@@ -114,6 +114,8 @@ class MemorySensor:
         """Other fields of its contract."""
         self.tracer: Tracer | None = None
         self.sent: list[tuple[str, str]] = []
+        self.clocks: dict[int, int] = {}
+        """Milliseconds by which the clocks of processes are wrong."""
         self._late = 0
         self._processes: list[tuple[Processor, MemoryTransactions] | None] = [None] * PROCESSES
 
@@ -166,7 +168,7 @@ class MemorySensor:
         processor, _ = self.opened(number)
         self.now += TAKES
         try:
-            return processor.step(self.now)
+            return processor.step(self.now + self.clocks.get(number, 0))
         except Crashed:
             self._processes[number] = None
         except LogError:

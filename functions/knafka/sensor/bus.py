@@ -6,7 +6,7 @@ An event is routed when every partition was read to a later time, so that what t
 to the trigger topic is in order. How far a partition was read:
 
     behind its end     to the time of its last record
-    at its end         to the moment in which its end was asked for, less `grace`
+    at its end         to the time of what was read a grace before its end was asked for
     another process's  as that process committed beside its offset; at its end as above
 
 Where senders say the time, a partition is in no order itself: then events are routed as they are
@@ -39,7 +39,8 @@ ASK_INTERVAL: Final = 5
 UNANSWERED_INTERVAL: Final = 250
 """The same while a partition doesn't answer: the question takes longer then."""
 QUEUED_RECORDS: Final = 10_000
-"""Records that wait in all queues together before partitions that are ahead are paused."""
+"""Records that wait in all queues together before partitions with more than their share are paused,
+which throws away what was fetched of them; at most twice as many wait."""
 QUEUED_BYTES: Final = 32 * 1024 * 1024
 """Bytes of their values."""
 AHEAD_RECORDS: Final = 10_000
@@ -56,14 +57,22 @@ class Bus:
         self._log = log
         self._declared = None if sensor.grace is None else round(sensor.grace * 1000)
         self._own: dict[int, Queue] = {}
-        self._is_log_time = True
+        self.is_log_time = True
         """Whether times are Kafka's, as far as is known."""
         self._has_read = False
-        self._ahead_by = 0
-        """Milliseconds by which Kafka's clock is ahead of ours, for certain."""
+        self._latest: deque[tuple[int, int]] = deque()
+        """The latest time of an event that was read, and when it was, by our clock; both grow."""
+        self._before = 0
+        """The latest time of what was read a grace ago."""
         self._ends: Mapping[int, int | None] = {}
-        self._asked_at = 0
-        """When the ends were asked for, by Kafka's clock."""
+        self._looked_for: tuple[int, Mapping[int, int | None]] | None = None
+        """Ends that aren't reached yet, and when they were asked for."""
+        self._others_at: dict[int, int] = {}
+        """What others have committed."""
+        self.ended_at = 0
+        """When ends were asked for that all have reached by now, by our clock."""
+        self._asked_until = 0
+        """What is appended after that is of no earlier time."""
         self._looked_at: int | None = None
         self._elsewhere: dict[int, int | None] = {}
         """Until when the partitions of others were routed."""
@@ -76,19 +85,14 @@ class Bus:
     def is_in_order(self) -> bool:
         """Whether each partition is in the order of time, as far as is known: where the log's own
         clock may have been set back, its Sensor says so by a grace."""
-        return self._is_log_time and self._declared is None
-
-    @property
-    def by_sender(self) -> bool:
-        """Whether the times are the senders', as far as is known."""
-        return not self._is_log_time
+        return self.is_log_time and self._declared is None
 
     @property
     def grace(self) -> int:
         """Milliseconds by which an event's time may be before that of one which was read."""
         if self._declared is not None:
             return self._declared
-        return KAFKAS_GRACE if self._is_log_time else SENDERS_GRACE
+        return KAFKAS_GRACE if self.is_log_time else SENDERS_GRACE
 
     @property
     def stalled(self) -> frozenset[int]:
@@ -129,9 +133,9 @@ class Bus:
         each = self._own[record.partition()]
         each.next = record.offset() + 1
         is_log_time = record.timestamp()[0] == LOG_APPEND_TIME
-        self._is_log_time, self._has_read = is_log_time, True
-        if is_log_time:
-            self._ahead_by = max(self._ahead_by, at - now)
+        self.is_log_time, self._has_read = is_log_time, True
+        if not self._latest or at > self._latest[-1][0]:
+            self._latest.append((at, now))
         reached = at if self.is_in_order else at - self.grace
         each.seen = reached if each.seen is None else max(each.seen, reached)
         return each.seen, bool(each.queue)
@@ -199,6 +203,11 @@ class Bus:
         return self._routed_ahead[0] if self._routed_ahead and self._is_full else None
 
     @property
+    def next_look(self) -> int:
+        """When more will be known of what was read last, by our clock."""
+        return self._latest[0][1] + self.grace if self._latest else 0
+
+    @property
     def _is_full(self) -> bool:
         return len(self._routed_ahead) >= AHEAD_RECORDS
 
@@ -209,7 +218,7 @@ class Bus:
         if not self.queued:
             return
         in_order, bounds = self.is_in_order, self._bounds()
-        elsewhere = self._minimum_elsewhere()
+        elsewhere = self._minimum(None)
         before = None if in_order else self.routed_until
         heads = [(each.queue[0].place, each) for each in self._own.values() if each.queue]
         heapify(heads)
@@ -245,17 +254,6 @@ class Bus:
         first, number = untils[0] if untils else (FOR_EVER, -1)
         return Bounds(first, number, untils[1][0] if len(untils) > 1 else FOR_EVER)
 
-    def _minimum_elsewhere(self) -> int | None:
-        """Until when what others read was routed; None: that isn't known."""
-        if not self._ends:
-            return None
-        found = FOR_EVER
-        for number in self._ends.keys() - self._own.keys() - self.stalled:
-            if (until := self._elsewhere.get(number)) is None:
-                return None
-            found = min(found, until)
-        return found
-
     @property
     def read_until(self) -> int | None:
         """Until when everything of the bus was read, or was routed by others; None: that isn't
@@ -268,14 +266,19 @@ class Bus:
         committed; None: that isn't known."""
         return self._minimum(self.routed)
 
-    def _minimum(self, own: Callable[[int], int | None]) -> int | None:
+    def _minimum(self, own: Callable[[int], int | None] | None) -> int | None:
+        """Over all partitions, ours by `own`; None: over those of others, the least of none being
+        `FOR_EVER`."""
         if not self._ends:
             return None
-        found: int | None = None
-        for number in self._ends.keys() | self._own.keys():
-            if number in self.stalled:
+        found = FOR_EVER if own is None else None
+        for number in (self._ends.keys() | self._own.keys()) - self.stalled:
+            if number not in self._own:
+                until = self._elsewhere.get(number)
+            elif own is not None:
+                until = own(number)
+            else:
                 continue
-            until = own(number) if number in self._own else self._elsewhere.get(number)
             if until is None:
                 return None
             found = until if found is None else min(found, until)
@@ -286,7 +289,7 @@ class Bus:
         end = self._ends.get(number)
         if end is None or each.next < end:
             return each.seen
-        at_end = self._asked_at - self.grace
+        at_end = self._asked_until
         return at_end if each.seen is None else max(at_end, each.seen)
 
     def _is_behind(self, number: int) -> bool:
@@ -302,10 +305,11 @@ class Bus:
 
     # Questions
 
-    def refresh(self, now: int, wanted: int) -> None:
-        """Ask Kafka, if it may help to know more than until `wanted`. Raises `LogError`."""
+    def refresh(self, now: int, wanted: int, since: int = 0) -> None:
+        """Ask Kafka, if it may help to know more than until `wanted`, or if nothing was asked since
+        another time. Raises `LogError`."""
         known = self.read_until if self._looked_at is not None else None
-        if known is not None and known > wanted:
+        if known is not None and known > wanted and self.ended_at >= since:
             return
         interval = UNANSWERED_INTERVAL if None in self._ends.values() else ASK_INTERVAL
         if self._looked_at is not None and now - self._looked_at < interval:
@@ -316,25 +320,46 @@ class Bus:
         ):
             self._note(now, wanted)
             return  # it is for us to read on
-        # By our clock now at least, whatever is appended from now on is of a later time.
-        asked_at = now + self._ahead_by
         ends = self._log.reachable_ends(self._topic)
-        self._ends, self._asked_at = ends, asked_at
+        self._ends, self._asked_until = ends, self._from_now_on(now)
         if self.is_shared:
             committed = self._log.committed_now(self._topic)
             for each in committed.values():
                 self._hear_of_senders(records.routed_in(each.metadata))
             for number in ends.keys() - self._own.keys():
                 self._hear(number, committed.get(number), ends[number])
+        self._compare(now)
         self._note(now, wanted)
+
+    def _compare(self, now: int) -> None:
+        """Whether all ends of some moment are reached."""
+        for asked_at, ends in (*filter(None, [self._looked_for]), (now, self._ends)):
+            if not all(map(self._is_reached, ends.items())):
+                self._looked_for = asked_at, ends
+                return
+            self._looked_for, self.ended_at = None, asked_at
+
+    def _is_reached(self, end: tuple[int, int | None]) -> bool:
+        number, offset = end
+        own = self._own.get(number)
+        position = self._others_at.get(number, 0) if own is None else own.next
+        return number in self.stalled or (offset is not None and position >= offset)
+
+    def _from_now_on(self, now: int) -> int:
+        """What is appended from now on is of no earlier time: than what was read a grace ago, as it
+        was there before; and than now by our clock, which may be wrong by as much as senders'."""
+        while self._latest and self._latest[0][1] <= now - self.grace:
+            self._before = self._latest.popleft()[0] + 1
+        return max(self._before, now - max(self.grace, SENDERS_GRACE))
 
     def _hear(self, number: int, committed: OffsetAndMetadata | None, end: int | None) -> None:
         """What another process has committed of a partition, after its end was asked for."""
         offset = 0 if committed is None else committed.offset
+        self._others_at[number] = offset
         routed = Routed() if committed is None else records.routed_in(committed.metadata)
         until = routed.until
         if end is not None and offset >= end:
-            at_end = self._asked_at - self.grace
+            at_end = self._asked_until
             until = at_end if until is None else max(at_end, until)
         before = self._elsewhere.get(number)
         if until is not None:
@@ -343,7 +368,7 @@ class Bus:
     def _hear_of_senders(self, routed: Routed) -> None:
         """Who has read no record has it from others whose the times are."""
         if routed.by_sender and not self._has_read:
-            self._is_log_time = False
+            self.is_log_time = False
 
     def _note(self, now: int, wanted: int) -> None:
         """Who holds up, and for how long."""
@@ -357,14 +382,16 @@ class Bus:
         self._stalls.note(now, wanted, untils)
 
     def balance(self) -> None:
-        """Have no partition read on that is far ahead of the others."""
+        """Have no partition read on that is far ahead of the others, while much waits."""
         share = max(1, len(self._own))
+        is_much = self.queued > QUEUED_RECORDS or self.queued_bytes > QUEUED_BYTES
+        is_little = 2 * self.queued < QUEUED_RECORDS and 2 * self.queued_bytes < QUEUED_BYTES
         pausing, resuming = list[int](), list[int]()
         for number, each in self._own.items():
-            records_of, bytes_of = len(each.queue) * share, each.bytes * share
-            if not each.is_paused and (records_of > QUEUED_RECORDS or bytes_of > QUEUED_BYTES):
+            is_ahead = len(each.queue) * share > QUEUED_RECORDS or each.bytes * share > QUEUED_BYTES
+            if is_much and is_ahead and not each.is_paused:
                 pausing.append(number)
-            elif each.is_paused and 2 * records_of < QUEUED_RECORDS and 2 * bytes_of < QUEUED_BYTES:
+            elif each.is_paused and (is_little or not each.queue):
                 resuming.append(number)
         for numbers, is_paused in ((pausing, True), (resuming, False)):
             if numbers:

@@ -65,11 +65,11 @@ class Handlers:
 
     # Of the bus
 
-    def take_in(self, record: Record, batch: Batch, now: int) -> None:
-        """An event of the bus was read: what no trigger holds is handled at once, unless others of
-        its partition wait."""
+    def take_in(self, record: Record, batch: Batch, now: int, read_at: int) -> None:
+        """An event of the bus was read at `read_at`: what no trigger holds is handled at once,
+        unless others of its partition wait."""
         bus, at = self._bus, taken_at(record.timestamp(), now)
-        since, waits = bus.read(record, at, now)
+        since, waits = bus.read(record, at, read_at)
         headers: RecordHeaders | None = None
         try:
             headers = _headers(record)

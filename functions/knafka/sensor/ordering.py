@@ -120,15 +120,19 @@ class Ordering:
 
     def patience(self, now: int) -> float | None:
         """Seconds after which it is worth to look again; None: nothing waits."""
-        if (waits := self.first) is None:
+        if self.first is None:
             return None
-        # Until the time of what waits has passed for certain.
-        seconds = (waits + self._bus.grace + 1 - now) / 1000
+        seconds = (self._bus.next_look - now) / 1000
         return min(max(SHORTEST_WAIT, seconds), LONGEST_WAIT) if seconds > 0 else LONGEST_WAIT
 
     @property
     def grace(self) -> int:
         return self._bus.grace
+
+    @property
+    def asked_at(self) -> int:
+        """When that was asked for, by our clock."""
+        return self._watermark.asked_at
 
     @property
     def known(self) -> int | None:
@@ -144,13 +148,16 @@ class Ordering:
         reached: Mapping[Partition, int],
         batch: Batch,
         now: int,
+        first_at: int,
     ) -> int:
-        """These records were read, and these ends were reached; gives how many events were next at
-        once."""
+        """These records were read by now, the first of them at `first_at`, and these ends were
+        reached; gives how many events were next at once."""
         bus, count = self._sensor.topic, 0
         for record in found:
+            if record is not found[0]:
+                first_at = now
             if record.topic() == bus:
-                self._handlers.take_in(record, batch, now)
+                self._handlers.take_in(record, batch, now, first_at)
             else:
                 number = record.partition()
                 self._read_to[number] = record.offset() + 1
@@ -164,19 +171,20 @@ class Ordering:
                 self._read_to[number] = end
         return count
 
-    def look(self, now: int, due: int | None) -> None:
+    def look(self, now: int, due: int | None, since: int) -> None:
         """Learn until when everything was read, as far as something waits for it; `due`: also until
-        this time. While nothing is routed that isn't committed."""
+        this time, as asked for since `since`. While nothing is routed that isn't committed."""
         bus, ordered = self._bus, self._ordered
         held_back = [at for each in ordered.values() if (at := each.first) is not None]
         times = [*held_back, bus.waits_for, bus.first_ahead, due]
         for at in sorted(each for each in times if each is not None):
-            if (known := bus.read_until) is None or known <= at:
-                bus.refresh(now, at)
+            after = since if at == due else 0
+            if (known := bus.read_until) is None or known <= at or bus.ended_at < after:
+                bus.refresh(now, at, after)
                 break
         bus.forget_ahead()
         if held_back or due is not None:
-            known = self._watermark.look(bus.routed_until, self._read_to)
+            known = self._watermark.look(bus.routed_until, bus.ended_at, self._read_to)
             if known is not None:
                 for each in ordered.values():
                     each.know(known)
@@ -221,7 +229,7 @@ class Ordering:
                 if position != committed:
                     batch.positions[partition] = position
                     until = self._bus.routed(number)
-                    batch.routed[number] = Routed(until, self._bus.by_sender)
+                    batch.routed[number] = Routed(until, not self._bus.is_log_time)
                 continue
             ordered, read = self._ordered[number], self._read_to[number]
             position = ordered.position(read)

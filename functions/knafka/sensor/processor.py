@@ -95,6 +95,8 @@ class Processor:
         self._log = open_log(self)
         router = Router(sensor, self._failed)
         self._ordering = Ordering(sensor, self._rules, router, self._log, self._tracing)
+        self._first_at = 0
+        """The time (ms) at which the first record of the last read was there."""
         self._found_at = 0
         """The time (ms) of the last read that gave something."""
         self._known_until: int | None = None
@@ -125,14 +127,15 @@ class Processor:
         epoch). Gives how much there was: records, and keys whose time has come where more of them
         wait; the last of these are no reason to stay awake. Raises `LogError` for a log that can't
         be gone on with."""
-        self._now, began = now, time.monotonic()
+        self._now = self._first_at = now
+        began = time.monotonic()
         found, reached = self._read(self._patience(now, patience))
         self._now = now + round((time.monotonic() - began) * 1000)
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
         ordering = self._ordering
-        handled = ordering.take_in(found, reached, batch, self._now)
-        ordering.look(self._now, self._asked_for(now))
+        handled = ordering.take_in(found, reached, batch, self._now, self._first_at)
+        ordering.look(self._now, self._due(now), self._found_at)
         handled += ordering.route(batch) + ordering.reduce(batch)
         if found or handled:
             self._known_until, self._found_at = None, self._now
@@ -142,7 +145,8 @@ class Processor:
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
-            ordering.look(now + round((time.monotonic() - began) * 1000), self._asked_for(now))
+            self._now = now + round((time.monotonic() - began) * 1000)
+            ordering.look(self._now, self._due(now), self._found_at)
         ordering.balance()
         handled = max(len(found), handled)
         return handled + (expired if expired == BATCH else 0) + batch.tidied + batch.let_go_keys
@@ -163,10 +167,12 @@ class Processor:
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
         """What has come, and what was read to its end with it: the first record, and those that
         follow it within `GATHERING`."""
+        began = time.monotonic()
         first = self._log.read(1, patience)
         reached = dict(self._log.reached)
         if not first:
             return first, reached
+        self._first_at += round((time.monotonic() - began) * 1000)
         self._moved.clear()
         more = self._log.read(BATCH - 1, GATHERING)
         # What went meanwhile isn't ours, and what also came again is read again.
@@ -254,13 +260,6 @@ class Processor:
         first = self._state.first_timer
         return None if first is None or first > now - self._lateness else first
 
-    def _asked_for(self, now: int) -> int | None:
-        """Until when (ms) has to be known that everything was read; None: nothing is due."""
-        if (due := self._due(now)) is None:
-            return None
-        # What has come late may have company that isn't read yet.
-        return max(due, self._found_at - self._ordering.grace)
-
     def _is_known(self, time: int | None) -> bool:
         """Whether every event before this time was read, for certain."""
         return time is not None and self._known_until is not None and time <= self._known_until
@@ -275,7 +274,7 @@ class Processor:
         if (
             not self._is_known(first)
             and known is not None
-            and known > self._found_at - self._ordering.grace
+            and self._ordering.asked_at >= self._found_at
         ):
             self._known_until = min(known, now - self._lateness)
         if (until := self._known_until) is None or until < first:

@@ -28,28 +28,36 @@ class Watermark:
     def __init__(self, sensor: Sensor, log: TransactionalLog) -> None:
         self._topic = sensor.trigger_topic
         self._log = log
-        self._asked: tuple[int, Mapping[int, int | None]] | None = None
+        self._asked: tuple[int, int, Mapping[int, int | None]] | None = None
         self.known: int | None = None
         """The time (ms) before which every event was read that concerns these partitions."""
+        self.asked_at = 0
+        """When (ms) the bus was asked for that, by our clock."""
 
-    def look(self, routed_until: int | None, positions: Mapping[int, int]) -> int | None:
+    def look(
+        self, routed_until: int | None, asked_at: int, positions: Mapping[int, int]
+    ) -> int | None:
         """The same, as it is known now. `routed_until`: everything of the bus that is of an earlier
-        time is in the trigger topic, in a transaction that was committed. `positions`: where each
-        partition of ours is read on. Raises `LogError`."""
+        time is in the trigger topic, in a transaction that was committed, as was asked at
+        `asked_at`. `positions`: where each partition of ours is read on. Raises `LogError`."""
         if self._asked is not None:
             self._judge(*self._asked, positions)
-        if self._asked is None and routed_until is not None and routed_until > (self.known or 0):
+        if self._asked is None and routed_until is not None and routed_until >= (self.known or 0):
             ends = self._log.reachable_ends(self._topic)
             if all(ends.get(number) is not None for number in positions):
-                self._asked = routed_until, ends
-                self._judge(routed_until, ends, positions)
+                self._asked = routed_until, asked_at, ends
+                self._judge(*self._asked, positions)
         return self.known
 
     def _judge(
-        self, until: int, ends: Mapping[int, int | None], positions: Mapping[int, int]
+        self,
+        until: int,
+        asked_at: int,
+        ends: Mapping[int, int | None],
+        positions: Mapping[int, int],
     ) -> None:
         if all(position >= (ends.get(number) or 0) for number, position in positions.items()):
-            self._asked = None
+            self._asked, self.asked_at = None, asked_at
             self.known = until if self.known is None else max(self.known, until)
 
     def forget(self) -> None:
