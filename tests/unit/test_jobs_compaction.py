@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -14,7 +14,6 @@ from pyspark.testing import assertDataFrameEqual
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.cuts import deletable_until
 from knafka_jobs.compact.plan import (
     FOLDED,
     MERGE_ON,
@@ -22,17 +21,15 @@ from knafka_jobs.compact.plan import (
     islands,
     merge_clauses,
     next_offsets,
-    older_ranges,
     records_of,
     repeated,
 )
 from knafka_jobs.compact.reading import LOGS
 from knafka_jobs.io.delta import Tables, in_days
 from knafka_jobs.schema import FAILURES, RECORDS, ddl
-from knafka_jobs.topics import NOTHING, Mark, Reached, Span, Topic, offsets_of
+from knafka_jobs.topics import NOTHING, Mark, Reached
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [
@@ -130,23 +127,14 @@ def test_a_time_that_cannot_be_is_taken_for_none(spark: SparkSession) -> None:
     headers, value = letter()
     wrong = ["0001-01-01T00:00:00Z", "+10000-01-01T00:00:00Z", "-0009-01-01T00:00:00Z", ""]
     names = ("ce_knafkafirsttime", "ce_knafkalasttime")
-    rows = [
-        ([each for each in headers if each[0] not in names] + [(n, text.encode()) for n in names])
-        for text in wrong
-    ]
+    kept = [each for each in headers if each[0] not in names]
+    rows = [[*kept, *((name, text.encode()) for name in names)] for text in wrong]
     given = kafka(spark, *((each, value, n) for n, each in enumerate(rows)))
-    micros = {0: -5_000_000 * 10**9, 1: 9_000_000 * 10**9, 2: 0, 3: 0}
-    for offset, moment in micros.items():
-        if moment:
-            given = given.withColumn(
-                "timestamp",
-                F.when(F.col("offset") == offset, F.timestamp_micros(F.lit(moment))).otherwise(
-                    F.col("timestamp")
-                ),
-            )
-    found = records_of(given, topics(spark)).orderBy("offset").collect()
+    own = F.timestamp_micros(F.when(F.col("offset") == 0, -5 * 10**15).otherwise(9 * 10**15))
+    at_no_time = F.when(F.col("offset") < 2, own).otherwise(F.col("timestamp"))
+    given = given.withColumn("timestamp", at_no_time)
     now = datetime.now(UTC)
-    for row in found:
+    for row in records_of(given, topics(spark)).collect():
         appended = row["appended"].astimezone(UTC)
         assert appended == NOON if row["offset"] > 1 else abs(now - appended) < timedelta(hours=1)
         assert row["first_attempt"] == row["last_attempt"] == row["appended"]
@@ -284,7 +272,6 @@ def test_repeated_failures_fold_into_counts_times_and_history(spark: SparkSessio
 
 
 def test_failures_of_one_record_are_folded_as_all_are(spark: SparkSession) -> None:
-    """Though without a shuffle."""
     rows = records(
         spark,
         {"attempts": 3, "error": "bm8=", "code": 500, "type": "t", "first_attempt": at(-5)},
@@ -293,9 +280,7 @@ def test_failures_of_one_record_are_folded_as_all_are(spark: SparkSession) -> No
         {"failure_id": "g", "last_attempt": at(9), "reason": "timeout"},
     ).select(*FOLDED)
     assert rows.transform(repeated).count() == 1
-    found = failures_of(rows, rows.transform(repeated))
-    assert found.columns == list(FAILURES)
-    assertDataFrameEqual(found, failures_of(rows))
+    assertDataFrameEqual(failures_of(rows, rows.transform(repeated)), failures_of(rows))
 
 
 def test_history_is_bounded_and_counts_are_not(spark: SparkSession) -> None:
@@ -349,63 +334,6 @@ def test_only_what_the_table_holds_without_a_gap_may_be_deleted(spark: SparkSess
     )
     found = islands(held, ranges).drop("topic", "topic_id").collect()
     assert sorted(tuple(row) for row in found) == [(0, 3, 6), (0, 7, 9), (1, 11, 13), (2, 1, 3)]
-
-
-class Placed(NamedTuple):
-    """A record, as consumers have it."""
-
-    at: int
-
-    def offset(self) -> int:
-        return self.at
-
-
-def of_kafka(*offsets: int) -> Callable[[Span], list[Placed]]:
-    """Kafka with records at these offsets, and nothing in between."""
-    return lambda span: [Placed(each) for each in offsets if span.start <= each < span.end]
-
-
-@pytest.mark.parametrize(
-    ("tabled", "there", "until"),
-    [
-        ([Span(3, 9)], (), 9),
-        ([Span(3, 6), Span(7, 9)], (7, 8), 9),  # 6 ends a transaction
-        ([Span(3, 6), Span(7, 9)], (6, 7, 8), 6),
-        ([Span(4, 6)], (4, 5), 9),
-        ([Span(4, 6)], (3, 4, 5), 3),
-        ([Span(3, 5)], (7,), 7),
-        ([], (), 9),
-        ([], (8,), 8),
-        ([Span(5, 9), Span(3, 5)], (), 9),
-    ],
-)
-def test_gaps_in_the_table_may_be_deleted_where_kafka_has_no_record_either(
-    tabled: list[Span], there: tuple[int, ...], until: int
-) -> None:
-    assert deletable_until(Span(3, 9), tabled, of_kafka(*there)) == until
-
-
-def test_only_what_was_read_and_is_older_than_the_first_young_record_may_be_deleted() -> None:
-    spans = {0: Span(3, 9), 1: Span(3, 9), 2: Span(3, 9), 3: Span(5, 5), 4: Span(0, 9)}
-    young = {(TOPIC, 0): 7, (TOPIC, 1): -1, (TOPIC, 2): 3, (TOPIC, 4): -1}
-    read = {("id-1", partition): Reached(9) for partition in range(4)}
-    assert older_ranges({TOPIC: Topic(TOPIC, "id-1", spans)}, young, read) == [
-        (TOPIC, "id-1", 0, 3, 7),
-        (TOPIC, "id-1", 1, 3, 9),
-    ]
-
-
-def test_of_a_log_that_was_cut_each_part_is_looked_for_under_its_own_id() -> None:
-    """Cut at 60, then at 40: what grew at 60 is gone."""
-    reached = Reached(100).cut_at(60).cut_at(40)._replace(next=90)
-    topic = {TOPIC: Topic(TOPIC, "id-1", {0: Span(10, 99)})}
-    assert older_ranges(topic, {(TOPIC, 0): -1}, {("id-1", 0): reached}) == [
-        (TOPIC, "id-1", 0, 10, 40),
-        (TOPIC, "id-1~2", 0, 40, 90),
-    ]
-    assert offsets_of([("id-1", 0, 0, 100), ("id-1~2", 0, 40, 90), ("id-1~1", 0, 60, 70)]) == {
-        ("id-1", 0): reached._replace(mark=None)
-    }
 
 
 def test_reading_goes_on_after_what_the_table_holds(spark: SparkSession) -> None:

@@ -34,7 +34,7 @@ OVERFLOW: Final = "long overflow"
 ROUNDS: Final = 20
 """Stretches of unreadable records of one partition that a run passes; a later one goes on."""
 
-ONE_BY_ONE: Final = 100
+ONE_BY_ONE: Final = 20
 """Records of a stretch, at most: their content is held in memory."""
 
 _MIN_TIME: Final = -62_135_596_800_000
