@@ -49,7 +49,7 @@ async def sharing_case(world: World, results: Results, externals: Sequence[Exter
 async def filters_case(world: World, results: Results, externals: Sequence[External]) -> None:
     """Triggers with exact filters that share a dispatcher: each event is for four of them."""
     few, many = (8, 40) if world.options.quick else (50, 1_000)
-    events = int(world.sized(40_000, 4_000))
+    events = int(world.sized(20_000, 4_000))
     names = [OURS, BEFORE] if world.options.before else [OURS]
     for _ in range(world.options.runs):
         for triggers in (few, many):
