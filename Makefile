@@ -48,7 +48,7 @@ jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark a
 test: lint ## Check style, types and imports, run the tests that need Python alone (a quarter of an hour)
 	@$(MAKE) --no-print-directory -j2 types tests-here
 
-test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (two minutes)
+test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute or two)
 	$(BIN)/python -m pytest $(PURE) -q -m "not slow and not kafka" $(SIDE_BY_SIDE) $(ARGS)
 
 test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative, of chaos and of all jobs (root, Go)

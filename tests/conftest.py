@@ -1,7 +1,8 @@
 """What all tests share: a real Kafka on demand, and no event loop that nobody closes."""
 
 import asyncio
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -47,6 +48,17 @@ def pytest_configure(config: pytest.Config) -> None:
     # A busy machine is no bug, and what the gate tries should not change between two runs of it.
     hypothesis.settings.register_profile("knafka", deadline=None, derandomize=IN_CI)
     hypothesis.settings.load_profile("knafka")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep thousands of tests and their modules, which stay, out of every garbage collection."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 WATCHED = tuple(Path(__file__).parent / folder for folder in ("unit", "property"))
