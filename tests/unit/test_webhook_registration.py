@@ -55,6 +55,7 @@ OLD, NEW = (pod("old", "v1", 1), pod("old-2", "v1", 2)), (pod("new", "v2", 10),)
             id="an older one whose pod was made anew",
         ),
         pytest.param("old", (going(OLD[0]), *NEW), False, id="one that ends"),
+        pytest.param("old", (going(OLD[0]), OLD[1]), False, id="one that ends beside its like"),
         pytest.param("elsewhere", OLD, True, id="outside of the cluster"),
     ],
 )

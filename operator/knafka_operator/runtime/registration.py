@@ -86,16 +86,20 @@ def is_newest(uid: str, pods: Iterable[Document]) -> bool:
     """Whether the replica in the pod with this UID is of the version that came last.
 
     A version came when the first of its pods that still run did: one of an older version may be
-    made anew later. Outside of a cluster, where no pod is ours, there is no other.
+    made anew later. One that ends is of none. Outside of a cluster, where no pod is ours, there is
+    no other.
     """
     began: dict[str, datetime] = {}
     mine = None
     for pod in pods:
         metadata, phase = pod["metadata"], (pod.get("status") or {}).get("phase")
         version = (metadata.get("labels") or {}).get(VERSION, "")
+        ends = "deletionTimestamp" in metadata or phase in ("Succeeded", "Failed")
         if metadata.get("uid") == uid:
+            if ends:
+                return False  # whoever removes Knafka removes what is registered
             mine = version
-        elif "deletionTimestamp" in metadata or phase in ("Succeeded", "Failed"):
+        elif ends:
             continue
         created = datetime.fromisoformat(metadata["creationTimestamp"])
         began[version] = min(created, began.get(version, created))
