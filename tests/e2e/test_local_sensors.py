@@ -167,10 +167,6 @@ def test_the_example_fires_sleeps_and_fires_again_with_what_it_has_held(up: Up) 
 PAIRED_AT_ONCE = 40
 
 
-def has_pairs(up: Up, count: int) -> bool:
-    return len(pairs(up)) >= count
-
-
 def pairs(up: Up) -> list[tuple[int, int]]:
     """What `pairs` was sent."""
     found = re.findall(r"^pairs \| pair (\d+) (\d+)$", up.output, re.MULTILINE)
