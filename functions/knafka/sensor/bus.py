@@ -383,14 +383,14 @@ class Bus:
 
     def balance(self) -> None:
         """Have no partition read on that is far ahead of the others, while much waits. The one that
-        was read least far is what they wait for, and always read on."""
+        was read least far is what they wait for, and read on, unless all wait for other processes."""
         share, least = max(1, len(self._own)), self._bounds().first
         is_much = self.queued > QUEUED_RECORDS or self.queued_bytes > QUEUED_BYTES
         is_little = 2 * self.queued < QUEUED_RECORDS and 2 * self.queued_bytes < QUEUED_BYTES
         pausing, resuming = list[int](), list[int]()
         for number, each in self._own.items():
             is_ahead = len(each.queue) * share > QUEUED_RECORDS or each.bytes * share > QUEUED_BYTES
-            is_least = (self._read_until(number) or 0) <= least
+            is_least = not self._is_full and (self._read_until(number) or 0) <= least
             if is_much and is_ahead and not is_least and not each.is_paused:
                 pausing.append(number)
             elif each.is_paused and (is_little or is_least):
