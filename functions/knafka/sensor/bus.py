@@ -383,7 +383,7 @@ class Bus:
 
     def balance(self) -> None:
         """Have no partition read on that is far ahead of the others, while much waits. The one that
-        was read least far is what they wait for, and read on, unless all wait for other processes."""
+        was read least far is what they wait for, and read on unless all wait for others."""
         share, least = max(1, len(self._own)), self._bounds().first
         is_much = self.queued > QUEUED_RECORDS or self.queued_bytes > QUEUED_BYTES
         is_little = 2 * self.queued < QUEUED_RECORDS and 2 * self.queued_bytes < QUEUED_BYTES
