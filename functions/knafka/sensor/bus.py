@@ -78,8 +78,7 @@ class Bus:
         """Until when the partitions of others were routed."""
         self._stalls = Stalls(sensor.topic)
         self._routed_ahead: deque[int] = deque()
-        self.queued = 0
-        self.queued_bytes = 0
+        self.queued = self.queued_bytes = 0
 
     @property
     def is_in_order(self) -> bool:
@@ -289,8 +288,7 @@ class Bus:
         end = self._ends.get(number)
         if end is None or each.next < end:
             return each.seen
-        at_end = self._asked_until
-        return at_end if each.seen is None else max(at_end, each.seen)
+        return max(self._asked_until, self._asked_until if each.seen is None else each.seen)
 
     def _is_behind(self, number: int) -> bool:
         end = self._ends.get(number)
