@@ -50,9 +50,12 @@ STABLE_TIMEOUT: Final = 30.0
 """Seconds to ask what the group has committed: a killed member's transaction may be under way, and
 Kafka may take twice `TRANSACTION_TIMEOUT` to abort it."""
 
-FOLLOWING: Final = {"fetch.wait.max.ms": 50}
-"""Behind a transaction's records lies its marker, and that it is reached shows only in an answer
-without records, which Kafka gives after this time: so long waits who has to know it."""
+FOLLOWING: Final = {
+    # Behind a transaction's records lies its marker, and that it is reached shows only in an answer
+    # without records, which Kafka gives after this time: so long waits who has to know it.
+    "fetch.wait.max.ms": 50,
+}
+"""Differs from how others read."""
 
 _METADATA: Final = b"CGMDv2:"
 _GENERATION: Final = struct.Struct("=i")
@@ -292,6 +295,11 @@ class _Member(GroupConsumer):
         for place in places:
             try:
                 change([TopicPartition(place.topic, place.number)])
+                if not on:
+                    # librdkafka was seen not to fetch on where it had stopped.
+                    (at,) = self.consumer.position([TopicPartition(place.topic, place.number)])
+                    if at.offset >= 0:
+                        self.consumer.seek(at)
             except KafkaException as error:
                 # It isn't being read yet, or not any more.
                 log.info("%s: %s", place, error.args[0].str())

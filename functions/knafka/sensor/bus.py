@@ -38,10 +38,10 @@ ASK_INTERVAL: Final = 5
 """Milliseconds between two questions to Kafka, at least."""
 UNANSWERED_INTERVAL: Final = 250
 """The same while a partition doesn't answer: the question takes longer then."""
-QUEUED_RECORDS: Final = 10_000
+QUEUED_RECORDS: Final = 50_000
 """Records that wait in all queues together before partitions with more than their share are paused,
 which throws away what was fetched of them; at most twice as many wait."""
-QUEUED_BYTES: Final = 32 * 1024 * 1024
+QUEUED_BYTES: Final = 64 * 1024 * 1024
 """Bytes of their values."""
 AHEAD_RECORDS: Final = 10_000
 """Events that a process may have routed of a time until which not all was read: so many wait with
@@ -78,8 +78,7 @@ class Bus:
         """Until when the partitions of others were routed."""
         self._stalls = Stalls(sensor.topic)
         self._routed_ahead: deque[int] = deque()
-        self.queued = 0
-        self.queued_bytes = 0
+        self.queued = self.queued_bytes = 0
 
     @property
     def is_in_order(self) -> bool:
@@ -289,8 +288,7 @@ class Bus:
         end = self._ends.get(number)
         if end is None or each.next < end:
             return each.seen
-        at_end = self._asked_until
-        return at_end if each.seen is None else max(at_end, each.seen)
+        return max(self._asked_until, self._asked_until if each.seen is None else each.seen)
 
     def _is_behind(self, number: int) -> bool:
         end = self._ends.get(number)
@@ -382,16 +380,18 @@ class Bus:
         self._stalls.note(now, wanted, untils)
 
     def balance(self) -> None:
-        """Have no partition read on that is far ahead of the others, while much waits."""
-        share = max(1, len(self._own))
+        """Have no partition read on that is far ahead of the others, while much waits. The one that
+        was read least far is what they wait for, and read on unless all wait for others."""
+        share, least = max(1, len(self._own)), self._bounds().first
         is_much = self.queued > QUEUED_RECORDS or self.queued_bytes > QUEUED_BYTES
         is_little = 2 * self.queued < QUEUED_RECORDS and 2 * self.queued_bytes < QUEUED_BYTES
         pausing, resuming = list[int](), list[int]()
         for number, each in self._own.items():
             is_ahead = len(each.queue) * share > QUEUED_RECORDS or each.bytes * share > QUEUED_BYTES
-            if is_much and is_ahead and not each.is_paused:
+            is_least = not self._is_full and (self._read_until(number) or 0) <= least
+            if is_much and is_ahead and not is_least and not each.is_paused:
                 pausing.append(number)
-            elif each.is_paused and (is_little or not each.queue):
+            elif each.is_paused and (is_little or is_least):
                 resuming.append(number)
         for numbers, is_paused in ((pausing, True), (resuming, False)):
             if numbers:
