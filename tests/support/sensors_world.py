@@ -149,7 +149,7 @@ def fired(contract: SensorContract, log: MemoryLog, *types: str) -> Event:
     for number, type_ in enumerate(types):
         store(log, contract.topic, type_, str(number), 1_000_000 + number)
     for each in range(10):
-        processor.step(1_000_100 + each)
+        processor.step(1_000_100 + 1_000 * each)  # past the grace
     records = (each for some in log.topics[contract.action_topic] for each in some)
     (action,) = [each for each in records if each.value() is not None]
     return read(action.headers(), action.value()).event

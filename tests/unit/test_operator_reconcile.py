@@ -29,7 +29,7 @@ TOPIC = names.broker_topic(SHOP, "default")
 RECEIVER, DISPATCHER = "default-kn-receiver", "orders-kn-dispatcher"
 ROOT = Path(__file__).resolve().parents[2]
 TRIED_ELSEWHERE = {
-    *("DeadLettered", "StateFull"),
+    *("DeadLettered", "StateFull", "EventsCameLate"),
     *("Loop", "SubscriberLeadsBack", "ReplyLeadsBack", "DeadLetterSinkLeadsBack"),  # test_loops
     *("TopicDrifted", "OldRevisionDelivers", "InternalError", "FunctionRejected"),
     "ServersNotAllowed",  # test_hostile_kafka.py

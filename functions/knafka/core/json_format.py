@@ -83,7 +83,7 @@ def _read_fast(document: bytes) -> Event | None:
     """The event, or None: only the other way knows whether there is one, and which."""
     try:
         members = split(document)
-        if members is None or len(members) > MAX_ATTRIBUTES:
+        if members is None:
             return None
         data = members.pop("data", None)
         attributes = {}
@@ -114,10 +114,12 @@ def is_integer_or_boolean(text: str | bytes) -> bool:
 
 def split(document: bytes) -> dict[str, msgspec.Raw] | None:
     """The members of a JSON object, if it is written without whitespace between them, or with as
-    much as Python's own json writes; None: it isn't, or a member is given twice. ValueError: that
-    it is one is not certain."""
+    much as Python's own json writes; None: it isn't, a member is given twice, or there are more
+    than an event may have. ValueError: that it is one is not certain."""
     document.decode()  # the values were not looked at so closely
     members = _split_deep(document)
+    if len(members) > MAX_ATTRIBUTES:
+        return None
     document = document.strip(b" \t\n\r")
     names = "".join(members)
     # Each member has two quotes, a colon and a comma or brace, and there is one more brace.
