@@ -80,6 +80,8 @@ def mark_what_it_needs(item: pytest.Item) -> None:
 
 def is_measured(path: Path) -> bool:
     """Whether coverage is measured in a file's tests, where it is at all."""
+    if not path.is_relative_to(_TESTS):
+        return False
     name = path.relative_to(_TESTS).as_posix()
     return name.startswith(COVERING) and name not in UNMEASURED
 
