@@ -12,7 +12,6 @@ from typing import Final
 
 import pytest
 from support.fake_clock import NOOP_CYCLES
-from support.unmeasured import UNMEASURED
 
 PURE_TIMEOUT: Final = 60.0
 """Seconds for a test that has only its own process; pyproject.toml has the others' timeout."""
@@ -28,7 +27,7 @@ LONG_ON_CLUSTER: Final = (
 """Files that take two minutes: whoever begins one of them last ends last."""
 CLUSTER_TESTS: Final = _TESTS / "cluster"
 COVERING: Final = ("unit", "property", "behaviour")
-"""Folders whose tests, long ones and `UNMEASURED` apart, have to cover the pure packages."""
+"""Folders whose tests, long ones apart, have to cover the pure packages."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,7 +82,7 @@ def is_measured(path: Path) -> bool:
     if not path.is_relative_to(_TESTS):
         return False
     name = path.relative_to(_TESTS).as_posix()
-    return name.startswith(COVERING) and name not in UNMEASURED
+    return name.startswith(COVERING)
 
 
 def is_long(item: pytest.Item) -> bool:
