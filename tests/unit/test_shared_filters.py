@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from support.drains import World, accept, until
 from support.shards import Shard
 
 from knafka.core.contract import Exact
+from knafka.dispatcher.selecting import Selective
+from knafka.dispatcher.shared.buffer import GIVEN_TOGETHER, PartitionBuffer
 from knafka.dispatcher.shared.reader import QUIET_COMMITS, GroupReader
+from knafka.dispatcher.shared.record import SharedRecord
 from knafka.ports.log import Record
 
 pytestmark = pytest.mark.looptime
@@ -69,6 +72,32 @@ async def test_an_event_touches_only_those_that_it_is_for(
             and f'outcome="{outcome}"' in line
         ]
         assert [float(line.rpartition(" ")[2]) for line in lines] == [count]
+
+
+async def test_what_is_read_at_once_for_many_is_not_given_to_all_in_one_turn(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty times fifty events held the event loop for as long as all of them take to be begun."""
+    await drain(shard)
+    await asyncio.sleep(1)
+    given, together = [0], list[int]()
+    give, append = GroupReader._give, PartitionBuffer.append
+
+    def counted(self: GroupReader, drain: Selective, room: int) -> int:
+        given[0] += (count := give(self, drain, room))
+        return count
+
+    def watched(self: PartitionBuffer, records: Sequence[SharedRecord]) -> None:
+        before = given[0]
+        append(self, records)
+        together.append(given[0] - before)
+
+    monkeypatch.setattr(GroupReader, "_give", counted)
+    monkeypatch.setattr(PartitionBuffer, "append", watched)
+    for number in range(20 * TRIGGERS):
+        shard.world.send(str(number), type=f"t{number % TRIGGERS}")
+    await until(lambda: all(len(each.answered) == 20 for each in shard.subscribers))
+    assert max(together) == GIVEN_TOGETHER
 
 
 async def test_a_stop_does_not_wait_for_a_read(shard: Shard) -> None:

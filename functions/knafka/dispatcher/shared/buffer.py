@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from knafka.core.errors import LogError
 from knafka.core.filter_index import FilterIndex
@@ -23,6 +23,10 @@ from knafka.core.kafka_binding import Envelope
 from knafka.dispatcher.selecting import Selective
 from knafka.dispatcher.shared.record import SharedRecord, envelope_of
 from knafka.ports.shared_log import NO_EPOCH, Position
+
+GIVEN_TOGETHER: Final = 50
+"""Records that are given in one turn of the event loop, to all groups together: each is filtered,
+encoded and begun to be sent there. Who gets none is woken, and takes them in a turn of its own."""
 
 
 class CursorOwner(Protocol):
@@ -32,8 +36,9 @@ class CursorOwner(Protocol):
     drain: Selective | None
     """None: it wants every record."""
 
-    def notify(self, number: int, is_record: bool) -> None:
-        """There is more of this partition: a record, or only its end."""
+    def notify(self, number: int, is_record: bool, room: int = GIVEN_TOGETHER) -> int:
+        """There is more of this partition: a record, or only its end. Returns how many records were
+        given at once, `room` at most."""
         ...
 
     def position_of(self, cursor: Cursor) -> Position:
@@ -177,8 +182,9 @@ class PartitionBuffer:
         self.size += sum(each.size for each in records)
         concerned = self._selected(at, records) if len(self.index) else []
         concerned += self.plain
+        room = GIVEN_TOGETHER
         for cursor in concerned:
-            cursor.owner.notify(self.number, True)
+            room -= cursor.owner.notify(self.number, True, room)
 
     def _selected(self, at: int, records: Sequence[SharedRecord]) -> list[Cursor]:
         """Note of each record for whom it is, the first one at index `at`; those who have

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
 from knafka.dispatcher.selecting import Selective
-from knafka.dispatcher.shared.buffer import Cursor
+from knafka.dispatcher.shared.buffer import GIVEN_TOGETHER, Cursor
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
 from knafka.ports.shared_log import (
     BEGINNING,
@@ -167,27 +167,28 @@ class GroupReader:
             self._topic.taken(cursor)
         return records
 
-    def notify(self, number: int, is_record: bool) -> None:
+    def notify(self, number: int, is_record: bool, room: int = GIVEN_TOGETHER) -> int:
         self._news[number] = None
         if not is_record:
-            return
-        if self.drain is None or self._waiter is None or self._waiter.done():
-            self._wake()
-        else:
-            self._give(self.drain)
+            return 0
+        if room > 0 and self.drain is not None and self._waiter and not self._waiter.done():
+            return self._give(self.drain, room)
+        self._wake()
+        return 0
 
-    def _give(self, drain: Selective) -> None:
+    def _give(self, drain: Selective, room: int) -> int:
         """Give what is new to a drain that waits for it; to wake it costs more than to take one."""
-        records = self._take(TAKE_LIMIT - self._given)
+        records = self._take(min(room, TAKE_LIMIT - self._given))
         if not records:
-            return
+            return 0
         self._given += len(records)
         try:
             drain.take(records)
         except Exception as error:  # it is not to end whoever reads for all
             self._crash = error
-        if self._crash is not None or self._given >= TAKE_LIMIT:
+        if self._crash is not None or self._given >= TAKE_LIMIT or self._news:
             self._wake()
+        return len(records)
 
     @property
     def commit_interval(self) -> float:
