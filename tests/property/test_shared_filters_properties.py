@@ -52,6 +52,8 @@ STEPS = st.lists(
     ),
     max_size=8,
 )
+IDLE = "PT30S"
+"""Longer than all steps together may wait: else a drain that has ended takes no more."""
 
 
 class Declared(Model):
@@ -86,7 +88,7 @@ async def _run(declared: list[list[Any]], steps: list[tuple[str, str, int]], slo
     broken = 0
     totals = [[0, 0, 0, 0] for _ in triggers]
     await shard.start()
-    exchange = shard.drain(idle="PT5S")
+    exchange = shard.drain(idle=IDLE)
 
     async def end() -> None:
         await exchange.task
@@ -115,7 +117,7 @@ async def _run(declared: list[list[Any]], steps: list[tuple[str, str, int]], slo
             shard.again()
             shard.writer = MemoryWriter(shard.world.log)
             await shard.begin()
-            exchange = shard.drain(idle="PT5S")
+            exchange = shard.drain(idle=IDLE)
     await end()
     await shard.dispatcher.stop()
     for number, filters in enumerate(triggers):
@@ -128,10 +130,12 @@ async def _run(declared: list[list[Any]], steps: list[tuple[str, str, int]], slo
         assert sorted(shard.subscribers[number].ids) == sorted(mine)
         read, filtered, delivered, dead = totals[number]
         assert read == len(sent) + broken
-        # What holds no event is one Trigger's dead letter, for all (docs/decisions/0031).
         assert (filtered + dead, delivered) == (len(sent) - len(mine) + broken, len(mine))
         assert shard.committed(number) == len(sent) + broken
-    assert sum(dead for *_, dead in totals) == broken
+    # What holds no event is one Trigger's dead letter, for all; but for one that is so far behind
+    # that it reads it by itself (docs/decisions/0031).
+    letters = sum(dead for *_, dead in totals)
+    assert broken <= letters <= (broken if slow < 0 else 2 * broken)
 
 
 @settings(deadline=None, max_examples=25)
