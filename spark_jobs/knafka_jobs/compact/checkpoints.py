@@ -10,9 +10,9 @@ A batch's number is in the same commit as its rows; see `batches` for what that 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -43,6 +43,17 @@ _TXN: Final = "spark.databricks.delta.write"
 
 MARKED: Final = (*KEY, "key", "value", "unix_millis(appended) AS at")
 """What the mark of a row of `records` is made of."""
+
+
+class Folded(NamedTuple):
+    """A batch of `records`, folded."""
+
+    rows: DataFrame
+    """Rows to MERGE into `failures`."""
+    days: Sequence[date]
+    """The days of `failures` that may have some of them already."""
+    records: int
+    """How many records the batch had."""
 
 
 class Checkpoints:
@@ -166,24 +177,27 @@ class Checkpoints:
 
     def fold(
         self,
-        fold: Callable[[Tables, DataFrame], tuple[DataFrame, list[date]]],
+        fold: Callable[[Tables, DataFrame], Folded],
         columns: Iterable[str],
         on: str,
         update: Mapping[str, str],
     ) -> int:
         """MERGE what is new in `records`, folded, into `failures`; returns how many records.
 
-        `columns` are those that `fold` needs: a batch is read before Spark could see that. It gives
-        the rows and the days that may have some of them already. `on` and `update` are as
-        `Tables.upsert` has them. Delta keeps the batch's number with the commit, so that one that
-        is repeated after a crash adds nothing to the sums.
+        `columns` are those that `fold` needs: a batch is read before Spark could see that. `on` and
+        `update` are as `Tables.upsert` has them. Delta keeps the batch's number with the commit, so
+        that one that is repeated after a crash adds nothing to the sums.
         """
         tables, checkpoint = self._tables, self._fold_checkpoint()
+        count = 0
 
         def merge(batch: DataFrame, number: int) -> None:
+            nonlocal count
             spark = batch.sparkSession
             batch_tables = Tables(spark, tables.root)
-            rows, days = fold(batch_tables, batch)
+            # Spark's own count of a batch's rows has them once for every time they are read.
+            rows, days, records = fold(batch_tables, batch)
+            count += records
             # Not before: Delta would take any other write for a repetition of this one.
             spark.conf.set(f"{_TXN}.txnAppId", checkpoint.rpartition("/")[2])
             spark.conf.set(f"{_TXN}.txnVersion", str(number))
@@ -208,7 +222,7 @@ class Checkpoints:
             .start()
         )
         query.awaitTermination()
-        return sum(each["numInputRows"] for each in query.recentProgress)
+        return count
 
     def _fold_checkpoint(self) -> str:
         return f"checkpoints/failures-{self._tables.id('failures')}-{self._tables.id('records')}"

@@ -13,15 +13,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from knafka_jobs.compact import plan
 from knafka_jobs.compact.batches import Batch, Ingested, ingest
-from knafka_jobs.compact.checkpoints import Checkpoints
+from knafka_jobs.compact.checkpoints import Checkpoints, Folded
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
 from knafka_jobs.compact.judging import mark_lost, mark_outcomes, settled_until
 from knafka_jobs.compact.reading import BatchReader, ingest_around
@@ -149,21 +150,21 @@ def fold_all(tables: Tables) -> None:
     fold(checkpoints)
 
 
-def _folded(tables: Tables, records: DataFrame) -> tuple[DataFrame, list[date]]:
-    """Rows to MERGE, and the days of `failures` that may have some of them.
-
-    They have the heads of the likely examples: of all other payloads none is read.
-    """
+def _folded(tables: Tables, records: DataFrame) -> Folded:
+    """A batch's rows have the heads of the likely examples: of all other payloads none is read."""
     known = records.transform(plan.repeated).limit(plan.MAX_REPEATED + 1).localCheckpoint()
     few = known if known.count() <= plan.MAX_REPEATED else None
     rows = records.transform(plan.failures_of, few).localCheckpoint()
     # As many files as there is something for, not as many as there were tasks.
-    rows = rows.coalesce(1 + rows.count() // plan.ROWS_IN_FILE)
+    counts = rows.agg(F.count("*"), F.coalesce(F.sum("failures"), F.lit(0)))
+    ((count, in_all),) = counts.collect()
+    rows = rows.coalesce(1 + count // plan.ROWS_IN_FILE)
     examples = rows.transform(plan.likely_examples).localCheckpoint()
     theirs = tables.read("records").where(within(bounds(examples)))
     days = known_days(tables, rows)
     rows = placed(tables, rows, days, datetime.now(UTC).date())
-    return rows.transform(plan.with_heads, plan.heads(examples, theirs)), days_in(days)
+    with_heads = rows.transform(plan.with_heads, plan.heads(examples, theirs))
+    return Folded(with_heads, days_in(days), in_all)
 
 
 def _merge_small_files(tables: Tables) -> tuple[str, ...]:
