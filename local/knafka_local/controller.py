@@ -47,6 +47,7 @@ from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
 from knafka_operator.model.sensors import SENSOR, bus_of
 from knafka_operator.operator import Operator
 from knafka_operator.reconcile.contracts import Contract
+from knafka_operator.reconcile.kind import key_of
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.kafka_clusters import AllDrains
 
@@ -82,7 +83,7 @@ class _Store:
     async def set_finalizers(
         self, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
-        key = _key(document)
+        key = key_of(document)
         self._cluster.set_finalizers(version_of(key[0]), *key, *finalizers)
         return self._cluster.reconciled(*key)
 
@@ -151,7 +152,7 @@ class LocalController(Controller):
         declared_before = self._all(*(kind for kinds in reversed(_IN_ORDER) for kind in kinds))
         gone = [each for each in declared_before if _is_gone(each, declared)]
         for each in gone:
-            self._cluster.remove(each["apiVersion"], *_key(each))
+            self._cluster.remove(each["apiVersion"], *key_of(each))
         await self._until(lambda: not any(map(self._is_there, gone)), None)
         for kinds in _IN_ORDER:
             for who, (document, folder) in declared.documents.items():
@@ -242,7 +243,7 @@ class LocalController(Controller):
             for each in self._cluster.of(family.trigger):
                 owners = each["metadata"].get("ownerReferences") or ()
                 if any(owner["uid"] == document["metadata"]["uid"] for owner in owners):
-                    self._operator.queue.enqueue(_key(each))
+                    self._operator.queue.enqueue(key_of(each))
 
     def _on_deleted(self, document: Document) -> None:
         if EXTERNAL_TOPIC not in _annotations(document):
@@ -257,7 +258,7 @@ class LocalController(Controller):
         """A ConfigMap has changed: whose it is only Brokers and KafkaChannels know."""
         for family in self._operators:
             for each in self._cluster.of(family.broker):
-                self._operator.queue.enqueue(_key(each))
+                self._operator.queue.enqueue(key_of(each))
 
     def _all(self, *kinds: str) -> list[Document]:
         """What is declared of these kinds."""
@@ -270,7 +271,7 @@ class LocalController(Controller):
         ]
 
     def _is_there(self, document: Document) -> bool:
-        return self._cluster.find(document["apiVersion"], *_key(document)) is not None
+        return self._cluster.find(document["apiVersion"], *key_of(document)) is not None
 
     def _are_settled(self, *kinds: str) -> bool:
         """Whether all that is declared of these kinds is Ready, or says why not."""
@@ -298,12 +299,7 @@ def _annotations(document: Document) -> Mapping[str, str]:
 
 def _is_gone(document: Document, declared: Declared) -> bool:
     """Whether no file declares it any more: a Sensor on another bus is another one."""
-    found = declared.documents.get(manifests.Identity(*_key(document)))
+    found = declared.documents.get(manifests.Identity(*key_of(document)))
     if found is None or document["kind"] != SENSOR:
         return found is None
     return bus_of(localize.localized(found[0])) != bus_of(document)
-
-
-def _key(document: Document) -> Key:
-    metadata = document["metadata"]
-    return document["kind"], metadata["namespace"], metadata["name"]

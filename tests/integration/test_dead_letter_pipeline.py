@@ -29,7 +29,7 @@ from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.options import Selection
 from knafka_jobs.replay import run as replaying
 from knafka_jobs.replay.run import purge, purgeable, replay
-from knafka_jobs.replay.send import already_sent
+from knafka_jobs.replay.send import sent_by
 from knafka_jobs.report.run import report
 from knafka_jobs.topics import BrokerName
 
@@ -282,7 +282,7 @@ def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
     assert replay(tables, client, selection, "r2", "me", None, say).sent == 0
 
     name = names.replay_topic(dead.namespace, "main", "mail")
-    there = already_sent(client, client.topics([name])[name], "r1")
+    there = list(sent_by(client, client.topics([name])[name], "r1"))
     assert len(there) == len({each.failure_id for each in there}) == 1200
     rows = tables.read("sent").collect()
     assert {(row["partition"], row["offset"]) for row in rows} == {
@@ -362,5 +362,5 @@ def test_an_event_as_large_as_its_dead_letter_topic_takes_is_replayed(
         replay(tables, client, Selection(trigger="gone"), None, "me", None, lambda line: None)
     for to in (mail, bill):
         name = names.replay_topic(*to)
-        assert len(already_sent(client, client.topics([name])[name], "r")) == 1
+        assert len(list(sent_by(client, client.topics([name])[name], "r"))) == 1
         assert client.record_limit(name) == LARGE + 100_000

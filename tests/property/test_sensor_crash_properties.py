@@ -11,27 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.memory.transactions import Interruption
-from support.memory_sensors import PROCESSES, WAIT, MemorySensor, Send
+from support.memory_sensors import PROCESSES, WAIT, End, Interrupt, MemorySensor, Run, Send
 from support.sensors import Routed
-
-
-@dataclass(frozen=True)
-class Run:
-    process: int
-
-
-@dataclass(frozen=True)
-class Interrupt:
-    process: int
-    how: Interruption
-
-
-@dataclass(frozen=True)
-class End:
-    """kill -9, or a session that runs out."""
-
-    process: int
-    expelled: bool
 
 
 @dataclass(frozen=True)
@@ -102,14 +83,10 @@ def test_whatever_ends_when_each_condition_fires_exactly_once(
         match each:
             case Send():
                 world.send(each)
-            case Run(number):
-                world.run(number)
-            case Interrupt(number, how):
-                world.opened(number)[1].interrupt(how)
-            case End(number, expelled):
-                world.end(number, expelled=expelled)
             case Change():
                 world.generation += 1
+            case _:
+                world.follow(each)
     world.generation += 1
     world.rest()
     routed = world.routed()

@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.memory.transactions import Interruption
-from support.memory_sensors import BUS, GROUP, PROCESSES, MemorySensor, Send, sensor
+from support.memory_sensors import (
+    BUS,
+    GROUP,
+    PROCESSES,
+    End,
+    Interrupt,
+    MemorySensor,
+    Run,
+    Send,
+    sensor,
+)
 
 from knafka.core.documents import parse
 from knafka.core.kafka_binding import read
@@ -54,23 +64,6 @@ class Event:
     """Milliseconds that its time is before that, where times may be late."""
     again: bool = False
     """Whether it is the one of before the last once more."""
-
-
-@dataclass(frozen=True)
-class Run:
-    process: int
-
-
-@dataclass(frozen=True)
-class Interrupt:
-    process: int
-    how: Interruption
-
-
-@dataclass(frozen=True)
-class End:
-    process: int
-    expelled: bool
 
 
 @dataclass(frozen=True)
@@ -127,12 +120,8 @@ class World(MemorySensor):
                     dependency, order = identity[0], of
                 named = before[0][0] if before else None
                 self.send(Send(dependency, order, 0), at=at, partition=number, identity=named)
-            case Run(process):
-                self.run(process)
-            case Interrupt(process, how):
-                self.opened(process)[1].interrupt(how)
-            case End(process, expelled):
-                self.end(process, expelled=expelled)
+            case Run() | Interrupt() | End():
+                self.follow(happening)
             case Rebalance():
                 self.memory.group(GROUP).coordinator.rotate()
             case Sleep(seconds):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from support.memory.log import MemoryLog
 from support.memory.records import MemoryRecord
-from support.memory.transactions import Crashed, MemoryTransactions
+from support.memory.transactions import Crashed, Interruption, MemoryTransactions
 from support.sensors import Routed, routed_in
 
 from knafka.core.documents import parse
@@ -38,6 +38,25 @@ class Send:
     order: str
     after: int
     """Seconds since the event before."""
+
+
+@dataclass(frozen=True)
+class Run:
+    process: int
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    process: int
+    how: Interruption
+
+
+@dataclass(frozen=True)
+class End:
+    """kill -9, or a session that runs out."""
+
+    process: int
+    expelled: bool
 
 
 class Letter(NamedTuple):
@@ -118,6 +137,16 @@ class MemorySensor:
         """Milliseconds by which the clocks of processes are wrong."""
         self._late = 0
         self._processes: list[tuple[Processor, MemoryTransactions] | None] = [None] * PROCESSES
+
+    def follow(self, step: Run | Interrupt | End) -> None:
+        """Do what a step of a schedule says."""
+        match step:
+            case Run(process):
+                self.run(process)
+            case Interrupt(process, how):
+                self.opened(process)[1].interrupt(how)
+            case End(process, expelled):
+                self.end(process, expelled=expelled)
 
     def send(
         self,

@@ -35,7 +35,7 @@ from knafka.dispatcher.congestion import CongestionControl
 from knafka.dispatcher.counts import DrainCounts, Reported
 from knafka.dispatcher.lanes import lane_of
 from knafka.dispatcher.pace import Pace
-from knafka.dispatcher.parsing import OwnParser, Parser, headers_of
+from knafka.dispatcher.parsing import OwnParser, Parser
 from knafka.dispatcher.pending import Partition, PendingEvent
 from knafka.dispatcher.reserve import Reserve
 from knafka.dispatcher.selecting import SelectedRecord, SharedReader
@@ -50,6 +50,7 @@ from knafka.ports.log import (
     OffsetAndMetadata,
     Record,
     TopicMaker,
+    headers_of,
 )
 from knafka.ports.subscriber import Subscriber
 

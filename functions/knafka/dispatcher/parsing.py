@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, Protocol, TypeAlias
 
 from knafka.core.delivery import Done, Retry
-from knafka.core.errors import InvalidEvent
 from knafka.core.http_binding import located_request_of, request_of
 from knafka.core.kafka_binding import Envelope, RecordHeaders, read
 from knafka.ports.log import Record
@@ -64,12 +63,3 @@ def request_for(
     if located:
         return located_request_of(envelope, record.partition(), record.offset(), form)
     return request_of(envelope, form)
-
-
-def headers_of(record: Record) -> RecordHeaders | None:
-    """Raises `InvalidEvent` for those that can't be read."""
-    try:
-        return record.headers()
-    except Exception as error:  # a SystemError for a name that isn't UTF-8
-        why = error.__cause__ or error
-        raise InvalidEvent(f"the record's headers can't be read: {why}") from error

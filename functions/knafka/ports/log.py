@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from knafka.core.errors import LogError
+from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.kafka_binding import RecordHeaders
 from knafka.core.progress import settled_ahead
 
@@ -54,6 +54,15 @@ class Record(Protocol):
     def timestamp(self) -> tuple[int, int]:
         """(kind, milliseconds since the Unix epoch)."""
         ...
+
+
+def headers_of(record: Record) -> RecordHeaders | None:
+    """Raises `InvalidEvent` for those that can't be read."""
+    try:
+        return record.headers()
+    except Exception as error:  # a SystemError for a name that isn't UTF-8
+        why = error.__cause__ or error
+        raise InvalidEvent(f"the record's headers can't be read: {why}") from error
 
 
 class LogWriter(Protocol):

@@ -288,7 +288,7 @@ class Bus:
         end = self._ends.get(number)
         if end is None or each.next < end:
             return each.seen
-        return max(self._asked_until, self._asked_until if each.seen is None else each.seen)
+        return self._asked_until if each.seen is None else max(self._asked_until, each.seen)
 
     def _is_behind(self, number: int) -> bool:
         end = self._ends.get(number)

@@ -23,7 +23,7 @@ from knafka.core.sensor.records import TriggerRecord
 from knafka.core.sensor.routing import Router
 from knafka.core.sensor.rules import Rule, Step
 from knafka.core.times import taken_at, written_at
-from knafka.ports.log import Record
+from knafka.ports.log import Record, headers_of
 from knafka.sensor.batch import Batch
 from knafka.sensor.bus import Bus
 from knafka.sensor.giving_up import fire_or_name, give_up, let_go
@@ -72,7 +72,7 @@ class Handlers:
         since, waits = bus.read(record, at, read_at)
         headers: RecordHeaders | None = None
         try:
-            headers = _headers(record)
+            headers = headers_of(record)
             envelope = read(headers, record.value())
             routes = self._router.route(envelope.attributes)
         except LogError:
@@ -128,7 +128,7 @@ class Handlers:
         headers: RecordHeaders | None = None
         offset, size = record.offset(), len(record.value() or b"")
         try:
-            headers = _headers(record)
+            headers = headers_of(record)
             found = records.read_trigger(record.key(), record.value(), headers, offset)
         except LogError:
             raise
@@ -198,10 +198,3 @@ def follow(number: int, key: str, after: Step, batch: Batch) -> None:
     batch.keep(number, key, after.held)
     for firing in after.firings:
         fire_or_name(number, key, firing, batch)
-
-
-def _headers(record: Record) -> RecordHeaders | None:
-    try:
-        return record.headers()
-    except Exception as error:  # a SystemError for a name that isn't UTF-8
-        raise InvalidEvent(f"the record's headers can't be read: {error}") from error

@@ -319,22 +319,17 @@ def _effects(
     delivered = before or record
     # The same group by other servers, mostly of the same Kafka: what delivers goes on until what
     # takes over is Ready. Where it is another Kafka, the group has no members there.
+    moved = delivered is not None and _offsets(delivered.egress) != watched.offsets()
     elsewhere = (
         delivered is not None
+        and moved
         and not broker.topic.external
-        and (
-            _offsets(delivered.egress)[1:] == watched.offsets()[1:]
-            and _offsets(delivered.egress) != watched.offsets()
-        )
+        and (delivered.egress.topic, delivered.egress.group) == (egress.topic, egress.group)
     )
     effects: list[Effect] = []
     if (
         # Its offsets are other ones, which can't be written while a group has members.
-        (
-            delivered is not None
-            and not elsewhere
-            and _offsets(delivered.egress) != watched.offsets()
-        )
+        (moved and not elsewhere)
         # Before its function goes: what is in flight is settled.
         or (paused and (shared or (before is not None and not before.autoscaling.paused)))
         # Its own pods would drain unasked, from their start.

@@ -38,7 +38,7 @@ from knafka_operator.model.operations import (
 )
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.reconcile.jobs import jobs_of, last_pods
-from knafka_operator.reconcile.kind import Kind, News, Reconciler
+from knafka_operator.reconcile.kind import Kind, News, Reconciler, key_of
 from knafka_operator.reconcile.work_queue import Key
 
 Turn: TypeAlias = tuple[str, int, str]
@@ -92,10 +92,9 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
         if deciding.is_finished(document.get("status") or {}):
             self._records.pop(uid, None)
         elif uid not in self._records:
-            key = document["kind"], metadata["namespace"], metadata["name"]
             made, kind = str(metadata.get("creationTimestamp", "")), document["kind"]
             turn = made, OPERATIONS.index(kind), uid
-            self._records[uid] = _Record(key, archive_of(document), turn)
+            self._records[uid] = _Record(key_of(document), archive_of(document), turn)
         return self._records.get(uid)
 
     async def forget(self, document: Document) -> None:

@@ -310,10 +310,6 @@ def next_offsets(records: DataFrame) -> DataFrame:
     )
 
 
-SAME: Final = ("topic_id", "partition", "offset", "appended", "failure_id")
-"""The columns that tell that two rows of `records` are one dead letter."""
-
-
 def _text(header: str) -> Column:
     """A record header as text; what isn't UTF-8 is marked, as tables hold nothing else."""
     return F.make_valid_utf8(F.col("attribute")[header].cast("string"))

@@ -31,8 +31,6 @@ SETTINGS: Final[Mapping[str, str]] = {
     # Of record headers with one name the last wins (CE-K6); Spark would refuse the batch.
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     "spark.sql.streaming.stopTimeout": "30s",
-    # `records` was not always partitioned: all of it is folded before it is rewritten by day.
-    "spark.databricks.delta.streaming.unsafeReadOnPartitionColumnChanges.enabled": "true",
     # The newer Kafka source also for batches: the older one turns every record into a Row and back.
     "spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text",
     # Only what is smaller is merged with others, so that a record is not rewritten with every run.

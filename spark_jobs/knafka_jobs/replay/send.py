@@ -148,13 +148,8 @@ def fence(connection: Connection, replay_id: str) -> None:
             raise JobError(f"Kafka: {error.args[0].str()}") from error
 
 
-def already_sent(kafka: KafkaClient, topic: Topic, replay_id: str) -> list[Sent]:
-    """What a replay has sent and committed, of a topic's spans. Raises `JobError`."""
-    return list(sent_by(kafka, topic, replay_id))
-
-
 def sent_by(kafka: KafkaClient, topic: Topic, replay_id: str) -> Iterator[Sent]:
-    """`already_sent`, one by one."""
+    """What a replay has sent and committed, of a topic's spans. Raises `JobError`."""
     log = KafkaRecords(kafka, {topic.id: topic.name})
     for number, span in topic.spans.items():
         if span.start < span.end:
