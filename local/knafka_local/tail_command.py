@@ -60,14 +60,14 @@ def tail(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(help="First those since: how long ago (90s, 15m, 2h, 1d), a time, or start."),
+        typer.Option(help="Begin with events since then: how long ago (90s, 15m, 2h, 1d), a time, or start."),
     ] = None,
     last: Annotated[
         int | None,
-        typer.Option(min=0, help="First the last so many that there are, before any filter."),
+        typer.Option(min=0, help="Begin with this many of the latest events, counted before any filter."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "--count", min=1, help="End after so many events.")
+        int | None, typer.Option("--limit", "--count", min=1, help="End after this many events.")
     ] = None,
     output: Annotated[
         Format | None,

@@ -219,7 +219,7 @@ def restored(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders
     added = FAILURE_HEADERS | {REPLAY}
     for name, raw in found:
         if name == f"ce_{EXTENSIONS}":
-            # Whoever may write the topic may have written anything.
+            # Anybody with the right to write to the topic can forge this header.
             added |= {f"ce_{each}" for each in (raw or b"").decode(errors="replace").split(",")}
     return [(name, raw) for name, raw in found if name not in added] + [(REPLAY, replay.encode())]
 

@@ -23,4 +23,4 @@ class Steps:
             if (error := self._failed.get(type(each))) is not None:
                 raise error
         self.effects.extend(needed)
-        raise NotReady("Waiting", "it is being made", transient=True)
+        raise NotReady("Waiting", "what it needs is being created", transient=True)
