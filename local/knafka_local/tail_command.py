@@ -60,11 +60,15 @@ def tail(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(help="Begin with events since then: how long ago (90s, 15m, 2h, 1d), a time, or start."),
+        typer.Option(
+            help="Begin with events since then: how long ago (90s, 15m, 2h, 1d), a time, or start."
+        ),
     ] = None,
     last: Annotated[
         int | None,
-        typer.Option(min=0, help="Begin with this many of the latest events, counted before any filter."),
+        typer.Option(
+            min=0, help="Begin with this many of the latest events, counted before any filter."
+        ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", "--count", min=1, help="End after this many events.")

@@ -253,7 +253,9 @@ class Tables:
         with explained(f"the table {path} can't be read"):
             if not self.exists(name):
                 # A report may begin with the first compaction: then both make it.
-                made = f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({ddl(TABLES[name])}) USING delta"
+                made = (
+                    f"CREATE TABLE IF NOT EXISTS delta.`{path}` ({ddl(TABLES[name])}) USING delta"
+                )
                 if name in BY_DAY:
                     made += " PARTITIONED BY (day)"
                 properties = {_STATISTICS: ",".join(BOUNDED[name])} if name in BOUNDED else {}
