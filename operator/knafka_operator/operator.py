@@ -31,6 +31,7 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
 from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.dead_letters import DeadLetters
+from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.entries import Entries
 from knafka_operator.reconcile.moves import Moves
 from knafka_operator.reconcile.observing import TriggerObserver
@@ -132,7 +133,8 @@ class Operator:
         url_of = partial(services.url, settings=settings) if self.entries is None else None
         positions = positions or PodPositions(cluster, url_of)
         receivers = Receivers(settings, cluster, self.states, positions, enqueue)
-        of = settings, cluster, self._kafkas, shards, self.states, receivers, probe, _now
+        self.effects = Effects(cluster, self.states, shards, receivers, probe, wake)
+        of = settings, cluster, self._kafkas, shards, self.states, receivers, self.effects, _now
         self.brokers = (
             Brokers(*of) if self.entries is None else Channels(*of, self.entries.handling)
         )
@@ -141,12 +143,12 @@ class Operator:
         if beside is not None:
             self.sensors = beside.sensors
         elif settings.sensors:
-            self.sensors = Sensors(settings, cluster, self._kafkas, self.states, _now)
+            self.sensors = Sensors(settings, cluster, self._kafkas, self.states, self.effects, _now)
         if self.sensors is not None:
             self.sensors.buses[self.family] = self.brokers
         observer = TriggerObserver(settings, cluster, self.brokers, shards, self.states)
         self.dead_letters = DeadLetters(self.states, enqueue)
-        of_triggers = self.states, observer, self.dead_letters, wake, _now, enqueue
+        of_triggers = self.states, observer, self.dead_letters, self.effects, _now, enqueue
         self.triggers = Triggers(settings, cluster, self.brokers, shards, *of_triggers)
         self.publishing = Publishing(cluster, self.states, self.triggers, self.queue, _now)
         publishing = repeat("publishing lags", self.publishing.look, PUBLISH_INTERVAL)

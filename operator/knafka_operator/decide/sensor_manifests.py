@@ -46,6 +46,12 @@ def function_name(family: Family, sensor: Identity) -> str:
     return names.child(family.parent(sensor), f"-kn{family.infix}-sensor")
 
 
+def function_identity(family: Family, sensor: Identity, settings: Settings) -> Identity:
+    """Where its Knative Service is."""
+    namespace = services.namespace_of(family, sensor, settings)
+    return Identity(namespace, function_name(family, sensor))
+
+
 def function(
     sensor: Sensor,
     wanted: contract.Sensor,

@@ -132,7 +132,7 @@ def kinds_of(operator: Operator) -> Mapping[str, Kind]:
     if operator.sensors is not None:
         table[SENSOR] = operator.sensors
     if operator.settings.jobs_image:
-        of = operator.settings, operator.cluster, operator.states, operator.brokers.is_ours
-        archives = Archives(*of)
+        of = operator.settings, operator.cluster, operator.states, operator.effects
+        archives = Archives(*of, operator.brokers.is_ours)
         table |= {ARCHIVE: archives, **dict.fromkeys(OPERATIONS, archives.operations)}
     return table

@@ -14,14 +14,8 @@ from knafka.core.contract import Receiver
 from knafka.core.errors import LogError
 from knafka_operator.decide import broker as deciding
 from knafka_operator.decide import services
-from knafka_operator.decide.broker import RECEIVER_CONTRACT, Connection, ObservedBroker
-from knafka_operator.decide.effects import AwaitReceivers, RecordContract, WriteIngress
-from knafka_operator.decide.receivers import (
-    contract_topic,
-    is_contract_of_brokers,
-    is_of_secret_in,
-)
-from knafka_operator.model.cluster import Cluster
+from knafka_operator.decide.broker import Connection, ObservedBroker
+from knafka_operator.decide.receivers import is_contract_of_brokers, is_of_secret_in
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, Resource
 from knafka_operator.model.settings import Settings
@@ -36,7 +30,6 @@ class BrokerReceivers:
     """The entries of all Brokers."""
 
     settings: Settings
-    cluster: Cluster
     receivers: Receivers
 
     async def observe(self, seen: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
@@ -51,27 +44,6 @@ class BrokerReceivers:
         ingress = receiver.contract.records.get(path)
         accepted = receiver.has_read(path) or receiver.was_read(path, seen.document)
         return replace(seen, ingress=ingress, accepted=ingress is not None and accepted)
-
-    async def run(
-        self,
-        effect: RecordContract | WriteIngress | AwaitReceivers,
-        seen: ObservedBroker,
-        kafka: KafkaCluster,
-    ) -> ObservedBroker:
-        """Run one effect; raises `EXPECTED` and `ClusterError`."""
-        if isinstance(effect, RecordContract):
-            kept = {RECEIVER_CONTRACT: effect.topic}
-            await self.cluster.write_status(seen.document, {"annotations": kept})
-            return replace(seen, contract=effect.topic)
-        receiver = await self._at(seen, kafka)
-        if isinstance(effect, AwaitReceivers):
-            await self.receivers.until_read(receiver, f"/{Identity.of(seen.document)}")
-            return replace(seen, accepted=True)
-        assert isinstance(seen.connection, Connection)
-        declared = self.contract_of(seen)
-        await receiver.contract.create(contract_topic(declared, seen.connection.defaults))
-        await receiver.write(effect.path, effect.ingress)
-        return replace(seen, ingress=effect.ingress, accepted=False)
 
     def contract_of(self, seen: ObservedBroker) -> Receiver:
         """What its receiver follows."""

@@ -9,7 +9,7 @@ Not here: hearing of changes (`engine.controller`), and any decision, which is a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,18 +29,6 @@ from knafka_operator.decide.broker import (
 )
 from knafka_operator.decide.broker_defaults import with_default_delivery
 from knafka_operator.decide.desired import Defaults
-from knafka_operator.decide.effects import (
-    ApplyReceiver,
-    AwaitReceivers,
-    CreateTopic,
-    Effect,
-    ProbeReceiver,
-    ProjectSecret,
-    RecordContract,
-    RecordTopic,
-    StopReceiver,
-    WriteIngress,
-)
 from knafka_operator.decide.external_topics import EXTERNAL_TOPICS, refusal
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.topics import TOPIC_ID
@@ -53,13 +41,13 @@ from knafka_operator.model.resources import (
     TOPIC_STATUS,
     Broker,
     ConfigMap,
-    Resource,
 )
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.broker_receivers import BrokerReceivers
 from knafka_operator.reconcile.destinations import observe_sink
+from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.endpoints import check_endpoint
-from knafka_operator.reconcile.functions import apply_service, delete_service
+from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Reconciler
 from knafka_operator.reconcile.namespace_totals import partitions_beside
 from knafka_operator.reconcile.ownership import TopicOwnership, annotations_of
@@ -71,7 +59,7 @@ from knafka_operator.reconcile.state import (
     States,
     topic_in_status,
 )
-from knafka_operator.reconcile.topics import is_used, made_topic, topic_to_delete
+from knafka_operator.reconcile.topics import is_used, topic_to_delete
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 
@@ -85,12 +73,12 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
     shards: Shards
     states: States
     receivers: Receivers
-    probe: Callable[[str], Awaitable[None]]
+    effects: Effects
     now: Callable[[], str]
     """The time, RFC 3339."""
 
     def __post_init__(self) -> None:
-        self.entries = BrokerReceivers(self.settings, self.cluster, self.receivers)
+        self.entries = BrokerReceivers(self.settings, self.receivers)
         self._own = TopicOwnership(self.cluster, self.states)
 
     @property
@@ -145,7 +133,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
-        self.entries.forget(_resource(document))
+        self.entries.forget(resource_of(document))
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
@@ -165,7 +153,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         # Before anything that can fail: what a Broker may not use it doesn't keep by being broken.
         refused, stop = await self._external_topic(document, record)
         if stop is not None:
-            await self._stop_receiver(StopReceiver(stop), document, record)
+            await self._stop_receiver(stop, document, record)
         seen = await self._observe(document, record)
         seen = replace(seen, refused=refused, stopped=stop is not None)
         if refused is None:
@@ -182,7 +170,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         self, seen: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
         identity = Identity.of(seen.document)
-        receiver = Identity(identity.namespace, services.receiver_name(_resource(seen.document)))
+        receiver = Identity(identity.namespace, services.receiver_name(resource_of(seen.document)))
         functions = receiver, *self.shards.services_of(identity)
         self.states.rolls.add_to(decision.conditions, *functions)
         status = super().status_of(seen, decision, record)
@@ -327,53 +315,16 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         found = await self.cluster.get(CORE, "ConfigMap", namespace, name)
         return None if found is None else parse(ConfigMap, found)
 
-    # Act.
+    # Effects.
 
-    async def run(
-        self, effect: Effect, seen: ObservedBroker, record: BrokerRecord
-    ) -> ObservedBroker:
-        broker, topic = seen.broker, seen.topic
-        assert isinstance(broker, Broker)
-        match effect:
-            case ProjectSecret(manifest):
-                await self.cluster.apply(manifest)
-                return replace(seen, projected=True)
-            case RecordTopic(name):
-                contract = self.entries.contract_of(seen).contract_topic
-                kept = {TOPIC_STATUS: name, TOPIC_ID: "", RECEIVER_CONTRACT: contract}
-                await self.cluster.write_status(seen.document, {"annotations": kept})
-                return replace(seen, recorded=name, contract=contract)
-            case CreateTopic(wanted):
-                assert isinstance(topic, ObservedTopic)
-                assert record.kafka is not None
-                trusts = self.settings.trusts_statuses
-                found = await made_topic(record.kafka, wanted, may_be_used=trusts)
-                # At once: from here on there may be events, and the name alone proves nothing.
-                kept = {TOPIC_STATUS: wanted.name, TOPIC_ID: found.id}
-                await self.cluster.write_status(seen.document, {"annotations": kept})
-                return replace(seen, topic=replace(topic, found=found), made=found.id)
-            case RecordContract() | WriteIngress() | AwaitReceivers():
-                assert record.kafka is not None
-                return await self.entries.run(effect, seen, record.kafka)
-            case ApplyReceiver(manifest):
-                revision = await apply_service(self.cluster, manifest, broker, self.states.rolls)
-                return replace(seen, revision=revision)
-            case ProbeReceiver(url, revision):
-                await self.probe(url)
-                return replace(seen, probed=revision)
-        return await super().run(effect, seen, record)
+    def kafka_of(self, seen: ObservedBroker, record: BrokerRecord) -> KafkaCluster | None:
+        return record.kafka
 
-    async def _stop_receiver(
-        self, effect: StopReceiver, document: Document, record: BrokerRecord
-    ) -> None:
-        of = _resource(document)
-        record.stopped, record.state = effect.why, None
-        await delete_service(self.cluster, services.receiver_name(of), of)
-
-
-def _resource(document: Document) -> Resource:
-    """Also of one whose spec can't be read any more."""
-    return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
+    async def _stop_receiver(self, why: str, document: Document, record: BrokerRecord) -> None:
+        """Accept nothing any more; raises `ClusterError`."""
+        broker = resource_of(document)
+        record.stopped, record.state = why, None
+        await delete_service(self.cluster, services.receiver_name(broker), broker)
 
 
 def _remember(

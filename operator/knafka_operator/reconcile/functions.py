@@ -108,7 +108,9 @@ async def delete_service(
         await cluster.delete(SERVING, "Service", namespace, name)
 
 
-async def until_replaced(cluster: Cluster, namespace: str, service: str, revision: str) -> None:
+async def until_replaced(
+    cluster: Cluster, namespace: str, service: str, revision: str | None
+) -> None:
     """Raise `NotReady` while pods of an older Revision, which drain unasked, run.
 
     A pod that is asked to end runs on for half a minute and more: Knative waits for requests that

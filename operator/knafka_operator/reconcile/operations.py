@@ -20,11 +20,7 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.decide import operation as deciding
 from knafka_operator.decide.archive_manifests import BATCH
 from knafka_operator.decide.archive_runs import name_of, operation_uid, outcome
-from knafka_operator.decide.operation import (
-    DeleteOperation,
-    ObservedOperation,
-    OperationDecision,
-)
+from knafka_operator.decide.operation import ObservedOperation, OperationDecision
 from knafka_operator.decide.status import NotReady
 from knafka_operator.model.archives import ARCHIVE
 from knafka_operator.model.cluster import Cluster, Document
@@ -37,6 +33,7 @@ from knafka_operator.model.operations import (
     operation_of,
 )
 from knafka_operator.model.sensors import KNAFKA
+from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.jobs import jobs_of, last_pods
 from knafka_operator.reconcile.kind import Kind, News, Reconciler, key_of
 from knafka_operator.reconcile.work_queue import Key
@@ -74,6 +71,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
     left = "its Job may be there still"
 
     cluster: Cluster
+    effects: Effects
     now: Callable[[], datetime]
     _records: dict[str, _Record] = field(default_factory=dict)
     """By UID."""
@@ -188,16 +186,6 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _Record | None
         status = {**seen.status, **decision.status}
         self.remember({**seen.document, "status": status})
         return status
-
-    async def run(
-        self, effect: Any, seen: ObservedOperation, record: _Record | None
-    ) -> ObservedOperation:
-        match effect:
-            case DeleteOperation():
-                document = seen.document
-                await self.cluster.delete(KNAFKA, document["kind"], *Identity.of(document))
-                return replace(seen, deleted=True)
-        return await super().run(effect, seen, record)
 
     async def delete(self, document: Document) -> None:
         """End its Job; one that has ended is its archive's to delete, which records it first.
