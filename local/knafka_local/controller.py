@@ -49,7 +49,7 @@ from knafka_operator.operator import Operator
 from knafka_operator.reconcile.contracts import Contract
 from knafka_operator.reconcile.kind import key_of
 from knafka_operator.reconcile.work_queue import Key
-from knafka_operator.scale.kafka_clusters import AllDrains
+from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class LocalController(Controller):
     def __init__(
         self,
         cluster: LocalCluster,
-        drains: AllDrains,
+        drains: Drains,
         served: Mapping[Family, Served],
         say: Say,
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,

@@ -48,8 +48,9 @@ from knafka_operator.reconcile.subscribers import explain
 from knafka_operator.reconcile.triggers import Triggers
 from knafka_operator.reconcile.work_queue import BACK_OFF, GONE, Verdict, WorkQueue
 from knafka_operator.scale.drains import HttpDrains
-from knafka_operator.scale.kafka_clusters import AllDrains, KafkaCluster, KafkaClusters
+from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 from knafka_operator.scale.repeat import repeat
+from knafka_operator.scale.scaler import Drains
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Operator:
         connect: Callable[[Mapping[str, Any]], LogAdmin],
         *,
         open_writer: Callable[[Mapping[str, Any]], LogWriter],
-        drains: AllDrains | None = None,
+        drains: Drains | None = None,
         probe: Callable[[str], Awaitable[None]] = probe,
         wake: Callable[[str], Awaitable[None]] = wake,
         activity: Limits = USUAL,

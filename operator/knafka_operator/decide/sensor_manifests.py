@@ -4,7 +4,7 @@
     Sensor               -> a Trigger for each of its own, which delivers what that has fired; on a
                             KafkaChannel a Subscription
 
-How many pods its function has, the scaler says by its drains (`scale.sensor_scaler`).
+How many pods its function has, the scaler says by its drains (`scale.scaler`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a Sensor scales, as it declares that, and what its status says of its drains. Pure.
 
-Not here: how many drains there are to be (`scaling`), and holding them (`scale.sensor_scaler`).
+Not here: how many drains there are to be (`scaling`), and holding them (`scale.scaler`).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class SensorPublishing:
         if record.scaled is None:
             return
         kafka, sensor = record.scaled
-        scaled = kafka.sensors.status(record.id)
+        scaled = kafka.scaler.status(record.id)
         if scaled is None:
             return
         there = record.document.get("status") or {}
@@ -76,7 +76,7 @@ class SensorPublishing:
             return
         self._published[record.uid] = state, now
         status: dict[str, Any] = {"annotations": scaling(scaled)}
-        if (held := kafka.sensors.holding(record.id)) is not None:
+        if (held := kafka.scaler.holding(record.id)) is not None:
             status["waiting"] = sensor_waiting.waiting(sensor, held)
         if not _says(there, status):
             await self.cluster.write_status(record.document, status)

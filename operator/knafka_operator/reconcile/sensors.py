@@ -73,12 +73,12 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         """What the scaler knows of it; None: it isn't scaled."""
         record = self.states.sensors.get(identity)
         scaled = None if record is None else record.scaled
-        return None if record is None or scaled is None else scaled[0].sensors.status(record.id)
+        return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
 
     def scaled(self) -> Mapping[Identity, tuple[TriggerStatus, Mapping[Cause, int]]]:
         """Of those that are scaled, what the scaler knows, and how often each was woken by what."""
         return {
-            who: (status, each.scaled[0].sensors.wakes(each.id))
+            who: (status, each.scaled[0].scaler.wakes(each.id))
             for who, each in self.states.sensors.items()
             if each.scaled is not None and (status := self.status(who)) is not None
         }
@@ -185,7 +185,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         function = self._function(record)
         self.states.urls[record.id] = services.url(function.name, function.namespace, self.settings)
         kafka.watched |= {sensor.topic, sensor.trigger_topic}
-        await kafka.sensors.watch(record.id, sensor, autoscaling)
+        await kafka.scaler.watch_sensor(record.id, sensor, autoscaling)
         if before is not None and before[0] is kafka:
             for topic in (before[1].topic, before[1].trigger_topic):
                 kafka.unwatch(topic)
@@ -195,7 +195,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         if record.scaled is None:
             return
         (kafka, sensor), record.scaled = record.scaled, None
-        await kafka.sensors.forget(record.id)
+        await kafka.scaler.forget(record.id)
         for topic in (sensor.topic, sensor.trigger_topic):
             kafka.unwatch(topic)
 

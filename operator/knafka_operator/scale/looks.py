@@ -27,8 +27,7 @@ from knafka.core.sensor.contract import Sensor
 from knafka.ports.log import GroupSource, Lag
 from knafka_operator.decide.scaling import Scale, decide, due_now, filtered_out, keeping_offsets
 from knafka_operator.scale.holds import EndingHolds, explain
-from knafka_operator.scale.scaled_sensor import ScaledSensor
-from knafka_operator.scale.scaled_trigger import ScaledTrigger
+from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
 
 WAKE_SPACING: Final = 0.25
 """Seconds between two looks at the same however often it is woken."""
