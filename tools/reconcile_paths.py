@@ -37,11 +37,13 @@ PARTS: Final = {
         *("runtime/deletions.py", "../../local/knafka_local/controller.py"),
     ),
     "reconcilers and their effects": (
-        *("reconcile/kind.py", "reconcile/acting.py", "reconcile/brokers.py"),
-        *("reconcile/channels.py", "reconcile/triggers.py", "reconcile/sensors.py"),
-        *("reconcile/archives.py", "reconcile/operations.py", "reconcile/broker_receivers.py"),
-        *("decide/effects.py", "decide/steps.py"),
+        *("reconcile/kind.py", "reconcile/acting.py", "reconcile/effects.py"),
+        *("reconcile/brokers.py", "reconcile/broker_receivers.py", "reconcile/channels.py"),
+        *("reconcile/triggers.py", "reconcile/sensors.py"),
+        *("reconcile/archives.py", "reconcile/operations.py", "reconcile/jobs.py"),
+        *("decide/effects.py", "decide/steps.py", "decide/observed.py"),
     ),
+    "scaling": ("scale/*.py",),
     "the whole operator": ("**/*.py",),
 }
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -22,7 +21,7 @@ from knafka_operator.decide import entries, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.activity import USUAL, Limits
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.family import BROKERS, CHANNELS, is_of_kafka_channel
+from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.handler import Handler, Handling
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
@@ -33,6 +32,7 @@ from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.dead_letters import DeadLetters
 from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.entries import Entries
+from knafka_operator.reconcile.kind import rfc3339_now
 from knafka_operator.reconcile.moves import Moves
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.probe import probe, wake
@@ -135,7 +135,16 @@ class Operator:
         positions = positions or PodPositions(cluster, url_of)
         receivers = Receivers(settings, cluster, self.states, positions, enqueue)
         self.effects = Effects(cluster, self.states, shards, receivers, probe, wake)
-        of = settings, cluster, self._kafkas, shards, self.states, receivers, self.effects, _now
+        of = (
+            settings,
+            cluster,
+            self._kafkas,
+            shards,
+            self.states,
+            receivers,
+            self.effects,
+            rfc3339_now,
+        )
         self.brokers = (
             Brokers(*of) if self.entries is None else Channels(*of, self.entries.handling)
         )
@@ -144,14 +153,16 @@ class Operator:
         if beside is not None:
             self.sensors = beside.sensors
         elif settings.sensors:
-            self.sensors = Sensors(settings, cluster, self._kafkas, self.states, self.effects, _now)
+            self.sensors = Sensors(
+                settings, cluster, self._kafkas, self.states, self.effects, rfc3339_now
+            )
         if self.sensors is not None:
             self.sensors.buses[self.family] = self.brokers
-        observer = TriggerObserver(settings, cluster, self.brokers, shards, self.states)
+        observer = TriggerObserver(settings, cluster, self.brokers.is_ours, shards, self.states)
         self.dead_letters = DeadLetters(self.states, enqueue)
-        of_triggers = self.states, observer, self.dead_letters, self.effects, _now, enqueue
+        of_triggers = self.states, observer, self.dead_letters, self.effects, rfc3339_now, enqueue
         self.triggers = Triggers(settings, cluster, self.brokers, shards, *of_triggers)
-        self.publishing = Publishing(cluster, self.states, self.triggers, self.queue, _now)
+        self.publishing = Publishing(cluster, self.states, self.triggers, self.queue, rfc3339_now)
         publishing = repeat("publishing lags", self.publishing.look, PUBLISH_INTERVAL)
         self.moves = Moves(self.states, self.queue.enqueue, activity)
         moving = repeat("moving Triggers", self.moves.look, move_interval)
@@ -236,9 +247,7 @@ class Operator:
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
         """Whether a Trigger's Broker isn't known to be another implementation's; of a Subscription,
         whether it names a KafkaChannel."""
-        if self.family is CHANNELS:
-            return is_of_kafka_channel(trigger)
-        return broker_of(trigger) not in self.states.foreign_brokers
+        return self.triggers.may_be_ours(trigger)
 
     async def reconcile_broker(self, document: Document) -> Mapping[str, Any]:
         """Reconcile one Broker, and its Triggers if what they go by has changed."""
@@ -310,7 +319,7 @@ class Operator:
         """A Trigger or Subscription is another implementation's. Raises `ClusterError`."""
         await self.triggers.leave(trigger)
         if self.entries is not None:
-            await explain(self.cluster, trigger, self.entries.handling, _now())
+            await explain(self.cluster, trigger, self.entries.handling, rfc3339_now())
 
     @property
     def handles_entries(self) -> bool:
@@ -432,7 +441,3 @@ class Operator:
         if self.sensors is not None:
             for identity in self.sensors.states.sensors_on(Bus(self.family, broker)):
                 self.queue.enqueue((SENSOR, *identity))
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

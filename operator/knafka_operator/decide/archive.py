@@ -56,7 +56,7 @@ from knafka_operator.decide.status import (
 )
 from knafka_operator.decide.steps import Step
 from knafka_operator.decide.trigger import BrokerState
-from knafka_operator.decide.trigger_checks import check_broker
+from knafka_operator.decide.trigger_conditions import check_broker
 from knafka_operator.model.archives import OF_ARCHIVE, RUN, DeadLetterArchive
 from knafka_operator.model.conditions import SUCCEEDED
 from knafka_operator.model.family import BROKERS

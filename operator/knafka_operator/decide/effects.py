@@ -275,6 +275,20 @@ class StopDelivery:
     step: Step = Step.STOP_DELIVERY
 
 
+EffectInKafka: TypeAlias = (
+    CreateTopic
+    | ClaimGroup
+    | DeleteGroup
+    | CommitOffsets
+    | ApplyReceiver
+    | WriteIngress
+    | AwaitReceivers
+    | CreateContract
+    | WriteContract
+    | ApplyShard
+    | AwaitShard
+)
+"""What an object needs its Kafka for."""
 Effect: TypeAlias = (
     Annotate
     | WriteStatus
@@ -285,18 +299,8 @@ Effect: TypeAlias = (
     | AwaitReplacement
     | Probe
     | Wake
-    | CreateTopic
-    | ClaimGroup
-    | DeleteGroup
-    | CommitOffsets
-    | ApplyReceiver
-    | WriteIngress
-    | AwaitReceivers
     | LeaveReceivers
-    | CreateContract
-    | WriteContract
-    | ApplyShard
-    | AwaitShard
     | StartDelivery
     | StopDelivery
+    | EffectInKafka
 )

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from knafka_operator.decide.dead_letters import DEAD_LETTERS
 from knafka_operator.decide.effects import Effect, StopDelivery, WriteStatus
-from knafka_operator.decide.loops import LOOP_FREE
 from knafka_operator.decide.status import DELIVERING, ROLLED_OUT, TRIGGER_CONDITIONS
 from knafka_operator.decide.steps import Step
+from knafka_operator.decide.trigger_conditions import LOOP_FREE
 from knafka_operator.model.conditions import READY
 from knafka_operator.model.resources import GROUP_STATUS
 

@@ -55,7 +55,7 @@ from knafka_operator.decide.status import (
 )
 from knafka_operator.decide.steps import Step
 from knafka_operator.decide.trigger import BrokerState
-from knafka_operator.decide.trigger_checks import check_broker
+from knafka_operator.decide.trigger_conditions import check_broker
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.family import BROKERS
 from knafka_operator.model.handler import Handler

@@ -13,12 +13,11 @@ from typing import Any, Final, Generic, TypeVar
 from knafka.core.contract import Egress, SharedEgress, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import (
-    delivery_status,
     desired,
     kafka_settings,
-    loops,
     services,
     shards,
+    trigger_conditions,
 )
 from knafka_operator.decide.desired import Actions, Defaults, Topic
 from knafka_operator.decide.effects import (
@@ -54,7 +53,11 @@ from knafka_operator.decide.status import (
     value,
 )
 from knafka_operator.decide.steps import Step
-from knafka_operator.decide.trigger_checks import check_broker, check_dependency, check_min_scale
+from knafka_operator.decide.trigger_conditions import (
+    check_broker,
+    check_dependency,
+    check_min_scale,
+)
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import BROKERS, family_of
@@ -224,7 +227,7 @@ def _decide(
     paused = trigger.metadata.annotations.get(PAUSED) == "true"
     stopping = stop(seen.document, settings) if paused else (StopDelivery(),)
     if paused:
-        conditions.set(delivery_status.PAUSED)
+        conditions.set(trigger_conditions.PAUSED)
     with conditions.step(BROKER_READY):
         of = family_of(trigger.kind), trigger.spec.broker
         check_broker(*of, seen.stopped, seen.broker, seen.stored_broker)
@@ -252,7 +255,7 @@ def _decide(
             conditions.set(no_dead_letter_sink())
         elif (dead_letter_sink := value(seen.dead_letter_sink)) is not None:
             status["deadLetterSinkUri"] = dead_letter_sink.url  # KN-TRG-04
-    found = loops.loop(trigger, seen.document, sink, subscriber, dead_letter_sink)
+    found = trigger_conditions.loop(trigger, seen.document, sink, subscriber, dead_letter_sink)
     if found is not None and seen.actions is None:  # a Sensor's aren't its Broker's events
         conditions.set(found)
     needed = DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED

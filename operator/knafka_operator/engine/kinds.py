@@ -70,7 +70,7 @@ class TriggerKind(Kind):
         return ()
 
     def is_ours(self, document: Document) -> bool:
-        return self._operator.may_be_ours(document)
+        return self._operator.triggers.may_be_ours(document)
 
     async def makes_something(self, document: Document) -> bool:
         family = self._operator.family

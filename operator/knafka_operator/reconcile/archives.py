@@ -37,9 +37,8 @@ from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.effects import Effects
-from knafka_operator.reconcile.jobs import jobs_of, last_pods
 from knafka_operator.reconcile.kind import Kind, Reconciler
-from knafka_operator.reconcile.operations import Operations
+from knafka_operator.reconcile.operations import Operations, jobs_of, last_pods
 from knafka_operator.reconcile.state import States
 from knafka_operator.reconcile.work_queue import Key
 from knafka_operator.scale.dead_letters import DeadLetters, Waiting

@@ -4,7 +4,8 @@
 
 What a Broker's Triggers are made from stays in its record's `state`.
 
-Not here: hearing of changes (`engine.controller`), and any decision, which is a pure function.
+Not here: hearing of changes (`engine.controller`), what stands in a contract's topic (`receivers`,
+`contracts`), and any decision, which is a pure function.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 from knafka.core import names
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
-from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.decide import broker as deciding
-from knafka_operator.decide import credentials, desired, services
+from knafka_operator.decide import credentials, desired, receivers, services
 from knafka_operator.decide import status as statuses
 from knafka_operator.decide.broker import (
     RECEIVER_CONTRACT,
@@ -41,15 +42,14 @@ from knafka_operator.model.resources import (
     TOPIC_STATUS,
     Broker,
     ConfigMap,
+    Resource,
 )
 from knafka_operator.model.settings import Settings
-from knafka_operator.reconcile.broker_receivers import BrokerReceivers
-from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Reconciler
-from knafka_operator.reconcile.namespace_totals import partitions_beside
+from knafka_operator.reconcile.observing import observe_sink, partitions_beside
 from knafka_operator.reconcile.ownership import TopicOwnership, annotations_of
 from knafka_operator.reconcile.receivers import Receivers
 from knafka_operator.reconcile.shards import Shards
@@ -78,7 +78,6 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
     """The time, RFC 3339."""
 
     def __post_init__(self) -> None:
-        self.entries = BrokerReceivers(self.settings, self.receivers)
         self._own = TopicOwnership(self.cluster, self.states)
 
     @property
@@ -104,7 +103,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         record = self.states.broker(document)
         await self.shards.delete(broker)
         if (entry := annotations.get(RECEIVER_CONTRACT)) is not None:
-            await self.entries.withdraw(broker, entry, await self._kafka_of(broker))
+            await self._withdraw(broker, entry, await self._kafka_of(broker))
         topic = annotations.get(TOPIC_STATUS)
         own = names.is_broker_topic(topic, metadata.namespace, metadata.name)
         if topic is not None and own and EXTERNAL_TOPIC not in metadata.annotations:
@@ -125,6 +124,20 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
             await topics.delete_topic(names.contract_topic(metadata.namespace, metadata.name))
         self.forget(document)
 
+    async def _withdraw(self, broker: Resource, topic: str, kafka: KafkaCluster) -> None:
+        """Leave no entry in a contract's topic, as the Broker's status names it; its receiver is
+        gone. The topic goes with its last Broker if its Secret is its namespace's, where nobody
+        might follow; the installation's own stays. Raises `LogError`."""
+        namespace = broker.metadata.namespace
+        if not receivers.is_contract_of_brokers(topic, namespace, self.settings):
+            return  # somebody wrote it there: it would be read to its end
+        receiver = await self.receivers.at(_receiver(broker), kafka, topic)
+        path = f"/{services.identity_of(broker)}"
+        if path in receiver.contract.records:
+            await receiver.write(path, None)
+        if receivers.is_of_secret_in(topic, namespace, self.settings):
+            await self.receivers.delete_contract(receiver)
+
     async def find_kafka(self, document: Document) -> None:
         """Keep in mind where a Broker is that wasn't reconciled, if its shards are to let go."""
         record = self.states.broker(document)
@@ -133,7 +146,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
 
     def forget(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
-        self.entries.forget(resource_of(document))
+        self.receivers.forget(_receiver(resource_of(document)))
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
@@ -160,7 +173,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
             seen = replace(seen, topic=await self._observe_topic(seen, record))
         if isinstance(seen.topic, ObservedTopic):
             assert record.kafka is not None
-            seen = await self.entries.observe(seen, record.kafka)
+            seen = await self._observe_entry(seen, record.kafka)
         return seen
 
     def decide(self, seen: ObservedBroker, record: BrokerRecord) -> BrokerDecision:
@@ -170,7 +183,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         self, seen: ObservedBroker, decision: BrokerDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
         identity = Identity.of(seen.document)
-        receiver = Identity(identity.namespace, services.receiver_name(resource_of(seen.document)))
+        receiver = _receiver(resource_of(seen.document))
         functions = receiver, *self.shards.services_of(identity)
         self.states.rolls.add_to(decision.conditions, *functions)
         status = super().status_of(seen, decision, record)
@@ -290,6 +303,21 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         others = 0 if found else partitions_beside(self.states, Identity.of(seen.document))
         return ObservedTopic(wanted, found, others, disputed)
 
+    async def _observe_entry(self, seen: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
+        """With its entry in the contract that its receiver follows (decision 0024), and whether
+        every replica has read that. Raises `ClusterError`."""
+        assert isinstance(seen.broker, Broker)
+        assert isinstance(seen.connection, Connection)
+        contract = deciding.receiver_contract(seen.broker, seen.connection, self.settings)
+        identity, service = Identity.of(seen.document), _receiver(seen.broker)
+        try:
+            receiver = await self.receivers.at(service, kafka, contract.contract_topic)
+            await self.receivers.check(receiver, identity)
+        except LogError:
+            return seen  # its topic can't be had either, or what writes its entry says why
+        ingress, accepted = receiver.entry(f"/{identity}", seen.document)
+        return replace(seen, ingress=ingress, accepted=accepted)
+
     async def _kafka_of(self, broker: Broker) -> KafkaCluster:
         """Where its topic is, also when its ConfigMap went before it did."""
         try:
@@ -325,6 +353,11 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         broker = resource_of(document)
         record.stopped, record.state = why, None
         await delete_service(self.cluster, services.receiver_name(broker), broker)
+
+
+def _receiver(broker: Resource) -> Identity:
+    """Where its receiver's Knative Service is."""
+    return Identity(broker.metadata.namespace, services.receiver_name(broker))
 
 
 def _remember(

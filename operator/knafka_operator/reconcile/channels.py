@@ -38,10 +38,9 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
-from knafka_operator.reconcile.destinations import observe_sink
 from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.kind import Reconciler
-from knafka_operator.reconcile.namespace_totals import partitions_beside
+from knafka_operator.reconcile.observing import observe_sink, partitions_beside
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, topic_in_status
@@ -202,15 +201,9 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
             await self.receivers.check(receiver, Identity.of(document))
         except LogError:
             return seen  # its topic can't be had either, or what writes its entry says why
-        path = f"/{channel.id}"
-        ingress = receiver.contract.records.get(path)
-        accepted = receiver.has_read(path) or receiver.was_read(path, document)
-        return replace(
-            seen,
-            ingress=ingress,
-            accepted=ingress is not None and accepted,
-            gateway=await self._gateway(receiver.service.name),
-        )
+        ingress, accepted = receiver.entry(f"/{channel.id}", document)
+        gateway = await self._gateway(receiver.service.name)
+        return replace(seen, ingress=ingress, accepted=accepted, gateway=gateway)
 
     async def _gateway(self, receiver: str) -> routes.Gateway | None:
         of = routes.NETWORKING, "Ingress", self.settings.namespace, receiver

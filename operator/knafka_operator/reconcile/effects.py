@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 from knafka.core.documents import parse
 from knafka_operator.decide import services
@@ -30,6 +30,7 @@ from knafka_operator.decide.effects import (
     Delete,
     DeleteGroup,
     Effect,
+    EffectInKafka,
     LeaveReceivers,
     Manifest,
     ObjectName,
@@ -128,7 +129,9 @@ class Effects:
                     raise TypeError(f"an effect of an object without Kafka: {effect}")
                 return await self._run_in_kafka(effect, document, kafka)
 
-    async def _run_in_kafka(self, effect: Any, document: Document, kafka: KafkaCluster) -> Any:
+    async def _run_in_kafka(
+        self, effect: EffectInKafka, document: Document, kafka: KafkaCluster
+    ) -> Any:
         match effect:
             case CreateTopic(topic, name_key, id_key, may_be_used):
                 made = await made_topic(kafka, topic, may_be_used=may_be_used)
@@ -163,7 +166,7 @@ class Effects:
             case AwaitShard(shard):
                 await self.shards.loaded(broker_of(document), kafka).applied(shard)
             case _:
-                raise TypeError(f"nobody runs such an effect: {effect}")
+                assert_never(effect)
         return None
 
     async def _apply(

@@ -14,6 +14,7 @@ Not here: what each effect does (`effects`); when an object is reconciled, its f
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -246,6 +247,10 @@ class Reconciler(Generic[S, D, R]):
             except EXPECTED as error:
                 return seen.with_failure(effect, error)
         return seen
+
+
+def rfc3339_now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def key_of(document: Document) -> Key:

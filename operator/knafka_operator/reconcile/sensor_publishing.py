@@ -1,7 +1,7 @@
 """Publishing of Sensors: what the scaler knows of each, and what its triggers wait for, kept in its
 status.
 
-Not here: the words (`decide.delivery_status`, `decide.sensor_waiting`), and conditions.
+Not here: the words (`decide.trigger_conditions`, `decide.sensor_waiting`), and conditions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from knafka.core.errors import KnafkaError
 from knafka_operator.decide import sensor_scaling, sensor_waiting
 from knafka_operator.decide import status as statuses
-from knafka_operator.decide.delivery_status import delivering, scaling
+from knafka_operator.decide.trigger_conditions import delivering, scaling
 from knafka_operator.model.cluster import Cluster
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.sensors import SENSOR

@@ -34,8 +34,12 @@ from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.functions import delete_service
 from knafka_operator.reconcile.kind import Kind, Reconciler
-from knafka_operator.reconcile.ownership import annotations_of
-from knafka_operator.reconcile.sensor_ownership import SensorOwnership, is_group, kept_names
+from knafka_operator.reconcile.ownership import (
+    SensorOwnership,
+    annotations_of,
+    is_group,
+    kept_names,
+)
 from knafka_operator.reconcile.sensor_publishing import SensorPublishing
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, SensorRecord, States
 from knafka_operator.reconcile.topics import topic_to_delete

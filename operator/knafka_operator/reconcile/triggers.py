@@ -22,13 +22,13 @@ from typing import Any
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decide import desired, leaving, services, subscription
 from knafka_operator.decide import trigger as deciding
-from knafka_operator.decide.delivery_status import delivering, scaling
 from knafka_operator.decide.effects import AwaitReplacement, Effect
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import ConditionSet, NotReady
 from knafka_operator.decide.trigger import ObservedTrigger, TriggerDecision
+from knafka_operator.decide.trigger_conditions import delivering, scaling
 from knafka_operator.model.cluster import Cluster, Document
-from knafka_operator.model.family import CHANNELS
+from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.brokers import Brokers
@@ -79,6 +79,13 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
         """Every Trigger that is delivered to."""
         records = self.states.triggers.items()
         return {who: each.watched for who, each in records if each.watched is not None}
+
+    def may_be_ours(self, document: Document) -> bool:
+        """Whether a Trigger's Broker isn't known to be another implementation's; of a Subscription,
+        whether it names a KafkaChannel."""
+        if self.states.family is CHANNELS:
+            return is_of_kafka_channel(document)
+        return broker_of(document) not in self.states.foreign_brokers
 
     def record_of(self, document: Document) -> TriggerRecord:
         return self.states.trigger(document)
