@@ -88,6 +88,7 @@ async def main() -> None:
     world = OperatorWorld()
     world.declare_broker("shop")
     controller: Any = controller_of(world)
+    await asyncio.sleep(0.1)  # what runs besides has begun
     with watched() as entered:
         await controller.reconcile(("Broker", "shop", "default"))
     say("Broker", entered)

@@ -32,6 +32,7 @@ from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.dead_letters import DeadLetters
 from knafka_operator.reconcile.effects import Effects
 from knafka_operator.reconcile.entries import Entries
+from knafka_operator.reconcile.functions import LOOK_INTERVAL, Rolls
 from knafka_operator.reconcile.kind import rfc3339_now
 from knafka_operator.reconcile.moves import Moves
 from knafka_operator.reconcile.observing import TriggerObserver
@@ -40,7 +41,6 @@ from knafka_operator.reconcile.publishing import Publishing
 from knafka_operator.reconcile.receivers import PodPositions, Positions, Receivers
 from knafka_operator.reconcile.replays import Replays
 from knafka_operator.reconcile.resuming import Resuming
-from knafka_operator.reconcile.rolls import LOOK_INTERVAL, Rolls
 from knafka_operator.reconcile.sensors import Sensors
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import States, broker_of, declared_of, has_contract

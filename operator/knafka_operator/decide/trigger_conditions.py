@@ -11,13 +11,17 @@ dispatcher sees: that is `Delivering`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+import json
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Protocol
 from urllib.parse import urlsplit
 
+from pydantic import BeforeValidator
+
 from knafka.core.contract import Sink
+from knafka.core.documents import parse
 from knafka.core.hops import FIRST_TTL, MAX_HOPS
-from knafka_operator.decide import admission
+from knafka_operator.decide.field_errors import Problem, annotation_key, misfits, quoted, raise_all
 from knafka_operator.decide.scaling import TriggerStatus
 from knafka_operator.decide.status import DELIVERING, NotReady, is_ready, why_not_ready
 from knafka_operator.model import resources
@@ -25,8 +29,17 @@ from knafka_operator.model.cluster import Document
 from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.family import BROKERS, Family, family_of
 from knafka_operator.model.maxima import Maxima
-from knafka_operator.model.resources import Destination, Trigger
+from knafka_operator.model.resources import (
+    Destination,
+    Given,
+    Metadata,
+    Namespace,
+    Observed,
+    Trigger,
+)
 
+DEPENDENCY: Final = "knative.dev/dependency"
+"""On a Trigger: an ObjectReference as JSON; the Trigger isn't Ready before that object is."""
 LAG: Final = "knafka.dev/lag"
 REPLICAS: Final = "knafka.dev/replicas"
 SCALING: Final = "knafka.dev/scaling"
@@ -53,6 +66,41 @@ _MEANT: Final = {
 
 
 # What must hold.
+
+
+class Dependency(Observed):
+    """The object that a Trigger waits for (KN-TRG-13); it is in the Trigger's namespace."""
+
+    api_version: Given
+    kind: Given
+    name: Given
+    namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
+
+
+def dependency(metadata: Metadata) -> Dependency | None:
+    """What the Trigger's annotation says it depends on. Raises `InvalidDocument`."""
+    text = metadata.annotations.get(DEPENDENCY)
+    if text is None:
+        return None
+    raise_all(set(wrong_with_dependency(text, metadata.namespace)))
+    return parse(Dependency, json.loads(text))
+
+
+def wrong_with_dependency(text: str, namespace: str) -> Iterator[Problem]:
+    """What is wrong with that annotation, as it stands."""
+    path = annotation_key(DEPENDENCY)
+    try:
+        reference, broken = json.loads(text), "want an object"
+    except (ValueError, RecursionError) as error:
+        reference, broken = None, str(error)
+    if not isinstance(reference, Mapping):
+        message = "The provided annotation was not a corev1.ObjectReference"
+        yield Problem(f"{message}: {quoted(text[:300])}", broken, path)
+        return
+    yield from misfits(Dependency, reference, path)
+    if reference.get("namespace") not in (None, "", namespace):
+        message = f'Namespace must be empty or equal to the trigger namespace "{namespace}"'
+        yield Problem(message, "", f"{path}.namespace")
 
 
 class FoundBroker(Protocol):
@@ -95,7 +143,7 @@ def check_broker(
 
 def check_dependency(trigger: Trigger, found: Mapping[str, Any] | None) -> None:
     """KN-TRG-13: what the annotation names must be Ready first."""
-    reference = admission.dependency(trigger.metadata)
+    reference = dependency(trigger.metadata)
     if reference is None:
         return
     named = f"{reference.kind:.100} {trigger.metadata.namespace}/{reference.name:.253}"

@@ -15,13 +15,14 @@ from typing import Final
 from knafka.core.contract import Sink
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
-from knafka_operator.decide import admission, desired
+from knafka_operator.decide import desired
 from knafka_operator.decide.actions import actions, sensor_of
 from knafka_operator.decide.desired import Actions
 from knafka_operator.decide.resolving import not_allowed, resolve
 from knafka_operator.decide.shards import Contract
 from knafka_operator.decide.status import EXPECTED, NotReady
 from knafka_operator.decide.trigger import ObservedTrigger
+from knafka_operator.decide.trigger_conditions import dependency
 from knafka_operator.model.cluster import Cluster, Document, NotAllowed
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import AUTOSCALING, Destination, Trigger
@@ -129,7 +130,7 @@ class TriggerObserver:
     async def _dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
         """KN-TRG-13: the object that its annotation names."""
         try:
-            reference = admission.dependency(trigger.metadata)
+            reference = dependency(trigger.metadata)
         except InvalidDocument:
             return None  # which is decided upon
         if reference is None:
