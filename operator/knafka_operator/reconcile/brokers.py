@@ -48,7 +48,7 @@ from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.endpoints import check_endpoint
 from knafka_operator.reconcile.functions import delete_service
-from knafka_operator.reconcile.kind import Reconciler
+from knafka_operator.reconcile.kind import Sources
 from knafka_operator.reconcile.observing import observe_sink, partitions_beside
 from knafka_operator.reconcile.ownership import TopicOwnership, annotations_of
 from knafka_operator.reconcile.receivers import Receivers
@@ -64,7 +64,7 @@ from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 
 @dataclass(eq=False)
-class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
+class Brokers(Sources[ObservedBroker, BrokerDecision]):
     """All Brokers that are ours."""
 
     settings: Settings
@@ -78,6 +78,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
     """The time, RFC 3339."""
 
     def __post_init__(self) -> None:
+        self.api_version = self.states.family.broker_version
         self._own = TopicOwnership(self.cluster, self.states)
 
     @property
@@ -91,7 +92,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         annotations = document["metadata"].get("annotations") or {}
         return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
 
-    async def delete(self, document: Document, groups: Collection[str]) -> None:
+    async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
         """Stop its receiver, then delete its topic, which `groups` read.
 
         Raises `LogError`, also while one of them has members, and `ClusterError`.
@@ -122,7 +123,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
                 shard = names.shard_group(metadata.namespace, metadata.name, number)
                 await topics.delete_group(names.shard_members(shard, topic or ""))
             await topics.delete_topic(names.contract_topic(metadata.namespace, metadata.name))
-        self.forget(document)
+        self.drop(document)
 
     async def _withdraw(self, broker: Resource, topic: str, kafka: KafkaCluster) -> None:
         """Leave no entry in a contract's topic, as the Broker's status names it; its receiver is
@@ -144,7 +145,7 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         if record.has_contract and record.kafka is None:
             record.kafka = await self._kafka_of(parse(Broker, document))
 
-    def forget(self, document: Document) -> None:
+    def drop(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
         self.receivers.forget(_receiver(resource_of(document)))
         self.states.drop_broker(Identity.of(document))
@@ -158,9 +159,6 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
         return record
 
     # Reconcile.
-
-    def record_of(self, document: Document) -> BrokerRecord:
-        return self.states.broker(document)
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
         # Before anything that can fail: what a Broker may not use it doesn't keep by being broken.
@@ -342,11 +340,6 @@ class Brokers(Reconciler[ObservedBroker, BrokerDecision, BrokerRecord]):
     async def _config_map(self, namespace: str, name: str) -> ConfigMap | None:
         found = await self.cluster.get(CORE, "ConfigMap", namespace, name)
         return None if found is None else parse(ConfigMap, found)
-
-    # Effects.
-
-    def kafka_of(self, seen: ObservedBroker, record: BrokerRecord) -> KafkaCluster | None:
-        return record.kafka
 
     async def _stop_receiver(self, why: str, document: Document, record: BrokerRecord) -> None:
         """Accept nothing any more; raises `ClusterError`."""

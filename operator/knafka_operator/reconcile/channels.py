@@ -39,7 +39,7 @@ from knafka_operator.model.resources import CORE, TOPIC_STATUS, Broker
 from knafka_operator.model.settings import Settings
 from knafka_operator.reconcile.channel_kafkas import ChannelKafkas
 from knafka_operator.reconcile.effects import Effects
-from knafka_operator.reconcile.kind import Reconciler
+from knafka_operator.reconcile.kind import Sources
 from knafka_operator.reconcile.observing import observe_sink, partitions_beside
 from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
@@ -53,7 +53,7 @@ RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
 
 
 @dataclass(eq=False)
-class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
+class Channels(Sources[ObservedChannel, ChannelDecision]):
     """All KafkaChannels."""
 
     settings: Settings
@@ -69,6 +69,7 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
     """Who reconciles Subscriptions."""
 
     def __post_init__(self) -> None:
+        self.api_version = self.states.family.broker_version
         self._subscribers = Subscribers(self.cluster, self.states, self.handling)
         self.connections = ChannelKafkas(self.settings, self.cluster, self.kafkas)
 
@@ -82,7 +83,7 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
         """Every KafkaChannel is: serving them at all is a setting."""
         return bool(document["kind"] == CHANNELS.broker)
 
-    async def delete(self, document: Document, groups: Collection[str]) -> None:
+    async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
         """Have its receiver accept nothing for it, then delete its topic, which `groups` read.
 
         Raises `LogError`, also while one of them has members, `NotReady` and `ClusterError`.
@@ -113,7 +114,7 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
                 shard = names.shard_group(*parts, number)
                 await kafka.topics.delete_group(names.shard_members(shard, topic or ""))
             await kafka.topics.delete_topic(names.contract_topic(*parts))
-        self.forget(document)
+        self.drop(document)
 
     async def find_kafka(self, document: Document) -> None:
         """Keep in mind where a channel is that wasn't reconciled, if its shards are to let go."""
@@ -121,7 +122,7 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
         if record.has_contract and record.kafka is None:
             record.kafka = await self.connections.of(document, record.kafka)
 
-    def forget(self, document: Document) -> None:
+    def drop(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
         self.states.drop_broker(Identity.of(document))
 
@@ -133,9 +134,6 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
         return record
 
     # Reconcile.
-
-    def record_of(self, document: Document) -> BrokerRecord:
-        return self.states.broker(document)
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
         return replace(await self._observe(document, record), handling=self.handling)
@@ -247,9 +245,6 @@ class Channels(Reconciler[ObservedChannel, ChannelDecision, BrokerRecord]):
             await self.cluster.delete(*of)
 
     # Effects.
-
-    def kafka_of(self, seen: ObservedChannel, record: BrokerRecord) -> KafkaCluster | None:
-        return record.kafka
 
     async def follow_up(
         self, effect: Effect, seen: ObservedChannel, record: BrokerRecord

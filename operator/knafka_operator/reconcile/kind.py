@@ -25,7 +25,7 @@ from knafka_operator.decide.status import EXPECTED, ConditionSet
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.reconcile.effects import Effects
-from knafka_operator.reconcile.state import declared_of
+from knafka_operator.reconcile.state import BrokerRecord, States, declared_of
 from knafka_operator.reconcile.work_queue import GONE, Again, Key
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
@@ -146,6 +146,31 @@ class Kind:
         return None
 
 
+class Neighbours(Protocol):
+    """Whom an object of a family concerns besides itself (`operator.Operator`)."""
+
+    def on_change(self, document: Document, *, gone: bool) -> None:
+        """An object as it is now, or was last: what is to be reconciled is enqueued."""
+        ...
+
+    def forget(self, document: Document) -> None:
+        """It is gone, whatever is left of it in Kafka."""
+        ...
+
+    def wake_triggers(self, broker: Identity) -> None:
+        """Have the Triggers and Sensors that read a Broker reconciled."""
+        ...
+
+    async def delete_broker(self, document: Document) -> None:
+        """Delete what was made for a Broker, once nobody reads it any more."""
+        ...
+
+    async def rest(self, identity: Identity) -> Again:
+        """Deliver nothing for a Trigger that there is no more, or not for now; returns when to look
+        again."""
+        ...
+
+
 class Decision(Protocol):
     """What is to be done next; the status counts once that is nothing."""
 
@@ -247,6 +272,44 @@ class Reconciler(Generic[S, D, R]):
             except EXPECTED as error:
                 return seen.with_failure(effect, error)
         return seen
+
+
+class Sources(Reconciler[S, D, BrokerRecord], Kind):
+    """Brokers, or KafkaChannels: what Triggers, Subscriptions and Sensors read."""
+
+    states: States
+    neighbours: Neighbours
+    on_deleted: Callable[[Document], None] | None = None
+    """Called with each whose topic has gone with it."""
+
+    def record_of(self, document: Document) -> BrokerRecord:
+        return self.states.broker(document)
+
+    def kafka_of(self, seen: S, record: BrokerRecord) -> KafkaCluster | None:
+        return record.kafka
+
+    def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        self.neighbours.on_change(document, gone=gone)
+        return ()
+
+    async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
+        """Reconcile one, and its Triggers if what they go by has changed."""
+        record = self.record_of(document)
+        before = record.known()
+        try:
+            return await super().reconcile(document)
+        finally:
+            record.reconciled = True
+            if before != record.known():
+                self.neighbours.wake_triggers(Identity.of(document))
+
+    async def delete(self, document: Document) -> None:
+        await self.neighbours.delete_broker(document)
+        if self.on_deleted is not None:
+            self.on_deleted(document)
+
+    async def forget(self, document: Document) -> None:
+        self.neighbours.forget(document)
 
 
 def rfc3339_now() -> str:

@@ -15,8 +15,8 @@ drains (`scaler`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from knafka.core.errors import InvalidDocument, KnafkaError
@@ -36,7 +36,7 @@ from knafka_operator.reconcile.channels import Channels
 from knafka_operator.reconcile.dead_letters import DeadLetters
 from knafka_operator.reconcile.effects import Effects, resource_of
 from knafka_operator.reconcile.functions import delete_service
-from knafka_operator.reconcile.kind import Reconciler
+from knafka_operator.reconcile.kind import Kind, Neighbours, Reconciler
 from knafka_operator.reconcile.observing import TriggerObserver
 from knafka_operator.reconcile.ownership import GroupOwnership
 from knafka_operator.reconcile.shards import Shards
@@ -47,7 +47,7 @@ from knafka_operator.reconcile.state import (
     broker_of,
     group_in_status,
 )
-from knafka_operator.reconcile.work_queue import Key
+from knafka_operator.reconcile.work_queue import Again, Key
 from knafka_operator.scale.kafka_clusters import KafkaCluster
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ Decision = TriggerDecision[KafkaCluster]
 
 
 @dataclass(eq=False)
-class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
+class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     """All Triggers of Brokers that are ours."""
 
     settings: Settings
@@ -70,8 +70,10 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
     effects: Effects
     now: Callable[[], str]  # the time, RFC 3339
     enqueue: Callable[[Key], None]
+    neighbours: Neighbours = field(init=False)
 
     def __post_init__(self) -> None:
+        self.api_version = self.states.family.trigger_version
         self.own = GroupOwnership(self.cluster, self.states)
 
     @property
@@ -80,12 +82,29 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
         records = self.states.triggers.items()
         return {who: each.watched for who, each in records if each.watched is not None}
 
-    def may_be_ours(self, document: Document) -> bool:
+    def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
+        self.neighbours.on_change(document, gone=gone)
+        return ()
+
+    def is_ours(self, document: Document) -> bool:
         """Whether a Trigger's Broker isn't known to be another implementation's; of a Subscription,
         whether it names a KafkaChannel."""
         if self.states.family is CHANNELS:
             return is_of_kafka_channel(document)
         return broker_of(document) not in self.states.foreign_brokers
+
+    async def makes_something(self, document: Document) -> bool:
+        family = self.states.family
+        kind = family.broker_version, family.broker
+        broker = await self.cluster.get(*kind, *broker_of(document))
+        return broker is not None and self.brokers.is_ours(broker)
+
+    async def absent(self, identity: Identity) -> Again:
+        return await self.neighbours.rest(identity)
+
+    async def forget(self, document: Document) -> None:
+        await self.abandon(Identity.of(document))
+        self.neighbours.forget(document)
 
     def record_of(self, document: Document) -> TriggerRecord:
         return self.states.trigger(document)
@@ -188,9 +207,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord]):
             elif stored is not None:
                 message = f"{family.broker} {broker.name} has no topic yet"
                 raise NotReady(f"{family.short}NotConfigured", message)
-        self.forget(document)
+        self.drop(document)
 
-    def forget(self, document: Document) -> None:
+    def drop(self, document: Document) -> None:
         """It is gone, whatever is left of it in Kafka."""
         self.states.drop_trigger(Identity.of(document))
 
