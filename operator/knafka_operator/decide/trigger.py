@@ -1,7 +1,8 @@
 """Trigger: what was observed of one -> its status, and what is to be done, in order. Pure.
 
-Read top-down: each condition is one step, and the decision ends with the first that others need.
-That `SubscriptionReady` is True holds if every effect succeeds.
+Read top-down: each condition is one step, and the decision ends with the first that others need;
+then what is to be done. That `SubscriptionReady` is True holds if every effect succeeds. More than
+400 lines, so that nobody has to read a Trigger in two files.
 """
 
 from __future__ import annotations
