@@ -76,6 +76,12 @@ class FakeLags:
     ) -> None:
         self.noted.append((list(groups), topic, positions, round(since, 2)))
 
+    async def members(self, group: str) -> Collection[str]:
+        raise NotImplementedError
+
+    def forget_group(self, group: str) -> None:
+        raise NotImplementedError
+
     def times(self) -> list[float]:
         return [time for time, _, _ in self.asked]
 
@@ -153,7 +159,7 @@ class NoSensors:
         raise NotImplementedError
 
 
-class FakeDrains:
+class FakeDrains(NoSensors):
     """Each drain tells what the test has it tell; one that is told to stop takes `clean_end`
     seconds."""
 

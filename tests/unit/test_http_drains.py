@@ -24,7 +24,7 @@ from knafka_operator.scale.answers import Pace
 from knafka_operator.scale.drains import DrainRefused, HttpDrains
 from knafka_operator.scale.holds import Hold, explain
 from knafka_operator.scale.progress_bounds import MAX_PARTITIONS, MAX_REASONS, MAX_TEXT, OTHER
-from knafka_operator.scale.scaled_group import sum_progress
+from knafka_operator.scale.scaled_groups import sum_progress
 from knafka_operator.scale.scaled_shard import MAX_STRANGERS, ScaledShard
 
 REQUEST = DrainRequest(idle=5, budget=60)

@@ -12,8 +12,9 @@ from support.scaling import SCALING, FakeDrains, FakeLags, egress, now, running,
 from knafka.core.drain import DrainProgress
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.holds import STOP_TIMEOUT
-from knafka_operator.scale.scaled_group import KEPT_WITHOUT_DRAIN
-from knafka_operator.scale.scaler import BUDGET, LAG_TIMEOUT
+from knafka_operator.scale.looks import LAG_TIMEOUT
+from knafka_operator.scale.scaled_groups import KEPT_WITHOUT_DRAIN
+from knafka_operator.scale.scaler import BUDGET
 
 pytestmark = pytest.mark.looptime
 
@@ -86,10 +87,10 @@ async def test_nothing_is_kept_of_a_topic_whose_triggers_are_gone(
             await scaler.watch("mail", egress(), SCALING)
             await scaler.watch("bill", egress("bill"), SCALING)
             await asyncio.sleep(1)
-            assert scaler.has_triggers("orders")
+            assert scaler.reads("orders")
             await scaler.forget("mail")
             await scaler.forget("bill")
-            assert not scaler.has_triggers("orders")
+            assert not scaler.reads("orders")
         await asyncio.sleep(1)
         assert len(asyncio.all_tasks()) == before
 

@@ -57,7 +57,7 @@ class DrainRefused(KnafkaError):
 
 
 class HttpDrains:
-    """`kafka_clusters.AllDrains` over HTTP; `urls` has each Trigger's dispatcher and each Sensor's
+    """`scaler.Drains` over HTTP; `urls` has each Trigger's dispatcher and each Sensor's
     function, by the scaler's id, and each shard's, by its group."""
 
     def __init__(self, urls: Mapping[str, str], shard_size: int = SHARD_SIZE) -> None:

@@ -2,11 +2,11 @@
 
     open --drain after drain, with pauses--> stop --> ending --> over
 
-A unit is what has dispatchers of its own: a Trigger, or a shard of many. A drain ends by itself
-when it has been idle; one too many is ended when its budget is nearly spent, which several requests
-share, one after the other.
+A unit is what has processes of its own: a Trigger, a shard of many, or a Sensor. A drain ends by
+itself when it has been idle; one too many is ended when its budget is nearly spent, which several
+requests share, one after the other.
 
-Not here: how many there are to be (`scaler`), what lines of progress mean (`scaled_group`,
+Not here: how many there are to be (`looks`), what lines of progress mean (`scaled_groups`,
 `scaled_shard`), HTTP (`drains`).
 """
 
@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Hashable
 from contextlib import suppress
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+from functools import partial
+from itertools import count
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import aiohttp
 
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka_operator.decide.scaling import Cause
 from knafka_operator.scale.http_sessions import shown
-from knafka_operator.scale.slots import Slots
 
 REQUEST_BUDGET: Final = 60.0
 """Seconds of one request, at most: so far below a Service's timeoutSeconds, which is also its pods'
@@ -45,6 +46,45 @@ Line = TypeVar("Line", DrainProgress, ShardProgress)
 Told = TypeVar("Told", DrainProgress, ShardProgress, contravariant=True)
 Ask: TypeAlias = Callable[[DrainRequest, asyncio.Event], AsyncIterator[Line]]
 """One request: gives what the dispatcher tells; the event has the drain end."""
+
+
+class Slots:
+    """Numbers of a Sensor's drains, by request: no two that go on have the same.
+
+        give --the drain says which it has--> found --it is over--> free
+
+    A drain's slot is in its transactional id, so a drain that begins in a slot ends the transaction
+    that the last one there has left open, and the last one itself if it goes on. A request keeps
+    its slot for the drain that follows one which was killed. A request may reach a process whose
+    drain goes on with another slot: then that counts, and whatever has it by our books gets the one
+    that is left.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[Hashable, int] = {}
+
+    def give(self, request: Hashable, others: Collection[int] = ()) -> int:
+        """The lowest that no request has, nor any of `others`: drains that go on without one."""
+        taken = {*self._slots.values(), *others}
+        self._slots[request] = next(each for each in count() if each not in taken)
+        return self._slots[request]
+
+    def of(self, request: Hashable) -> int | None:
+        return self._slots.get(request)
+
+    def found(self, request: Hashable, slot: int) -> None:
+        """It is held by a drain that has this one."""
+        mine = self._slots.get(request)
+        if mine is None or mine == slot:
+            return
+        for other, each in self._slots.items():
+            if each == slot:
+                self._slots[other] = mine
+        self._slots[request] = slot
+
+    def free(self, request: Hashable) -> None:
+        """It is over."""
+        self._slots.pop(request, None)
 
 
 class Unit(Protocol[Told]):
@@ -229,6 +269,41 @@ class Holds(Generic[Line]):
             case None:
                 self._unit.on_end(Ended.FAILED, last, "the drain failed: it broke off")
         return ended or Ended.FAILED
+
+
+class EndingHolds:
+    """Requests that were stopped, and must be over before anything is opened in their place; by id
+    of the Trigger or Sensor."""
+
+    def __init__(self, on_over: Callable[[str], None]) -> None:
+        """`on_over` is called with an id once nothing of it ends any more."""
+        self._on_over = on_over
+        self._holds: dict[str, set[Hold]] = {}
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._holds
+
+    @property
+    def all(self) -> set[Hold]:
+        return set[Hold]().union(*self._holds.values())
+
+    def end(self, id_: str, holds: Holds[Any]) -> None:
+        """Begin to end these."""
+        for hold in holds.stop():
+            self._holds.setdefault(id_, set()).add(hold)
+            hold.add_done_callback(partial(self._is_over, id_))
+
+    async def wait(self, id_: str) -> None:
+        """Until those that end now are over."""
+        if holds := self._holds.get(id_):
+            await asyncio.wait(set(holds))
+
+    def _is_over(self, id_: str, hold: Hold) -> None:
+        holds = self._holds[id_]
+        holds.discard(hold)
+        if not holds:
+            del self._holds[id_]
+            self._on_over(id_)
 
 
 async def cancel(holds: Collection[Hold]) -> None:
