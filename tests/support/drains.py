@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryReader, MemoryWriter
 from support.memory.records import MemoryRecord
+from support.memory.tail import memory_dead_letters
 
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress
@@ -25,6 +26,7 @@ from knafka.ports.subscriber import Response, Target
 from knafka.tracing.spans import Tracer
 
 TOPIC, DEAD, GROUP = "events", "dead-letters", "group"
+BROKER_DEAD = "dead-letters-of-the-broker"
 SUBSCRIBER, SINK = "http://subscriber.test/", "http://sink.test/"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -234,15 +236,17 @@ class World:
         as one that has neighbours."""
         loop = asyncio.get_running_loop()
         make: Callable[..., Drain] = AtMostOnceDrain if self.egress.at_most_once else Drain
+        writer = MemoryWriter(self.log)
         return make(
             self.egress,
             self.open_reader,
-            MemoryWriter(self.log),
+            writer,
             subscriber or self.subscriber,
             loop.time,
             self.topics,
             pace=pace,
             tracing=None if self.tracer is None else EgressTracing(self.tracer, self.egress),
+            broker_dead_letters=memory_dead_letters(self.egress, self.log, writer, self.topics),
         )
 
     async def run(self, *, idle: float = 2.0, stop_after: float = FAR) -> DrainProgress:

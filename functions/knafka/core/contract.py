@@ -320,6 +320,11 @@ class Egress(Model):
     dead_letter_topic: str
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
     """How the dispatcher makes the dead-letter topic when it first needs it."""
+    broker_dead_letter_topic: str | None = None
+    """Its Broker's or KafkaChannel's own, for records that hold no event: one dead letter for all
+    Triggers. None: such a record is dead-lettered as any other."""
+    broker_dead_letter_settings: TopicSettings = TopicSettings(config=dict(KEPT_FOR_EVER))
+    """The same as `dead_letter_settings`, of that topic."""
     kafka: Kafka
     subscriber: Sink
     reply_topic: str | None = None
