@@ -61,7 +61,7 @@ async def test_triggers_of_a_broker_have_one_dead_letter_of_a_record_and_one_top
                 "trigger": f"t{number}",
                 "group": f"{world.topic}-{number}",
                 "dead_letter_topic": names.dead_letter_topic("ns", broker, f"t{number}"),
-                "broker_dead_letter_topic": ours,
+                "shares_topic": True,
             }
         )
         for number in range(4)

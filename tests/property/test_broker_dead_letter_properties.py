@@ -34,7 +34,7 @@ class Broker:
     """Its topic and its dead letters, and the dispatchers of its Triggers."""
 
     def __init__(self, records: Sequence[bool], turns: Iterator[float]) -> None:
-        self.world = World(broker_dead_letter_topic=BROKER_DEAD)
+        self.world = World(shares_topic=True)
         self.kills = 0
         self._turns = turns
         self.undecodable = {offset for offset, is_event in enumerate(records) if not is_event}

@@ -12,6 +12,7 @@ from support.memory.log import MemoryLog, MemoryReader, MemoryWriter
 from support.memory.records import MemoryRecord
 from support.memory.tail import memory_dead_letters
 
+from knafka.core import names
 from knafka.core.contract import Delivery, Egress, Kafka, Sink
 from knafka.core.drain import DrainProgress
 from knafka.core.errors import DeliveryError, LogError
@@ -26,7 +27,7 @@ from knafka.ports.subscriber import Response, Target
 from knafka.tracing.spans import Tracer
 
 TOPIC, DEAD, GROUP = "events", "dead-letters", "group"
-BROKER_DEAD = "dead-letters-of-the-broker"
+BROKER_DEAD = names.broker_dead_letter_topic("ns", "broker")
 SUBSCRIBER, SINK = "http://subscriber.test/", "http://sink.test/"
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -168,6 +169,7 @@ class World:
         partitions: int = 1,
         delivery: Delivery | None = None,
         sink: bool = False,
+        shares_topic: bool = False,
         **egress: Any,
     ) -> None:
         self.log = MemoryLog()
@@ -181,6 +183,7 @@ class World:
             subscriber=Sink(url=SUBSCRIBER),
             dead_letter_sink=Sink(url=SINK) if sink else None,
             delivery=delivery or Delivery(),
+            shares_topic=shares_topic,
             **egress,
         )  # fmt: skip
         self.killing = False

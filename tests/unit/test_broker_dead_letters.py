@@ -357,6 +357,29 @@ async def test_many_that_ask_at_once_look_once() -> None:
     assert (alone.stored, alone.tail.asked) == (100, 2), "one under way, and one that began after"
 
 
+async def test_what_a_look_that_was_cut_short_has_read_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A drain that ends cancels its attempts; the next one asks the same process."""
+    alone = Alone()
+    record, given = alone.record(), asyncio.Event()
+    store_letter(alone.log, record.offset())
+    read_on = alone.tail.read_on
+
+    async def read_and_hang(limit: int) -> Sequence[Record]:
+        await read_on(limit)
+        given.set()
+        return await asyncio.Future()
+
+    monkeypatch.setattr(alone.tail, "read_on", read_and_hang)
+    asking = asyncio.create_task(alone.keep(record))
+    await given.wait()
+    asking.cancel()
+    await asyncio.wait({asking})
+    monkeypatch.undo()
+    assert await alone.keep(record) is None
+
+
 async def test_a_topic_that_was_deleted_is_read_anew() -> None:
     alone = Alone()
     first, second = alone.record(), alone.record()

@@ -58,7 +58,7 @@ class Running(Shard):
 
 @pytest.fixture
 async def three() -> AsyncIterator[Running]:
-    running = Running(accept, accept, accept, broker_dead_letter_topic=BROKER_DEAD)
+    running = Running(accept, accept, accept, shares_topic=True)
     await running.start()
     yield running
     await running.dispatcher.stop()
@@ -253,7 +253,7 @@ async def test_one_that_hangs_and_one_that_fails_keep_no_other_from_its_events()
 
 async def test_38_triggers_that_share_a_dispatcher_have_one_dead_letter_of_a_record() -> None:
     """Decision 0031; each of them had one, in a topic of its own."""
-    running = Running(*[accept] * 38, broker_dead_letter_topic=BROKER_DEAD)
+    running = Running(*[accept] * 38, shares_topic=True)
     await running.start()
     running.world.log.store(TOPIC, b"k", b"data", [("ce_specversion", b"1.0")])
     await running.drain(idle="PT2S").task

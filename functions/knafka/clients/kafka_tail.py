@@ -27,6 +27,9 @@ GROUP: Final = "knafka-topic-tail"
 REQUEST_TIMEOUT: Final = 10.0
 """Seconds for each question, and without progress while records are fetched."""
 
+POLL: Final = 0.1
+"""Seconds until it is looked whether that time is over."""
+
 _READING: Final[Mapping[str, Any]] = {
     **READING,
     # What lies behind a position is there still if what lay there was deleted.
@@ -137,7 +140,11 @@ class KafkaTail:
             while behind and not records:
                 if time.monotonic() > give_up_at:
                     raise LogError(f"{self._topic} can't be read to its end: no answer from Kafka")
-                for message in consumer.consume(limit, 0.05):
+                # consume() alone would wait for as many.
+                first = consumer.poll(POLL)
+                if first is None:
+                    continue
+                for message in [first, *consumer.consume(limit - 1, 0)] if limit > 1 else [first]:
                     error, number = message.error(), cast(int, message.partition())
                     if error is None:
                         records.append(cast(Record, message))

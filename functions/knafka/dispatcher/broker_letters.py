@@ -44,7 +44,8 @@ AFTER_OTHERS: Final = 1.0
 """Seconds by which the turn of one comes later that has seen somebody else's letter."""
 LOOK_AGAIN: Final = 0.25
 """Seconds until the next look while it isn't our turn."""
-READ_LIMIT: Final = 500
+READ_LIMIT: Final = 100
+"""Letters that are held at once while they are looked through; each may have a megabyte."""
 REMEMBERED: Final = 10_000
 """Letters: a megabyte or two."""
 CLOCKS_DIFFER: Final = 300_000
@@ -135,6 +136,9 @@ class BrokerDeadLetters:
                         break
                     for letter in letters:
                         self._note(letter)
+            except asyncio.CancelledError:
+                self._began = None  # what it was given is lost: it is read again
+                raise
             except LogError as error:
                 if not error.denied:
                     raise

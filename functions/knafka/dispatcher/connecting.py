@@ -89,7 +89,8 @@ def broker_dead_letters(
     """Those of an Egress's Broker; None: it names no topic for them."""
     if (name := egress.broker_dead_letter_topic) is None:
         return None
-    topic = DeadLetterTopic(name, egress.broker_dead_letter_settings, writer, topics)
+    settings = egress.broker_dead_letter_settings or egress.dead_letter_settings
+    topic = DeadLetterTopic(name, settings, writer, topics)
     return BrokerDeadLetters(topic, open_tail(name))
 
 

@@ -289,6 +289,10 @@ def egress(
         )
 
     of_trigger, of_its_broker = trigger.metadata.annotations, broker.metadata.annotations
+    own, brokers = (
+        dead_letter_settings(of_trigger, of_its_broker),
+        dead_letter_settings(of_its_broker),
+    )
     return Egress(
         namespace=namespace,
         broker=broker.metadata.name,
@@ -298,9 +302,9 @@ def egress(
         group=_group(trigger, broker, taken),
         reply=reply,
         dead_letter_topic=names.dead_letter_topic(*of_broker, name),
-        dead_letter_settings=dead_letter_settings(of_trigger, of_its_broker),
-        broker_dead_letter_topic=names.broker_dead_letter_topic(*of_broker),
-        broker_dead_letter_settings=dead_letter_settings(of_its_broker),
+        dead_letter_settings=own,
+        # Dispatchers of an earlier release, which read the same contract, know no such field.
+        broker_dead_letter_settings=None if brokers == own else brokers,
         kafka=kafka_settings.of_annotations(defaults.kafka, of_trigger),
         subscriber=subscriber,
         dead_letter_sink=dead_letter_sink,
@@ -346,8 +350,7 @@ def replay_egress(egress: Egress) -> Egress:
             "topic": replays,
             "group": replays,
             "reply_topic": egress.reply_topic or egress.topic,
-            # Nobody else reads that topic.
-            "broker_dead_letter_topic": None,
+            "shares_topic": False,
             "filter": AttributesFilter(),
             "filters": (),
         }

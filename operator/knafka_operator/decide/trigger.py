@@ -271,7 +271,7 @@ def _decide(
                 "filters": seen.actions.filters,
                 "batch": batch,
                 "record_position": False,
-                "broker_dead_letter_topic": None,
+                "shares_topic": False,
             }
             if trigger.kind == BROKERS.trigger:
                 more["reply_topic"] = broker.topic.name

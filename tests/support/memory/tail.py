@@ -65,5 +65,6 @@ def memory_dead_letters(
     """Those of an Egress's Broker, as a process has them."""
     if (name := egress.broker_dead_letter_topic) is None:
         return None
-    topic = DeadLetterTopic(name, egress.broker_dead_letter_settings, writer, topics)
+    settings = egress.broker_dead_letter_settings or egress.dead_letter_settings
+    topic = DeadLetterTopic(name, settings, writer, topics)
     return BrokerDeadLetters(topic, MemoryTail(memory, name), draw)
