@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 TURN: Final = 5.0
-"""Seconds within which a dispatcher has its turn. A look and a write take some 15 ms together: of
-38 that read a record at the same moment, one alone writes nine times out of ten."""
+"""Seconds within which a dispatcher has its turn. Where a look and a write take 15 ms together, of
+38 that read a record at the same moment one alone writes nine times out of ten."""
 AFTER_OTHERS: Final = 1.0
 """Seconds by which the turn of one comes later that has seen somebody else's letter."""
 LOOK_AGAIN: Final = 0.25
