@@ -11,6 +11,7 @@ import typer
 
 from knafka.core.contract import Egress, Ingress
 from knafka.core.filters import Predicate, compile_trigger
+from knafka_local import dead_letters as letters_of
 from knafka_local import event_filters, rewinding, tailing
 from knafka_local.declared_source import SYSTEM_NAMESPACE, DeclaredView, broker_of, trigger_of
 from knafka_local.event_filters import all_of
@@ -143,7 +144,8 @@ def _topics(
     """Whose Kafka is asked, for which topics, and what the Trigger wants. Raises `Unknown`."""
     if trigger is None:
         ingress = view.ingress(broker)
-        letters = [each.dead_letter_topic for each in view.of_broker(ingress)]
+        owners = [*view.of_broker(ingress), letters_of.of_broker(ingress)]
+        letters = [each.dead_letter_topic for each in owners]
         return ingress, letters if dead_letters else [ingress.topic], None
     egress = view.egress(trigger)
     if broker is not None and broker_of(view.ingress(broker)) != broker_of(egress):

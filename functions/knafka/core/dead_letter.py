@@ -83,6 +83,7 @@ class Origin:
     namespace: str
     broker: str
     trigger: str
+    """Empty: no Trigger's in particular, as the record holds no event."""
     topic: str
     partition: int
     offset: int
@@ -188,6 +189,19 @@ def dead_letter_of(
     added = {name: text for name, text in failure.extensions if f"ce_{name}" not in taken}
     told |= added | {EXTENSIONS: ",".join(added)}
     return kept + [(f"ce_{name}", text.encode()) for name, text in told.items() if text], value
+
+
+def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
+    """Topic, partition and offset of the record that a dead letter is of, by its own headers; None:
+    they don't say."""
+    told = dict(headers)
+    topic, partition, offset = (
+        told.get(f"ce_{ATTRIBUTE_PREFIX}{part}") or b"" for part in ("topic", "partition", "offset")
+    )
+    # No longer than a number of 64 bits, which Kafka's are.
+    if not topic or not all(each.isdigit() and len(each) < 20 for each in (partition, offset)):
+        return None
+    return topic.decode(errors="replace"), int(partition), int(offset)
 
 
 def stub_of(letter: Draft) -> Draft:

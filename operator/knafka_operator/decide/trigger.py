@@ -283,7 +283,12 @@ def _decide(
         if seen.actions is not None:
             batch = trigger.metadata.annotations.get(PAYLOAD) == BATCH
             # A Sensor's actions lie in a topic of its own, which is nobody's business.
-            more = {"filters": seen.actions.filters, "batch": batch, "record_position": False}
+            more: dict[str, Any] = {
+                "filters": seen.actions.filters,
+                "batch": batch,
+                "record_position": False,
+                "shares_topic": False,
+            }
             if trigger.kind == BROKERS.trigger:
                 more["reply_topic"] = broker.topic.name
             egress = egress.model_copy(update=more)

@@ -59,7 +59,7 @@ from knafka_operator.reconcile.state import (
     States,
     topic_in_status,
 )
-from knafka_operator.reconcile.topics import is_used, topic_to_delete
+from knafka_operator.reconcile.topics import delete_letters, is_used, topic_to_delete
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 
@@ -117,6 +117,9 @@ class Brokers(Sources[ObservedBroker, BrokerDecision]):
                     # takes that for a topic made anew under the name: events would be passed over.
                     await topics.delete_group(group)
                 await topics.delete_topic(topic)
+        if topic is not None:  # else no dispatcher was ever started
+            topics = (await self._kafka_of(broker)).topics
+            await delete_letters(topics, metadata.namespace, metadata.name)
         if record.has_contract:
             topics = (await self._kafka_of(broker)).topics
             for number in record.shards:

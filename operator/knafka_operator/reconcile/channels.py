@@ -45,7 +45,7 @@ from knafka_operator.reconcile.receivers import ReceiverRecord, Receivers
 from knafka_operator.reconcile.shards import Shards
 from knafka_operator.reconcile.state import BrokerRecord, BrokerState, States, topic_in_status
 from knafka_operator.reconcile.subscribers import Subscribers
-from knafka_operator.reconcile.topics import is_used, topic_to_delete
+from knafka_operator.reconcile.topics import delete_letters, is_used, topic_to_delete
 from knafka_operator.scale.kafka_clusters import KafkaCluster, KafkaClusters
 
 RIVAL: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
@@ -107,9 +107,12 @@ class Channels(Sources[ObservedChannel, ChannelDecision]):
                 for group in groups:
                     await kafka.topics.delete_group(group)
                 await kafka.topics.delete_topic(own)
+        parts = identity.namespace, CHANNELS.own_name(identity.name)
+        if topic is not None:  # else no dispatcher was ever started
+            kafka = await self.connections.of(document, record.kafka)
+            await delete_letters(kafka.topics, *parts)
         if record.has_contract:
             kafka = await self.connections.of(document, record.kafka)
-            parts = identity.namespace, CHANNELS.own_name(identity.name)
             for number in record.shards:
                 shard = names.shard_group(*parts, number)
                 await kafka.topics.delete_group(names.shard_members(shard, topic or ""))
