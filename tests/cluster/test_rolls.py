@@ -81,7 +81,7 @@ def test_a_new_image_for_all_functions_lets_no_send_fail(
             {**subscriber.ref, "uri": f"/{trigger.name}"},
             broker=trigger.broker,
             filters=[{"exact": {"type": trigger.type}}],
-            # Each runs before there is a load, and before the next: it isn't starts that are measured.
+            # Each runs before there is a load, and before the next begins to.
             annotations=ALWAYS,
             ready=False,
         )
