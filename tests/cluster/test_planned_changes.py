@@ -29,7 +29,7 @@ AFTERWARDS: Final = 6.0 if FULL else 3.0
 """Seconds of load after a change is Ready: what follows late is seen, too."""
 SETTLED: Final = 90.0
 GONE: Final = 60.0
-"""Seconds: some 50 on an idle machine. 5 until Kubernetes begins, 41 until it looks again (half of
+"""Seconds: some 50 on an idle machine. 5 until Kubernetes begins, 36 until it looks again (half of
 the pods' grace), and what the rest takes to go, at which it looks every 5 s."""
 DISPATCHER: Final = "all-kn-dispatcher"
 

@@ -36,7 +36,8 @@ async def test_a_drain_goes_on_by_one_request_after_another(
         await scaler.watch("mail", egress(), SCALING)
         await serve(drains, 1200)
         assert len(drains.open) == 1
-        assert {drain.request.budget for drain in drains.all} == {REQUEST_BUDGET}
+        budgets = {drain.request.budget for drain in drains.all}
+        assert budgets == {REQUEST_BUDGET, BUDGET % REQUEST_BUDGET}
         assert len(drains.all) == pytest.approx(1200 / REQUEST_BUDGET, abs=3)
         status = scaler.status("mail")
         assert status is not None
@@ -71,8 +72,8 @@ async def test_requests_that_end_at_once_are_not_repeated_in_a_hot_loop(
 
 
 def test_a_namespace_that_is_deleted_is_looked_at_again_in_time() -> None:
-    """5 s after its deletion, then half of the longest grace of its pods and a second later: after
-    Knative's 30 s of their end, and before what is left can't be gone within a minute. A request
-    leaves time for a start."""
-    assert 30 + 5 < services.TIMEOUT_SECONDS / 2 + 1 < 60 - 5 - 10
-    assert REQUEST_BUDGET + 45 < services.TIMEOUT_SECONDS
+    """5 to 9 s after its deletion, and half of the longest grace of its pods and a second later:
+    when their end, which Knative has take 30 s, is over, and what is left can go within a minute.
+    A request leaves time for a start."""
+    assert 33 < services.TIMEOUT_SECONDS / 2 + 1 < 60 - 9 - 12
+    assert REQUEST_BUDGET + 45 <= services.TIMEOUT_SECONDS

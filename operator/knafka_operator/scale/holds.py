@@ -25,7 +25,7 @@ from knafka_operator.decide.scaling import Cause
 from knafka_operator.scale.http_sessions import shown
 from knafka_operator.scale.slots import Slots
 
-REQUEST_BUDGET: Final = 30.0
+REQUEST_BUDGET: Final = 25.0
 """Seconds of one request, at most: so far below a Service's timeoutSeconds, which is also its pods'
 grace (`services.TIMEOUT_SECONDS`), that a pod may start meanwhile. The next one continues."""
 LAST_SECONDS: Final = 5.0
